@@ -1,0 +1,1 @@
+"""An edge-aware segmentation loss for PyTorch, called like ``torch.nn.CrossEntropyLoss``."""

@@ -1,0 +1,418 @@
+"""The loss as functions: validate, choose a backend, call it, reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from edgeloss import _validation, reference
+from edgeloss._ops import backends
+from edgeloss._validation import Backend, Reduction, Validate
+from edgeloss.reference import LossMaps
+
+__all__ = ["edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
+
+Result: TypeAlias = (
+    Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, dict[str, Tensor]] | tuple[Tensor, LossMaps, dict[str, Tensor]]
+)
+
+
+def edge_aware_loss(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    label_smoothing: float = 0.0,
+    ce_weight: float = 1.0,
+    edge_weight: float = 0.5,
+    other_side_weight: float = 1.0,
+    same_side_weight: float = 1.0,
+    radius: int | Sequence[int] = 1,
+    power: float = 1.0,
+    decay: float | None = None,
+    spacing: float | Sequence[float] | None = None,
+    upsample: bool = False,
+    sync_normalizer: bool = False,
+    validate: Validate = "async",
+    backend: Backend = "auto",
+    pixel_weight: Tensor | None = None,
+    distance: Tensor | None = None,
+    normalizer: tuple[float | Tensor, float | Tensor] | None = None,
+    return_maps: bool = False,
+    return_terms: bool = False,
+) -> Result:
+    """The edge-aware loss; :class:`edgeloss.EdgeAwareLoss` tells of every argument.
+
+    Args:
+        logits: [B, C, H, W] or [B, C, D, H, W], floating.
+        target: [B, *S] class indices.
+        weight: class weights [C].
+        ignore_index: the label that does not count.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: in [0, 1].
+        ce_weight: weight of the cross-entropy.
+        edge_weight: weight of the edge terms.
+        other_side_weight: weight of the other-side term among the edge terms.
+        same_side_weight: weight of the same-side term among the edge terms.
+        radius: of the neighbourhood in pixels, or one an axis.
+        power: exponent q of the power mean over the neighbours.
+        decay: distance over which a neighbour's weight falls by e; None for equal weights.
+        spacing: size of a pixel, or one an axis.
+        upsample: bring logits of lower resolution to the target's first.
+        sync_normalizer: share the denominators among the ranks of ``torch.distributed``.
+        validate: when labels are checked.
+        backend: ``"auto"``, ``"fused"`` or ``"reference"``.
+        pixel_weight: [B, *S] ≥ 0.
+        distance: [B, *S] ≥ 0, an own distance field.
+        normalizer: own denominators (W, E).
+        return_maps: return :class:`edgeloss.LossMaps` too.
+        return_terms: return the terms of the loss too.
+
+    Returns:
+        The loss, followed by the maps and the terms if they are asked for.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for a shape, device or value that does not fit.
+        RuntimeError: if ``backend="fused"`` can't serve the call.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import edge_aware_loss
+        >>> logits = torch.zeros(1, 2, 4, 4, requires_grad=True)
+        >>> target = torch.tensor([[[0, 0, 1, 1]] * 4])
+        >>> loss = edge_aware_loss(logits, target)  # log 2 of cross-entropy + 0.5 · (log 2 + log 2) at the edge
+        >>> round(loss.item(), 4)
+        1.3863
+        >>> loss.backward()
+    """
+    _validation.check_options(
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        ce_weight=ce_weight,
+        edge_weight=edge_weight,
+        other_side_weight=other_side_weight,
+        same_side_weight=same_side_weight,
+        radius=radius,
+        power=power,
+        decay=decay,
+        spacing=spacing,
+        upsample=upsample,
+        sync_normalizer=sync_normalizer,
+        validate=validate,
+        backend=backend,
+    )
+    _validation.check_logits(logits)
+    _validation.check_target(target)
+    _validation.check_pair(logits, target, upsample=upsample)
+    classes, dims = logits.shape[1], logits.dim() - 2
+    radius = _validation.radius_per_axis(radius, dims)
+    spacing = _validation.spacing_per_axis(spacing, dims)
+    if weight is not None:
+        _validation.check_class_weight(weight, classes, logits.device)
+    if backend == "fused":
+        raise RuntimeError(f"backend='fused' can't serve this call: {backends()['cpu']}; use 'auto' or 'reference'")
+
+    y = target.long()
+    if validate != "never":
+        _validation.check_labels(y, classes, ignore_index)
+    valid = (y != ignore_index) & (y >= 0) & (y < max(2, classes))
+    wants_edges = edge_weight > 0 or return_maps or return_terms
+    mask = reference.edge_mask(y, valid, radius) if wants_edges else torch.zeros_like(valid)
+
+    x = reference.readable_logits(logits, valid)
+    if weight is not None:
+        weight = weight.detach().to(x.dtype)
+    if pixel_weight is not None:
+        pixel_weight = _pixel_weight(pixel_weight, target, valid, validate).to(x.dtype)
+    if distance is not None:
+        if decay is None:
+            raise ValueError("distance: expected decay with it, the length over which a neighbour's weight falls by e")
+        _validation.check_map("distance", distance, target)
+        if validate != "never":
+            _validation.check_non_negative("distance", distance, where=valid & reference.reach(mask, radius))
+        distance = distance.detach().to(x.dtype)
+
+    maps = reference.loss_maps(
+        x,
+        y,
+        valid,
+        mask,
+        weight=weight,
+        label_smoothing=label_smoothing,
+        other_side_weight=other_side_weight,
+        same_side_weight=same_side_weight,
+        radius=radius,
+        power=power,
+        decay=decay,
+        spacing=spacing,
+        distance=distance,
+        whole_distance=return_maps,
+    )
+    sums = reference.sums(maps, pixel_weight)
+    denominators = None
+    if reduction == "mean":
+        denominators = reference.normalizers(y, valid, mask, weight, pixel_weight)
+        if normalizer is not None:
+            denominators = _given(normalizer, like=sums[0])
+        if sync_normalizer and dist.is_available() and dist.is_initialized():
+            denominators = _summed_over_ranks(denominators)
+            # DDP averages the ranks' gradients, and the mean of world_size · Σ / (global denominator) is the whole
+            # batch's gradient.
+            ranks = dist.get_world_size()
+            sums = sums[0] * ranks, sums[1] * ranks, sums[2] * ranks
+    loss, terms = reference.total(
+        sums,
+        denominators,
+        ce_weight=ce_weight,
+        edge_weight=edge_weight,
+        other_side_weight=other_side_weight,
+        same_side_weight=same_side_weight,
+    )
+    if reduction == "none":
+        loss = reference.total_map(maps, pixel_weight, ce_weight, edge_weight)
+    loss = loss.to(x.dtype)
+
+    if return_maps:
+        maps = maps.detach()
+    if return_terms:
+        terms["edge_fraction"] = mask.sum() / valid.sum().clamp(min=1)
+        terms = {name: term.detach().to(x.dtype) for name, term in terms.items()}
+    if return_maps and return_terms:
+        return loss, maps, terms
+    if return_maps:
+        return loss, maps
+    return (loss, terms) if return_terms else loss
+
+
+def loss_maps(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    other_side_weight: float = 1.0,
+    same_side_weight: float = 1.0,
+    radius: int | Sequence[int] = 1,
+    power: float = 1.0,
+    decay: float | None = None,
+    spacing: float | Sequence[float] | None = None,
+    upsample: bool = False,
+    validate: Validate = "async",
+    backend: Backend = "auto",
+    distance: Tensor | None = None,
+) -> LossMaps:
+    """Where the loss comes from: its terms a pixel, detached, before any reduction or weight.
+
+    The arguments are those of :func:`edge_aware_loss`.
+
+    Args:
+        logits: [B, C, H, W] or [B, C, D, H, W], floating.
+        target: [B, *S] class indices.
+        weight: class weights [C].
+        ignore_index: the label that does not count.
+        label_smoothing: in [0, 1].
+        other_side_weight: weight of the other-side term in ``edge``.
+        same_side_weight: weight of the same-side term in ``edge``.
+        radius: of the neighbourhood in pixels, or one an axis.
+        power: exponent q of the power mean over the neighbours.
+        decay: distance over which a neighbour's weight falls by e; None for equal weights.
+        spacing: size of a pixel, or one an axis.
+        upsample: bring logits of lower resolution to the target's first.
+        validate: when labels are checked.
+        backend: ``"auto"``, ``"fused"`` or ``"reference"``.
+        distance: [B, *S] ≥ 0, an own distance field.
+
+    Returns:
+        The maps, [B, *S] each.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for a shape, device or value that does not fit.
+        RuntimeError: if ``backend="fused"`` can't serve the call.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import loss_maps
+        >>> target = torch.tensor([[[0, 0, 0, 1]] * 2])
+        >>> loss_maps(torch.zeros(1, 2, 2, 4), target).edge_mask[0, 0]
+        tensor([False, False,  True,  True])
+    """
+    with torch.no_grad():
+        result = edge_aware_loss(
+            logits,
+            target,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            other_side_weight=other_side_weight,
+            same_side_weight=same_side_weight,
+            radius=radius,
+            power=power,
+            decay=decay,
+            spacing=spacing,
+            upsample=upsample,
+            validate=validate,
+            backend=backend,
+            distance=distance,
+            return_maps=True,
+        )
+    return cast("tuple[Tensor, LossMaps]", result)[1]
+
+
+def normalizers(
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    radius: int | Sequence[int] = 1,
+    pixel_weight: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The denominators (W, E) of the mean, from labels alone.
+
+    Their sums over several crops, given to each crop's call as ``normalizer``, make the crops' losses add up exactly to
+    the loss of all of them in one batch: exact gradient accumulation.
+
+    Args:
+        target: [B, *S] class indices.
+        weight: class weights [C].
+        ignore_index: the label that does not count.
+        radius: of the neighbourhood in pixels, or one an axis.
+        pixel_weight: [B, *S] ≥ 0.
+
+    Returns:
+        W = Σ v · weight[y] over valid pixels and E = Σ v over edge pixels, 0-d float64, with v = ``pixel_weight`` or 1.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for a shape, device or value that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import edge_aware_loss, normalizers
+        >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
+        >>> w, e = normalizers(target)
+        >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=(w, e)) for i in (0, 2)]
+        >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
+    """
+    _validation.check_target(target)
+    if target.dim() not in (3, 4):
+        raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
+    radius = _validation.radius_per_axis(radius, target.dim() - 1)
+    y = target.long()
+    if weight is not None:
+        _validation.check_weight(weight)
+        _validation.check_class_weight(weight, len(weight), target.device)
+        _validation.check_labels(y, len(weight), ignore_index)
+        weight = weight.detach()
+    valid = (y != ignore_index) & (y >= 0)
+    if pixel_weight is not None:
+        pixel_weight = _pixel_weight(pixel_weight, target, valid, "sync")
+    return reference.normalizers(y, valid, reference.edge_mask(y, valid, radius), weight, pixel_weight)
+
+
+def neighbor_nll(
+    logits: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    mask: Tensor | None = None,
+    *,
+    radius: int | Sequence[int] = 1,
+) -> Tensor:
+    r"""The negative log of the neighbours' weighted mean probability of a class that each pixel chooses.
+
+    .. math:: \ell_i = -\log rac{\sum_n w_{in} \, p_n(\mathrm{index}_i)}{\sum_n w_{in}}
+
+    over the neighbours n of i inside the image. With an indicator instead of an index, :math:`p_n` is summed over the
+    classes that pixel i indicates. This is the general form of the line ``-log(((probnb * gtind).sum(-3) *
+    gtdf).sum(-3) / gtdf.sum(-3))`` of a 2017 write-up of an edge- and consistency-aware segmentation loss (of the loss
+    behind IEEE document 7801846; the paper's own text was not at hand). With two classes, the flipped one-hot label as
+    indicator and equal weights for the neighbours of the other class it is the other-side term of
+    :func:`edge_aware_loss`.
+
+    Args:
+        logits: [B, C, H, W] or [B, C, D, H, W], floating, C ≥ 2. Probabilities go in as ``prob.log()``.
+        index: [B, *S] class indices, or an indicator [B, C, *S] of 0 and 1 (bool or any other dtype). An index is read
+            on the mask only.
+        weight: [B, K, *S] ≥ 0, not differentiable, K = ∏(2 · radius + 1) - 1 neighbours in row-major order of their
+            offsets. A weight of 0 leaves the neighbour out: its logits are not read.
+        mask: [B, *S] bool, where to compute; by default where Σ weight > 0 over the neighbours inside.
+        radius: of the neighbourhood in pixels, or one an axis.
+
+    Returns:
+        [B, *S], float32 (float64 for float64): ≥ 0, and 0 off the mask and where no neighbour has weight.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for a shape, device or value that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import neighbor_nll
+        >>> logits = torch.zeros(1, 2, 3, 3, requires_grad=True)
+        >>> index, weight = torch.zeros(1, 3, 3, dtype=torch.long), torch.ones(1, 8, 3, 3)
+        >>> nll = neighbor_nll(logits, index, weight)  # every neighbour is undecided: log 2
+        >>> torch.testing.assert_close(nll, torch.full((1, 3, 3), 2.0).log())
+        >>> nll.sum().backward()
+    """
+    _validation.check_logits(logits)
+    batch, classes, *size = logits.shape
+    radius = _validation.radius_per_axis(radius, len(size))
+    like = logits[:, 0]
+    _validation.check_map("weight", weight, like, [batch, len(reference.offsets(radius)), *size])
+    _validation.check_non_negative("weight", weight)
+    if classes < 2:
+        raise ValueError("logits: expected at least 2 classes, but got 1; pass torch.cat([torch.zeros_like(x), x], 1)")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device):
+        raise ValueError(
+            f"mask: expected bool {list(like.shape)} on {like.device}, but got"
+            f" {_validation.describe(mask)} on {mask.device}"
+        )
+    used = (weight > 0).any(1) if mask is None else mask
+    if list(index.shape) == list(logits.shape):
+        if not ((index == 0) | (index == 1)).all():
+            raise ValueError("index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
+        index = index.bool()
+        if (used & ~index.any(1)).any():
+            raise ValueError("index: expected at least one class a pixel of the mask, but got an indicator without any")
+    else:
+        _validation.check_target(index)
+        _validation.check_pair(logits, index)
+        index = torch.where(used, index.long(), 0)
+        _validation.check_labels(index, classes, ignore_index=0)
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    return reference.neighbor_nll(x, index, weight.detach().to(x.dtype), mask, radius)
+
+
+def _pixel_weight(pixel_weight: Tensor, target: Tensor, valid: Tensor, validate: Validate) -> Tensor:
+    """Checked, detached, and 0 on pixels that do not count, whatever stood there."""
+    _validation.check_map("pixel_weight", pixel_weight, target)
+    if validate != "never":
+        _validation.check_non_negative("pixel_weight", pixel_weight, where=valid)
+    return torch.where(valid, pixel_weight.detach(), 0.0)
+
+
+def _given(normalizer: tuple[float | Tensor, float | Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    """The caller's denominators as 0-d tensors."""
+    if not isinstance(normalizer, Sequence) or len(normalizer) != 2:
+        raise ValueError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
+    w, e = (torch.as_tensor(value).detach().to(like) for value in normalizer)
+    for value in (w, e):
+        if value.dim():
+            raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
+    return w, e
+
+
+def _summed_over_ranks(normalizer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    both = torch.stack(normalizer)
+    dist.all_reduce(both)
+    return both[0], both[1]

@@ -1,0 +1,434 @@
+r"""The edge-aware loss in plain PyTorch: the specification, the fallback on any device, and the oracle of the tests.
+
+Symbols, used alike in every docstring here: logits x [B, C, *S] (C ≥ 2, float32 or float64), labels y [B, *S] int64
+with S = (H, W) or (D, H, W), log p_i(c) = x_i(c) - logsumexp_c x_i; a pixel is *valid* when its label counts, and y is
+read on valid pixels only. For a pixel i:
+
+* N(i): the valid pixels n ≠ i inside the image with |n - i| ≤ radius along every axis; empty where i is not valid.
+* E: the edge mask, the pixels i with some n in N(i) of another label, y_n ≠ y_i.
+* d_n: the distance from n to the nearest valid pixel of another label; log w_n = -d_n / decay, or 0 without decay.
+* M_q{e^t; w}: the weighted power mean of exponent q.
+
+For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
+
+    same side   S_i = -log M_q{ p_n(k)     : n ∈ N(i), y_n = k ; w_n }      consistency
+    other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
+
+    edge_i = other_side_weight · O_i + same_side_weight · S_i
+    loss = ce_weight · Σ CE / W + edge_weight · Σ edge / |E|,   W = Σ_valid weight[y_i]
+
+Nothing is computed outside its own set and masked away afterwards, since 0 · inf is nan in the backward pass. There is
+no epsilon either: each logarithm is formed in the way that is exact where it is needed. Everything is differentiable
+twice and reproducible bit by bit on the CPU, hence ``index_select`` and not advanced indexing, whose backward pass is
+not. A list of pixels holds their numbers in the flattened batch, 0 ... B·|S| - 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class LossMaps(NamedTuple):
+    """Where the loss comes from: one value a pixel, before any reduction, ``ce_weight`` or ``edge_weight``.
+
+    Attributes:
+        cross_entropy: [B, *S] float, class weights and label smoothing included; 0 on ignored pixels.
+        same_side: [B, *S] float, ≥ 0; 0 off the edge mask and where an edge pixel has no neighbour of its own class.
+        other_side: [B, *S] float, ≥ 0; 0 off the edge mask.
+        edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
+        edge_mask: [B, *S] bool, the pixels with a valid neighbour of another class.
+        distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
+            ``spacing``; inf beyond the search window, 2 ‖radius · spacing‖, and on ignored pixels. The caller's own
+            field where one was given; None without ``decay``.
+    """
+
+    cross_entropy: Tensor
+    same_side: Tensor
+    other_side: Tensor
+    edge: Tensor
+    edge_mask: Tensor
+    distance: Tensor | None
+
+    def detach(self) -> LossMaps:
+        """The same values without a graph."""
+        return LossMaps(*(value if value is None else value.detach() for value in self))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------- the maps
+
+
+def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
+    """The logits as everything below reads them: float32 or float64, at the labels' resolution, of two classes or more.
+
+    Args:
+        logits: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
+        valid: [B, *S] bool.
+    """
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    size = valid.shape[1:]
+    if x.shape[2:] != size:
+        mode = "bilinear" if len(size) == 2 else "trilinear"
+
+        def interpolated(low: Tensor) -> Tensor:
+            return F.interpolate(low, size, mode=mode, align_corners=False)
+
+        # Interpolation multiplies a cell that it doesn't need by 0, and 0 · nan is nan: cells that support no valid
+        # pixel are emptied first. A cell's support is the adjoint of the interpolation, at the valid pixels.
+        adjoint = torch.func.vjp(interpolated, torch.zeros_like(x[:, :1]))[1]
+        (support,) = adjoint(valid[:, None].to(x.dtype))
+        x = interpolated(torch.where(support > 0, x, 0.0))
+    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
+        x = torch.cat([torch.zeros_like(x), x], 1)
+    return x
+
+
+def loss_maps(
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    *,
+    weight: Tensor | None,
+    label_smoothing: float,
+    other_side_weight: float,
+    same_side_weight: float,
+    radius: Sequence[int],
+    power: float,
+    decay: float | None,
+    spacing: Sequence[float],
+    distance: Tensor | None,
+    whole_distance: bool,
+) -> LossMaps:
+    """All maps of the loss, differentiable with respect to x.
+
+    Args:
+        x: logits [B, C, *S].
+        y: labels [B, *S].
+        valid: [B, *S] bool.
+        mask: the edge mask [B, *S] bool.
+        weight: class weights [C].
+        label_smoothing: in [0, 1].
+        other_side_weight: factor of O in ``edge``.
+        same_side_weight: factor of S in ``edge``.
+        radius: of the neighbourhood, one an axis.
+        power: exponent q of the power mean.
+        decay: length over which a neighbour's weight falls by e; None for equal weights.
+        spacing: size of a pixel, one an axis.
+        distance: the caller's own field d [B, *S] instead of the distance to the nearest other label.
+        whole_distance: fill the map of d beyond the pixels that the loss reads.
+    """
+    if decay is not None and distance is None:
+        # The loss reads d at neighbours of edge pixels only; someone who looks at it wants it wherever it is defined.
+        wanted = (valid if whole_distance else valid & reach(mask, radius)).flatten().nonzero().squeeze(1)
+        near = local_distance(y, valid, wanted, radius, spacing).to(x.dtype)
+        distance = x.new_full((y.numel(),), math.inf).index_copy(0, wanted, near).view_as(y)
+    log_w = None if decay is None or distance is None else -distance / decay
+    same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
+    edge = other_side_weight * other_side + same_side_weight * same_side
+    return LossMaps(
+        cross_entropy_map(x, y, valid, weight, label_smoothing), same_side, other_side, edge, mask, distance
+    )
+
+
+def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:
+    """CE_i as ``torch.nn.functional.cross_entropy(reduction="none")`` defines it; 0 on pixels that are not valid."""
+    # Select before any arithmetic: nan or inf logits under an ignored pixel must reach neither value nor gradient.
+    shifted, log_sum = _shifted(torch.where(valid[:, None], x, 0.0))
+    label = torch.where(valid, y, 0)
+    ce = log_sum - shifted.gather(1, label[:, None]).squeeze(1)
+    if weight is not None:
+        ce = ce * weight[label]
+    if label_smoothing:
+        nll = log_sum[:, None] - shifted
+        if weight is not None:
+            nll = nll * weight.view(-1, *[1] * (y.dim() - 1))
+        ce = (1 - label_smoothing) * ce + label_smoothing * nll.sum(1) / x.shape[1]
+    return torch.where(valid, ce, 0.0)
+
+
+def edge_mask(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
+    """E as a bool mask [B, *S]."""
+    # Some label in the window differs from the centre's if and only if the window's largest or smallest one does.
+    label = y.to(torch.float32)
+    largest = _window_max(torch.where(valid, label, -math.inf), radius)
+    smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
+    return valid & ((largest > label) | (smallest < label))
+
+
+def reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
+    """The pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
+    return _window_max(mask.to(torch.float32), radius) > 0
+
+
+def edge_terms(
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    radius: Sequence[int],
+    power: float,
+) -> tuple[Tensor, Tensor]:
+    """The maps S and O [B, *S], 0 off the edge mask; log_w [B, *S] as §1's, None for equal weights."""
+    centre = mask.flatten().nonzero().squeeze(1)
+    y_flat = y.flatten()
+    grid = Grid(valid, radius)
+    place = grid.place(centre)
+    pairs = [grid.pairs(place, offset) for offset in offsets(radius)]
+    row, n = (torch.cat(side) for side in zip(*pairs, strict=True))  # every pair (i, n), i = centre[row]
+
+    # What a neighbour's logits say is computed once for each pixel that has an edge pixel for a neighbour.
+    pixel, at = torch.unique(n, return_inverse=True)
+    shifted, log_sum = _shifted(_take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixel))  # [P, C], [P]
+    top = shifted.argmax(1, keepdim=True)
+    log_rest = shifted.scatter(1, top, -math.inf).logsumexp(1) - log_sum  # log of all but the top class's probability
+
+    k = y_flat[centre][row]
+    a = _take(shifted.flatten(), at * x.shape[1] + k) - _take(log_sum, at)
+    w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
+    is_same = y_flat[n] == k
+    same, other = is_same.nonzero().squeeze(1), (~is_same).nonzero().squeeze(1)
+
+    b = _log_one_minus_p(_take(a, other), is_top=k[other] == top[at[other], 0], log_rest=_take(log_rest, at[other]))
+    same_side = _negative_log_mean(_take(a, same), w[same], row[same], len(centre), power)
+    other_side = _negative_log_mean(b, w[other], row[other], len(centre), power)
+    empty = x.new_zeros(y.numel())
+    return empty.index_copy(0, centre, same_side).view_as(y), empty.index_copy(0, centre, other_side).view_as(y)
+
+
+def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
+    """d at the listed valid pixels, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
+
+    A neighbour n of an edge pixel i is never that far away: n is within ‖radius · spacing‖ of i, and so is a pixel of
+    another label than i's; one of the two differs from n.
+    """
+
+    def length(offset: Sequence[int]) -> float:
+        return math.hypot(*(o * s for o, s in zip(offset, spacing, strict=True)))
+
+    limit = 2 * length(radius)
+    reach = [math.floor(limit / s) for s in spacing]
+    window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
+    grid, y_flat = Grid(valid, reach), y.flatten()
+    d = torch.full(at.shape, math.inf, dtype=_widest(y.device), device=y.device)
+    left, place, label = torch.arange(len(at), device=y.device), grid.place(at), y_flat[at]
+    for distance, ring in itertools.groupby(window, key=length):  # from near to far
+        for offset in ring:
+            row, n = grid.pairs(place, offset)
+            d[left[row[y_flat[n] != label[row]]]] = distance
+        still = d[left].isinf()
+        left, place, label = left[still], place[still], label[still]
+    return d
+
+
+# ------------------------------------------------------------------------------------------------------------ the total
+
+
+def normalizers(
+    y: Tensor, valid: Tensor, mask: Tensor, weight: Tensor | None, pixel_weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The denominators W = Σ_valid v · weight[y_i] and Σ_E v, 0-d; they depend on the labels alone."""
+    v = torch.ones_like(y, dtype=_widest(y.device)) if pixel_weight is None else pixel_weight
+    w = v if weight is None else v * weight[torch.where(valid, y, 0)]
+    return _sum(torch.where(valid, w, 0.0)), _sum(torch.where(mask, v, 0.0))
+
+
+def sums(maps: LossMaps, pixel_weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ v · CE, Σ v · S and Σ v · O over the batch, 0-d."""
+    v = 1.0 if pixel_weight is None else pixel_weight
+    return _sum(v * maps.cross_entropy), _sum(v * maps.same_side), _sum(v * maps.other_side)
+
+
+def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edge_weight: float) -> Tensor:
+    """The loss without reduction, v · (ce_weight · CE + edge_weight · edge) [B, *S]."""
+    v = 1.0 if pixel_weight is None else pixel_weight
+    return v * (ce_weight * maps.cross_entropy + edge_weight * maps.edge)
+
+
+def total(
+    sums: tuple[Tensor, Tensor, Tensor],
+    normalizer: tuple[Tensor, Tensor] | None,
+    *,
+    ce_weight: float,
+    edge_weight: float,
+    other_side_weight: float,
+    same_side_weight: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the terms it is made of, 0-d: the mean over the normalizer (W, |E|), or the sum where that is None.
+
+    A sum over nothing divided by nothing is 0, with a zero gradient.
+    """
+
+    def per(value: Tensor, count: Tensor) -> Tensor:
+        some = count > 0
+        return torch.where(some, value / torch.where(some, count, 1.0), 0.0)
+
+    cross_entropy, same_side, other_side = sums
+    if normalizer is not None:
+        w, e = normalizer
+        cross_entropy, same_side, other_side = per(cross_entropy, w), per(same_side, e), per(other_side, e)
+    edge = other_side_weight * other_side + same_side_weight * same_side
+    terms = {"cross_entropy": cross_entropy, "same_side": same_side, "other_side": other_side, "edge": edge}
+    return ce_weight * cross_entropy + edge_weight * edge, terms
+
+
+# -------------------------------------------------------------------------------------------------- the write-up's line
+
+
+def neighbor_nll(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
+    """-log(Σ_n w_in P_in / Σ_n w_in) over the neighbours n of i inside the image, [B, *S]; 0 off the mask.
+
+    P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). As -log M_1{P_in; w_in} it is formed from logarithms.
+
+    Args:
+        x: logits [B, C, *S].
+        index: [B, *S] int64, or an indicator [B, C, *S] bool.
+        weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
+        mask: [B, *S] bool; None for the pixels with Σ_n w_in > 0.
+        radius: of the neighbourhood, one an axis.
+    """
+    batch, classes, *size = x.shape
+    everywhere = torch.ones_like(weight[:, 0], dtype=torch.bool)
+    centre = (everywhere if mask is None else mask).flatten().nonzero().squeeze(1)
+    grid = Grid(everywhere, radius)
+    place = grid.place(centre)
+    logits = x.movedim(1, -1).reshape(-1, classes)
+    rows, terms, log_ws = [], [], []
+    for k, offset in enumerate(offsets(radius)):
+        row, n = grid.pairs(place, offset)
+        w = weight[:, k].flatten()[centre[row]]
+        row, n, w = row[w > 0], n[w > 0], w[w > 0]
+        shifted, log_sum = _shifted(_take(logits, n))
+        if index.dim() == x.dim():
+            chosen = index.movedim(1, -1).reshape(-1, classes)[centre[row]]
+            a = torch.where(chosen, shifted, -math.inf).logsumexp(1) - log_sum
+        else:
+            a = shifted.gather(1, index.flatten()[centre[row], None]).squeeze(1) - log_sum
+        rows.append(row)
+        terms.append(a)
+        log_ws.append(w.to(x.dtype).log())
+    value = _negative_log_mean(torch.cat(terms), torch.cat(log_ws), torch.cat(rows), len(centre), power=1.0)
+    return x.new_zeros(batch * math.prod(size)).index_copy(0, centre, value).view(batch, *size)
+
+
+# ------------------------------------------------------------------------------------------------------- neighbourhoods
+
+
+def offsets(radius: Sequence[int]) -> list[tuple[int, ...]]:
+    """The K = ∏(2 · radius_a + 1) - 1 offsets of a neighbourhood, row-major, without the centre."""
+    window = itertools.product(*(range(-r, r + 1) for r in radius))
+    return [offset for offset in window if any(offset)]
+
+
+class Grid:
+    """Finds the neighbours of pixels that exist.
+
+    One lookup table holds the number of each pixel, or -1 where it does not exist, with a margin of -1 around each
+    image: a neighbour is then one step away in the table.
+
+    Args:
+        exists: [B, *S] bool.
+        reach: the largest offset along each axis.
+    """
+
+    def __init__(self, exists: Tensor, reach: Sequence[int]) -> None:
+        """Build the table."""
+        self._shape, self._reach = exists.shape, reach
+        numbers = torch.arange(exists.numel(), device=exists.device).view_as(exists)
+        table = F.pad(torch.where(exists, numbers, -1), [r for r in reversed(reach) for _ in range(2)], value=-1)
+        self._strides, self._table = table.stride(), table.flatten()
+
+    def place(self, pixels: Tensor) -> Tensor:
+        """Where the listed pixels stand in the table, [M] int64."""
+        places = torch.unravel_index(pixels, self._shape)
+        shifts = (0, *self._reach)
+        return torch.stack([(p + r) * s for p, r, s in zip(places, shifts, self._strides, strict=True)]).sum(0)
+
+    def pairs(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The pixels n at the offset from those that stand at place, as pairs (row of place, n): [P] int64 each."""
+        n = self._table[place + sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))]
+        row = (n >= 0).nonzero().squeeze(1)
+        return row, n[row]
+
+
+def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
+    """The largest of values [B, *S] in the window of each pixel, pixels outside left out."""
+    if not values.numel():
+        return values
+    pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
+    return pool(values[:, None], [2 * r + 1 for r in radius], stride=1, padding=list(radius))[:, 0]
+
+
+# ----------------------------------------------------------------------------------------------------------- logarithms
+
+
+def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x - max and log Σ exp(x - max) over dim 1, kept apart so that log p = shifted - log_sum is exact at any offset.
+
+    log p does not depend on the shift, so leaving the max out of the graph changes no derivative.
+    """
+    shifted = x - x.amax(1, keepdim=True).detach()
+    return shifted, shifted.exp().sum(1).log()
+
+
+def _log_one_minus_p(log_p: Tensor, is_top: Tensor, log_rest: Tensor) -> Tensor:
+    """b = log(1 - p) from log p, [P].
+
+    Above p = 1/2, where 1 - p would cancel, the class is its pixel's top class and the log of the others' sum,
+    log_rest, is at hand. The other branch gets a harmless -1 there: what a branch never sees can't poison its gradient.
+    """
+    likely = is_top & (log_p > -math.log(2))
+    return torch.where(likely, log_rest, torch.log1p(-torch.where(likely, -1.0, log_p).exp()))
+
+
+def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:
+    """-log M_q{e^t; w} of each row's terms, q = power, [count]; 0 for a row without any.
+
+        -(1/q) · [logsumexp(log w + q t) - logsumexp(log w)],   q ≠ 0
+        -Σ w t / Σ w,                                           q = 0
+
+    Args:
+        t: [P], the logarithms of what is averaged.
+        log_w: [P], log weights.
+        row: [P] int64, the row that each term belongs to.
+        count: number of rows.
+        power: the exponent q.
+    """
+    present, row = torch.unique(row, return_inverse=True)
+
+    def add(values: Tensor) -> Tensor:
+        return values.new_zeros(len(present)).index_add(0, row, values)
+
+    def logsumexp(values: Tensor) -> Tensor:
+        top = values.new_full((len(present),), -math.inf).scatter_reduce(0, row, values.detach(), "amax")
+        return top + add((values - top[row]).exp()).log()
+
+    if power == 0:
+        mean = add((log_w - logsumexp(log_w)[row]).exp() * t)
+    else:
+        mean = (logsumexp(log_w + power * t) - logsumexp(log_w)) / power
+    return t.new_zeros(count).index_copy(0, present, -mean)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tools
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    return values.index_select(0, index)
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    """float64, but float32 where the device has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Over the whole batch, where a float32 sum fails beyond some 10^8 pixels."""
+    return values.sum(dtype=_widest(values.device))

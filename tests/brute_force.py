@@ -1,0 +1,70 @@
+"""The loss of one image by loops over single pixels and pairs, in Python floats: slow, and too simple to be wrong."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+
+def logsumexp(values: list[float]) -> float:
+    top = max(values)
+    return top + math.log(sum(math.exp(v - top) for v in values))
+
+
+def negative_log_mean(t: list[float], w: list[float], q: float) -> float:
+    if not t:
+        return 0.0
+    if q == 0:
+        return -sum(wi * ti for wi, ti in zip(w, t, strict=True)) / sum(w)
+    mean = sum(wi * math.exp(q * ti) for wi, ti in zip(w, t, strict=True)) / sum(w)
+    return -math.log(mean) / q
+
+
+def maps(
+    x: Any,
+    y: Any,
+    *,
+    ignore_index: int = -100,
+    radius: tuple[int, ...],
+    power: float = 1.0,
+    decay: float | None = None,
+    spacing: tuple[float, ...] | None = None,
+    weight: list[float] | None = None,
+    label_smoothing: float = 0.0,
+    distance: Any = None,
+) -> dict[str, Any]:
+    """The maps of one image: x [C, *S], y [*S] arrays."""
+    classes, size = x.shape[0], y.shape
+    weight = weight or [1.0] * classes
+    spacing = spacing or (1.0,) * len(size)
+    pixels = [p for p in np.ndindex(size) if y[p] != ignore_index]
+    log_p = {p: [x[(c, *p)] - logsumexp([x[(d, *p)] for d in range(classes)]) for c in range(classes)] for p in pixels}
+
+    def d(n: tuple[int, ...]) -> float:
+        if distance is not None:
+            return float(distance[n])
+        lengths = [math.dist(np.multiply(n, spacing), np.multiply(m, spacing)) for m in pixels if y[m] != y[n]]
+        return min(lengths, default=math.inf)
+
+    out: dict[str, Any] = {name: np.zeros(size) for name in ("cross_entropy", "same_side", "other_side")}
+    out["edge_mask"] = np.zeros(size, dtype=bool)
+    for i in pixels:
+        k = y[i]
+        smooth = sum(weight[c] * -log_p[i][c] for c in range(classes)) / classes
+        out["cross_entropy"][i] = (1 - label_smoothing) * weight[k] * -log_p[i][k] + label_smoothing * smooth
+        window = itertools.product(*(range(a - r, a + r + 1) for a, r in zip(i, radius, strict=True)))
+        neighbours = [n for n in window if n != i and n in log_p]
+        if all(y[n] == k for n in neighbours):
+            continue
+        out["edge_mask"][i] = True
+        w = {n: 1.0 if decay is None else math.exp(-d(n) / decay) for n in neighbours}
+        same = [n for n in neighbours if y[n] == k]
+        other = [n for n in neighbours if y[n] != k]
+        a = [log_p[n][k] for n in same]
+        b = [logsumexp([log_p[n][c] for c in range(classes) if c != k]) for n in other]
+        out["same_side"][i] = negative_log_mean(a, [w[n] for n in same], power)
+        out["other_side"][i] = negative_log_mean(b, [w[n] for n in other], power)
+    return out

@@ -159,7 +159,7 @@ def edge_aware_loss(
     )
     sums = reference.sums(maps, pixel_weight)
     denominators = None
-    if reduction == "mean":
+    if reduction != "sum":  # the terms of a map are means
         denominators = reference.normalizers(y, valid, mask, weight, pixel_weight)
         if normalizer is not None:
             denominators = _given(normalizer, like=sums[0])

@@ -176,7 +176,7 @@ def edge_terms(
     radius: Sequence[int],
     power: float,
 ) -> tuple[Tensor, Tensor]:
-    """The maps S and O [B, *S], 0 off the edge mask; log_w [B, *S] as §1's, None for equal weights."""
+    """The maps S and O [B, *S], 0 off the edge mask; log_w [B, *S], None for equal weights."""
     centre = mask.flatten().nonzero().squeeze(1)
     y_flat = y.flatten()
     grid = Grid(valid, radius)
@@ -403,15 +403,20 @@ def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power:
     """
     present, row = torch.unique(row, return_inverse=True)
 
+    def largest(values: Tensor) -> Tensor:
+        return values.new_full((len(present),), -math.inf).scatter_reduce(0, row, values.detach(), "amax")
+
     def add(values: Tensor) -> Tensor:
         return values.new_zeros(len(present)).index_add(0, row, values)
 
     def logsumexp(values: Tensor) -> Tensor:
-        top = values.new_full((len(present),), -math.inf).scatter_reduce(0, row, values.detach(), "amax")
+        top = largest(values)
         return top + add((values - top[row]).exp()).log()
 
+    log_w = log_w - largest(log_w)[row]  # a common factor cancels: take it out before it costs t its digits
     if power == 0:
-        mean = add((log_w - logsumexp(log_w)[row]).exp() * t)
+        w = log_w.exp()
+        mean = add(w * t) / add(w)
     else:
         mean = (logsumexp(log_w + power * t) - logsumexp(log_w)) / power
     return t.new_zeros(count).index_copy(0, present, -mean)

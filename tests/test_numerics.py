@@ -1,0 +1,148 @@
+"""Extremes: finite, and near the float64 reference, wherever the arithmetic could break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgeloss.functional import edge_aware_loss, loss_maps
+
+CHECKERBOARD = (torch.arange(8)[:, None] + torch.arange(8)).remainder(2)[None]
+HALVES = (torch.arange(8) >= 4).long().expand(1, 8, 8)
+STRIPES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 8, 8)
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"power": 0.0},
+    {"power": -1.0},
+    {"decay": 1.0, "radius": 2},
+    {"decay": 1e-3, "label_smoothing": 0.1},  # the farthest neighbours' weights are e^-1414, beyond float64
+]
+
+
+def logits_of(y: Tensor, right: float, wrong: float, dtype: torch.dtype) -> Tensor:
+    x = torch.full((1, 4, *y.shape[1:]), wrong, dtype=dtype)
+    return x.scatter_(1, y[:, None], right).requires_grad_()
+
+
+@pytest.mark.parametrize("y", [CHECKERBOARD, HALVES, STRIPES], ids=["checkerboard", "halves", "stripes"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("right", "wrong", "dtype"),
+    [
+        (1e30, -1e30, torch.float32),
+        (-1e30, 1e30, torch.float32),
+        (1e30, 1e30, torch.float32),
+        (0.0, 1e30, torch.float32),
+        (-1e30, 1e30, torch.bfloat16),
+        (1e30, -1e30, torch.bfloat16),
+        (65504.0, -65504.0, torch.float16),
+        (-65504.0, 65504.0, torch.float16),
+        (1e4, 1e4 - 21, torch.float32),  # p within 1e-9 of 1
+        (1e4 - 21, 1e4, torch.float32),
+        (-1e4, -1e4, torch.float32),
+        (88.0, 0.0, torch.float32),  # the largest exponents that exp takes
+        (-104.0, 0.0, torch.float32),
+    ],
+)
+def test_extreme_logits(
+    y: Tensor, settings: dict[str, Any], right: float, wrong: float, dtype: torch.dtype
+) -> None:
+    x = logits_of(y, right, wrong, dtype)
+    exact = x.detach().double().requires_grad_()
+    loss, maps = edge_aware_loss(x, y, return_maps=True, **settings)
+    expected, expected_maps = edge_aware_loss(exact, y, return_maps=True, **settings)
+    loss.backward()
+    expected.backward()
+    assert x.grad is not None
+    assert exact.grad is not None
+    assert loss.isfinite()
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(maps.edge.double(), expected_maps.edge, rtol=1e-5, atol=1e-6)
+    tolerance = max(1e-6, torch.finfo(dtype).eps)
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=tolerance, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_extreme_logits_at_random(dtype: torch.dtype) -> None:
+    for _ in range(20):
+        scale = 65504.0 if dtype == torch.float16 else 1e30
+        signs = torch.randint(-1, 2, (2, 5, 6, 6)).float()
+        x = (signs * scale * torch.rand(2, 5, 6, 6) ** 4).to(dtype).requires_grad_()
+        y = torch.randint(5, (2, 6, 6))
+        for power in (1.0, 0.0, -1.0, 3.0):
+            loss = edge_aware_loss(x, y, power=power, decay=0.5)
+            (gradient,) = torch.autograd.grad(loss, x)
+            assert loss.isfinite()
+            assert gradient.isfinite().all()
+
+
+def test_leak_is_exact_where_one_minus_p_cancels() -> None:
+    # The neighbour across the edge is sure of the wrong class: 1 - p = e^-40, which 1 - p in floats calls 0.
+    x = torch.tensor([[40.0, 40.0], [0.0, 0.0]]).view(1, 2, 1, 2)
+    y = torch.tensor([[[0, 1]]])
+    maps = loss_maps(x, y)
+    assert maps.other_side[0, 0, 0] == 40
+    # And where p is tiny, log(1 - p) is -p, which log(1 - p) in floats calls 0.
+    assert maps.other_side[0, 0, 1].item() == pytest.approx(float(torch.tensor(-40.0).exp()), rel=1e-5)
+
+
+def test_weights_do_not_underflow() -> None:
+    # d / decay = 1e5: e^-1e5 is 0 in any float, but only the ratios of the weights count.
+    x, y = torch.randn(1, 3, 4, 4), torch.randint(3, (1, 4, 4))
+    constant = torch.full((1, 4, 4), 1e5)
+    torch.testing.assert_close(edge_aware_loss(x, y, decay=1.0, distance=constant), edge_aware_loss(x, y))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    ("batch", "size"), [(0, (4, 4)), (2, (0, 4)), (2, (4, 4)), (0, (2, 3, 3)), (2, (2, 3, 3))], ids=str
+)
+def test_nothing_to_count(batch: int, size: tuple[int, ...], reduction: str) -> None:
+    x = torch.randn(batch, 3, *size, requires_grad=True)
+    y = torch.full((batch, *size), -100)
+    loss, maps, terms = edge_aware_loss(x, y, reduction=reduction, decay=1.0, return_maps=True, return_terms=True)
+    assert loss.shape == (y.shape if reduction == "none" else ())
+    assert not loss.any()
+    assert not any(terms.values())
+    assert maps.edge.shape == y.shape
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    assert not gradient.any()
+
+
+def test_zero_weights_are_a_mean_over_nothing() -> None:
+    x, y = torch.randn(1, 3, 4, 4, requires_grad=True), torch.zeros(1, 4, 4, dtype=torch.long)
+    weight = torch.tensor([0.0, 1.0, 1.0])
+    for loss in (
+        edge_aware_loss(x, y, weight=weight, label_smoothing=0.1),
+        edge_aware_loss(x, y, pixel_weight=torch.zeros(1, 4, 4)),
+    ):
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert loss == 0
+        assert not gradient.any()
+
+
+def test_sum_over_many_pixels_is_in_float64() -> None:
+    # 2^25 pixels of log 2: float32 counts no further than 2^24 ones.
+    x = torch.zeros(1, 1, 1, 1).expand(1, 2, 4096, 8192)
+    y = torch.zeros(1, 1, 1, dtype=torch.uint8).expand(1, 4096, 8192)
+    loss = edge_aware_loss(x, y, edge_weight=0.0, reduction="sum")
+    assert loss.item() == pytest.approx(2**25 * 0.6931471805599453, rel=1e-7)
+
+
+def test_the_original_failure_a_masked_division_poisons_backward() -> None:
+    # What the loss once did: 1/0 on pixels without an edge, masked to 0 afterwards. Forward is fine, backward is not.
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    torch.where(x == 0, torch.zeros(()), 1 / x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.isnan().tolist() == [True, False]
+    # The loss on an image whose gradient that made 99.97 % nan: one edge pixel pair in 100 × 100.
+    logits = torch.randn(1, 2, 100, 100, requires_grad=True)
+    y = torch.zeros(1, 100, 100, dtype=torch.long)
+    y[0, 50, 50] = 1
+    edge_aware_loss(logits, y, decay=1.0).backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()

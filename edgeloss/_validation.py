@@ -183,27 +183,31 @@ def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False) -> Non
         raise ValueError(f"target: expected {expected} for logits {list(logits.shape)}, but got {got}{hint}")
 
 
-def check_labels(y: Tensor, classes: int, ignore_index: int) -> None:
+def check_labels(y: Tensor, classes: int | None, ignore_index: int) -> None:
     """Check that every label is a class or ignored; waits for the device.
 
     Args:
         y: labels [B, *S] int64.
-        classes: C, the number of logits a pixel; 1 means labels 0 and 1.
+        classes: C, the number of logits a pixel; 1 means labels 0 and 1, None any label ≥ 0.
         ignore_index: the label that does not count.
 
     Raises:
         ValueError: with the first wrong label, its count and its position.
     """
-    wrong = (y != ignore_index) & ((y < 0) | (y >= max(2, classes)))
+    out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
+    wrong = (y != ignore_index) & out_of_range
     if not wrong.any():
         return
+    expected = "≥ 0" if classes is None else f"0 to {classes - 1}"
+    if classes == 1:
+        expected = "0 or 1 (one logit a pixel is binary)"
     first = wrong.nonzero()[0].tolist()
-    value = y[tuple(first)].item()
-    expected = "0 or 1 (one logit a pixel is binary)" if classes == 1 else f"0 to {classes - 1}"
-    others = int(wrong.sum()) - (count := int((y == value).sum()))
+    value = int(y[tuple(first)])
+    count = int((y == value).sum())
+    others = int(wrong.sum()) - count
     raise ValueError(
-        f"target: expected labels {expected}, or ignore_index={ignore_index}, but got {value} at {count} pixels, first"
-        f" at {first}{f', and other labels out of range at {others} more' if others else ''}"
+        f"target: expected labels {expected}, or ignore_index={ignore_index}, but got {value} at {_pixels(count)},"
+        f" first at {first}{f', and other labels out of range at {_pixels(others)} more' if others else ''}"
     )
 
 
@@ -264,6 +268,10 @@ def describe(tensor: Tensor) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _pixels(count: int) -> str:
+    return f"{count} pixel{'' if count == 1 else 's'}"
 
 
 def _kind(value: object) -> str:

@@ -312,9 +312,9 @@ def normalizers(
     if weight is not None:
         _validation.check_weight(weight)
         _validation.check_class_weight(weight, len(weight), target.device)
-        _validation.check_labels(y, len(weight), ignore_index)
         weight = weight.detach()
-    valid = (y != ignore_index) & (y >= 0)
+    _validation.check_labels(y, None if weight is None else len(weight), ignore_index)
+    valid = y != ignore_index
     if pixel_weight is not None:
         pixel_weight = _pixel_weight(pixel_weight, target, valid, "sync")
     return reference.normalizers(y, valid, reference.edge_mask(y, valid, radius), weight, pixel_weight)
@@ -409,6 +409,8 @@ def _given(normalizer: tuple[float | Tensor, float | Tensor], like: Tensor) -> t
     for value in (w, e):
         if value.dim():
             raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
+        if not (value.isfinite() and value >= 0):
+            raise ValueError(f"normalizer: expected finite numbers ≥ 0, but got {normalizer}")
     return w, e
 
 

@@ -51,22 +51,22 @@ def test_edge_gradients_equal_their_closed_form(power: float) -> None:
     y = torch.tensor([[[1, 1, 0]]])
     log_p = F.log_softmax(x.detach(), 1)[0, :, 0]  # [C, W]
     p = log_p.exp()
-    maps_of = lambda name: getattr(  # noqa: E731
-        edge_aware_loss(x, y, power=power, reduction="none", ce_weight=0.0, edge_weight=1.0, **name), "sum"
-    )()
-    (same,) = torch.autograd.grad(maps_of({"other_side_weight": 0.0}), x)
+
+    def gradient(**side: float) -> torch.Tensor:
+        loss = edge_aware_loss(x, y, power=power, reduction="sum", ce_weight=0.0, edge_weight=1.0, **side)
+        return torch.autograd.grad(loss, x)[0][0, :, 0]
+
     # E = {1, 2}; the middle pixel has one neighbour a side, so π = 1: S_1 = -log p_0(1), O_1 = -log(1 - p_2(1)),
     # O_2 = -log(1 - p_1(0)), and pixel 2 has no neighbour of its own class.
     expected = torch.zeros(3, 3, dtype=torch.float64)
     expected[:, 0] = p[:, 0] - torch.tensor([0.0, 1.0, 0.0])
-    torch.testing.assert_close(same[0, :, 0], expected)
-    (other,) = torch.autograd.grad(maps_of({"same_side_weight": 0.0}), x)
+    torch.testing.assert_close(gradient(other_side_weight=0.0), expected)
     expected = torch.zeros(3, 3, dtype=torch.float64)
     for n, k in ((2, 1), (1, 0)):
         rest = [c for c in range(3) if c != k]
         expected[k, n] = p[k, n]
         expected[rest, n] = -p[k, n] * F.softmax(x.detach()[0, rest, 0, n], 0)
-    torch.testing.assert_close(other[0, :, 0], expected)
+    torch.testing.assert_close(gradient(same_side_weight=0.0), expected)
 
 
 def test_not_the_last_layer() -> None:

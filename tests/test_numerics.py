@@ -47,9 +47,7 @@ def logits_of(y: Tensor, right: float, wrong: float, dtype: torch.dtype) -> Tens
         (-104.0, 0.0, torch.float32),
     ],
 )
-def test_extreme_logits(
-    y: Tensor, settings: dict[str, Any], right: float, wrong: float, dtype: torch.dtype
-) -> None:
+def test_extreme_logits(y: Tensor, settings: dict[str, Any], right: float, wrong: float, dtype: torch.dtype) -> None:
     x = logits_of(y, right, wrong, dtype)
     exact = x.detach().double().requires_grad_()
     loss, maps = edge_aware_loss(x, y, return_maps=True, **settings)

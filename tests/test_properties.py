@@ -12,17 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
+from edgeloss.reference import Grid, offsets
 
 IGNORE = 255
 
 
 @st.composite
 def scenes(draw: st.DrawFn, max_classes: int = 5, min_classes: int = 2) -> tuple[Tensor, Tensor]:
-    """Logits in float64 and labels with ignored pixels, from noise to one flat region, 2-D and 3-D, down to one pixel."""
+    """Logits in float64 and labels with ignored pixels: noise or one flat region, 2-D or 3-D, down to one pixel."""
     size = draw(st.one_of(*(st.tuples(*[st.integers(1, 5)] * dims) for dims in (2, 3))))
     classes, batch = draw(st.integers(min_classes, max_classes)), draw(st.integers(1, 2))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    x = torch.randn(batch, classes, *size, generator=random, dtype=torch.float64) * draw(st.sampled_from([0.1, 2.0, 30.0]))
+    x = torch.randn(batch, classes, *size, generator=random, dtype=torch.float64) * draw(
+        st.sampled_from([0.1, 2.0, 30.0])
+    )
     y = torch.randint(draw(st.integers(1, classes)), (batch, *size), generator=random)
     y[torch.rand(batch, *size, generator=random) < draw(st.sampled_from([0.0, 0.2, 0.9]))] = IGNORE
     return x, y
@@ -60,9 +63,7 @@ def test_without_edge_weight_it_is_cross_entropy(
     loss = edge_aware_loss(
         x, y, weight=weight, ignore_index=IGNORE, label_smoothing=smoothing, reduction=reduction, edge_weight=0.0
     )
-    expected = F.cross_entropy(
-        x, y, weight=weight, ignore_index=IGNORE, label_smoothing=smoothing, reduction=reduction
-    )
+    expected = F.cross_entropy(x, y, weight=weight, ignore_index=IGNORE, label_smoothing=smoothing, reduction=reduction)
     if reduction == "mean" and not (y != IGNORE).any():
         assert loss == 0  # where torch gives nan
         assert not grad_of(loss, x).any()
@@ -88,9 +89,7 @@ def test_finite_and_never_negative(scene: tuple[Tensor, Tensor], options: dict[s
     x, y = scene
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         logits = x.to(dtype).requires_grad_()
-        loss, maps = edge_aware_loss(
-            logits, y, ignore_index=IGNORE, reduction=reduction, return_maps=True, **options
-        )
+        loss, maps = edge_aware_loss(logits, y, ignore_index=IGNORE, reduction=reduction, return_maps=True, **options)
         assert loss.isfinite().all()
         assert (loss >= 0).all()
         assert grad_of(loss.sum(), logits).isfinite().all()
@@ -113,9 +112,7 @@ def test_adding_a_constant_to_a_pixel_changes_nothing(
 
 
 @given(scenes(), options(), st.randoms(use_true_random=False))
-def test_permuting_classes_changes_nothing(
-    scene: tuple[Tensor, Tensor], options: dict[str, Any], random: Any
-) -> None:
+def test_permuting_classes_changes_nothing(scene: tuple[Tensor, Tensor], options: dict[str, Any], random: Any) -> None:
     x, y = scene
     weight = torch.linspace(0.5, 2.0, x.shape[1], dtype=x.dtype)
     order = torch.tensor(random.sample(range(x.shape[1]), x.shape[1]))
@@ -191,8 +188,6 @@ def test_cells_that_support_only_ignored_pixels_are_never_read(
 @given(scenes(max_classes=2), st.sampled_from([1, 2]))
 def test_other_side_is_the_writeups_line_for_two_classes(scene: tuple[Tensor, Tensor], radius: int) -> None:
     x, y = scene
-    from edgeloss.reference import Grid, offsets
-
     radii = [radius] * (y.dim() - 1)
     grid, weight = Grid(y != IGNORE, radii), torch.zeros(len(y), len(offsets(radii)), y[0].numel(), dtype=x.dtype)
     centre = (y != IGNORE).flatten().nonzero().squeeze(1)

@@ -1,0 +1,121 @@
+"""Distance fields."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import distance_transform_edt
+
+from edgeloss.fields import boundary_distance
+from edgeloss.functional import edge_aware_loss, loss_maps
+
+
+def regions(*size: int, classes: int, ignore: float = 0.1) -> np.ndarray:
+    """Blobs of classes rather than noise, so that distances grow; one image of one class only."""
+    random = np.random.default_rng(0)
+    seeds = random.random((3, 6, len(size))) * size
+    pixels = np.stack(np.indices(size), -1)
+    nearest = np.linalg.norm(pixels[None, ..., None, :] - seeds.reshape(3, *[1] * len(size), 6, len(size)), axis=-1)
+    y = nearest.argmin(-1) % classes
+    y[2] = 1
+    y[random.random(y.shape) < ignore] = 255
+    return y
+
+
+def by_scipy(y: np.ndarray, spacing: Any) -> np.ndarray:
+    field = np.full(y.shape, np.inf)
+    for b in range(len(y)):
+        for p in np.argwhere(y[b] != 255):
+            others = (y[b] != 255) & (y[b] != y[b][tuple(p)])
+            if others.any():
+                field[(b, *p)] = distance_transform_edt(~others, sampling=spacing)[tuple(p)]
+    return field
+
+
+# Square pixels in 2-D go through OpenCV, the others through SciPy.
+@pytest.mark.parametrize(
+    ("size", "spacing"),
+    [
+        ((17, 23), None),
+        ((17, 23), 0.3),
+        ((17, 23), (1.0, 2.5)),
+        ((5, 7, 6), None),
+        ((4, 6, 6), (3.0, 1.0, 1.0)),
+    ],
+)
+def test_exact(size: tuple[int, ...], spacing: Any) -> None:
+    y = regions(*size, classes=3)
+    field = boundary_distance(y, ignore_index=255, spacing=spacing)
+    assert field.dtype == np.float32
+    np.testing.assert_allclose(
+        field, by_scipy(y, spacing or 1.0 if not isinstance(spacing, tuple) else spacing), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64, np.uint16])
+def test_numpy_and_torch_agree(dtype: Any) -> None:
+    y = regions(9, 11, classes=4).astype(dtype)
+    field = boundary_distance(y, ignore_index=255)
+    if dtype != np.uint16:  # labels of this type are no torch labels
+        tensor = boundary_distance(torch.from_numpy(y), ignore_index=255)
+        assert tensor.dtype == torch.float32
+        assert np.array_equal(tensor.numpy(), field)
+    assert (field[y == 255] == np.inf).all()
+    assert (field[2] == np.inf).all()  # an image of one class
+    assert np.isfinite(field[:2][y[:2] != 255]).all()
+    assert field.min() == 1
+
+
+def test_bool_masks() -> None:
+    y = np.zeros((1, 5, 5), dtype=bool)
+    y[0, 2, 2] = True
+    assert boundary_distance(y, ignore_index=-100)[0, 0, 0] == pytest.approx(math.sqrt(8))
+
+
+def test_max_distance() -> None:
+    y = regions(17, 23, classes=3)
+    whole = boundary_distance(y, ignore_index=255)
+    near = boundary_distance(y, ignore_index=255, max_distance=3.0)
+    assert (whole > 3).any()
+    np.testing.assert_array_equal(near, np.where(whole <= 3, whole, np.inf))
+
+
+@pytest.mark.parametrize(
+    ("size", "radius", "spacing"),
+    [
+        ((17, 23), (1, 1), (1.0, 1.0)),
+        ((17, 23), (2, 3), (0.7, 1.3)),
+        ((5, 7, 6), (1, 1, 1), (1.0, 1.0, 1.0)),
+        ((4, 6, 6), (0, 2, 1), (5.0, 1.0, 0.4)),
+    ],
+)
+def test_the_loss_finds_the_same_distances_by_itself(size: Any, radius: Any, spacing: Any) -> None:
+    y = torch.from_numpy(regions(*size, classes=3))
+    x = torch.randn(3, 3, *size)
+    options: dict[str, Any] = {"ignore_index": 255, "radius": radius, "spacing": spacing, "decay": 1.5}
+    limit = 2 * math.hypot(*(r * s for r, s in zip(radius, spacing, strict=True)))
+    found = loss_maps(x, y, **options).distance
+    assert found is not None
+    field = boundary_distance(y, ignore_index=255, spacing=spacing)
+    torch.testing.assert_close(found, torch.where(field <= limit * (1 + 1e-6), field, torch.inf))
+    torch.testing.assert_close(edge_aware_loss(x, y, **options, distance=field), edge_aware_loss(x, y, **options))
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "message"),
+    [
+        (np.zeros((1, 4, 4)), {}, TypeError, "expected a tensor or array of integral labels, but got float64"),
+        ([[[0]]], {}, TypeError, "expected a tensor or array of integral labels, but got list"),
+        (torch.zeros(1, 4, 4), {}, TypeError, "expected class indices of dtype"),
+        (np.zeros((4, 4), int), {}, ValueError, r"expected \[B, H, W\] or \[B, D, H, W\], but got \[4, 4\]"),
+        (np.zeros((1, 4, 4), int), {"max_distance": 0.0}, ValueError, "max_distance: expected a number > 0"),
+        (np.zeros((1, 4, 4), int), {"spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of"),
+    ],
+)
+def test_wrong_input(target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        boundary_distance(target, ignore_index=255, **options)

@@ -1,0 +1,169 @@
+"""The module among PyTorch's own machinery."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import edgeloss
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss
+
+
+def test_holds_arguments_and_calls_the_function() -> None:
+    x, y, weight = torch.randn(2, 3, 6, 6), torch.randint(3, (2, 6, 6)), torch.tensor([1.0, 2.0, 0.5])
+    options: dict[str, Any] = {
+        "ignore_index": 1,
+        "reduction": "sum",
+        "label_smoothing": 0.1,
+        "ce_weight": 0.3,
+        "edge_weight": 0.7,
+        "other_side_weight": 0.2,
+        "same_side_weight": 1.5,
+        "radius": (1, 2),
+        "power": 0.0,
+        "decay": 2.0,
+        "spacing": (1.0, 0.5),
+        "upsample": True,
+        "sync_normalizer": True,
+        "validate": "never",
+        "backend": "reference",
+    }
+    criterion = EdgeAwareLoss(weight, **options)
+    assert criterion(x, y) == edge_aware_loss(x, y, weight=weight, **options)
+    for name, value in options.items():
+        assert f"{name}={value!r}" in repr(criterion)
+    assert "weight=[3]" in repr(criterion)
+    assert repr(EdgeAwareLoss()) == "EdgeAwareLoss(ignore_index=-100, edge_weight=0.5, radius=1, power=1.0)"
+
+
+def test_arguments_can_be_scheduled() -> None:
+    x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
+    criterion = EdgeAwareLoss()
+    criterion.edge_weight = 0.0
+    assert criterion(x, y) == edge_aware_loss(x, y, edge_weight=0.0)
+    criterion.edge_weight = -1.0
+    with pytest.raises(ValueError, match=r"edge_weight: expected a finite number ≥ 0, but got -1\.0"):
+        criterion(x, y)
+
+
+def test_weight_is_a_buffer() -> None:
+    criterion = EdgeAwareLoss(torch.ones(3))
+    assert list(criterion.state_dict()) == ["weight"]
+    assert not list(criterion.parameters())
+    assert not EdgeAwareLoss().state_dict()
+    other = EdgeAwareLoss(torch.zeros(3))
+    other.load_state_dict(criterion.state_dict())
+    assert torch.equal(other.weight, torch.ones(3))
+    assert criterion.to("meta").weight.is_meta
+    assert EdgeAwareLoss(torch.ones(3)).double().weight.dtype == torch.float64
+
+
+def test_pickle_and_deepcopy() -> None:
+    x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
+    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), radius=2, decay=1.0)
+    for twin in (pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion)):
+        assert repr(twin) == repr(criterion)
+        assert twin(x, y) == criterion(x, y)
+    maps = criterion(x, y, return_maps=True)[1]
+    assert all(torch.equal(a, b) for a, b in zip(pickle.loads(pickle.dumps(maps)), maps, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
+    x, y = torch.randn(1, 3, 4, 4), torch.randint(3, (1, 8, 8))
+    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), upsample=True, label_smoothing=0.1, decay=1.0)
+    expected = criterion(x, y)
+    with torch.autocast("cpu", dtype=dtype):
+        assert criterion(x, y) == expected
+
+
+def test_mean_gradient_survives_half_precision() -> None:
+    # A gradient stored before it is scaled would be lost: 1 / (8 · 1024²) is beyond float16.
+    net = nn.Conv2d(1, 2, 1).half()
+    image = torch.rand(8, 1, 256, 256).half()
+    y = torch.randint(2, (8, 256, 256))
+    loss = EdgeAwareLoss()(net(image), y)
+    (loss * 2**14).backward()  # as a gradient scaler does
+    scaled = net.weight.grad.float() / 2**14
+    exact = copy.deepcopy(net).double()
+    exact.zero_grad()
+    EdgeAwareLoss()(exact(image.double()), y).backward()
+    torch.testing.assert_close(scaled.double(), exact.weight.grad, rtol=2e-2, atol=1e-4)
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import edgeloss;"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before};"
+        "print(sorted(new & {'cv2', 'scipy', 'matplotlib', 'PIL', 'torchmetrics', 'omegaconf', 'rich'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names() -> None:
+    assert set(edgeloss.__all__) >= {"EdgeAwareLoss", "LossMaps", "backends"}
+    assert all(hasattr(edgeloss, name) for name in edgeloss.__all__)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 4, 1)).double()
+
+
+def whole_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Four crops of very different counts: noise, one with few edges, one without any, one all void."""
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 3, 8, 8, generator=random, dtype=torch.float64)
+    y = torch.randint(4, (4, 8, 8), generator=random)
+    y[1] = 2
+    y[1, 0, 0] = 3
+    y[2] = 1
+    y[3] = -100
+    return x, y, torch.tensor([1.0, 2.0, 0.5, 0.3]), torch.rand(4, 8, 8, generator=random, dtype=torch.float64)
+
+
+def one_rank(rank: int, world: int, folder: str, given: bool) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    x, y, weight, v = whole_batch()
+    mine = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    model = DistributedDataParallel(network())
+    criterion = EdgeAwareLoss(weight, sync_normalizer=True)
+    counts = edgeloss.functional.normalizers(y[mine], weight=weight, pixel_weight=v[mine]) if given else None
+    loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
+    loss.backward()
+    gradients = [p.grad for p in model.parameters()]
+    torch.save((loss.detach(), gradients, terms), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("world", "given"), [(2, False), (4, False), (2, True)])
+def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, given: bool) -> None:
+    mp.spawn(one_rank, (world, str(tmp_path), given), nprocs=world)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
+    x, y, weight, v = whole_batch()
+    model = network()
+    loss, terms = EdgeAwareLoss(weight)(model(x), y, pixel_weight=v, return_terms=True)
+    loss.backward()
+    torch.testing.assert_close(sum(loss for loss, _, _ in ranks) / world, loss.detach())
+    for _, gradients, _ in ranks:
+        torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
+    for name in ("cross_entropy", "same_side", "other_side", "edge"):
+        torch.testing.assert_close(sum(terms[name] for _, _, terms in ranks) / world, terms[name])
+
+
+def test_sync_normalizer_without_a_process_group_changes_nothing() -> None:
+    x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
+    assert EdgeAwareLoss(sync_normalizer=True)(x, y) == EdgeAwareLoss()(x, y)

@@ -1,0 +1,176 @@
+"""Every wrong input has an error of its own that says what was expected, what came, and how to get there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeloss import EdgeAwareLoss, backends
+from edgeloss.functional import edge_aware_loss, normalizers
+
+X = torch.zeros(2, 3, 4, 5)
+Y = torch.zeros(2, 4, 5, dtype=torch.long)
+
+
+def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
+    y = Y.clone()
+    for position in positions:
+        y[position] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "options", "error", "message"),
+    [
+        # logits
+        (X.numpy(), Y, {}, TypeError, "logits: expected a tensor, but got numpy.ndarray"),
+        (X.long(), Y, {}, TypeError, "logits: expected float16, bfloat16, float32 or float64, but got int64 [2, 3, 4, 5]"),
+        (X[0], Y[0], {}, ValueError, "logits: expected [B, C, H, W] or [B, C, D, H, W], but got float32 [3, 4, 5]; for a single image pass logits.unsqueeze(0)"),
+        (X[:, :0], Y, {}, ValueError, "but got float32 [2, 0, 4, 5]"),
+        # target
+        (X, Y.numpy(), {}, TypeError, "target: expected a tensor of class indices, but got numpy.ndarray"),
+        (X, Y.float(), {}, TypeError, "target: expected class indices of dtype int64, int32, int16, uint8, bool, but got float32 [2, 4, 5]; for one-hot or soft labels pass target.argmax(1), for indices stored as floats target.long()"),
+        (X, X.softmax(1), {}, TypeError, "but got float32 [2, 3, 4, 5]; for one-hot or soft labels pass target.argmax(1)"),
+        (X, Y.to(torch.int8), {}, TypeError, "but got int8 [2, 4, 5]; pass target.long()"),
+        (X, Y.float().requires_grad_(), {}, ValueError, "target: expected class indices, which have no gradient, but got float32 [2, 4, 5] that requires grad; pass target.detach()"),
+        (X, Y[:, None], {}, ValueError, "target: expected [2, 4, 5] for logits [2, 3, 4, 5], but got [2, 1, 4, 5]; pass target.squeeze(1)"),
+        (X, Y[:, None].expand(2, 3, 4, 5), {}, ValueError, "but got [2, 3, 4, 5]; pass target.argmax(1)"),
+        (X, Y[:1], {}, ValueError, "target: expected [2, 4, 5] for logits [2, 3, 4, 5], but got [1, 4, 5]"),
+        (X, Y[:, :3], {}, ValueError, "but got [2, 3, 5]; for logits of lower resolution than the target pass upsample=True"),
+        (X, Y[:, :3], {"upsample": True}, ValueError, "target: expected at least the logits' resolution [4, 5] with upsample=True, but got [3, 5]"),
+        (X, Y[:1], {"upsample": True}, ValueError, "target: expected [2, 4, 5]"),
+        (X, Y.to("meta"), {}, ValueError, "target: expected device cpu, as the logits, but got meta"),
+        # labels
+        (X, with_label(7, (0, 1, 2), (1, 0, 0)), {}, ValueError, "target: expected labels 0 to 2, or ignore_index=-100, but got 7 at 2 pixels, first at [0, 1, 2]"),
+        (X, with_label(-1, (1, 3, 4)), {"ignore_index": 255}, ValueError, "or ignore_index=255, but got -1 at 1 pixel, first at [1, 3, 4]"),
+        (X, with_label(255, (0, 0, 1)), {}, ValueError, "but got 255 at 1 pixel, first at [0, 0, 1]"),
+        (X, with_label(7, (0, 0, 1)) - with_label(2, (1, 1, 1)), {}, ValueError, "but got 7 at 1 pixel, first at [0, 0, 1], and other labels out of range at 1 pixel more"),
+        (X[:, :1], with_label(2, (0, 0, 0)), {}, ValueError, "target: expected labels 0 or 1 (one logit a pixel is binary), or ignore_index=-100, but got 2"),
+        # tensors beside them
+        (X, Y, {"weight": torch.ones(4)}, ValueError, "weight: expected 3 class weights, but got 4"),
+        (X[:, :1], Y, {"weight": torch.ones(1)}, ValueError, "weight: expected 2 class weights (labels 0 and 1 of one logit), but got 1"),
+        (X, Y, {"weight": torch.ones(3, 1)}, ValueError, "weight: expected a floating tensor [C] of class weights, but got float32 [3, 1]"),
+        (X, Y, {"weight": torch.ones(3).long()}, ValueError, "weight: expected a floating tensor [C] of class weights, but got int64 [3]"),
+        (X, Y, {"weight": [1.0, 1.0, 1.0]}, TypeError, "weight: expected a tensor [C] of class weights, but got list"),
+        (X, Y, {"weight": torch.tensor([1.0, -1.0, 1.0])}, ValueError, "weight: expected finite values ≥ 0, but got -1.0 at [1]"),
+        (X, Y, {"weight": torch.tensor([1.0, 1.0, torch.nan])}, ValueError, "weight: expected finite values ≥ 0, but got nan at [2]"),
+        (X, Y, {"pixel_weight": torch.ones(2, 4, 4)}, ValueError, "pixel_weight: expected [2, 4, 5], but got [2, 4, 4]"),
+        (X, Y, {"pixel_weight": Y}, TypeError, "pixel_weight: expected a floating tensor, but got int64 [2, 4, 5]"),
+        (X, Y, {"pixel_weight": 2.0}, TypeError, "pixel_weight: expected a floating tensor, but got float"),
+        (X, Y, {"pixel_weight": torch.ones(2, 4, 5, device="meta")}, ValueError, "pixel_weight: expected device cpu, as the logits, but got meta"),
+        (X, Y, {"pixel_weight": -torch.ones(2, 4, 5)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got -1.0 at [0, 0, 0] (40 such values)"),
+        (X, Y, {"distance": torch.ones(2, 4, 5)}, ValueError, "distance: expected decay with it"),
+        (X, Y, {"distance": torch.ones(2, 4), "decay": 1.0}, ValueError, "distance: expected [2, 4, 5], but got [2, 4]"),
+        (X, with_label(1, (0, 0, 0)), {"distance": -torch.ones(2, 4, 5), "decay": 1.0}, ValueError, "distance: expected finite values ≥ 0, but got -1.0 at [0, 0, 0]"),
+        (X, with_label(1, (0, 0, 0)), {"distance": torch.full((2, 4, 5), torch.inf), "decay": 1.0}, ValueError, "distance: expected finite values ≥ 0, but got inf at [0, 0, 0]"),
+        (X, Y, {"normalizer": 3.0}, ValueError, "normalizer: expected two numbers or 0-d tensors (W, E), but got 3.0"),
+        (X, Y, {"normalizer": (torch.ones(2), 1.0)}, ValueError, "normalizer: expected 0-d tensors, but got [2]"),
+        (X, Y, {"normalizer": (-1.0, 1.0)}, ValueError, "normalizer: expected finite numbers ≥ 0, but got (-1.0, 1.0)"),
+        # radius and spacing that fit no number of axes here
+        (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int or 2 ints, one a spatial axis, but got (1, 1, 1)"),
+        (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of them, one a spatial axis, but got (1.0, 1.0, 1.0)"),
+    ],
+)  # fmt: skip
+def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        edge_aware_loss(logits, target, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"reduction": "avg"}, ValueError, "reduction: expected one of ('mean', 'sum', 'none'), but got 'avg'"),
+        ({"validate": "later"}, ValueError, "validate: expected one of ('async', 'sync', 'never'), but got 'later'"),
+        ({"backend": "gpu"}, ValueError, "backend: expected one of ('auto', 'fused', 'reference'), but got 'gpu'"),
+        ({"ignore_index": 255.0}, TypeError, "ignore_index: expected an int, but got 255.0"),
+        ({"label_smoothing": 1.5}, ValueError, "label_smoothing: expected a number in [0, 1], but got 1.5"),
+        ({"ce_weight": -1.0}, ValueError, "ce_weight: expected a finite number ≥ 0, but got -1.0"),
+        ({"edge_weight": -0.5}, ValueError, "edge_weight: expected a finite number ≥ 0, but got -0.5"),
+        (
+            {"other_side_weight": float("nan")},
+            ValueError,
+            "other_side_weight: expected a finite number ≥ 0, but got nan",
+        ),
+        ({"same_side_weight": float("inf")}, ValueError, "same_side_weight: expected a finite number ≥ 0, but got inf"),
+        ({"radius": 0}, ValueError, "radius: expected ≥ 1 along at least one axis and ≥ 0 along every one, but got 0"),
+        ({"radius": (0, 0)}, ValueError, "radius: expected ≥ 1 along at least one axis"),
+        ({"radius": (1, -1)}, ValueError, "≥ 0 along every one, but got (1, -1)"),
+        ({"radius": ()}, ValueError, "radius: expected ≥ 1 along at least one axis"),
+        ({"radius": 1.5}, TypeError, "radius: expected an int or one int an axis, but got 1.5"),
+        ({"power": float("inf")}, ValueError, "power: expected a finite number, but got inf"),
+        ({"decay": 0.0}, ValueError, "decay: expected a finite number > 0 or None, but got 0.0"),
+        ({"spacing": 0.0}, ValueError, "spacing: expected a number > 0"),
+        ({"spacing": (1.0, -1.0)}, ValueError, "spacing: expected a number > 0"),
+        ({"upsample": 2}, TypeError, "upsample: expected a bool, but got 2"),
+        ({"sync_normalizer": None}, TypeError, "sync_normalizer: expected a bool, but got None"),
+        ({"weight": -torch.ones(3)}, ValueError, "weight: expected finite values ≥ 0, but got -1.0 at [0]"),
+    ],
+)
+def test_options_in_module_and_function(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        EdgeAwareLoss(**options)
+    with pytest.raises(error, match=re.escape(message)):
+        edge_aware_loss(X, Y, **options)
+
+
+def test_weight_on_another_device() -> None:
+    with pytest.raises(
+        ValueError, match=r"weight: expected device meta, as the logits, but got cpu; move the loss with"
+    ):
+        edge_aware_loss(X.to("meta"), Y.to("meta"), weight=torch.ones(3))
+
+
+def test_numpy_bool_masks_are_no_labels() -> None:
+    # A bool array read as bytes turned into garbage labels once: it must arrive as 0 and 1.
+    mask = np.zeros((1, 4, 4), dtype=bool)
+    mask[0, 1:3, 1:3] = True
+    x = torch.randn(1, 1, 4, 4)
+    assert edge_aware_loss(x, torch.from_numpy(mask)) == edge_aware_loss(x, torch.from_numpy(mask.astype(np.int64)))
+
+
+def test_labels_out_of_range_count_as_ignored_when_not_validated() -> None:
+    x, y = torch.randn(2, 3, 4, 5, requires_grad=True), torch.randint(3, (2, 4, 5))
+    wrong = torch.where(torch.rand(2, 4, 5) < 0.3, 9, y)
+    loss = edge_aware_loss(x, wrong, validate="never")
+    assert loss == edge_aware_loss(x, torch.where(wrong == 9, -100, wrong))
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert not gradient.movedim(1, -1)[wrong == 9].any()
+
+
+@pytest.mark.parametrize("validate", ["async", "sync"])
+def test_labels_out_of_range_raise_in_the_call(validate: Any) -> None:
+    with pytest.raises(ValueError, match="but got 9 at 1 pixel"):
+        edge_aware_loss(X, with_label(9, (0, 0, 0)), validate=validate)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "message"),
+    [
+        (Y.float(), {}, TypeError, "target: expected class indices of dtype"),
+        (Y[0], {}, ValueError, "target: expected [B, H, W] or [B, D, H, W], but got [4, 5]"),
+        (Y, {"radius": 0}, ValueError, "radius: expected"),
+        (Y + 3, {"weight": torch.ones(3)}, ValueError, "but got 3 at 40 pixels"),
+        (Y - 1, {}, ValueError, "but got -1 at 40 pixels"),
+        (Y, {"pixel_weight": -torch.ones(2, 4, 5)}, ValueError, "pixel_weight: expected finite values ≥ 0"),
+    ],
+)
+def test_normalizers(target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        normalizers(target, **options)
+
+
+def test_backends_tell_why() -> None:
+    live = backends()
+    assert set(live) == {"reference", "cpu", "cuda"}
+    assert live["reference"] == "available"
+    assert all(state == "available" or state.startswith("unavailable: ") for state in live.values())
+
+
+def test_fused_backend_gives_the_reason() -> None:
+    with pytest.raises(RuntimeError, match=re.escape(backends()["cpu"])):
+        edge_aware_loss(X, Y, backend="fused")
+    assert edge_aware_loss(X, Y, backend="auto") == edge_aware_loss(X, Y, backend="reference")

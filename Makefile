@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`. Each sets up .venv first.
+
+PYTHON ?= python3
+# Another build of torch: make setup TORCH="torch==2.11.0", or any words that pip install takes.
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+
+setup: $(READY)  ## create .venv with edgeloss and everything its demo and tests need
+
+$(READY): pyproject.toml
+	@echo "==> creating .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "==> installing $(TORCH)"
+	@$(BIN)/python -m pip install --quiet $(TORCH)
+	@echo "==> installing edgeloss with its extras"
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(MAKE) --no-print-directory opencv-libraries
+	@touch $@
+	@echo "==> ready: $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
+
+# OpenCV's wheel needs two system libraries that a bare Debian or Ubuntu lacks.
+.PHONY: opencv-libraries
+opencv-libraries:
+	@echo "==> installing OpenCV's system libraries (libgl1, libglib2.0-0)"
+	@command -v apt-get >/dev/null || { echo "OpenCV does not load; install libGL and GLib"; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "OpenCV does not load; run: sudo apt-get install libgl1 libglib2.0-0"; exit 1; }
+	@apt-get update -qq && apt-get install -qq -y libgl1 libglib2.0-0 >/dev/null
+	@$(BIN)/python -c 'import cv2'
+
+demo: setup  ## train on data/shapes with EdgeAwareLoss and write loss-map pictures to runs/shapes
+	@echo "==> training on data/shapes"
+	@$(BIN)/python examples/train.py --config configs/shapes.yaml
+
+test: setup  ## run all tests (CI=true: the slow ones too)
+	@echo "==> testing"
+	@$(BIN)/python -m pytest -n auto
+
+lint: setup  ## ruff, formatting and types
+	@echo "==> checking"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:  ## remove .venv, caches and runs
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs

@@ -1,0 +1,1 @@
+"""Model, data and checkpoint code shared by the examples."""

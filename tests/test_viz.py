@@ -495,3 +495,8 @@ def test_nothing_is_left_behind() -> None:
     gc.collect()
     assert alive() is None
     assert dict(matplotlib.rcParams) == settings
+
+
+def test_what_the_loss_refuses_is_refused() -> None:
+    with pytest.raises(TypeError, match="target: expected class indices"):
+        panel(torch.zeros(2, 4, 4), torch.zeros(4, 4))

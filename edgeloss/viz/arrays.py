@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.reference import readable_logits
 
 
 class Arrays(NamedTuple):
@@ -67,20 +67,13 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
         loss, maps = criterion(leaf, target, return_maps=True)
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
 
-    scores = leaf.detach()
-    if criterion.upsample:
-        scores = F.interpolate(scores, target.shape[1:], mode="bilinear", align_corners=False)
-    if scores.shape[1] == 1:
-        scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
-    classes = scores.shape[1]
-    prediction = scores.argmax(1).masked_fill(scores.isnan().any(1), -1)
-
-    labels = target.long()
-    labels = labels.masked_fill((labels == criterion.ignore_index) | (labels < 0) | (labels >= classes), -1)
+    target = target.long()
+    ignored = (target == criterion.ignore_index) | (target < 0) | (target >= max(2, logits.shape[1]))
+    scores = readable_logits(leaf.detach(), ~ignored)
     return Arrays(
-        classes=classes,
-        target=labels.cpu().numpy(),
-        prediction=prediction.cpu().numpy(),
+        classes=scores.shape[1],
+        target=target.masked_fill(ignored, -1).cpu().numpy(),
+        prediction=scores.argmax(1).masked_fill(scores.isnan().any(1), -1).cpu().numpy(),
         cross_entropy=maps.cross_entropy.cpu().numpy(),
         edge=maps.edge.cpu().numpy(),
         edge_mask=maps.edge_mask.cpu().numpy(),

@@ -35,9 +35,10 @@ opencv-libraries:
 	@apt-get update -qq && apt-get install -qq -y libgl1 libglib2.0-0 >/dev/null
 	@$(BIN)/python -c 'import cv2'
 
+# Passive waiting: where other programs use the cores too, spinning threads slow a small network down many times.
 demo: setup  ## train on data/shapes with EdgeAwareLoss and write loss-map pictures to runs/shapes
 	@echo "==> training on data/shapes"
-	@$(BIN)/python examples/train.py --config configs/shapes.yaml
+	@OMP_WAIT_POLICY=passive $(BIN)/python examples/train.py --config configs/shapes.yaml
 
 test: setup  ## run all tests (CI=true: the slow ones too)
 	@echo "==> testing"

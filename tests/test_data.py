@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import make_shapes
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
-from segkit.data import MEAN, STD, Augment, SegmentationFolder, denormalize, read_classes
 from torch.utils.data import DataLoader
+
+import make_shapes
+from segkit.data import MEAN, STD, Augment, SegmentationFolder, denormalize, read_classes
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ROOT / "data" / "shapes"

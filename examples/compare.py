@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Draw the curves of two or more runs into one figure, and print their first and last epoch as a Markdown table."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+# What is drawn: a key of metrics.json, its title, and whether it is a share.
+CURVES = (
+    ("val/miou", "mean IoU", True),
+    ("val/edge", "edge term, mean over edge pixels", False),
+    ("val/edge_accuracy", "accuracy on edge pixels", True),
+)
+
+
+def read_run(folder: Path) -> list[dict[str, Any]]:
+    """The figures of a run, one dict an epoch.
+
+    Raises:
+        ValueError: if the folder holds no metrics of a run.
+    """
+    path = folder / "metrics.json"
+    try:
+        epochs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not the metrics of a run ({error})") from error
+    return epochs
+
+
+def draw(runs: dict[str, list[dict[str, Any]]]) -> Figure:
+    """One picture for each curve, one line for each run."""
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    all_axes = figure.subplots(1, len(CURVES))
+    for axes, (key, title, is_share) in zip(all_axes, CURVES, strict=True):
+        for name, epochs in runs.items():
+            values = [float("nan") if row[key] is None else row[key] for row in epochs]
+            axes.plot([row["epoch"] for row in epochs], values, marker=".", label=name)
+        axes.set_title(title, fontsize="medium")
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if is_share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+    return figure
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """A Markdown table: a row for each run, and in each cell the first and the last epoch."""
+    lines = [
+        "| run | epochs | " + " | ".join(title for _, title, _ in CURVES) + " |",
+        "|---|---|" + "---|" * len(CURVES),
+    ]
+    for name, epochs in runs.items():
+        cells = [name, str(len(epochs))]
+        for key, _, is_share in CURVES:
+            ends = (epochs[0][key], epochs[-1][key])
+            cells.append(" → ".join("none" if v is None else f"{v:.1%}" if is_share else f"{v:.4f}" for v in ends))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, draw and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; its name is its label"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="figure, .png, .pdf or .svg")
+    options = parser.parse_args(arguments)
+    try:
+        names = [folder.resolve().name for folder in options.runs]
+        if len(set(names)) < len(names):
+            names = [str(folder) for folder in options.runs]
+        runs = {name: read_run(folder) for name, folder in zip(names, options.runs, strict=True)}
+        draw(runs).savefig(options.output, dpi=200)
+    except (OSError, ValueError) as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        return 1
+    print(table(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

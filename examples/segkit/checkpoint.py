@@ -1,0 +1,65 @@
+"""Files that are either the old ones or the new ones, never half of each."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that isn't there or can't be read, told in one line."""
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `path` only when it is written in full and on the disk.
+
+    Args:
+        path: the file to write or replace.
+
+    Yields:
+        A binary file. If the block raises, `path` stays as it was.
+    """
+    temporary = path.with_name(path.name + ".tmp")  # the same folder: a rename is atomic within one file system only
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    """Write tensors and plain values (dict, list, str, number, None), which ``weights_only=True`` can load."""
+    with atomic_write(path) as file:
+        torch.save(dict(checkpoint), file)
+
+
+def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote, running no code from the file.
+
+    Args:
+        path: the checkpoint.
+        map_location: the device its tensors are put on.
+
+    Returns:
+        The checkpoint's dict. A run's has ``model``, ``optimizer``, ``scheduler``, ``epoch``, ``step``, ``config``,
+        ``classes``, ``ignore_index`` and ``metrics``.
+
+    Raises:
+        CheckpointError: if there is no such file, or it isn't a checkpoint, or it is damaged.
+    """
+    try:
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"no checkpoint at {path}") from error
+    except Exception as error:  # what a damaged file makes of the unpickler can be any error
+        raise CheckpointError(f"{path} is damaged, or not a checkpoint") from error
+    if not isinstance(checkpoint, dict) or "model" not in checkpoint:
+        raise CheckpointError(f"{path} holds no model")
+    return checkpoint

@@ -1,0 +1,55 @@
+"""A compact U-Net."""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def _convs(*channels: int) -> nn.Sequential:
+    """3×3 convolutions through the given channel counts, each with group normalisation and a ReLU."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(channels):
+        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """U-Net (Ronneberger et al. 2015) with group normalisation, for images of any size.
+
+    Going down there are two convolutions a level, coming up one. Level k has ``width * 2**k`` channels.
+
+    Args:
+        num_classes: number of output channels.
+        width: channels at full resolution, a multiple of 8.
+        levels: number of resolutions, each half of the one before.
+        in_channels: channels of the image.
+    """
+
+    def __init__(self, num_classes: int, *, width: int = 16, levels: int = 5, in_channels: int = 3) -> None:
+        """Build the layers."""
+        super().__init__()
+        widths = [width * 2**level for level in range(levels)]
+        self.down = nn.ModuleList(_convs(before, after, after) for before, after in pairwise([in_channels, *widths]))
+        self.up = nn.ModuleList(_convs(low + skip, skip) for low, skip in pairwise(reversed(widths)))
+        self.head = nn.Conv2d(width, num_classes, 1)
+
+    def forward(
+        self,
+        image: Tensor,  # [B, in_channels, H, W]
+    ) -> Tensor:  # [B, num_classes, H, W]
+        """Compute the logits of every pixel."""
+        x = image.contiguous(memory_format=torch.channels_last)  # convolutions are a good part faster this way
+        skips: list[Tensor] = []
+        for level, block in enumerate(self.down):
+            # Rounding up keeps at least one pixel however small the image is.
+            x = block(F.max_pool2d(x, 2, ceil_mode=True) if level else x)
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            skip = skips.pop()
+            # "nearest": its gradient is reproducible on every device, and the convolution behind it smooths.
+            x = block(torch.cat([F.interpolate(x, size=skip.shape[-2:], mode="nearest"), skip], dim=1))
+        logits: Tensor = self.head(x)
+        return logits

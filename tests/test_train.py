@@ -1,0 +1,334 @@
+"""The example trainer: what a run writes, how it repeats, how it fails and how it stops."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from PIL import Image
+
+import compare
+import train
+from edgeloss import EdgeAwareLoss
+from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from segkit.config import Config, load_config
+from segkit.data import Augment, SegmentationFolder
+from segkit.engine import batches, lr_factor
+from segkit.model import UNet
+
+ROOT = Path(__file__).resolve().parent.parent
+VOID = 255
+CLASSES = ["ground", "box", "bar"]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration with a data set of its own: 5 training and 3 validation images, in batches of 2."""
+    root = tmp_path_factory.mktemp("train")
+    rng = np.random.default_rng(0)
+    colors = np.array([[60, 90, 60], [200, 60, 60], [70, 70, 220]])
+    for split, count in {"train": 5, "val": 3}.items():
+        for kind in ("images", "masks"):
+            (root / split / kind).mkdir(parents=True)
+        for i in range(count):
+            mask = np.zeros((32, 32), np.uint8)
+            top, left = rng.integers(2, 14, 2)
+            mask[top : top + 12, left : left + 12] = 1
+            mask[:, 26:29] = 2
+            image = np.clip(colors[mask] + rng.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
+            mask[:3] = VOID
+            Image.fromarray(image).save(root / split / "images" / f"{split}{i}.png")
+            Image.fromarray(mask).save(root / split / "masks" / f"{split}{i}.png")
+    (root / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(CLASSES)) + f"{VOID} void\n")
+    values = {
+        "output": str(root / "run"),
+        "epochs": 2,
+        "batch_size": 2,
+        "panels": 2,
+        "device": "cpu",
+        "data": {
+            "train": str(root / "train"),
+            "val": str(root / "val"),
+            "classes": str(root / "classes.txt"),
+            "workers": 0,
+        },
+        "model": {"width": 8, "levels": 3},
+    }
+    path = root / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def run_in(folder: Path, config: Path, *overrides: str) -> int:
+    return train.main(["--config", str(config), f"output={folder}", "panels=0", *overrides])
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The figures of each epoch, without the clock's."""
+    epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in epochs]
+
+
+@pytest.fixture(scope="module")
+def run(config: Path) -> Path:
+    assert train.main(["--config", str(config)]) == 0
+    return config.parent / "run"
+
+
+def test_run_writes_its_files(run: Path) -> None:
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    (events,) = (name for name in files if name.startswith("tensorboard/events."))
+    panels = {f"panels/epoch_{epoch:03d}_val{i}.png" for epoch in (1, 2) for i in (0, 2)}
+    assert files - {events} == {"metrics.csv", "metrics.json", "best.pt", "last.pt"} | panels
+
+
+def test_metrics_csv_and_json_agree(run: Path) -> None:
+    report = json.loads((run / "metrics.json").read_text())
+    assert report["classes"] == CLASSES
+    assert report["config"]["epochs"] == 2
+    assert report["versions"]["torch"] == torch.__version__
+    with (run / "metrics.csv").open() as file:
+        rows = [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
+    assert rows == report["epochs"]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    terms = {"loss", "cross_entropy", "same_side", "other_side", "edge", "edge_fraction"}
+    measures = {"miou", "accuracy", "edge_accuracy", "interior_accuracy"} | {f"iou/{name}" for name in CLASSES}
+    expected = {f"train/{name}" for name in terms} | {f"val/{name}" for name in terms | measures}
+    assert rows[0].keys() == expected | {"epoch", "lr", "seconds", "images_per_second"}
+
+
+def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
+    """The whole set as one batch, measured by hand: so the logged figures are no means over batches of 2 and 1."""
+    checkpoint = load_checkpoint(run / "last.pt")
+    assert checkpoint["epoch"] == 2
+    assert checkpoint["step"] == 6
+    assert checkpoint["metrics"] == json.loads((run / "metrics.json").read_text())["epochs"][-1]
+    model = UNet(len(checkpoint["classes"]), **checkpoint["config"]["model"])
+    model.load_state_dict(checkpoint["model"])
+    dataset = SegmentationFolder(checkpoint["config"]["data"]["val"], num_classes=3, ignore_index=VOID)
+    images, labels = (torch.stack(parts) for parts in zip(*map(dataset.__getitem__, range(3)), strict=True))
+    with torch.no_grad():
+        logits = model.eval()(images)
+    loss, maps, terms = EdgeAwareLoss(ignore_index=VOID)(logits, labels, return_maps=True, return_terms=True)
+    prediction, valid = logits.argmax(1), labels != VOID
+    ious = []
+    for c in range(3):
+        truth, found = (labels == c) & valid, (prediction == c) & valid
+        ious.append(((truth & found).sum() / (truth | found).sum()).item())
+    right = (prediction == labels)[maps.edge_mask]
+    expected = {"loss": loss, **terms, "miou": sum(ious) / 3, "edge_accuracy": right.double().mean()}
+    for name, value in expected.items():
+        assert checkpoint["metrics"][f"val/{name}"] == pytest.approx(float(value), rel=1e-4), name
+
+
+def test_best_checkpoint_is_of_the_best_epoch(run: Path) -> None:
+    mious = [row["val/miou"] for row in metrics_of(run)]
+    assert load_checkpoint(run / "best.pt")["epoch"] == 1 + mious.index(max(mious))
+
+
+def test_same_seed_same_metrics(run: Path, config: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path / "again", config, "data.workers=1") == 0
+    assert run_in(tmp_path / "other", config, "seed=1") == 0
+    assert metrics_of(tmp_path / "again") == metrics_of(run)
+    assert metrics_of(tmp_path / "other") != metrics_of(run)
+
+
+def test_batches_depend_on_seed_and_epoch_alone(config: Path) -> None:
+    dataset = SegmentationFolder(config.parent / "train", num_classes=3, ignore_index=VOID, augment=Augment())
+
+    def read(seed: int, epoch: int) -> tuple[list[str], dict[str, torch.Tensor]]:
+        loaded = list(batches(dataset, 2, 0, seed=seed, epoch=epoch))
+        names = [name for batch, _, _ in loaded for name in batch]
+        return names, dict(zip(names, torch.cat([images for _, images, _ in loaded]), strict=True))
+
+    first, second, again, other = read(0, 1), read(0, 2), read(0, 1), read(3, 1)
+    assert sorted(first[0]) == dataset.names
+    assert first[0] == again[0]
+    assert first[0] not in (second[0], other[0])
+    for name, image in first[1].items():
+        assert torch.equal(image, again[1][name])
+        assert not torch.equal(image, second[1][name])
+
+
+def test_learning_lowers_the_loss(config: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path, config, "epochs=8", "optim.lr=0.01", "optim.clip=1.0", "loss.weight=[1,2,2]") == 0
+    first, *_, last = metrics_of(tmp_path)
+    assert last["val/loss"] < 0.7 * first["val/loss"]
+    assert last["val/miou"] > first["val/miou"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("epoch=3", "epoch"),
+        ("data.trian=x", "data.trian"),
+        ("epochs=many", "epochs"),
+        ("epochs=0", "epochs"),
+        ("data=4", "data"),
+        ("data.size=[32]", "data.size"),
+        ("epochs", "key=value"),
+        ("loss.egde_weight=1", "egde_weight"),
+        ("loss.edge_weight=-1", "edge_weight"),
+        ("loss.weight=[1,2]", "weight"),
+        ("loss.reduction=sum", "reduction"),
+        ("data.train=nowhere", "nowhere"),
+        ("data.classes=nowhere.txt", "nowhere.txt"),
+        ("data.augment.flip=2", "flip"),
+        ("device=toaster", "device"),
+        ("output=/dev/null/run", "output"),
+        ("optim.lr=1e37", "epoch 1: the loss is nan at step 2 on the images train"),
+    ],
+)
+def test_user_errors_are_one_line(
+    override: str, expected: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_in(tmp_path / "run", config, override) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+@pytest.mark.parametrize(("text", "expected"), [("output: [", "YAML"), ("epochs: 1", "output"), (None, "No such file")])
+def test_config_file_errors_are_one_line(
+    text: str | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert train.main(["--config", str(path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "config.yaml" in line
+    assert expected in line
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_mask_is_named_in_one_line(
+    workers: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = tmp_path / "classes.txt"
+    classes.write_text("0 ground\n1 box\n255 void\n")  # the masks hold a class 2
+    assert run_in(tmp_path / "run", config, f"data.classes={classes}", f"data.workers={workers}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(Path("train", "masks", "train")) in line
+
+
+def test_a_run_is_replaced_only_if_asked(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert run_in(tmp_path, config) == 0
+    assert run_in(tmp_path, config, "epochs=1") == 1
+    assert "overwrite=true" in capsys.readouterr().err
+    assert len(metrics_of(tmp_path)) == 2
+    assert run_in(tmp_path, config, "epochs=1", "overwrite=true") == 0
+    assert len(metrics_of(tmp_path)) == 1
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["shapes", "camvid"])
+def test_configs_set_every_key(name: str) -> None:
+    path = ROOT / "configs" / f"{name}.yaml"
+    keys = yaml.safe_load(path.read_text())
+    schema = OmegaConf.to_container(OmegaConf.structured(Config))
+    assert isinstance(schema, dict)
+    assert keys.keys() == schema.keys()
+    for section in ("data", "model", "optim"):
+        assert keys[section].keys() == schema[section].keys()
+    assert train.make_criterion(load_config(path).loss, 11, VOID).edge_weight > 0
+
+
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"model": {"w": torch.ones(3)}})
+    before = path.read_bytes()
+
+    def half(value: object, file: Any) -> None:
+        file.write(before[: len(before) // 2])
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint(path, {"model": {"w": torch.zeros(3)}})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    save_checkpoint(path, {"model": {"w": torch.zeros(3)}})
+    assert load_checkpoint(path)["model"]["w"].tolist() == [0, 0, 0]
+
+
+def test_unreadable_checkpoints_are_told_apart(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load_checkpoint(tmp_path / "none.pt")
+    whole = (run / "last.pt").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"text"):
+        (tmp_path / "damaged.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(tmp_path / "damaged.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="no model"):
+        load_checkpoint(tmp_path / "list.pt")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_leaves_a_loadable_checkpoint(number: signal.Signals, config: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "train.py"), "--config", str(config)]
+    command += [f"output={tmp_path}", "panels=0", "epochs=100000", "data.workers=1"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("epoch 2/"):
+                break
+        else:
+            pytest.fail("".join(lines))
+        # A terminal sends Ctrl-C to the workers too; a scheduler ends the process it has started.
+        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert str(tmp_path / "last.pt") in output
+    assert "Traceback" not in output
+    checkpoint = load_checkpoint(tmp_path / "last.pt")
+    assert checkpoint["epoch"] >= 2
+    assert checkpoint["step"] >= 6
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (33, 47)])
+def test_unet_takes_any_size(size: tuple[int, int]) -> None:
+    assert UNet(7, width=8)(torch.randn(2, 3, *size)).shape == (2, 7, *size)
+
+
+def test_lr_rises_then_falls_to_zero() -> None:
+    factors = [lr_factor(step, total=100, warmup=10, power=0.9) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors.index(max(factors)) == 9
+    assert factors[100] == 0
+    assert factors[50] == pytest.approx(0.5**0.9)
+    assert math.isclose(lr_factor(0, total=5, warmup=0, power=1.0), 1.0)
+
+
+def test_compare_draws_and_tabulates(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "curves.png"
+    assert compare.main([str(run), str(run), "-o", str(figure)]) == 0
+    with Image.open(figure) as image:
+        assert image.size[0] > 500
+    first, last = metrics_of(run)
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows[0].startswith(f"| {run} | 2 | {first['val/miou']:.1%} → {last['val/miou']:.1%} |")
+    assert compare.main([str(tmp_path), "-o", str(figure)]) == 1
+    assert "metrics.json" in capsys.readouterr().err

@@ -101,14 +101,15 @@ def boundary_distance(
 def _distance_to(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) -> Array:
     """The exact Euclidean distance of every pixel to the nearest site; there is at least one.
 
-    OpenCV serves pictures of square pixels, some ten times faster than SciPy; its float32 squares are exact for
-    distances up to 4096 pixels.
+    OpenCV is several times faster than SciPy, for pictures of square pixels. Its float32 squared distances, which are
+    whole numbers, are off by up to 0.15 on a picture of 1024 × 1024, and grow with its area: up to there rounding makes
+    them exact.
     """
-    if sites.ndim == 2 and spacing[0] == spacing[1] and math.hypot(*sites.shape) < 4096:
+    if sites.ndim == 2 and spacing[0] == spacing[1] and math.hypot(*sites.shape) < 1450:
         import cv2  # here, since `import edgeloss` is to import torch and nothing heavier
 
-        pixels: Array = cv2.distanceTransform((~sites).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
-        return np.multiply(pixels, spacing[0], dtype=np.float32)
+        pixels = cv2.distanceTransform((~sites).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+        return np.sqrt(np.rint(np.square(pixels, dtype=np.float64))) * spacing[0]
     from scipy.ndimage import distance_transform_edt
 
     field: Array = distance_transform_edt(~sites, sampling=spacing)

@@ -56,6 +56,17 @@ def test_exact(size: tuple[int, ...], spacing: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [(60, 90), (1024, 1024)])  # the largest picture that OpenCV gets
+@pytest.mark.parametrize("sites", [1, 3, 40])
+def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
+    random = np.random.default_rng(sites)
+    y = np.zeros((1, *size), dtype=np.uint8)
+    y[0, random.integers(0, size[0], sites), random.integers(0, size[1], sites)] = 1
+    expected = np.where(y == 1, 0, distance_transform_edt(y[0] == 0)[None]).astype(np.float32)
+    field = boundary_distance(y, ignore_index=255)
+    assert np.array_equal(field[y == 0], expected[y == 0])
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64, np.uint16])
 def test_numpy_and_torch_agree(dtype: Any) -> None:
     y = regions(9, 11, classes=4).astype(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Literal
 
 import torch
@@ -52,8 +53,10 @@ def check_options(
     for name, flag in {"upsample": upsample, "sync_normalizer": sync_normalizer}.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{name}: expected a bool, but got {flag!r}")
-    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
+    if not _is_integer(ignore_index):
         raise TypeError(f"ignore_index: expected an int, but got {ignore_index!r}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"ignore_index: expected an int of 64 bits, but got {ignore_index!r}")
     weights = {
         "ce_weight": ce_weight,
         "edge_weight": edge_weight,
@@ -65,14 +68,13 @@ def check_options(
             raise ValueError(f"{name}: expected a finite number ≥ 0, but got {number!r}")
     if not _is_number(label_smoothing) or not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing: expected a number in [0, 1], but got {label_smoothing!r}")
-    if not _is_number(power) or not math.isfinite(power):
-        raise ValueError(f"power: expected a finite number, but got {power!r}")
+    if not _is_number(power) or not abs(power) <= 1e6:  # beyond it, power times a logit of 1e30 leaves float32
+        raise ValueError(f"power: expected a number in [-1e6, 1e6], but got {power!r}")
     if decay is not None and (not _is_number(decay) or not 0 < decay < math.inf):
         raise ValueError(f"decay: expected a finite number > 0 or None, but got {decay!r}")
-    for dims in [2] if not isinstance(radius, Sequence) else [len(radius)]:
-        radius_per_axis(radius, dims)
+    radius_per_axis(radius, len(radius) if isinstance(radius, Sequence) else 2)
     if spacing is not None:
-        spacing_per_axis(spacing, 2 if not isinstance(spacing, Sequence) else len(spacing))
+        spacing_per_axis(spacing, len(spacing) if isinstance(spacing, Sequence) else 2)
     if weight is not None:
         check_weight(weight)
 
@@ -99,13 +101,13 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
         ValueError: if one is negative, none is ≥ 1, or their number is not that of the axes.
     """
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
-    if not all(isinstance(r, int) and not isinstance(r, bool) for r in values):
+    if not all(_is_integer(r) for r in values):
         raise TypeError(f"radius: expected an int or one int an axis, but got {radius!r}")
     if min(values, default=0) < 0 or max(values, default=0) < 1:
         raise ValueError(f"radius: expected ≥ 1 along at least one axis and ≥ 0 along every one, but got {radius!r}")
     if len(values) != dims:
         raise ValueError(f"radius: expected an int or {dims} ints, one a spatial axis, but got {radius!r}")
-    return values
+    return [int(r) for r in values]
 
 
 def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list[float]:
@@ -136,7 +138,7 @@ def check_logits(logits: Tensor) -> None:
         raise ValueError(f"logits: expected [B, C, H, W] or [B, C, D, H, W], but got {describe(logits)}{hint}")
 
 
-def check_target(target: Tensor) -> None:
+def check_target(target: Tensor, *, name: str = "target") -> None:
     """Check that the target holds class indices.
 
     Raises:
@@ -144,22 +146,23 @@ def check_target(target: Tensor) -> None:
         ValueError: if it requires grad.
     """
     if not isinstance(target, Tensor):
-        raise TypeError(f"target: expected a tensor of class indices, but got {_kind(target)}")
+        raise TypeError(f"{name}: expected a tensor of class indices, but got {_kind(target)}")
     if target.requires_grad:
         raise ValueError(
-            f"target: expected class indices, which have no gradient, but got {describe(target)} that requires grad;"
-            " pass target.detach(), as class indices"
+            f"{name}: expected class indices, which have no gradient, but got {describe(target)} that requires grad;"
+            f" pass {name}.detach(), as class indices"
         )
     if target.dtype not in LABEL_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in LABEL_DTYPES)
-        hint = "; for one-hot or soft labels pass target.argmax(1), for indices stored as floats target.long()"
-        raise TypeError(
-            f"target: expected class indices of dtype {names}, but got {describe(target)}"
-            f"{hint if target.is_floating_point() else '; pass target.long()'}"
-        )
+        hint = f"{name}.long()"
+        if target.is_floating_point():
+            hint = f"{name}.argmax(1) for one-hot or soft labels, {hint} for indices stored as floats"
+            if target.dim() in (4, 5) and target.shape[1] == 1:
+                hint = f"{name}.squeeze(1).long()"
+        raise TypeError(f"{name}: expected class indices of dtype {names}, but got {describe(target)}; pass {hint}")
 
 
-def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False) -> None:
+def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False, name: str = "target") -> None:
     """Check that logits and target fit together.
 
     Raises:
@@ -168,45 +171,53 @@ def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False) -> Non
     batch, classes, *size = logits.shape
     expected, got = [batch, *size], list(target.shape)
     if target.device != logits.device:
-        raise ValueError(f"target: expected device {logits.device}, as the logits, but got {target.device}")
-    if upsample and target.dim() == len(expected) and target.shape[0] == batch:
-        if any(low > high for low, high in zip(size, target.shape[1:], strict=True)):
-            raise ValueError(
-                f"target: expected at least the logits' resolution {size} with upsample=True, but got {got[1:]}"
-            )
-    elif got != expected:
-        hint = ""
-        if target.dim() == logits.dim() and got[0] == batch and got[1] in (1, classes):
-            hint = f"; pass target.{'squeeze(1)' if got[1] == 1 else 'argmax(1)'}"
-        elif len(got) == len(expected) and got[0] == batch:
-            hint = "; for logits of lower resolution than the target pass upsample=True"
-        raise ValueError(f"target: expected {expected} for logits {list(logits.shape)}, but got {got}{hint}")
+        raise ValueError(f"{name}: expected device {logits.device}, as the logits, but got {target.device}")
+    fits_but_for_size = len(got) == len(expected) and got[0] == batch
+    if got == expected or (upsample and fits_but_for_size and _is_upsampled(size, got[1:])):
+        return
+    hint = ""
+    if target.dim() == logits.dim() and got[0] == batch and got[1] in (1, classes):
+        hint = f"; pass {name}.{'squeeze(1)' if got[1] == 1 else 'argmax(1)'}"
+    elif got == size and batch == 1:
+        hint = f"; pass {name}.unsqueeze(0)"
+    elif fits_but_for_size and not upsample:
+        hint = "; for logits of lower resolution than the target pass upsample=True"
+    wanted = f"[{batch}, *size] of at least the logits' resolution {size}" if upsample else str(expected)
+    raise ValueError(f"{name}: expected {wanted} for logits {list(logits.shape)}, but got {got}{hint}")
 
 
-def check_labels(y: Tensor, classes: int | None, ignore_index: int) -> None:
+def _is_upsampled(low: Sequence[int], high: Sequence[int]) -> bool:
+    """No axis shrinks, and there is something to interpolate where there is something to fill."""
+    return all(a <= b for a, b in zip(low, high, strict=True)) and (0 not in low or 0 in high)
+
+
+def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None, *, name: str = "target") -> None:
     """Check that every label is a class or ignored; waits for the device.
 
     Args:
         y: labels [B, *S] int64.
         classes: C, the number of logits a pixel; 1 means labels 0 and 1, None any label ≥ 0.
-        ignore_index: the label that does not count.
+        ignore_index: the label that does not count, if there is one.
+        name: of the argument.
 
     Raises:
         ValueError: with the first wrong label, its count and its position.
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
-    wrong = (y != ignore_index) & out_of_range
+    wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
     if not wrong.any():
         return
     expected = "≥ 0" if classes is None else f"0 to {classes - 1}"
     if classes == 1:
         expected = "0 or 1 (one logit a pixel is binary)"
+    if ignore_index is not None:
+        expected += f", or ignore_index={ignore_index}"
     first = wrong.nonzero()[0].tolist()
     value = int(y[tuple(first)])
     count = int((y == value).sum())
     others = int(wrong.sum()) - count
     raise ValueError(
-        f"target: expected labels {expected}, or ignore_index={ignore_index}, but got {value} at {_pixels(count)},"
+        f"{name}: expected labels {expected}, but got {value} at {_pixels(count)},"
         f" first at {first}{f', and other labels out of range at {_pixels(others)} more' if others else ''}"
     )
 
@@ -244,6 +255,46 @@ def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | 
         raise ValueError(f"{name}: expected device {target.device}, as the logits, but got {values.device}")
 
 
+def check_mask(mask: Tensor, like: Tensor) -> None:
+    """Check type, shape and device of a mask of pixels.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if it is not bool, or shape or device differ.
+    """
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask: expected a bool tensor, but got {_kind(mask)}")
+    if mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device:
+        raise ValueError(
+            f"mask: expected bool {list(like.shape)} on {like.device}, but got {describe(mask)} on {mask.device}"
+        )
+
+
+def normalizer_tensors(
+    normalizer: tuple[float | Tensor, float | Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The caller's denominators (W, E) as 0-d tensors.
+
+    Raises:
+        TypeError: if they are no pair of numbers or tensors.
+        ValueError: if one is no number, not finite or negative.
+    """
+    if (
+        not isinstance(normalizer, Sequence)
+        or len(normalizer) != 2
+        or not all(_is_number(value) or isinstance(value, Tensor) for value in normalizer)
+    ):
+        raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    w, e = (torch.as_tensor(value, dtype=dtype, device=device).detach() for value in normalizer)
+    for value in (w, e):
+        if value.dim():
+            raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
+        if not (value.isfinite() and value >= 0):
+            raise ValueError(f"normalizer: expected finite numbers ≥ 0, but got {normalizer}")
+    return w, e
+
+
 def check_non_negative(name: str, values: Tensor, where: Tensor | None = None) -> None:
     """Check that values are finite and ≥ 0 (where the mask is set); waits for the device.
 
@@ -267,7 +318,11 @@ def describe(tensor: Tensor) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _pixels(count: int) -> str:

@@ -116,6 +116,7 @@ def edge_aware_loss(
     classes, dims = logits.shape[1], logits.dim() - 2
     radius = _validation.radius_per_axis(radius, dims)
     spacing = _validation.spacing_per_axis(spacing, dims)
+    normalizer = None if normalizer is None else _validation.normalizer_tensors(normalizer, logits.device)
     if weight is not None:
         _validation.check_class_weight(weight, classes, logits.device)
     if backend == "fused":
@@ -132,14 +133,14 @@ def edge_aware_loss(
     if weight is not None:
         weight = weight.detach().to(x.dtype)
     if pixel_weight is not None:
-        pixel_weight = _pixel_weight(pixel_weight, target, valid, validate).to(x.dtype)
+        pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, x.dtype)
     if distance is not None:
         if decay is None:
             raise ValueError("distance: expected decay with it, the length over which a neighbour's weight falls by e")
         _validation.check_map("distance", distance, target)
         if validate != "never":
-            _validation.check_non_negative("distance", distance, where=valid & reference.reach(mask, radius))
-        distance = distance.detach().to(x.dtype)
+            _validation.check_non_negative("distance", distance, where=valid & reference.within_reach(mask, radius))
+        distance = distance.detach()
 
     maps = reference.loss_maps(
         x,
@@ -160,9 +161,7 @@ def edge_aware_loss(
     sums = reference.sums(maps, pixel_weight)
     denominators = None
     if reduction != "sum":  # the terms of a map are means
-        denominators = reference.normalizers(y, valid, mask, weight, pixel_weight)
-        if normalizer is not None:
-            denominators = _given(normalizer, like=sums[0])
+        denominators = normalizer or reference.normalizers(y, valid, mask, weight, pixel_weight)
         if sync_normalizer and dist.is_available() and dist.is_initialized():
             denominators = _summed_over_ranks(denominators)
             # DDP averages the ranks' gradients, and the mean of world_size · Σ / (global denominator) is the whole
@@ -280,7 +279,8 @@ def normalizers(
     """The denominators (W, E) of the mean, from labels alone.
 
     Their sums over several crops, given to each crop's call as ``normalizer``, make the crops' losses add up exactly to
-    the loss of all of them in one batch: exact gradient accumulation.
+    the loss of all of them in one batch: exact gradient accumulation. Every label ≥ 0 but ``ignore_index`` counts: the
+    number of classes is not known here, so ``validate="never"`` does not go with labels out of range.
 
     Args:
         target: [B, *S] class indices.
@@ -316,7 +316,7 @@ def normalizers(
     _validation.check_labels(y, None if weight is None else len(weight), ignore_index)
     valid = y != ignore_index
     if pixel_weight is not None:
-        pixel_weight = _pixel_weight(pixel_weight, target, valid, "sync")
+        pixel_weight = _pixel_weight(pixel_weight, target, valid, "sync", torch.float64)
     return reference.normalizers(y, valid, reference.edge_mask(y, valid, radius), weight, pixel_weight)
 
 
@@ -330,7 +330,7 @@ def neighbor_nll(
 ) -> Tensor:
     r"""The negative log of the neighbours' weighted mean probability of a class that each pixel chooses.
 
-    .. math:: \ell_i = -\log rac{\sum_n w_{in} \, p_n(\mathrm{index}_i)}{\sum_n w_{in}}
+    .. math:: \ell_i = -\log \frac{\sum_n w_{in} \, p_n(\mathrm{index}_i)}{\sum_n w_{in}}
 
     over the neighbours n of i inside the image. With an indicator instead of an index, :math:`p_n` is summed over the
     classes that pixel i indicates. This is the general form of the line ``-log(((probnb * gtind).sum(-3) *
@@ -370,48 +370,40 @@ def neighbor_nll(
     like = logits[:, 0]
     _validation.check_map("weight", weight, like, [batch, len(reference.offsets(radius)), *size])
     _validation.check_non_negative("weight", weight)
+    weight = weight.detach() if weight.dtype == torch.float64 else weight.detach().float()
     if classes < 2:
         raise ValueError("logits: expected at least 2 classes, but got 1; pass torch.cat([torch.zeros_like(x), x], 1)")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device):
-        raise ValueError(
-            f"mask: expected bool {list(like.shape)} on {like.device}, but got"
-            f" {_validation.describe(mask)} on {mask.device}"
-        )
-    used = (weight > 0).any(1) if mask is None else mask
-    if list(index.shape) == list(logits.shape):
+    if mask is None:
+        everywhere = torch.arange(like.numel(), device=like.device)
+        mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
+        mask[reference.weighted_pairs(weight, everywhere, radius)[0]] = True
+        mask = mask.view_as(like)
+    else:
+        _validation.check_mask(mask, like)
+    if isinstance(index, Tensor) and index.shape == logits.shape:
         if not ((index == 0) | (index == 1)).all():
             raise ValueError("index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
         index = index.bool()
-        if (used & ~index.any(1)).any():
+        if (mask & ~index.any(1)).any():
             raise ValueError("index: expected at least one class a pixel of the mask, but got an indicator without any")
     else:
-        _validation.check_target(index)
-        _validation.check_pair(logits, index)
-        index = torch.where(used, index.long(), 0)
-        _validation.check_labels(index, classes, ignore_index=0)
+        _validation.check_target(index, name="index")
+        _validation.check_pair(logits, index, name="index")
+        index = torch.where(mask, index.long(), 0)
+        _validation.check_labels(index, classes, name="index")
     x = logits if logits.dtype == torch.float64 else logits.float()
-    return reference.neighbor_nll(x, index, weight.detach().to(x.dtype), mask, radius)
+    return reference.neighbor_nll(x, index, weight, mask, radius)
 
 
-def _pixel_weight(pixel_weight: Tensor, target: Tensor, valid: Tensor, validate: Validate) -> Tensor:
+def _pixel_weight(
+    pixel_weight: Tensor, target: Tensor, valid: Tensor, validate: Validate, dtype: torch.dtype
+) -> Tensor:
     """Checked, detached, and 0 on pixels that do not count, whatever stood there."""
     _validation.check_map("pixel_weight", pixel_weight, target)
+    pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
     if validate != "never":
-        _validation.check_non_negative("pixel_weight", pixel_weight, where=valid)
-    return torch.where(valid, pixel_weight.detach(), 0.0)
-
-
-def _given(normalizer: tuple[float | Tensor, float | Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """The caller's denominators as 0-d tensors."""
-    if not isinstance(normalizer, Sequence) or len(normalizer) != 2:
-        raise ValueError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
-    w, e = (torch.as_tensor(value).detach().to(like) for value in normalizer)
-    for value in (w, e):
-        if value.dim():
-            raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
-        if not (value.isfinite() and value >= 0):
-            raise ValueError(f"normalizer: expected finite numbers ≥ 0, but got {normalizer}")
-    return w, e
+        _validation.check_non_negative("pixel_weight", pixel_weight)
+    return pixel_weight
 
 
 def _summed_over_ranks(normalizer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

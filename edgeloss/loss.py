@@ -33,8 +33,8 @@ class EdgeAwareLoss(nn.Module):
     * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in torch's weighted mean.
 
     A pair of pixels with one ignored or outside the image does not exist: void regions have no edges. The loss and its
-    gradient are finite for every finite input: without an edge, or without any valid pixel, they are 0. The loss is
-    never negative.
+    gradient are finite for logits up to ±1e30 (and all of float16), and 0 without an edge or without any valid pixel.
+    The loss is never negative.
 
     Source: a 2017 write-up of a PyTorch implementation of an edge- and consistency-aware segmentation loss (of the loss
     behind IEEE document 7801846). With two classes, ``power=1`` and equal weights O is its hardest line, public as
@@ -115,6 +115,8 @@ class EdgeAwareLoss(nn.Module):
     ) -> None:
         """Hold the arguments; see the class."""
         super().__init__()
+        if weight is not None:
+            _validation.check_weight(weight)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -135,8 +137,7 @@ class EdgeAwareLoss(nn.Module):
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that this module adds to a call of :func:`edgeloss.functional.edge_aware_loss`."""
-        names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name != "self"}
+        return {name: getattr(self, name) for name in _DEFAULTS}
 
     def forward(
         self,
@@ -188,13 +189,18 @@ class EdgeAwareLoss(nn.Module):
         """The arguments that differ from their defaults, and the ones that people look for."""
         always = ("ignore_index", "edge_weight", "radius", "power")
         shown = []
-        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
-            if name == "self":
-                continue
-            value = getattr(self, name)
+        for name, value in self.options().items():
             if name == "weight":
                 if value is not None:
                     shown.append(f"weight=[{len(value)}]")
-            elif name in always or value != parameter.default:
+            elif name in always or value != _DEFAULTS[name]:
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)
+
+
+# The arguments and their defaults, whatever a subclass makes of its own.
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(EdgeAwareLoss.__init__).parameters.items()
+    if name != "self"
+}

@@ -33,6 +33,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+_NO_POWER = 1e-30  # a smaller exponent is 0, to float32
 
 
 class LossMaps(NamedTuple):
@@ -73,7 +76,9 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
     """
     x = logits if logits.dtype == torch.float64 else logits.float()
     size = valid.shape[1:]
-    if x.shape[2:] != size:
+    if not valid.numel():
+        x = x.flatten(2)[..., :0].reshape(*x.shape[:2], *size)
+    elif x.shape[2:] != size:
         mode = "bilinear" if len(size) == 2 else "trilinear"
 
         def interpolated(low: Tensor) -> Tensor:
@@ -126,14 +131,21 @@ def loss_maps(
     """
     if decay is not None and distance is None:
         # The loss reads d at neighbours of edge pixels only; someone who looks at it wants it wherever it is defined.
-        wanted = (valid if whole_distance else valid & reach(mask, radius)).flatten().nonzero().squeeze(1)
-        near = local_distance(y, valid, wanted, radius, spacing).to(x.dtype)
-        distance = x.new_full((y.numel(),), math.inf).index_copy(0, wanted, near).view_as(y)
-    log_w = None if decay is None or distance is None else -distance / decay
+        wanted = (valid if whole_distance else valid & within_reach(mask, radius)).flatten().nonzero().squeeze(1)
+        distance = torch.full((y.numel(),), math.inf, dtype=_widest(y.device), device=y.device)
+        distance[wanted] = local_distance(y, valid, wanted, radius, spacing)
+        distance = distance.view_as(y)
+    log_w = None
+    if decay is not None and distance is not None:
+        log_w = -(distance.to(_widest(y.device)) / decay).clamp(max=torch.finfo(_widest(y.device)).max)
     same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
-    edge = other_side_weight * other_side + same_side_weight * same_side
     return LossMaps(
-        cross_entropy_map(x, y, valid, weight, label_smoothing), same_side, other_side, edge, mask, distance
+        cross_entropy_map(x, y, valid, weight, label_smoothing),
+        same_side,
+        other_side,
+        _edge(other_side, same_side, other_side_weight, same_side_weight),
+        mask,
+        None if distance is None else distance.to(x.dtype, copy=True),
     )
 
 
@@ -156,13 +168,13 @@ def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None
 def edge_mask(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     """E as a bool mask [B, *S]."""
     # Some label in the window differs from the centre's if and only if the window's largest or smallest one does.
-    label = y.to(torch.float32)
+    label = y.to(_widest(y.device))
     largest = _window_max(torch.where(valid, label, -math.inf), radius)
     smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
     return valid & ((largest > label) | (smallest < label))
 
 
-def reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
+def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
     """The pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
     return _window_max(mask.to(torch.float32), radius) > 0
 
@@ -179,24 +191,20 @@ def edge_terms(
     """The maps S and O [B, *S], 0 off the edge mask; log_w [B, *S], None for equal weights."""
     centre = mask.flatten().nonzero().squeeze(1)
     y_flat = y.flatten()
-    grid = Grid(valid, radius)
+    reach = _clipped(radius, y.shape)
+    grid = Grid(valid, reach)
     place = grid.place(centre)
-    pairs = [grid.pairs(place, offset) for offset in offsets(radius)]
+    pairs = [grid.pairs(place, offset) for offset in offsets(reach)] or [(centre[:0], centre[:0])]
     row, n = (torch.cat(side) for side in zip(*pairs, strict=True))  # every pair (i, n), i = centre[row]
 
-    # What a neighbour's logits say is computed once for each pixel that has an edge pixel for a neighbour.
-    pixel, at = torch.unique(n, return_inverse=True)
-    shifted, log_sum = _shifted(_take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixel))  # [P, C], [P]
-    top = shifted.argmax(1, keepdim=True)
-    log_rest = shifted.scatter(1, top, -math.inf).logsumexp(1) - log_sum  # log of all but the top class's probability
-
     k = y_flat[centre][row]
+    shifted, log_sum, at = _gathered(x, n)
     a = _take(shifted.flatten(), at * x.shape[1] + k) - _take(log_sum, at)
     w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
     is_same = y_flat[n] == k
     same, other = is_same.nonzero().squeeze(1), (~is_same).nonzero().squeeze(1)
+    b = _log_one_minus_p(_take(a, other), k[other], at[other], shifted, log_sum)
 
-    b = _log_one_minus_p(_take(a, other), is_top=k[other] == top[at[other], 0], log_rest=_take(log_rest, at[other]))
     same_side = _negative_log_mean(_take(a, same), w[same], row[same], len(centre), power)
     other_side = _negative_log_mean(b, w[other], row[other], len(centre), power)
     empty = x.new_zeros(y.numel())
@@ -214,7 +222,7 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
         return math.hypot(*(o * s for o, s in zip(offset, spacing, strict=True)))
 
     limit = 2 * length(radius)
-    reach = [math.floor(limit / s) for s in spacing]
+    reach = _clipped([math.ceil(limit / s) for s in spacing], y.shape)
     window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
     grid, y_flat = Grid(valid, reach), y.flatten()
     d = torch.full(at.shape, math.inf, dtype=_widest(y.device), device=y.device)
@@ -225,6 +233,8 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
             d[left[row[y_flat[n] != label[row]]]] = distance
         still = d[left].isinf()
         left, place, label = left[still], place[still], label[still]
+        if not len(left):
+            break
     return d
 
 
@@ -235,21 +245,18 @@ def normalizers(
     y: Tensor, valid: Tensor, mask: Tensor, weight: Tensor | None, pixel_weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The denominators W = Σ_valid v · weight[y_i] and Σ_E v, 0-d; they depend on the labels alone."""
-    v = torch.ones_like(y, dtype=_widest(y.device)) if pixel_weight is None else pixel_weight
-    w = v if weight is None else v * weight[torch.where(valid, y, 0)]
-    return _sum(torch.where(valid, w, 0.0)), _sum(torch.where(mask, v, 0.0))
+    v = (torch.ones_like(y) if pixel_weight is None else pixel_weight).to(_widest(y.device))
+    w = v if weight is None else v * weight.to(v)[torch.where(valid, y, 0)]
+    return torch.where(valid, w, 0.0).sum(), torch.where(mask, v, 0.0).sum()
 
 
 def sums(maps: LossMaps, pixel_weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ v · CE, Σ v · S and Σ v · O over the batch, 0-d."""
-    v = 1.0 if pixel_weight is None else pixel_weight
-    return _sum(v * maps.cross_entropy), _sum(v * maps.same_side), _sum(v * maps.other_side)
-
-
-def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edge_weight: float) -> Tensor:
-    """The loss without reduction, v · (ce_weight · CE + edge_weight · edge) [B, *S]."""
-    v = 1.0 if pixel_weight is None else pixel_weight
-    return v * (ce_weight * maps.cross_entropy + edge_weight * maps.edge)
+    """Σ v · CE, Σ v · S and Σ v · O over the batch, 0-d, in float64: float32 fails beyond some 10^8 pixels."""
+    parts = maps.cross_entropy, maps.same_side, maps.other_side
+    if pixel_weight is not None:
+        parts = parts[0] * pixel_weight, parts[1] * pixel_weight, parts[2] * pixel_weight
+    wide = _widest(parts[0].device)
+    return parts[0].sum(dtype=wide), parts[1].sum(dtype=wide), parts[2].sum(dtype=wide)
 
 
 def total(
@@ -274,15 +281,29 @@ def total(
     if normalizer is not None:
         w, e = normalizer
         cross_entropy, same_side, other_side = per(cross_entropy, w), per(same_side, e), per(other_side, e)
-    edge = other_side_weight * other_side + same_side_weight * same_side
+    edge = _edge(other_side, same_side, other_side_weight, same_side_weight)
     terms = {"cross_entropy": cross_entropy, "same_side": same_side, "other_side": other_side, "edge": edge}
-    return ce_weight * cross_entropy + edge_weight * edge, terms
+    return _total(cross_entropy, edge, ce_weight, edge_weight), terms
+
+
+def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edge_weight: float) -> Tensor:
+    """The loss without reduction, v · (ce_weight · CE + edge_weight · edge) [B, *S]."""
+    total = _total(maps.cross_entropy, maps.edge, ce_weight, edge_weight)
+    return total if pixel_weight is None else total * pixel_weight
+
+
+def _edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:
+    return other_side_weight * other_side + same_side_weight * same_side
+
+
+def _total(cross_entropy: Tensor, edge: Tensor, ce_weight: float, edge_weight: float) -> Tensor:
+    return ce_weight * cross_entropy + edge_weight * edge
 
 
 # -------------------------------------------------------------------------------------------------- the write-up's line
 
 
-def neighbor_nll(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
+def neighbor_nll(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Sequence[int]) -> Tensor:
     """-log(Σ_n w_in P_in / Σ_n w_in) over the neighbours n of i inside the image, [B, *S]; 0 off the mask.
 
     P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). As -log M_1{P_in; w_in} it is formed from logarithms.
@@ -291,31 +312,53 @@ def neighbor_nll(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, 
         x: logits [B, C, *S].
         index: [B, *S] int64, or an indicator [B, C, *S] bool.
         weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
-        mask: [B, *S] bool; None for the pixels with Σ_n w_in > 0.
+        mask: [B, *S] bool.
         radius: of the neighbourhood, one an axis.
     """
-    batch, classes, *size = x.shape
-    everywhere = torch.ones_like(weight[:, 0], dtype=torch.bool)
-    centre = (everywhere if mask is None else mask).flatten().nonzero().squeeze(1)
-    grid = Grid(everywhere, radius)
+    centre = mask.flatten().nonzero().squeeze(1)
+    row, n, w = weighted_pairs(weight, centre, radius)
+    shifted, log_sum, at = _gathered(x, n)
+    if index.dim() < x.dim():
+        a = _take(shifted.flatten(), at * x.shape[1] + index.flatten()[centre][row]) - _take(log_sum, at)
+    else:
+        chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[centre]
+
+        def log_chosen(row: Tensor, at: Tensor) -> Tensor:
+            return torch.where(chosen[row], _take(shifted, at), -math.inf).logsumexp(1) - _take(log_sum, at)
+
+        # Formed anew in the backward pass: [P, C] numbers would be K times the logits.
+        size = max(1, len(centre))
+        a = torch.cat(
+            [
+                checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False)
+                for part in zip(torch.split(row, size), torch.split(at, size), strict=True)
+            ]
+            or [log_sum[:0]]
+        )
+    value = _negative_log_mean(a, w.log(), row, len(centre), power=1.0)
+    return x.new_zeros(mask.numel()).index_copy(0, centre, value).view_as(mask)
+
+
+def weighted_pairs(weight: Tensor, centre: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The pairs (i, n) of a neighbour n inside the image and a weight > 0.
+
+    Args:
+        weight: [B, K, *S].
+        centre: the pixels i.
+        radius: of the neighbourhood, one an axis.
+
+    Returns:
+        Row of centre, neighbour and weight of each pair, [P] each.
+    """
+    grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
     place = grid.place(centre)
-    logits = x.movedim(1, -1).reshape(-1, classes)
-    rows, terms, log_ws = [], [], []
+    found = []
     for k, offset in enumerate(offsets(radius)):
         row, n = grid.pairs(place, offset)
         w = weight[:, k].flatten()[centre[row]]
-        row, n, w = row[w > 0], n[w > 0], w[w > 0]
-        shifted, log_sum = _shifted(_take(logits, n))
-        if index.dim() == x.dim():
-            chosen = index.movedim(1, -1).reshape(-1, classes)[centre[row]]
-            a = torch.where(chosen, shifted, -math.inf).logsumexp(1) - log_sum
-        else:
-            a = shifted.gather(1, index.flatten()[centre[row], None]).squeeze(1) - log_sum
-        rows.append(row)
-        terms.append(a)
-        log_ws.append(w.to(x.dtype).log())
-    value = _negative_log_mean(torch.cat(terms), torch.cat(log_ws), torch.cat(rows), len(centre), power=1.0)
-    return x.new_zeros(batch * math.prod(size)).index_copy(0, centre, value).view(batch, *size)
+        found.append((row[w > 0], n[w > 0], w[w > 0]))
+    rows, neighbours, weights = zip(*found, strict=True)
+    return torch.cat(rows), torch.cat(neighbours), torch.cat(weights)
 
 
 # ------------------------------------------------------------------------------------------------------- neighbourhoods
@@ -363,7 +406,13 @@ def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
     if not values.numel():
         return values
     pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
-    return pool(values[:, None], [2 * r + 1 for r in radius], stride=1, padding=list(radius))[:, 0]
+    reach = _clipped(radius, values.shape)
+    return pool(values[:, None], [2 * r + 1 for r in reach], stride=1, padding=reach)[:, 0]
+
+
+def _clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """The radius as far as it stays inside an image of shape (B, *S)."""
+    return [min(r, max(length - 1, 0)) for r, length in zip(radius, shape[1:], strict=True)]
 
 
 # ----------------------------------------------------------------------------------------------------------- logarithms
@@ -378,14 +427,35 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
     return shifted, shifted.exp().sum(1).log()
 
 
-def _log_one_minus_p(log_p: Tensor, is_top: Tensor, log_rest: Tensor) -> Tensor:
-    """b = log(1 - p) from log p, [P].
+def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``_shifted`` of the pixels that occur in n: [M, C], [M], and where each of n is found there, [P].
 
-    Above p = 1/2, where 1 - p would cancel, the class is its pixel's top class and the log of the others' sum,
-    log_rest, is at hand. The other branch gets a harmless -1 there: what a branch never sees can't poison its gradient.
+    A pixel is the neighbour of many, so it is worked out once and looked up; others are not read at all.
     """
-    likely = is_top & (log_p > -math.log(2))
-    return torch.where(likely, log_rest, torch.log1p(-torch.where(likely, -1.0, log_p).exp()))
+    pixels, at = torch.unique(n, return_inverse=True)
+    return *_shifted(_take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)), at
+
+
+def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, shifted: Tensor, log_sum: Tensor) -> Tensor:
+    """b = log(1 - p(k)) of each pair, [P], exact for every p.
+
+    Args:
+        log_p: a = log p(k), [P].
+        k: the class, [P].
+        at: the pair's pixel in shifted and log_sum, [P].
+        shifted: [M, C].
+        log_sum: [M].
+    """
+    likely = log_p > -math.log(2)
+    # Below p = 1/2. Where it is above, this branch gets a harmless -1: what it never sees can't poison its gradient.
+    b = torch.log1p(-torch.where(likely, -1.0, log_p).exp())
+    # Above it 1 - p would cancel: take the sum of the other classes, once for all pairs of the same pixel and class.
+    classes = shifted.shape[1]
+    pairs = likely.nonzero().squeeze(1)
+    keys, back = torch.unique(at[pairs] * classes + k[pairs], return_inverse=True)
+    at, k = keys // classes, keys % classes
+    rest = _take(shifted, at).scatter(1, k[:, None], -math.inf).logsumexp(1) - _take(log_sum, at)
+    return b.index_copy(0, pairs, _take(rest, back))
 
 
 def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:
@@ -395,8 +465,8 @@ def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power:
         -Σ w t / Σ w,                                           q = 0
 
     Args:
-        t: [P], the logarithms of what is averaged.
-        log_w: [P], log weights.
+        t: [P], the logarithms of what is averaged, ≤ 0.
+        log_w: [P], log weights, float64 or as t.
         row: [P] int64, the row that each term belongs to.
         count: number of rows.
         power: the exponent q.
@@ -413,12 +483,23 @@ def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power:
         top = largest(values)
         return top + add((values - top[row]).exp()).log()
 
-    log_w = log_w - largest(log_w)[row]  # a common factor cancels: take it out before it costs t its digits
-    if power == 0:
-        w = log_w.exp()
-        mean = add(w * t) / add(w)
-    else:
-        mean = (logsumexp(log_w + power * t) - logsumexp(log_w)) / power
+    # A common factor of the weights cancels: it is taken out before it costs t its digits.
+    log_w = (log_w - largest(log_w)[row]).to(t.dtype)
+    pi = log_w.exp()
+    pi = pi / add(pi)[row]
+    mean = add(pi * t)
+    if abs(power) > _NO_POWER:
+        # log M = c + log(Σ π e^{q (t - c)}) / q for any constant c. With the mean of t for c, and where the exponents
+        # are small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that
+        # counts most.
+        centre = mean.detach()
+        exponent = power * (t - centre[row])
+        near = largest(exponent.abs()) <= 1
+        small = torch.where(near[row], exponent, 0.0)
+        first = largest(t) if power > 0 else -largest(-t)
+        far = first + (logsumexp(log_w + power * (t - first[row])) - logsumexp(log_w)) / power
+        mean = torch.where(near, centre + add(pi * torch.expm1(small)).log1p() / power, far)
+    mean = mean - mean.detach().clamp(min=0)  # M ≤ 1: rounding may not make the loss negative
     return t.new_zeros(count).index_copy(0, present, -mean)
 
 
@@ -432,8 +513,3 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
 def _widest(device: torch.device) -> torch.dtype:
     """float64, but float32 where the device has none."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def _sum(values: Tensor) -> Tensor:
-    """Over the whole batch, where a float32 sum fails beyond some 10^8 pixels."""
-    return values.sum(dtype=_widest(values.device))

@@ -56,7 +56,8 @@ def test_exact(size: tuple[int, ...], spacing: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("size", [(60, 90), (1024, 1024)])  # the largest picture that OpenCV gets
+# The largest pictures that OpenCV gets, narrow ones among them, where its rounding is worst; one that SciPy gets.
+@pytest.mark.parametrize("size", [(60, 90), (700, 700), (8, 700), (700, 3), (1, 700), (8, 1400)])
 @pytest.mark.parametrize("sites", [1, 3, 40])
 def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
     random = np.random.default_rng(sites)
@@ -114,6 +115,18 @@ def test_the_loss_finds_the_same_distances_by_itself(size: Any, radius: Any, spa
     field = boundary_distance(y, ignore_index=255, spacing=spacing)
     torch.testing.assert_close(found, torch.where(field <= limit * (1 + 1e-6), field, torch.inf))
     torch.testing.assert_close(edge_aware_loss(x, y, **options, distance=field), edge_aware_loss(x, y, **options))
+
+
+# 2 · radius · spacing / spacing is 5.999... for many of these: the search must reach six pixels all the same.
+@pytest.mark.parametrize("spacing", [0.35, 0.37, 0.39, 0.5, 0.7, 0.74, 0.78, 0.95, 0.99, 1.0])
+@pytest.mark.parametrize("radius", [(0, 3), (3, 0), (0, 7), (2, 1)])
+def test_every_neighbour_of_an_edge_has_a_distance(radius: tuple[int, int], spacing: float) -> None:
+    y = torch.from_numpy(regions(17, 23, classes=3, ignore=0.6))
+    x = torch.randn(3, 3, 17, 23)
+    options: dict[str, Any] = {"ignore_index": 255, "radius": radius, "decay": 2 * spacing, "spacing": spacing}
+    loss = edge_aware_loss(x, y, **options)
+    field = boundary_distance(y, ignore_index=255, spacing=spacing)
+    torch.testing.assert_close(loss, edge_aware_loss(x, y, **options, distance=field))
 
 
 @pytest.mark.parametrize(

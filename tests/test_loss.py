@@ -74,17 +74,13 @@ def test_own_distance_field() -> None:
     assert torch.equal(maps.distance, field)
 
 
-def test_own_distance_field_is_read_beside_edges_only_and_gets_no_gradient() -> None:
+def test_own_distance_field_is_read_beside_edges_only() -> None:
     x, y = torch.randn(1, 3, 4, 12), torch.zeros(1, 4, 12, dtype=torch.long)
     y[..., 0] = 1  # edge pixels in columns 0 and 1, their neighbours up to column 2
     field = torch.ones(1, 4, 12)
     expected = edge_aware_loss(x, y, decay=2.0, distance=field)
     field[..., 3:] = torch.inf
-    field.requires_grad_()
-    loss = edge_aware_loss(x.requires_grad_(), y, decay=2.0, distance=field)
-    loss.backward()
-    assert loss == expected
-    assert field.grad is None
+    assert edge_aware_loss(x, y, decay=2.0, distance=field) == expected
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -226,6 +222,54 @@ def test_upsample(low: tuple[int, ...], high: tuple[int, ...], dtype: torch.dtyp
     assert torch.equal(grad, expected_grad)
     assert maps.edge.shape == y.shape
     torch.testing.assert_close(loss_maps(x, y, ignore_index=255, upsample=True), maps)
+
+
+def test_only_logits_get_a_gradient() -> None:
+    x, y = scene(6, 6)
+    others = {
+        "weight": torch.rand(4, requires_grad=True),
+        "pixel_weight": torch.rand(2, 6, 6, requires_grad=True),
+        "distance": torch.rand(2, 6, 6, requires_grad=True),
+    }
+    count = torch.tensor(3.0, requires_grad=True)
+    loss = edge_aware_loss(x.requires_grad_(), y, ignore_index=255, decay=1.0, normalizer=(count, count), **others)
+    loss.backward()
+    assert x.grad is not None
+    assert all(value.grad is None for value in [*others.values(), count])
+
+
+def test_terms_are_there_without_edge_weight() -> None:
+    x, y = scene(6, 6)
+    _, terms = edge_aware_loss(x, y, ignore_index=255, edge_weight=0.0, return_terms=True)
+    _, expected = edge_aware_loss(x, y, ignore_index=255, return_terms=True)
+    assert terms == expected
+
+
+def test_ignored_class() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    y = torch.randint(4, (2, 6, 6))
+    assert edge_aware_loss(x, y, ignore_index=2) == edge_aware_loss(x, torch.where(y == 2, -100, y))
+    torch.testing.assert_close(
+        edge_aware_loss(x, y, ignore_index=2, edge_weight=0.0), F.cross_entropy(x, y, ignore_index=2)
+    )
+
+
+def test_a_radius_beyond_the_image_is_all_of_it() -> None:
+    x, y = scene(4, 5)
+    assert edge_aware_loss(x, y, ignore_index=255, radius=1000) == edge_aware_loss(x, y, ignore_index=255, radius=5)
+
+
+def test_many_classes_are_told_apart() -> None:
+    y = torch.tensor([[[256, 257, 2**24, 2**24 + 1]]])
+    assert normalizers(y)[1] == 4
+
+
+def test_the_map_of_an_own_field_is_a_copy() -> None:
+    x, y = scene(6, 6)
+    field = torch.rand(2, 6, 6, dtype=torch.float64)
+    maps = loss_maps(x, y, ignore_index=255, decay=1.0, distance=field)
+    assert maps.distance is not None
+    assert maps.distance.data_ptr() != field.data_ptr()
 
 
 def test_distance_map_reaches_twice_the_radius() -> None:

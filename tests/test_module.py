@@ -58,6 +58,34 @@ def test_arguments_can_be_scheduled() -> None:
         criterion(x, y)
 
 
+def test_can_be_subclassed() -> None:
+    class Ours(EdgeAwareLoss):
+        def __init__(self, classes: int) -> None:
+            super().__init__(torch.ones(classes), power=0.0)
+
+    x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
+    assert Ours(3)(x, y) == edge_aware_loss(x, y, power=0.0)
+    assert repr(Ours(3)).startswith("Ours(weight=[3], ignore_index=-100")
+
+
+def test_a_wrong_weight_is_told_at_once() -> None:
+    with pytest.raises(TypeError, match=r"weight: expected a tensor \[C\] of class weights, but got list"):
+        EdgeAwareLoss([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_runs_under_compile_and_inference_mode() -> None:
+    x, y = torch.randn(1, 3, 6, 6, requires_grad=True), torch.randint(3, (1, 6, 6))
+    criterion = EdgeAwareLoss(decay=1.0)
+    compiled = torch.compile(criterion, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, y), criterion(x, y))
+    gradients = [torch.autograd.grad(loss(x, y), x)[0] for loss in (compiled, criterion)]
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(ValueError, match="but got 7 at 36 pixels"):
+        compiled(x, torch.full((1, 6, 6), 7))
+    with torch.inference_mode():
+        assert criterion(x, y) == criterion(x.detach(), y)
+
+
 def test_weight_is_a_buffer() -> None:
     criterion = EdgeAwareLoss(torch.ones(3))
     assert list(criterion.state_dict()) == ["weight"]

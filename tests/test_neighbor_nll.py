@@ -126,6 +126,25 @@ def test_extremes_are_finite(scale: float, dtype: torch.dtype) -> None:
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("factor", [1e-50, 1e50])
+def test_only_the_ratios_of_the_weights_count(factor: float) -> None:
+    x, y = torch.randn(2, 3, 5, 5), torch.randint(3, (2, 5, 5))
+    weight = torch.rand(2, 8, 5, 5, dtype=torch.float64)
+    torch.testing.assert_close(neighbor_nll(x, y, weight * factor), neighbor_nll(x, y, weight))
+
+
+def test_an_index_is_read_on_the_mask_only() -> None:
+    x = torch.randn(1, 3, 1, 1)  # its neighbours are all outside
+    assert neighbor_nll(x, torch.full((1, 1, 1), 7), torch.ones(1, 8, 1, 1)) == 0
+
+
+def test_weights_are_not_differentiable() -> None:
+    x, y = torch.randn(1, 3, 5, 5, requires_grad=True), torch.randint(3, (1, 5, 5))
+    weight = torch.rand(1, 8, 5, 5, requires_grad=True)
+    neighbor_nll(x, y, weight).sum().backward()
+    assert weight.grad is None
+
+
 def test_a_loss_of_ones_own() -> None:
     # The same side of an equally weighted edge pixel, by hand.
     x, y = torch.randn(1, 3, 5, 5, dtype=torch.float64), torch.randint(3, (1, 5, 5))
@@ -147,11 +166,14 @@ W = torch.ones(1, 8, 4, 4)
         ((X, Y, W[:, :7]), ValueError, r"weight: expected \[1, 8, 4, 4\], but got \[1, 7, 4, 4\]"),
         ((X, Y, -W), ValueError, r"weight: expected finite values ≥ 0, but got -1.0 at \[0, 0, 0, 0\]"),
         ((X, Y, W.long()), TypeError, r"weight: expected a floating tensor, but got int64"),
-        ((X, Y + 3, W), ValueError, r"expected labels 0 to 2, .* but got 3 at 16 pixels"),
-        ((X, Y.float(), W), TypeError, r"target: expected class indices .* but got float32"),
+        ((X, Y + 3, W), ValueError, r"index: expected labels 0 to 2, but got 3 at 16 pixels"),
+        ((X, Y.float(), W), TypeError, r"index: expected class indices .* but got float32"),
         ((X, Y[:, None].expand(1, 3, 4, 4) + 2, W), ValueError, r"index: expected an indicator .* of 0 and 1"),
         ((X, Y[:, None].expand(1, 3, 4, 4), W), ValueError, r"index: expected at least one class"),
         ((X, Y, W, W[:, 0]), ValueError, r"mask: expected bool \[1, 4, 4\] on cpu, but got float32 \[1, 4, 4\]"),
+        ((X, Y, W, [True]), TypeError, r"mask: expected a bool tensor, but got list"),
+        ((X, [0], W), TypeError, r"index: expected a tensor of class indices, but got list"),
+        ((X, Y.to("meta"), W), ValueError, r"index: expected device cpu, as the logits, but got meta"),
         ((X[:, :1], Y, W), ValueError, r"logits: expected at least 2 classes"),
         ((X[0], Y, W), ValueError, r"logits: expected \[B, C, H, W\]"),
     ],

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, loss_maps
@@ -86,6 +87,46 @@ def test_leak_is_exact_where_one_minus_p_cancels() -> None:
     assert maps.other_side[0, 0, 0] == 40
     # And where p is tiny, log(1 - p) is -p, which log(1 - p) in floats calls 0.
     assert maps.other_side[0, 0, 1].item() == pytest.approx(float(torch.tensor(-40.0).exp()), rel=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 1000])
+def test_leak_is_exact_around_one_half(classes: int) -> None:
+    # Both branches of log(1 - p), and where they meet; with many classes p = 1/2 needs a logit of log(classes - 1).
+    p = torch.linspace(0.05, 0.999, 200, dtype=torch.float64)
+    x = torch.zeros(1, classes, 1, 200)
+    x[0, 0, 0] = torch.log(p * (classes - 1) / (1 - p)).float()
+    y = (torch.arange(200) % 2).view(1, 1, 200)  # class 0 looks at its neighbours' p
+    value = loss_maps(x, y, radius=(0, 1)).other_side[0, 0, ::2]
+    expected = loss_maps(x.double(), y, radius=(0, 1)).other_side[0, 0, ::2]
+    torch.testing.assert_close(value.double(), expected, rtol=5e-7 if classes == 2 else 1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("power", [1.0, -1.0, 0.1, -0.01, 1e-4, -1e-7, 1e-29, 1e-40, 1e6, -1e6])
+def test_confident_logits_at_every_power(power: float) -> None:
+    # A well trained network: the terms are small differences of large sums, and none may come out negative.
+    y = torch.randint(2, (1, 16, 16))
+    x = F.one_hot(y, 2).movedim(-1, 1) * (10 + 10 * torch.rand(1, 1, 16, 16))
+    x[..., ::5] *= -0.1
+    maps, exact = loss_maps(x, y, power=power), loss_maps(x.double(), y, power=power)
+    assert (maps.same_side >= 0).all()
+    assert (maps.other_side >= 0).all()
+    torch.testing.assert_close(maps.edge.double(), exact.edge, rtol=2e-5, atol=5e-7)
+
+
+def test_any_decay_and_field() -> None:
+    x, y = torch.randn(2, 3, 6, 7), torch.randint(3, (2, 6, 7))
+    big = torch.full((2, 6, 7), 1e300, dtype=torch.float64)
+    assert edge_aware_loss(x, y, decay=1e-39, radius=2).isfinite()
+    torch.testing.assert_close(edge_aware_loss(x, y, decay=1e-20, distance=big), edge_aware_loss(x, y))
+
+
+def test_impossible_classes_are_fine_where_they_are_not_the_label() -> None:
+    y = torch.tensor([[[0, 0, 1, 1]]])
+    x = torch.zeros(1, 2, 1, 4)
+    x[0, 1, 0, 0] = -torch.inf
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(edge_aware_loss(x, y), x)
+    assert gradient.isfinite().all()
 
 
 def test_weights_do_not_underflow() -> None:

@@ -33,16 +33,20 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X[:, :0], Y, {}, ValueError, "but got float32 [2, 0, 4, 5]"),
         # target
         (X, Y.numpy(), {}, TypeError, "target: expected a tensor of class indices, but got numpy.ndarray"),
-        (X, Y.float(), {}, TypeError, "target: expected class indices of dtype int64, int32, int16, uint8, bool, but got float32 [2, 4, 5]; for one-hot or soft labels pass target.argmax(1), for indices stored as floats target.long()"),
-        (X, X.softmax(1), {}, TypeError, "but got float32 [2, 3, 4, 5]; for one-hot or soft labels pass target.argmax(1)"),
+        (X, Y.float(), {}, TypeError, "target: expected class indices of dtype int64, int32, int16, uint8, bool, but got float32 [2, 4, 5]; pass target.argmax(1) for one-hot or soft labels, target.long() for indices stored as floats"),
+        (X, X.softmax(1), {}, TypeError, "but got float32 [2, 3, 4, 5]; pass target.argmax(1) for one-hot or soft labels"),
+        (X[:, :1], Y[:, None].float(), {}, TypeError, "but got float32 [2, 1, 4, 5]; pass target.squeeze(1).long()"),
+        (X[:1], Y[0], {}, ValueError, "target: expected [1, 4, 5] for logits [1, 3, 4, 5], but got [4, 5]; pass target.unsqueeze(0)"),
+        (X, Y[:, None], {"upsample": True}, ValueError, "target: expected [2, *size] of at least the logits' resolution [4, 5] for logits [2, 3, 4, 5], but got [2, 1, 4, 5]; pass target.squeeze(1)"),
+        (X[..., :0], Y, {"upsample": True}, ValueError, "of at least the logits' resolution [4, 0] for"),
         (X, Y.to(torch.int8), {}, TypeError, "but got int8 [2, 4, 5]; pass target.long()"),
         (X, Y.float().requires_grad_(), {}, ValueError, "target: expected class indices, which have no gradient, but got float32 [2, 4, 5] that requires grad; pass target.detach()"),
         (X, Y[:, None], {}, ValueError, "target: expected [2, 4, 5] for logits [2, 3, 4, 5], but got [2, 1, 4, 5]; pass target.squeeze(1)"),
         (X, Y[:, None].expand(2, 3, 4, 5), {}, ValueError, "but got [2, 3, 4, 5]; pass target.argmax(1)"),
         (X, Y[:1], {}, ValueError, "target: expected [2, 4, 5] for logits [2, 3, 4, 5], but got [1, 4, 5]"),
         (X, Y[:, :3], {}, ValueError, "but got [2, 3, 5]; for logits of lower resolution than the target pass upsample=True"),
-        (X, Y[:, :3], {"upsample": True}, ValueError, "target: expected at least the logits' resolution [4, 5] with upsample=True, but got [3, 5]"),
-        (X, Y[:1], {"upsample": True}, ValueError, "target: expected [2, 4, 5]"),
+        (X, Y[:, :3], {"upsample": True}, ValueError, "target: expected [2, *size] of at least the logits' resolution [4, 5] for logits [2, 3, 4, 5], but got [2, 3, 5]"),
+        (X, Y[:1], {"upsample": True}, ValueError, "target: expected [2, *size]"),
         (X, Y.to("meta"), {}, ValueError, "target: expected device cpu, as the logits, but got meta"),
         # labels
         (X, with_label(7, (0, 1, 2), (1, 0, 0)), {}, ValueError, "target: expected labels 0 to 2, or ignore_index=-100, but got 7 at 2 pixels, first at [0, 1, 2]"),
@@ -67,9 +71,12 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"distance": torch.ones(2, 4), "decay": 1.0}, ValueError, "distance: expected [2, 4, 5], but got [2, 4]"),
         (X, with_label(1, (0, 0, 0)), {"distance": -torch.ones(2, 4, 5), "decay": 1.0}, ValueError, "distance: expected finite values ≥ 0, but got -1.0 at [0, 0, 0]"),
         (X, with_label(1, (0, 0, 0)), {"distance": torch.full((2, 4, 5), torch.inf), "decay": 1.0}, ValueError, "distance: expected finite values ≥ 0, but got inf at [0, 0, 0]"),
-        (X, Y, {"normalizer": 3.0}, ValueError, "normalizer: expected two numbers or 0-d tensors (W, E), but got 3.0"),
+        (X, Y, {"normalizer": 3.0}, TypeError, "normalizer: expected two numbers or 0-d tensors (W, E), but got 3.0"),
         (X, Y, {"normalizer": (torch.ones(2), 1.0)}, ValueError, "normalizer: expected 0-d tensors, but got [2]"),
         (X, Y, {"normalizer": (-1.0, 1.0)}, ValueError, "normalizer: expected finite numbers ≥ 0, but got (-1.0, 1.0)"),
+        (X, Y, {"normalizer": (None, 1.0)}, TypeError, "normalizer: expected two numbers or 0-d tensors (W, E), but got (None, 1.0)"),
+        (X, Y, {"normalizer": (-1.0, "x"), "reduction": "sum"}, TypeError, "normalizer: expected two numbers or 0-d tensors"),
+        (X, Y, {"pixel_weight": torch.full((2, 4, 5), 1e300, dtype=torch.float64)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got inf"),
         # radius and spacing that fit no number of axes here
         (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int or 2 ints, one a spatial axis, but got (1, 1, 1)"),
         (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of them, one a spatial axis, but got (1.0, 1.0, 1.0)"),
@@ -101,7 +108,14 @@ def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exc
         ({"radius": (1, -1)}, ValueError, "≥ 0 along every one, but got (1, -1)"),
         ({"radius": ()}, ValueError, "radius: expected ≥ 1 along at least one axis"),
         ({"radius": 1.5}, TypeError, "radius: expected an int or one int an axis, but got 1.5"),
-        ({"power": float("inf")}, ValueError, "power: expected a finite number, but got inf"),
+        ({"power": float("inf")}, ValueError, "power: expected a number in [-1e6, 1e6], but got inf"),
+        ({"power": -1e9}, ValueError, "power: expected a number in [-1e6, 1e6], but got -1000000000.0"),
+        (
+            {"ignore_index": 2**70},
+            ValueError,
+            "ignore_index: expected an int of 64 bits, but got 1180591620717411303424",
+        ),
+        ({"weight": [1.0, 2.0, 3.0]}, TypeError, "weight: expected a tensor [C] of class weights, but got list"),
         ({"decay": 0.0}, ValueError, "decay: expected a finite number > 0 or None, but got 0.0"),
         ({"spacing": 0.0}, ValueError, "spacing: expected a number > 0"),
         ({"spacing": (1.0, -1.0)}, ValueError, "spacing: expected a number > 0"),
@@ -132,13 +146,47 @@ def test_numpy_bool_masks_are_no_labels() -> None:
     assert edge_aware_loss(x, torch.from_numpy(mask)) == edge_aware_loss(x, torch.from_numpy(mask.astype(np.int64)))
 
 
-def test_labels_out_of_range_count_as_ignored_when_not_validated() -> None:
+@pytest.mark.parametrize("label", [9, -1])
+def test_labels_out_of_range_count_as_ignored_when_not_validated(label: int) -> None:
     x, y = torch.randn(2, 3, 4, 5, requires_grad=True), torch.randint(3, (2, 4, 5))
-    wrong = torch.where(torch.rand(2, 4, 5) < 0.3, 9, y)
+    wrong = torch.where(torch.rand(2, 4, 5) < 0.3, label, y)
     loss = edge_aware_loss(x, wrong, validate="never")
-    assert loss == edge_aware_loss(x, torch.where(wrong == 9, -100, wrong))
+    assert loss == edge_aware_loss(x, torch.where(wrong == label, -100, wrong))
     (gradient,) = torch.autograd.grad(loss, x)
-    assert not gradient.movedim(1, -1)[wrong == 9].any()
+    assert not gradient.movedim(1, -1)[wrong == label].any()
+
+
+def test_nothing_is_checked_when_not_validated() -> None:
+    weight = -torch.ones(2, 4, 5)
+    assert edge_aware_loss(X, Y, pixel_weight=weight, validate="never", reduction="sum") < 0
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    x, y = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
+    plain = edge_aware_loss(x, y, radius=2, edge_weight=0.25, decay=2.0, spacing=0.5, ignore_index=1)
+    as_numpy = edge_aware_loss(
+        x,
+        y,
+        radius=np.int64(2),
+        edge_weight=np.float32(0.25),
+        decay=np.float64(2),
+        spacing=(np.float32(0.5), 0.5),
+        ignore_index=np.int64(1),
+    )
+    assert plain == as_numpy
+
+
+def test_distance_is_checked_wherever_it_is_read() -> None:
+    y = Y.clone()
+    y[..., 0] = 1  # edge pixels in columns 0 and 1; column 2 holds neighbours of theirs, column 3 none
+    for column, is_read in ((2, True), (3, False)):
+        field = torch.ones(2, 4, 5)
+        field[..., column] = torch.nan
+        if is_read:
+            with pytest.raises(ValueError, match=r"distance: expected finite values ≥ 0, but got nan at \[0, 0, 2\]"):
+                edge_aware_loss(X, y, distance=field, decay=1.0)
+        else:
+            assert edge_aware_loss(X, y, distance=field, decay=1.0).isfinite()
 
 
 @pytest.mark.parametrize("validate", ["async", "sync"])

@@ -13,9 +13,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 # What is drawn: a key of metrics.json, its title, and whether it is a share.
 CURVES = (
-    ("val/miou", "mean IoU", True),
-    ("val/edge", "edge term, mean over edge pixels", False),
-    ("val/edge_accuracy", "accuracy on edge pixels", True),
+    ("val/miou", "validation: mean IoU", True),
+    ("val/edge_accuracy", "validation: accuracy on edge pixels", True),
+    ("val/edge", "validation: mean edge term", False),
+    ("train/edge", "training: mean edge term", False),
 )
 
 
@@ -35,7 +36,7 @@ def read_run(folder: Path) -> list[dict[str, Any]]:
 
 def draw(runs: dict[str, list[dict[str, Any]]]) -> Figure:
     """One picture for each curve, one line for each run."""
-    figure = Figure(figsize=(10, 3), layout="constrained")
+    figure = Figure(figsize=(13, 3), layout="constrained")
     all_axes = figure.subplots(1, len(CURVES))
     for axes, (key, title, is_share) in zip(all_axes, CURVES, strict=True):
         for name, epochs in runs.items():

@@ -73,6 +73,8 @@ def test_a_wrong_weight_is_told_at_once() -> None:
         EdgeAwareLoss([1.0, 2.0])  # type: ignore[arg-type]
 
 
+# Tracing a function that stops and resumes, torch looks at the gradient of what is no leaf, and warns of itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_runs_under_compile_and_inference_mode() -> None:
     x, y = torch.randn(1, 3, 6, 6, requires_grad=True), torch.randint(3, (1, 6, 6))
     criterion = EdgeAwareLoss(decay=1.0)

@@ -15,7 +15,7 @@ help:  ## list the commands
 
 setup: $(READY)  ## create .venv with edgeloss and everything its demo and tests need
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py tools/build_backend.py $(shell find csrc -type f)
 	@echo "==> creating .venv"
 	@$(PYTHON) -m venv .venv
 	@echo "==> installing $(TORCH)"
@@ -24,7 +24,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(MAKE) --no-print-directory opencv-libraries
 	@touch $@
-	@echo "==> ready: $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
+	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print("torch", torch.__version__ + ", CPU kernels", edgeloss.backends()["cpu"])')"
 
 # OpenCV's wheel needs two system libraries that a bare Debian or Ubuntu lacks.
 .PHONY: opencv-libraries
@@ -44,11 +44,12 @@ test: setup  ## run all tests (CI=true: the slow ones too)
 	@echo "==> testing"
 	@$(BIN)/python -m pytest -n auto
 
-lint: setup  ## ruff, formatting and types
+lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror $$(find csrc -type f)
 	@$(BIN)/mypy
 
 clean:  ## remove .venv, caches and runs
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.txt

@@ -1,6 +1,39 @@
-"""Which backends can serve a call here, and why the others can't."""
+"""The compiled library: loads it, tells torch what its operators give, and says why it can't serve a call."""
 
 from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeloss import reference
+from edgeloss.reference import Evaluation, LossMaps
+
+
+def _load() -> str | None:
+    """Load the library, which registers its operators with torch.
+
+    Returns:
+        Why there are no operators, or None if there are.
+    """
+    try:
+        importlib.import_module("edgeloss._C")
+    except ModuleNotFoundError:
+        note = Path(__file__).with_name("_build.txt")  # the build leaves it where it leaves no library
+        return note.read_text().strip() if note.exists() else "the library is not built; run `pip install .`"
+    except ImportError as error:
+        return f"the library does not load with torch {torch.__version__} (it needs 2.10 or newer): {error}"
+    return None
+
+
+# Once, at import: torch.compile and torch.load look the operators up without passing through this file.
+_MISSING = _load()
 
 
 def backends() -> dict[str, str]:
@@ -14,5 +47,158 @@ def backends() -> dict[str, str]:
         >>> backends()["reference"]
         'available'
     """
-    reason = "unavailable: this version has no fused kernels"
-    return {"reference": "available", "cpu": reason, "cuda": reason}
+    return {
+        "reference": "available",
+        "cpu": f"unavailable: {_MISSING}" if _MISSING else "available",
+        "cuda": f"unavailable: {_MISSING or 'this version has no CUDA kernels'}",
+    }
+
+
+def why_not_fused(logits: Tensor, target: Tensor, decay: float | None) -> str | None:
+    """Why the fused kernels can't serve a call; None if they can."""
+    if logits.device.type != "cpu":
+        return f"there are no kernels for {logits.device.type} tensors"
+    if _MISSING:
+        return _MISSING
+    if logits.shape[2:] != target.shape[1:]:
+        return "there are no kernels for logits of another resolution than the labels"
+    if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
+        return "the kernels are for less than 2^15 classes and 2^31 pixels"
+    if decay is not None and decay < 1e-6:
+        return "the kernels are for decay ≥ 1e-6"
+    return None
+
+
+def evaluate(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    other_side_weight: float,
+    same_side_weight: float,
+    radius: Sequence[int],
+    power: float,
+    decay: float | None,
+    spacing: Sequence[float],
+    pixel_weight: Tensor | None,
+    distance: Tensor | None,
+    edges: bool,
+    maps: bool,
+    check_labels: bool,
+) -> Evaluation:
+    """What :func:`edgeloss.reference.evaluate` finds, by the fused kernels; ``check_labels`` makes them raise."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    if distance is not None:  # beyond 1e30 all are far, and no difference of two may overflow
+        distance = distance.clamp(max=1e30).to(dtype).contiguous()
+    sums, ce, same, other, _, flags, _, _, _, field = torch.ops.edgeloss.edge_loss(
+        logits if _evenly_spaced(logits) else logits.contiguous(),
+        target.contiguous(),
+        None if weight is None else weight.contiguous(),
+        None if pixel_weight is None else pixel_weight.contiguous(),
+        distance,
+        ignore_index,
+        label_smoothing,
+        list(radius),
+        power,
+        0.0 if decay is None else decay,
+        list(spacing),
+        edges,
+        maps,
+        check_labels,
+    )
+    found = None
+    if maps:
+        shape = target.shape
+        same, other = (part.view(shape) if edges else torch.zeros_like(ce).view(shape) for part in (same, other))
+        if decay is not None and distance is None:
+            distance = field.view(shape) if edges else torch.full_like(ce, math.inf).view(shape)
+        found = LossMaps(
+            ce.view(shape),
+            same,
+            other,
+            reference.edge(other, same, other_side_weight, same_side_weight),
+            flags[0].view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool),
+            distance,
+        )
+    wide = sums.detach()
+    return Evaluation((sums[0], sums[1], sums[2]), (wide[3], wide[4]), wide[6] / wide[5].clamp(min=1), found)
+
+
+def _evenly_spaced(x: Tensor) -> bool:
+    """Whether the pixels of an image lie at equal steps in memory, as in contiguous and channels_last tensors."""
+    axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
+    return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
+
+
+# What torch needs to know of the operators: the shapes they give, and their derivatives.
+
+
+def _edge_loss_fake(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    pixel_weight: Tensor | None,
+    distance: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    radius: list[int],
+    power: float,
+    decay: float,
+    spacing: list[float],
+    edges: bool,
+    maps: bool,
+    check_labels: bool,
+) -> tuple[Tensor, ...]:
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    pixels = target.numel()
+
+    def empty(count: int, dtype: torch.dtype = dtype) -> Tensor:
+        return logits.new_empty((count, pixels), dtype=dtype)
+
+    searches = edges and decay > 0 and distance is None
+    return (
+        logits.new_empty(8, dtype=torch.float64),
+        empty(int(maps)),
+        empty(int(maps and edges)),
+        empty(int(maps and edges)),
+        empty(1, torch.int16),
+        empty(2 if edges else 0, torch.uint8),
+        empty(2),
+        empty(int(edges), torch.int32),
+        empty(6 if edges else 0),
+        empty(int(searches)),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    logits, _, weight, pixel_weight, distance, _, smoothing, radius, power, decay, _, _, maps, _ = inputs
+    field = output[9] if distance is None else distance
+    ctx.save_for_backward(logits, weight, pixel_weight, *output[4:9], field)
+    ctx.options = smoothing, radius, power, decay
+    ctx.maps = maps
+    ctx.set_materialize_grads(False)
+
+
+def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    logits, weight, pixel_weight, *state = ctx.saved_tensors
+    sums = grads[0]
+    if sums is None:
+        sums = logits.new_zeros(8, dtype=torch.float64)
+    of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:4]]
+    gradient = torch.ops.edgeloss.edge_loss_backward(
+        sums.contiguous(), *of_maps, logits, weight, pixel_weight, *state, *ctx.options
+    )
+    return (gradient, *[None] * 13)
+
+
+def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
+    raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
+
+
+if not _MISSING:
+    torch.library.register_fake("edgeloss::edge_loss", _edge_loss_fake)
+    torch.library.register_autograd("edgeloss::edge_loss", _edge_loss_backward, setup_context=_setup_context)
+    torch.library.register_fake("edgeloss::edge_loss_backward", lambda *args: torch.empty_like(args[4]))
+    torch.library.register_autograd("edgeloss::edge_loss_backward", _refuse)

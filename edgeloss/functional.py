@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from edgeloss import _validation, reference
-from edgeloss._ops import backends
+from edgeloss import _ops, _validation, reference
 from edgeloss._validation import Backend, Reduction, Validate
 from edgeloss.reference import LossMaps
 
@@ -119,35 +119,31 @@ def edge_aware_loss(
     normalizer = None if normalizer is None else _validation.normalizer_tensors(normalizer, logits.device)
     if weight is not None:
         _validation.check_class_weight(weight, classes, logits.device)
-    if backend == "fused":
-        raise RuntimeError(f"backend='fused' can't serve this call: {backends()['cpu']}; use 'auto' or 'reference'")
-
-    y = target.long()
-    if validate != "never":
-        _validation.check_labels(y, classes, ignore_index)
-    valid = (y != ignore_index) & (y >= 0) & (y < max(2, classes))
-    wants_edges = edge_weight > 0 or return_maps or return_terms
-    mask = reference.edge_mask(y, valid, radius) if wants_edges else torch.zeros_like(valid)
-
-    x = reference.readable_logits(logits, valid)
-    if weight is not None:
-        weight = weight.detach().to(x.dtype)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    weight = None if weight is None else weight.detach().to(dtype)
     if pixel_weight is not None:
-        pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, x.dtype)
+        _, valid = reference.labels(target, classes, ignore_index)
+        pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, dtype)
     if distance is not None:
         if decay is None:
             raise ValueError("distance: expected decay with it, the length over which a neighbour's weight falls by e")
         _validation.check_map("distance", distance, target)
         if validate != "never":
-            _validation.check_non_negative("distance", distance, where=valid & reference.within_reach(mask, radius))
+            y, valid = reference.labels(target, classes, ignore_index)
+            read = valid & reference.within_reach(reference.edge_mask(y, valid, radius), radius)
+            _validation.check_non_negative("distance", distance, where=read)
         distance = distance.detach()
 
-    maps = reference.loss_maps(
-        x,
-        y,
-        valid,
-        mask,
+    reason = "the caller's choice" if backend == "reference" else _ops.why_not_fused(logits, target, decay)
+    if backend == "fused" and reason:
+        raise RuntimeError(f"backend='fused' can't serve this call: {reason}; use 'auto' or 'reference'")
+    if reason and validate != "never":
+        _validation.check_labels(target.long(), classes, ignore_index)
+    found = (reference.evaluate if reason else partial(_ops.evaluate, check_labels=validate != "never"))(
+        logits,
+        target,
         weight=weight,
+        ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
@@ -155,13 +151,14 @@ def edge_aware_loss(
         power=power,
         decay=decay,
         spacing=spacing,
+        pixel_weight=pixel_weight,
         distance=distance,
-        whole_distance=return_maps,
+        edges=edge_weight > 0 or return_maps or return_terms,
+        maps=return_maps or reduction == "none",
     )
-    sums = reference.sums(maps, pixel_weight)
-    denominators = None
+    sums, denominators = found.sums, None
     if reduction != "sum":  # the terms of a map are means
-        denominators = normalizer or reference.normalizers(y, valid, mask, weight, pixel_weight)
+        denominators = normalizer or found.normalizer
         if sync_normalizer and dist.is_available() and dist.is_initialized():
             denominators = _summed_over_ranks(denominators)
             # DDP averages the ranks' gradients, and the mean of world_size · Σ / (global denominator) is the whole
@@ -176,19 +173,14 @@ def edge_aware_loss(
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
     )
-    if reduction == "none":
-        loss = reference.total_map(maps, pixel_weight, ce_weight, edge_weight)
-    loss = loss.to(x.dtype)
+    if reduction == "none" and found.maps is not None:
+        loss = reference.total_map(found.maps, pixel_weight, ce_weight, edge_weight)
+    loss = loss.to(dtype)
 
-    if return_maps:
-        maps = maps.detach()
-    if return_terms:
-        terms["edge_fraction"] = mask.sum() / valid.sum().clamp(min=1)
-        terms = {name: term.detach().to(x.dtype) for name, term in terms.items()}
-    if return_maps and return_terms:
-        return loss, maps, terms
-    if return_maps:
-        return loss, maps
+    terms = {name: term.detach().to(dtype) for name, term in (terms | {"edge_fraction": found.edge_fraction}).items()}
+    if return_maps and found.maps is not None:
+        maps = found.maps.detach()
+        return (loss, maps, terms) if return_terms else (loss, maps)
     return (loss, terms) if return_terms else loss
 
 

@@ -64,6 +64,91 @@ class LossMaps(NamedTuple):
         return LossMaps(*(value if value is None else value.detach() for value in self))  # type: ignore[arg-type]
 
 
+class Evaluation(NamedTuple):
+    """What a backend finds, and all that a reduction needs; 0-d tensors, in float64 where the device has it.
+
+    Attributes:
+        sums: Σ v · CE, Σ v · S and Σ v · O over the batch, differentiable.
+        normalizer: the denominators W and Σ_E v.
+        edge_fraction: |E| over the number of valid pixels.
+        maps: differentiable; None where nobody asked for them.
+    """
+
+    sums: tuple[Tensor, Tensor, Tensor]
+    normalizer: tuple[Tensor, Tensor]
+    edge_fraction: Tensor
+    maps: LossMaps | None
+
+
+def evaluate(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    other_side_weight: float,
+    same_side_weight: float,
+    radius: Sequence[int],
+    power: float,
+    decay: float | None,
+    spacing: Sequence[float],
+    pixel_weight: Tensor | None,
+    distance: Tensor | None,
+    edges: bool,
+    maps: bool,
+) -> Evaluation:
+    """Everything of the loss but its reduction; the arguments are checked.
+
+    Args:
+        logits: [B, C, *S'] of any floating dtype, C ≥ 1; S' may be of lower resolution than S.
+        target: [B, *S] of any dtype of labels.
+        weight: class weights [max(2, C)].
+        ignore_index: the label that does not count; labels that are no class don't either.
+        label_smoothing: in [0, 1].
+        other_side_weight: factor of O in the edge map.
+        same_side_weight: factor of S in the edge map.
+        radius: of the neighbourhood, one an axis.
+        power: exponent q of the power mean.
+        decay: length over which a neighbour's weight falls by e; None for equal weights.
+        spacing: size of a pixel, one an axis.
+        pixel_weight: v [B, *S], 0 on ignored pixels.
+        distance: the caller's own field d [B, *S].
+        edges: compute the edge terms; else they are 0.
+        maps: somebody wants the maps.
+    """
+    y, valid = labels(target, logits.shape[1], ignore_index)
+    mask = edge_mask(y, valid, radius) if edges else torch.zeros_like(valid)
+    found = loss_maps(
+        readable_logits(logits, valid),
+        y,
+        valid,
+        mask,
+        weight=weight,
+        label_smoothing=label_smoothing,
+        other_side_weight=other_side_weight,
+        same_side_weight=same_side_weight,
+        radius=radius,
+        power=power,
+        decay=decay,
+        spacing=spacing,
+        distance=distance,
+        whole_distance=maps,
+    )
+    return Evaluation(
+        sums(found, pixel_weight),
+        normalizers(y, valid, mask, weight, pixel_weight),
+        mask.sum() / valid.sum().clamp(min=1),
+        found if maps else None,
+    )
+
+
+def labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """The labels as int64, and the mask of valid pixels; [B, *S] each."""
+    y = target.long()
+    return y, (y != ignore_index) & (y >= 0) & (y < max(2, classes))
+
+
 # ------------------------------------------------------------------------------------------------------------- the maps
 
 
@@ -143,7 +228,7 @@ def loss_maps(
         cross_entropy_map(x, y, valid, weight, label_smoothing),
         same_side,
         other_side,
-        _edge(other_side, same_side, other_side_weight, same_side_weight),
+        edge(other_side, same_side, other_side_weight, same_side_weight),
         mask,
         None if distance is None else distance.to(x.dtype, copy=True),
     )
@@ -281,9 +366,9 @@ def total(
     if normalizer is not None:
         w, e = normalizer
         cross_entropy, same_side, other_side = per(cross_entropy, w), per(same_side, e), per(other_side, e)
-    edge = _edge(other_side, same_side, other_side_weight, same_side_weight)
-    terms = {"cross_entropy": cross_entropy, "same_side": same_side, "other_side": other_side, "edge": edge}
-    return _total(cross_entropy, edge, ce_weight, edge_weight), terms
+    both = edge(other_side, same_side, other_side_weight, same_side_weight)
+    terms = {"cross_entropy": cross_entropy, "same_side": same_side, "other_side": other_side, "edge": both}
+    return _total(cross_entropy, both, ce_weight, edge_weight), terms
 
 
 def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edge_weight: float) -> Tensor:
@@ -292,7 +377,8 @@ def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edg
     return total if pixel_weight is None else total * pixel_weight
 
 
-def _edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:
+def edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:
+    """The edge terms as one, map or number."""
     return other_side_weight * other_side + same_side_weight * same_side
 
 

@@ -13,6 +13,8 @@ from scipy.ndimage import distance_transform_edt
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import edge_aware_loss, loss_maps
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 
 def regions(*size: int, classes: int, ignore: float = 0.1) -> np.ndarray:
     """Blobs of classes rather than noise, so that distances grow; one image of one class only."""

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, loss_maps
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 CHECKERBOARD = (torch.arange(8)[:, None] + torch.arange(8)).remainder(2)[None]
 HALVES = (torch.arange(8) >= 4).long().expand(1, 8, 8)
 STRIPES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 8, 8)

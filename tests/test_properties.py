@@ -14,6 +14,8 @@ from torch import Tensor
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
 from edgeloss.reference import Grid, offsets
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 IGNORE = 255
 
 

@@ -82,6 +82,7 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of them, one a spatial axis, but got (1.0, 1.0, 1.0)"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("each_backend")
 def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         edge_aware_loss(logits, target, **options)
@@ -218,7 +219,17 @@ def test_backends_tell_why() -> None:
     assert all(state == "available" or state.startswith("unavailable: ") for state in live.values())
 
 
-def test_fused_backend_gives_the_reason() -> None:
-    with pytest.raises(RuntimeError, match=re.escape(backends()["cpu"])):
-        edge_aware_loss(X, Y, backend="fused")
-    assert edge_aware_loss(X, Y, backend="auto") == edge_aware_loss(X, Y, backend="reference")
+@pytest.mark.parametrize(
+    ("logits", "options", "reason"),
+    [
+        (X[..., :2], {"upsample": True}, "there are no kernels for logits of another resolution than the labels"),
+        (X, {"decay": 1e-7}, "the kernels are for decay ≥ 1e-6"),
+        (torch.zeros(2, 1, 1, 1).expand(2, 2**15, 4, 5), {}, "the kernels are for less than 2^15 classes"),
+    ],
+)
+def test_fused_backend_gives_the_reason(logits: torch.Tensor, options: dict[str, Any], reason: str) -> None:
+    if backends()["cpu"] != "available":
+        reason = backends()["cpu"].removeprefix("unavailable: ")
+    with pytest.raises(RuntimeError, match=re.escape(f"backend='fused' can't serve this call: {reason}")):
+        edge_aware_loss(logits, Y, backend="fused", **options)
+    assert edge_aware_loss(logits, Y, **options) == edge_aware_loss(logits, Y, backend="reference", **options)

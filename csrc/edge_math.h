@@ -1,0 +1,157 @@
+// The formulas of the loss, one copy for every kernel. Symbols are those of edgeloss/reference.py.
+//
+// What a pixel's logits say is kept as two numbers: m = max_c x(c), and the rest r = Σ exp(x(c) - m) over all classes
+// but one of those that reach the max. Then Σ exp(x - m) = 1 + r, and
+//
+//     log p(k)       = (x(k) - m) - log1p(r)
+//     log(1 - p(k))  = log(r) - log1p(r)        where k is the max, and p(k) ≥ 1/2
+//
+// are exact at any offset and for p within rounding of 0 and of 1.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define EDGELOSS_INLINE __host__ __device__ __forceinline__
+#else
+#define EDGELOSS_INLINE inline __attribute__((always_inline))
+#endif
+
+namespace edgeloss {
+
+// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2 by a minimax polynomial (Cephes), in a form that
+// vectorises.
+EDGELOSS_INLINE float exp_negative(float x) {
+  const float clamped = x < -87.0f ? -87.0f : x;
+  const float k = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to an integer
+  const float f = (clamped - k * 0.693359375f) + k * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * f * f + f + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(k) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof(scale));
+  return x < -87.0f ? 0.0f : p * scale;
+}
+EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
+
+// log(1 + r) for r ≥ 0 in float, 2 ulp: log u by a minimax polynomial (Cephes) plus what rounding took from u = 1 + r.
+EDGELOSS_INLINE float log1p_positive(float r) {
+  const float u = 1.0f + r;
+  int32_t bits;
+  std::memcpy(&bits, &u, sizeof(bits));
+  // u = 2^k · f with f in [√½, √2)
+  const int32_t k = ((bits - 0x3f3504f3) >> 23);
+  bits -= k * (1 << 23);
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  f -= 1.0f;
+  float p = 7.0376836292e-2f;
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const float z = f * f;
+  const float e = static_cast<float>(k);
+  const float log_u = (f + (p * f * z + e * -2.12194440e-4f - 0.5f * z)) + e * 0.693359375f;
+  return log_u + (r - (u - 1.0f)) / u;
+}
+EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
+
+// log p(k).
+template <typename A>
+EDGELOSS_INLINE A log_p(A x_k, A m, A r) {
+  return (x_k - m) - log1p_positive(r);
+}
+
+// The class is its pixel's only likely one: 1 - p would cancel.
+template <typename A>
+EDGELOSS_INLINE bool is_likely(A x_k, A m, A r) {
+  return x_k == m && r < A(1);
+}
+
+// log(1 - p(k)); log_rest = log r, read where k is likely only.
+template <typename A>
+EDGELOSS_INLINE A log_one_minus_p(A x_k, A m, A r, A log_rest) {
+  if (is_likely(x_k, m, r)) return log_rest - log1p_positive(r);
+  return std::log1p(-exp_negative(log_p(x_k, m, r)));
+}
+
+// A running log-sum-exp that never overflows: Σ e^v = sum · e^max.
+template <typename A>
+struct LogSumExp {
+  A max = -INFINITY;
+  A sum = 0;
+
+  EDGELOSS_INLINE void add(A v) {
+    if (v > max) {
+      sum = sum * exp_negative(max - v) + A(1);
+      max = v;
+    } else {
+      sum += exp_negative(v - max);
+    }
+  }
+  EDGELOSS_INLINE A value() const { return max + std::log(sum); }
+};
+
+// What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
+// π_n = e^(log w_n + (q t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay.
+template <typename A>
+struct Side {
+  A first = 0;  // the q t that counts most, kept apart from log_sum for its digits
+  A log_sum = 0;
+  A nearest = 0;  // least d on this side: a common factor of the weights cancels
+};
+
+// -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.
+template <typename A>
+EDGELOSS_INLINE A negative_log(A mean, A complement) {
+  return mean < A(0.5) ? -std::log(mean) : -std::log1p(-complement);
+}
+
+// -log M_q{e^t; w} of n terms t ≤ 0, n ≥ 1, by logarithms; with what backward needs of it.
+//
+// log M = c + log(Σ π e^(q (t - c))) / q for any constant c. With the mean of t for c, and where the exponents are
+// small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that counts most.
+template <typename A>
+EDGELOSS_INLINE A negative_log_mean(const A* t, const A* log_w, int64_t n, A q, Side<A>& side) {
+  A weights = 0, mean = 0, first = t[0];
+  for (int64_t i = 0; i < n; ++i) {
+    const A w = exp_negative(log_w[i]);
+    weights += w;
+    mean += w * t[i];
+    first = (q > A(0)) == (t[i] > first) ? t[i] : first;
+  }
+  mean /= weights;
+  const bool none = std::abs(q) <= A(1e-30);  // no exponent at all, to float
+  side.first = none ? A(0) : q * first;
+  A largest = 0;
+  LogSumExp<A> sum;
+  for (int64_t i = 0; i < n; ++i) {
+    largest = std::max(largest, std::abs(q * (t[i] - mean)));
+    sum.add(none ? log_w[i] : log_w[i] + q * (t[i] - first));
+  }
+  side.log_sum = sum.value();
+  A log_m = mean;
+  if (!none && largest <= A(1)) {
+    A small = 0;
+    for (int64_t i = 0; i < n; ++i) small += exp_negative(log_w[i]) * std::expm1(q * (t[i] - mean));
+    log_m = mean + std::log1p(small / weights) / q;
+  } else if (!none) {
+    log_m = first + (side.log_sum - std::log(weights)) / q;
+  }
+  return log_m < A(0) ? -log_m : A(0);  // M ≤ 1: rounding may not make the loss negative
+}
+
+}  // namespace edgeloss

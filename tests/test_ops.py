@@ -1,0 +1,143 @@
+"""The fused kernels against the reference, and among torch's own machinery."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss, backends
+from edgeloss.functional import edge_aware_loss
+
+pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
+
+# Each size for a path of its own: one pixel; a row and a column; odd tails; two chunks of rows; rows wider than a tile
+# of 256 pixels, and not a multiple of it; a volume, and one slice of it.
+FLAT = [(1, 1), (1, 9), (9, 1), (7, 13), (70, 90), (3, 700)]
+VOLUMES = [(3, 5, 6), (1, 5, 6)]
+# One logit; two classes; few; the tile's largest and smaller widths; more than a block of sums, and more than the tile
+# can hold in cache.
+CLASSES = [1, 2, 3, 19, 150, 1000]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"radius": 2, "power": 0.0},
+    {"radius": 3, "power": -1.0, "decay": 1.5},
+    {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
+]
+
+
+def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(2, classes, *size, dtype=torch.float64) * 4
+    y = torch.randint(max(2, min(classes, 40)), (2, *size))
+    y[torch.rand(2, *size) < 0.2] = 255
+    return x, y
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("size", "classes"),
+    [*itertools.product(FLAT[:-1], CLASSES[:-1]), (FLAT[-1], CLASSES[-1]), *itertools.product(VOLUMES, (1, 4))],
+)
+def test_fused_equals_reference(size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype) -> None:
+    for options in OPTIONS:
+        x, y = scene(size, classes)
+        x = x.to(dtype)
+        if last:
+            x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        weight, v = torch.rand(max(2, classes), dtype=wide), torch.rand(2, *size, dtype=wide)
+        fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
+        loss, maps = edge_aware_loss(fused, y, weight=weight, pixel_weight=v, backend="fused", **shared)
+        expected, expected_maps = edge_aware_loss(
+            exact, y, weight=weight.double(), pixel_weight=v.double(), backend="reference", **shared
+        )
+        tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(loss.double(), expected, **tolerance)
+        for value, other in zip(maps, expected_maps, strict=True):
+            if value is not None:
+                torch.testing.assert_close(value.double(), other.double(), **tolerance)
+        loss.backward()
+        expected.backward()
+        assert fused.grad is not None
+        assert exact.grad is not None
+        assert fused.grad.dtype == dtype
+        assert fused.grad.stride() == x.stride()
+        largest = float(exact.grad.abs().max())
+        torch.testing.assert_close(
+            fused.grad.double(), exact.grad, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
+        )
+
+
+def test_every_pixel_an_edge() -> None:
+    x = torch.randn(1, 3, 40, 50, dtype=torch.float64, requires_grad=True)
+    y = (torch.arange(40)[:, None] + torch.arange(50)).remainder(2)[None]
+    fused = edge_aware_loss(x, y, backend="fused", radius=2)
+    reference = edge_aware_loss(x, y, backend="reference", radius=2)
+    torch.testing.assert_close(fused, reference)
+    torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_same_bits_for_every_number_of_threads(options: dict[str, Any]) -> None:
+    x, y = scene((70, 90), 19)
+    results = []
+    for threads in (1, 2, 3, 1):
+        torch.set_num_threads(threads)
+        logits = x.float().requires_grad_()
+        loss = edge_aware_loss(logits, y, ignore_index=255, backend="fused", **options)
+        results.append((loss.detach(), *torch.autograd.grad(loss, logits)))
+    torch.set_num_threads(1)
+    for loss, gradient in results[1:]:
+        assert torch.equal(loss, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+
+
+def test_double_backward_is_refused() -> None:
+    x, y = scene((5, 6), 3)
+    (gradient,) = torch.autograd.grad(
+        edge_aware_loss(x.requires_grad_(), y, ignore_index=255, backend="fused"), x, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
+def test_inputs_are_left_alone() -> None:
+    x, y = scene((7, 13), 3)
+    before = x.clone(), y.clone()
+    edge_aware_loss(x.requires_grad_(), y, ignore_index=255, backend="fused").backward()
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
+def test_one_graph_for_every_size() -> None:
+    torch._dynamo.reset()
+    criterion = EdgeAwareLoss(ignore_index=255, radius=2, decay=1.0, backend="fused")
+    compiled = torch.compile(criterion, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.config.error_on_recompile = True
+    try:
+        for size in ((7, 13), (20, 9), (33, 40)):
+            x, y = scene(size, 3)
+            x.requires_grad_()
+            loss, expected = compiled(x, y), criterion(x, y)
+            torch.testing.assert_close(loss, expected)
+            torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x))
+    finally:
+        torch._dynamo.config.error_on_recompile = False
+    with pytest.raises(ValueError, match=r"expected labels 0 to 2, or ignore_index=255, but got 7 at 91 pixels"):
+        compiled(*(torch.zeros(1, 3, 7, 13), torch.full((1, 7, 13), 7)))
+
+
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize("maps", [False, True])
+def test_operators_are_what_torch_was_told(edges: bool, maps: bool) -> None:
+    x, y = scene((5, 6), 3)
+    arguments = (x.requires_grad_(), y, None, None, None, 255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, maps, True)
+    # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
+    # backward is filled only where backward reads it.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.edgeloss.edge_loss, arguments, test_utils=tests)

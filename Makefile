@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test bench lint clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -43,6 +43,9 @@ demo: setup  ## train on data/shapes with EdgeAwareLoss and write loss-map pictu
 test: setup  ## run all tests (CI=true: the slow ones too)
 	@echo "==> testing"
 	@$(BIN)/python -m pytest -n auto
+
+bench: setup  ## time the loss beside cross-entropy
+	@$(BIN)/python benchmarks/speed.py
 
 lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"

@@ -64,7 +64,8 @@ class EdgeAwareLoss(nn.Module):
         validate: when labels out of range are found. ``"async"`` and ``"sync"`` raise in the call; ``"never"`` does not
             look, and such pixels count as ignored.
         backend: ``"reference"`` is plain PyTorch, ``"fused"`` the compiled kernels or an error that says why not,
-            ``"auto"`` the best of them that can serve the call. See :func:`edgeloss.backends`.
+            ``"auto"`` the best of them that can serve the call. See :func:`edgeloss.backends`. Only the reference can
+            be differentiated twice.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:

@@ -105,13 +105,23 @@ struct LogSumExp {
   EDGELOSS_INLINE A value() const { return max + std::log(sum); }
 };
 
+// p(k) and 1 - p(k), each with all its digits unless it underflows.
+template <typename A>
+EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
+  const A scale = A(1) / (A(1) + r);
+  p = exp_negative(x_k - m) * scale;
+  complement = is_likely(x_k, m, r) ? r * scale : A(1) - p;
+}
+
 // What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
-// π_n = e^(log w_n + (q t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay.
+// π_n = e^(log w_n + (q t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean was formed
+// of probabilities, w_n e^(t_n) · inverse.
 template <typename A>
 struct Side {
   A first = 0;  // the q t that counts most, kept apart from log_sum for its digits
   A log_sum = 0;
   A nearest = 0;  // least d on this side: a common factor of the weights cancels
+  A inverse = 0;  // 0 where the mean was formed of logarithms
 };
 
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.

@@ -167,7 +167,7 @@ def _edge_loss_fake(
         empty(2 if edges else 0, torch.uint8),
         empty(2),
         empty(int(edges), torch.int32),
-        empty(6 if edges else 0),
+        empty(8 if edges else 0),
         empty(int(searches)),
     )
 

@@ -47,11 +47,11 @@ using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in registers' reach
+constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
 constexpr int64_t kBlock = 32;  // classes summed up by themselves
 constexpr int16_t kIgnored = -1;
 
-// ------------------------------------------------------------------------------------- loops over tiles, vectorised
+// ---------------------------------------------------------------------------------------- loops over tiles, vectorised
 
 // m, r and -log p(y) of n pixels, n ≤ kTile; x has its classes ld apart. A pixel whose y is none of them gets no sense.
 template <typename A>
@@ -149,8 +149,7 @@ EDGELOSS_VECTORIZED void or_row(const uint8_t* mask, int64_t n, uint8_t* any) {
   for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
 }
 
-// --------------------------------------------------------------------------------------------------- the problem at
-// hand
+// ------------------------------------------------------------------------------------------------- the problem at hand
 
 // A batch of images of D × H × W pixels; 2-D ones have D = 1 and radius 0 along it. Pixels are numbered in an image.
 struct Geometry {
@@ -245,7 +244,7 @@ struct Steps {
   }
 };
 
-// ------------------------------------------------------------------------------------------------------------- passes
+// -------------------------------------------------------------------------------------------------------------- passes
 
 // Everything that the passes share: arguments, and the state that forward leaves to backward.
 template <typename T, typename A>
@@ -273,28 +272,28 @@ struct Call {
     return sum;
   }
   int64_t tile() const {
-    // A tile of pixels × classes should stay in the first-level cache's neighbour, gradient and all.
+    // 64 KB: a tile of pixels × classes stays in the second-level cache, its gradient beside it.
     return std::clamp<int64_t>((1 << 16) / (g.classes * static_cast<int64_t>(sizeof(A))) & ~15, 16, kTile);
   }
 };
 
-// Copies the tile of n pixels from p on into the buffer, as A, its classes kTile apart. It is copied even where it
+// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart. It is copied even where it
 // could be read in place: the classes of a picture of 512 × 512 lie a power of two apart, and so would all meet in a
 // few sets of the cache and drive each other out between two looks at them.
 template <typename T, typename A>
-void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* tile) {
+void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
   if (x.binary) {
     std::fill_n(tile, n, A(0));
-    for (int64_t j = 0; j < n; ++j) tile[kTile + j] = static_cast<A>(x.data[(p + j) * x.pixel_step]);
+    for (int64_t j = 0; j < n; ++j) tile[ld + j] = static_cast<A>(x.data[(p + j) * x.pixel_step]);
   } else if (x.class_step == 1 && classes > 1) {
     for (int64_t j = 0; j < n; ++j) {
       const T* pixel = x.data + (p + j) * x.pixel_step;
-      for (int64_t c = 0; c < classes; ++c) tile[c * kTile + j] = static_cast<A>(pixel[c]);
+      for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = static_cast<A>(pixel[c]);
     }
   } else {
     for (int64_t c = 0; c < classes; ++c) {
       const T* __restrict row = x.data + c * x.class_step + p * x.pixel_step;
-      A* __restrict to = tile + c * kTile;
+      A* __restrict to = tile + c * ld;
       if (x.pixel_step == 1) {
         for (int64_t j = 0; j < n; ++j) to[j] = static_cast<A>(row[j]);
       } else {
@@ -306,10 +305,10 @@ void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* 
 
 // Writes the gradient's tile, as T, to where it belongs.
 template <typename T, typename A>
-void write_tile(const A* tile, const Geometry& g, int64_t p, int64_t n, T* out, const Steps& steps) {
-  const A* first = tile + (g.logits == 1 ? kTile : 0);  // binary: of the second class
+void write_tile(const A* tile, int64_t ld, const Geometry& g, int64_t p, int64_t n, T* out, const Steps& steps) {
+  const A* first = tile + (g.logits == 1 ? ld : 0);  // binary: of the second class
   for (int64_t c = 0; c < g.logits; ++c) {
-    const A* __restrict row = first + c * kTile;
+    const A* __restrict row = first + c * ld;
     T* __restrict to = out + c * steps.channel + p * steps.pixel;
     if (steps.pixel == 1) {
       for (int64_t j = 0; j < n; ++j) to[j] = static_cast<T>(row[j]);
@@ -331,13 +330,13 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
   const A smoothing = call.label_smoothing, total_weight = call.total_weight();
-  std::vector<A> buffer(g.classes * kTile);
+  std::vector<A> buffer(g.classes * step);
   A* tile = buffer.data();
   A nll[kTile];
   int32_t y[kTile];
   for (int64_t p = chunk.first_row * g.width; p < last; p += step) {
     const int64_t n = std::min(step, last - p);
-    read_tile(x, g.classes, p, n, tile);
+    read_tile(x, g.classes, p, n, tile, step);
     double wrong = 0;
     for (int64_t j = 0; j < n; ++j) {
       const int64_t label = static_cast<int64_t>(target[base + p + j]);
@@ -346,7 +345,7 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
       call.label[base + p + j] = static_cast<int16_t>(y[j]);
       wrong += label != ignore_index && !valid;
     }
-    tile_statistics(tile, kTile, g.classes, n, y, call.m + base + p, call.r + base + p, nll);
+    tile_statistics(tile, step, g.classes, n, y, call.m + base + p, call.r + base + p, nll);
     double ce_sum = 0, weight_sum = 0, valid_sum = 0;
     for (int64_t j = 0; j < n; ++j) {
       const int64_t i = base + p + j;
@@ -359,7 +358,7 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
       if (valid && smoothing != A(0)) {
         const A m = call.m[i], log_sum = log1p_positive(call.r[i]);
         A every = total_weight * log_sum;
-        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * kTile + j] - m);
+        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * step + j] - m);
         ce = (A(1) - smoothing) * ce + smoothing / static_cast<A>(g.classes) * every;
       }
       const A v = valid ? call.pixel_weight_of(i) : A(0);
@@ -448,6 +447,12 @@ void reach_chunk(const Call<T, A>& call, const Chunk& chunk, bool searches, cons
   }
 }
 
+// The first place from `at` on where the mask is set, or `end`.
+int64_t next_set(const uint8_t* mask, int64_t at, int64_t end) {
+  const void* found = std::memchr(mask + at, 1, end - at);
+  return found ? static_cast<const uint8_t*>(found) - mask : end;
+}
+
 // log r of a pixel whose class k is likely: its logarithm where the sum did not underflow, else from the logits.
 template <typename T, typename A>
 A log_rest(const Logits<T, A>& x, int64_t pixel, int64_t classes, A m, A r) {
@@ -483,10 +488,13 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, int64_t slot, 
   const A *m = call.m + base, *r = call.r + base, *field = call.field + base;
   std::vector<A> t[2], log_w[2];
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
-    for (int64_t column = 0; column < g.width; ++column) {
+    const uint8_t* edge = call.edge + base + row * g.width;
+    if (same_map) {
+      std::fill_n(same_map + base + row * g.width, g.width, A(0));
+      std::fill_n(other_map + base + row * g.width, g.width, A(0));
+    }
+    for (int64_t column = 0; (column = next_set(edge, column, g.width)) < g.width; ++column) {
       const int64_t p = row * g.width + column, i = base + p;
-      if (same_map) same_map[i] = other_map[i] = 0;
-      if (!call.edge[i]) continue;
       const int16_t k = label[p];
       Side<A>* sides = call.sides + 2 * slot;
       call.slot[i] = static_cast<int32_t>(slot++);
@@ -511,11 +519,10 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, int64_t slot, 
           if (label[n] < 0) return;
           const int side = label[n] != k;
           const A w = call.has_decay ? exp_negative(log_weight(side, n)) : A(1);
-          const A x_k = x.at(n, k);
-          const A scale = A(1) / (A(1) + r[n]);
-          const A p_k = exp_negative(x_k - m[n]) * scale;
+          A p_k, complement;
+          probabilities(x.at(n, k), m[n], r[n], p_k, complement);
           right[side] += w * p_k;
-          wrong[side] += w * (is_likely(x_k, m[n], r[n]) ? r[n] * scale : A(1) - p_k);
+          wrong[side] += w * complement;
         });
       }
       // Where all of a side's probabilities are so small that float has none of them left, logarithms do.
@@ -525,7 +532,7 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, int64_t slot, 
         if (mean[side] > least) {
           const A total = mean[side] + complement[side];
           value[side] = negative_log(mean[side] / total, complement[side] / total);
-          sides[side].log_sum = std::log(mean[side]);
+          sides[side].inverse = A(1) / mean[side];
           continue;
         }
         t[side].clear();
@@ -570,7 +577,7 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(g.classes);
   const A total_weight = call.total_weight();
   T* out = grad + chunk.image * grad_steps.image;
-  std::vector<A> buffer(g.classes * kTile), grad_buffer(g.classes * kTile);
+  std::vector<A> buffer(g.classes * step), grad_buffer(g.classes * step);
   A *tile = buffer.data(), *to = grad_buffer.data();
   A alpha[kTile], at_y[kTile];  // the gradient is alpha · p(c) - at_y · [c = y], but for the corrections
   int32_t labels[kTile];
@@ -584,81 +591,86 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   std::vector<Correction> corrections;
   struct Share {
     int16_t k;
-    A t, sum;
+    A p, complement, sum;
   };
   std::vector<Share> shares;
 
   for (int64_t p = chunk.first_row * g.width; p < last; p += step) {
     const int64_t n = std::min(step, last - p);
-    read_tile(x, g.classes, p, n, tile);
+    read_tile(x, g.classes, p, n, tile, step);
     const A *m = call.m + base + p, *r = call.r + base + p;
     corrections.clear();
     for (int64_t j = 0; j < n; ++j) {
-      const int64_t i = base + p + j;
       const int16_t y = label[p + j];
       labels[j] = y;
-      alpha[j] = at_y[j] = 0;
-      if (y < 0) continue;
-      const A ce = upstream.at(0, i, call.pixel_weight_of(i));
-      const A at_label = (A(1) - smoothing) * call.weight_of(y);
+      const A ce = y < 0 ? A(0) : upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
+      const A at_label = (A(1) - smoothing) * (call.weight && y >= 0 ? call.weight[y] : A(1));
       alpha[j] = ce * (at_label + uniform * total_weight);
       at_y[j] = ce * at_label;
-      if (call.reach[i]) {
-        // Each edge pixel around gives the share π of its gradient; those that look at the same class k share t.
-        const int64_t row = (p + j) / g.width, column = (p + j) % g.width;
-        shares.clear();
-        for_each_neighbor(g, row, column, [&](int64_t centre) {
-          if (!call.edge[base + centre]) return;
-          const int16_t k = label[centre];
-          auto share = std::find_if(shares.begin(), shares.end(), [&](const Share& s) { return s.k == k; });
-          if (share == shares.end()) {
-            const A t = term(x, p + j, g.classes, k, k == y, m[j], r[j]);
-            share = shares.insert(shares.end(), {k, t, A(0)});
-          }
-          const int side = k != y;
-          const int64_t c = base + centre;
-          const Side<A>& of = call.sides[2 * call.slot[c] + side];
-          A log_pi = (call.power * share->t - of.first) - of.log_sum;
-          if (call.has_decay) log_pi += (of.nearest - call.field[i]) * call.inverse_decay;
-          share->sum += upstream.at(1 + side, c, call.pixel_weight_of(c)) * exp_negative(log_pi);
-        });
-        for (const Share& s : shares) {
-          if (s.k == y) {  // ∂S = π (p(c) - δ_cy)
-            alpha[j] += s.sum;
-            at_y[j] += s.sum;
-            continue;
-          }
-          const A x_k = tile[s.k * kTile + j];
-          const A p_k = exp_negative(x_k - m[j]) / (A(1) + r[j]);
-          if (is_likely(x_k, m[j], r[j])) {
-            corrections.push_back({j, s.k, s.sum * p_k, true});
-          } else {  // ∂O = π p(k) at k, -π p(c) p(k) / (1 - p(k)) elsewhere
-            const A odds = p_k / (A(1) - p_k);
-            alpha[j] -= s.sum * odds;
-            corrections.push_back({j, s.k, s.sum * odds, false});
-          }
+    }
+    const uint8_t* reach = call.reach + base + p;
+    for (int64_t j = 0; (j = next_set(reach, j, n)) < n; ++j) {
+      const int64_t i = base + p + j;
+      const int16_t y = label[p + j];
+      // Each edge pixel around gives the share π of its gradient; those that look at the same class k share t.
+      const int64_t row = (p + j) / g.width, column = (p + j) % g.width;
+      shares.clear();
+      for_each_neighbor(g, row, column, [&](int64_t centre) {
+        if (!call.edge[base + centre]) return;
+        const int16_t k = label[centre];
+        auto share = std::find_if(shares.begin(), shares.end(), [&](const Share& s) { return s.k == k; });
+        if (share == shares.end()) {
+          share = shares.insert(shares.end(), {k, A(0), A(0), A(0)});
+          probabilities(tile[k * step + j], m[j], r[j], share->p, share->complement);
+        }
+        const int side = k != y;
+        const int64_t c = base + centre;
+        const Side<A>& of = call.sides[2 * call.slot[c] + side];
+        const A log_w = call.has_decay ? (of.nearest - call.field[i]) * call.inverse_decay : A(0);
+        A pi;
+        if (of.inverse > A(0)) {
+          pi = (side ? share->complement : share->p) * of.inverse;
+          if (call.has_decay) pi *= exp_negative(log_w);
+        } else {
+          const A t = term(x, p + j, g.classes, k, side == 0, m[j], r[j]);
+          pi = exp_negative(log_w + (call.power * t - of.first) - of.log_sum);
+        }
+        share->sum += upstream.at(1 + side, c, call.pixel_weight_of(c)) * pi;
+      });
+      for (const Share& s : shares) {
+        if (s.k == y) {  // ∂S = π (p(c) - δ_cy)
+          alpha[j] += s.sum;
+          at_y[j] += s.sum;
+          continue;
+        }
+        if (is_likely(tile[s.k * step + j], m[j], r[j])) {
+          corrections.push_back({j, s.k, s.sum * s.p, true});
+        } else {  // ∂O = π p(k) at k, -π p(c) p(k) / (1 - p(k)) elsewhere
+          const A odds = s.p / s.complement;
+          alpha[j] -= s.sum * odds;
+          corrections.push_back({j, s.k, s.sum * odds, false});
         }
       }
     }
 
-    tile_softmax(tile, kTile, g.classes, n, labels, m, r, alpha, at_y, to, kTile);
+    tile_softmax(tile, step, g.classes, n, labels, m, r, alpha, at_y, to, step);
     for (const Correction& c : corrections) {
-      to[c.k * kTile + c.j] += c.value;
+      to[c.k * step + c.j] += c.value;
       if (!c.likely) continue;
       // The others' shares of -π p(k), from logits that may lie so far below the top that r is 0.
       const A top = log_rest(x, p + c.j, g.classes, m[c.j], r[c.j]);
       for (int64_t other = 0; other < g.classes; ++other) {
-        if (other != c.k) to[other * kTile + c.j] -= c.value * exp_negative((tile[other * kTile + c.j] - m[c.j]) - top);
+        if (other != c.k) to[other * step + c.j] -= c.value * exp_negative((tile[other * step + c.j] - m[c.j]) - top);
       }
     }
     if (smoothing != A(0)) {
       for (int64_t j = 0; j < n; ++j) {
         if (label[p + j] < 0) continue;
         const A ce = upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
-        for (int64_t c = 0; c < g.classes; ++c) to[c * kTile + j] -= ce * uniform * call.weight_of(c);
+        for (int64_t c = 0; c < g.classes; ++c) to[c * step + j] -= ce * uniform * call.weight_of(c);
       }
     }
-    write_tile(to, g, p, n, out, grad_steps);
+    write_tile(to, step, g, p, n, out, grad_steps);
   }
 }
 
@@ -763,7 +775,7 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   };
   constexpr ScalarType type = kScalarType<A>;
   Tensor label = empty(1, ScalarType::Short), flags = empty(edges ? 2 : 0, ScalarType::Byte), stats = empty(2, type);
-  Tensor slot = empty(edges, ScalarType::Int), sides = empty(edges ? 6 : 0, type);
+  Tensor slot = empty(edges, ScalarType::Int), sides = empty(edges ? 8 : 0, type);
   const bool searches = edges && decay > 0 && !distance;
   Tensor field = empty(searches ? 1 : 0, type);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);

@@ -674,8 +674,7 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   }
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// operators
+// ----------------------------------------------------------------------------------------------------------- operators
 
 template <typename A>
 const A* data_or_null(const std::optional<Tensor>& tensor) {

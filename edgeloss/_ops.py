@@ -60,6 +60,8 @@ def why_not_fused(logits: Tensor, target: Tensor, decay: float | None) -> str | 
         return f"there are no kernels for {logits.device.type} tensors"
     if _MISSING:
         return _MISSING
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func does not know the kernels"
     if logits.shape[2:] != target.shape[1:]:
         return "there are no kernels for logits of another resolution than the labels"
     if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:

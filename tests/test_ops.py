@@ -106,6 +106,16 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(gradient.sum(), x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # torch's forward mode uses its own torch.jit
+def test_transforms_of_torch_func_get_the_reference() -> None:
+    x, y = scene((5, 6), 3)
+    criterion = EdgeAwareLoss(ignore_index=255)
+    expected = torch.autograd.grad(criterion(x.requires_grad_(), y), x)[0]
+    torch.testing.assert_close(torch.func.grad(criterion)(x.detach(), y), expected)
+    _, directional = torch.func.jvp(lambda logits: criterion(logits, y), (x.detach(),), (torch.ones_like(x),))
+    torch.testing.assert_close(directional, expected.sum())
+
+
 def test_inputs_are_left_alone() -> None:
     x, y = scene((7, 13), 3)
     before = x.clone(), y.clone()

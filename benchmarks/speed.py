@@ -180,6 +180,7 @@ def main() -> int:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "edgeloss": version("edgeloss"),
+        "labels": "generated" if options.masks is None else "real masks, tiled (volume and small: generated)",
     }
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     rows = []

@@ -92,14 +92,14 @@ def evaluate(
 ) -> Evaluation:
     """What :func:`edgeloss.reference.evaluate` finds, by the fused kernels; ``check_labels`` makes them raise."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    if distance is not None:  # beyond 1e30 all are far, and no difference of two may overflow
-        distance = distance.clamp(max=1e30).to(dtype).contiguous()
+    # Beyond 1e30 all are far, and no difference of two may overflow.
+    near = None if distance is None else distance.clamp(max=1e30).to(dtype).contiguous()
     sums, ce, same, other, _, flags, _, _, _, field = torch.ops.edgeloss.edge_loss(
         logits if _evenly_spaced(logits) else logits.contiguous(),
         target.contiguous(),
         None if weight is None else weight.contiguous(),
         None if pixel_weight is None else pixel_weight.contiguous(),
-        distance,
+        near,
         ignore_index,
         label_smoothing,
         list(radius),
@@ -114,7 +114,7 @@ def evaluate(
     if maps:
         shape = target.shape
         same, other = (part.view(shape) if edges else torch.zeros_like(ce).view(shape) for part in (same, other))
-        if decay is not None and distance is None:
+        if distance is None and decay is not None:
             distance = field.view(shape) if edges else torch.full_like(ce, math.inf).view(shape)
         found = LossMaps(
             ce.view(shape),
@@ -122,7 +122,7 @@ def evaluate(
             other,
             reference.edge(other, same, other_side_weight, same_side_weight),
             flags[0].view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool),
-            distance,
+            None if distance is None else distance.to(dtype, copy=True),  # backward needs the field as it is
         )
     wide = sums.detach()
     return Evaluation((sums[0], sums[1], sums[2]), (wide[3], wide[4]), wide[6] / wide[5].clamp(min=1), found)
@@ -175,11 +175,10 @@ def _edge_loss_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, _, weight, pixel_weight, distance, _, smoothing, radius, power, decay, _, _, maps, _ = inputs
+    logits, _, weight, pixel_weight, distance, _, smoothing, radius, power, decay, *_ = inputs
     field = output[9] if distance is None else distance
     ctx.save_for_backward(logits, weight, pixel_weight, *output[4:9], field)
     ctx.options = smoothing, radius, power, decay
-    ctx.maps = maps
     ctx.set_materialize_grads(False)
 
 

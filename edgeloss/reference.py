@@ -115,25 +115,29 @@ def evaluate(
         pixel_weight: v [B, *S], 0 on ignored pixels.
         distance: the caller's own field d [B, *S].
         edges: compute the edge terms; else they are 0.
-        maps: somebody wants the maps.
+        maps: somebody wants the maps; that of d is then filled beyond the pixels that the loss reads.
     """
     y, valid = labels(target, logits.shape[1], ignore_index)
+    x = readable_logits(logits, valid)
     mask = edge_mask(y, valid, radius) if edges else torch.zeros_like(valid)
-    found = loss_maps(
-        readable_logits(logits, valid),
-        y,
-        valid,
+    wide = _widest(y.device)
+    if decay is not None and distance is None:
+        # The loss reads d at neighbours of edge pixels only; someone who looks at it wants it wherever it is defined.
+        wanted = (valid if maps else valid & within_reach(mask, radius)).flatten().nonzero().squeeze(1)
+        distance = torch.full((y.numel(),), math.inf, dtype=wide, device=y.device)
+        distance[wanted] = local_distance(y, valid, wanted, radius, spacing)
+        distance = distance.view_as(y)
+    log_w = None
+    if decay is not None and distance is not None:
+        log_w = -(distance.to(wide) / decay).clamp(max=torch.finfo(wide).max)
+    same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
+    found = LossMaps(
+        cross_entropy_map(x, y, valid, weight, label_smoothing),
+        same_side,
+        other_side,
+        edge(other_side, same_side, other_side_weight, same_side_weight),
         mask,
-        weight=weight,
-        label_smoothing=label_smoothing,
-        other_side_weight=other_side_weight,
-        same_side_weight=same_side_weight,
-        radius=radius,
-        power=power,
-        decay=decay,
-        spacing=spacing,
-        distance=distance,
-        whole_distance=maps,
+        None if distance is None else distance.to(x.dtype, copy=True),
     )
     return Evaluation(
         sums(found, pixel_weight),
@@ -177,61 +181,6 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
     if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
         x = torch.cat([torch.zeros_like(x), x], 1)
     return x
-
-
-def loss_maps(
-    x: Tensor,
-    y: Tensor,
-    valid: Tensor,
-    mask: Tensor,
-    *,
-    weight: Tensor | None,
-    label_smoothing: float,
-    other_side_weight: float,
-    same_side_weight: float,
-    radius: Sequence[int],
-    power: float,
-    decay: float | None,
-    spacing: Sequence[float],
-    distance: Tensor | None,
-    whole_distance: bool,
-) -> LossMaps:
-    """All maps of the loss, differentiable with respect to x.
-
-    Args:
-        x: logits [B, C, *S].
-        y: labels [B, *S].
-        valid: [B, *S] bool.
-        mask: the edge mask [B, *S] bool.
-        weight: class weights [C].
-        label_smoothing: in [0, 1].
-        other_side_weight: factor of O in ``edge``.
-        same_side_weight: factor of S in ``edge``.
-        radius: of the neighbourhood, one an axis.
-        power: exponent q of the power mean.
-        decay: length over which a neighbour's weight falls by e; None for equal weights.
-        spacing: size of a pixel, one an axis.
-        distance: the caller's own field d [B, *S] instead of the distance to the nearest other label.
-        whole_distance: fill the map of d beyond the pixels that the loss reads.
-    """
-    if decay is not None and distance is None:
-        # The loss reads d at neighbours of edge pixels only; someone who looks at it wants it wherever it is defined.
-        wanted = (valid if whole_distance else valid & within_reach(mask, radius)).flatten().nonzero().squeeze(1)
-        distance = torch.full((y.numel(),), math.inf, dtype=_widest(y.device), device=y.device)
-        distance[wanted] = local_distance(y, valid, wanted, radius, spacing)
-        distance = distance.view_as(y)
-    log_w = None
-    if decay is not None and distance is not None:
-        log_w = -(distance.to(_widest(y.device)) / decay).clamp(max=torch.finfo(_widest(y.device)).max)
-    same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
-    return LossMaps(
-        cross_entropy_map(x, y, valid, weight, label_smoothing),
-        same_side,
-        other_side,
-        edge(other_side, same_side, other_side_weight, same_side_weight),
-        mask,
-        None if distance is None else distance.to(x.dtype, copy=True),
-    )
 
 
 def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:

@@ -266,12 +266,19 @@ def test_many_classes_are_told_apart() -> None:
     assert normalizers(y)[1] == 4
 
 
-def test_the_map_of_an_own_field_is_a_copy() -> None:
+def test_the_map_of_the_distance_is_a_copy() -> None:
     x, y = scene(6, 6)
+    y[:, :, 3:] = 1  # the outermost column is nobody's neighbour across an edge, and may be anything
     field = torch.rand(2, 6, 6, dtype=torch.float64)
-    maps = loss_maps(x, y, ignore_index=255, decay=1.0, distance=field)
-    assert maps.distance is not None
-    assert maps.distance.data_ptr() != field.data_ptr()
+    field[..., 5] = torch.inf
+    for own in (field, None):
+        logits = x.clone().requires_grad_()
+        loss, maps = edge_aware_loss(logits, y, ignore_index=255, decay=1.0, distance=own, return_maps=True)
+        (expected,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        assert own is None or torch.equal(maps.distance, own)
+        maps.distance.zero_()
+        assert torch.equal(torch.autograd.grad(loss, logits)[0], expected)
+    assert field[..., 5].isinf().all()
 
 
 def test_distance_map_reaches_twice_the_radius() -> None:

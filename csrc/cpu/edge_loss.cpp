@@ -97,17 +97,17 @@ void tile_statistics(const double* x, int64_t ld, int64_t classes, int64_t n, co
   statistics(x, ld, classes, n, y, m, r, nll);
 }
 
-// g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are.
+// g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are. x and g have their
+// classes ld apart.
 template <typename A>
 EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
                                     const int32_t* __restrict y, const A* __restrict m, const A* __restrict r,
-                                    const A* __restrict alpha, const A* __restrict at_y, A* __restrict g,
-                                    int64_t g_ld) {
+                                    const A* __restrict alpha, const A* __restrict at_y, A* __restrict g) {
   A scale[kTile];
   for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
   for (int64_t c = 0; c < classes; ++c) {
     const A* row = x + c * ld;
-    A* out = g + c * g_ld;
+    A* out = g + c * ld;
     for (int64_t j = 0; j < n; ++j) {
       const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
       out[j] = y[j] < 0 ? A(0) : value;
@@ -115,13 +115,12 @@ EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t c
   }
 }
 EDGELOSS_VECTORIZED void tile_softmax(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
-                                      const float* m, const float* r, const float* alpha, const float* at_y, float* g,
-                                      int64_t g_ld) {
-  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g, g_ld);
+                                      const float* m, const float* r, const float* alpha, const float* at_y, float* g) {
+  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
 }
 void tile_softmax(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, const double* m,
-                  const double* r, const double* alpha, const double* at_y, double* g, int64_t g_ld) {
-  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g, g_ld);
+                  const double* r, const double* alpha, const double* at_y, double* g) {
+  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
 }
 
 // Smallest and largest valid label of a window, from rows; ignored pixels are -1 in `label`.
@@ -653,7 +652,7 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
       }
     }
 
-    tile_softmax(tile, step, g.classes, n, labels, m, r, alpha, at_y, to, step);
+    tile_softmax(tile, step, g.classes, n, labels, m, r, alpha, at_y, to);
     for (const Correction& c : corrections) {
       to[c.k * step + c.j] += c.value;
       if (!c.likely) continue;

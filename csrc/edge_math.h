@@ -113,6 +113,44 @@ EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
   complement = is_likely(x_k, m, r) ? r * scale : A(1) - p;
 }
 
+// Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step].
+template <typename T, typename A>
+struct Logits {
+  const T* data;
+  int64_t class_step, pixel_step;
+  bool binary;
+
+  EDGELOSS_INLINE A at(int64_t pixel, int64_t c) const {
+    if (binary) return c == 0 ? A(0) : static_cast<A>(data[pixel * pixel_step]);
+    return static_cast<A>(data[c * class_step + pixel * pixel_step]);
+  }
+};
+
+// log r of a pixel whose class k is likely: its logarithm where the sum did not underflow, else from the logits.
+template <typename T, typename A>
+EDGELOSS_INLINE A log_rest(const Logits<T, A>& x, int64_t pixel, int64_t classes, A m, A r) {
+  if (r > A(0)) return std::log(r);
+  LogSumExp<A> others;
+  bool left_out = false;
+  for (int64_t c = 0; c < classes; ++c) {
+    const A below = x.at(pixel, c) - m;
+    if (below == A(0) && !left_out) {
+      left_out = true;
+    } else {
+      others.add(below);
+    }
+  }
+  return others.value();
+}
+
+// t of the edge terms: a_n on the same side, b_n on the other.
+template <typename T, typename A>
+EDGELOSS_INLINE A term(const Logits<T, A>& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
+  const A x_k = x.at(pixel, k);
+  if (same) return log_p(x_k, m, r);
+  return log_one_minus_p(x_k, m, r, is_likely(x_k, m, r) ? log_rest(x, pixel, classes, m, r) : A(0));
+}
+
 // What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
 // π_n = e^(log w_n + (q t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean was formed
 // of probabilities, w_n e^(t_n) · inverse.
@@ -123,6 +161,13 @@ struct Side {
   A nearest = 0;  // least d on this side: a common factor of the weights cancels
   A inverse = 0;  // 0 where the mean was formed of logarithms
 };
+
+// π_n; e^t and t are those of the neighbour, log_w = (of.nearest - d_n) / decay. t() is called only where it is needed.
+template <typename A, typename F>
+EDGELOSS_INLINE A share(const Side<A>& of, A q, A e_t, A log_w, const F& t) {
+  if (of.inverse > A(0)) return log_w == A(0) ? e_t * of.inverse : e_t * of.inverse * exp_negative(log_w);
+  return exp_negative(log_w + (q * t() - of.first) - of.log_sum);
+}
 
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.
 template <typename A>

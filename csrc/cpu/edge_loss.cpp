@@ -6,14 +6,11 @@
 // the softmax is formed anew, and a pixel in reach of the edge gathers its share from the edge pixels around it. Chunks
 // do not depend on the number of threads and each sum is added up in their order, so every run gives the same bits.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Exception.h>
-#include <torch/headeronly/util/Half.h>
 
 #include "../edge_math.h"
+#include "../image.h"
+#include "../tensors.h"
+#include "parallel.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -41,11 +38,6 @@
 
 namespace edgeloss {
 namespace {
-
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
 constexpr int64_t kBlock = 32;  // classes summed up by themselves
@@ -147,101 +139,6 @@ EDGELOSS_VECTORIZED void window_max(const int16_t* in, int64_t n, int64_t reach,
 EDGELOSS_VECTORIZED void or_row(const uint8_t* mask, int64_t n, uint8_t* any) {
   for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
 }
-
-// ------------------------------------------------------------------------------------------------- the problem at hand
-
-// A batch of images of D × H × W pixels; 2-D ones have D = 1 and radius 0 along it. Pixels are numbered in an image.
-struct Geometry {
-  int64_t batch, depth, height, width, pixels;
-  int64_t logits;   // per pixel
-  int64_t classes;  // max(2, logits): one logit x is the two-class logits (0, x)
-  std::array<int64_t, 3> radius;
-  bool is_volume;
-  int64_t rows_per_chunk, chunks_per_image;
-
-  Geometry(const Tensor& x, const std::vector<int64_t>& radii) {
-    const int64_t dims = x.dim() - 2;
-    batch = x.size(0);
-    logits = x.size(1);
-    classes = std::max<int64_t>(2, logits);
-    is_volume = dims == 3;
-    depth = is_volume ? x.size(2) : 1;
-    height = x.size(dims);
-    width = x.size(dims + 1);
-    pixels = depth * height * width;
-    radius = {dims == 3 ? radii[0] : 0, radii[dims - 2], radii[dims - 1]};
-    // Large enough to hide a chunk's overhead, small enough that its tiles' labels and flags stay in cache.
-    rows_per_chunk = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
-    chunks_per_image = (depth * height + rows_per_chunk - 1) / rows_per_chunk;
-  }
-
-  int64_t chunks() const { return batch * chunks_per_image; }
-};
-
-struct Chunk {
-  int64_t image, first_row, last_row;  // rows of the image, (z, y) in order
-
-  Chunk(const Geometry& g, int64_t index) {
-    image = index / g.chunks_per_image;
-    first_row = index % g.chunks_per_image * g.rows_per_chunk;
-    last_row = std::min(first_row + g.rows_per_chunk, g.depth * g.height);
-  }
-};
-
-template <typename F>
-void for_each_chunk(const Geometry& g, const F& body) {
-  torch::stable::parallel_for(0, g.chunks(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) body(i, Chunk(g, i));
-  });
-}
-
-// The rows of the window around row (z, y) that lie inside the image: calls body(dz, dy, first pixel of the row).
-template <typename F>
-EDGELOSS_INLINE void for_each_row(const Geometry& g, int64_t row, const std::array<int64_t, 3>& reach, const F& body) {
-  const int64_t z = row / g.height, y = row % g.height;
-  for (int64_t dz = -std::min(reach[0], z); dz <= std::min(reach[0], g.depth - 1 - z); ++dz) {
-    for (int64_t dy = -std::min(reach[1], y); dy <= std::min(reach[1], g.height - 1 - y); ++dy) {
-      body(dz, dy, (row + dz * g.height + dy) * g.width);
-    }
-  }
-}
-
-// The other pixels of the window around pixel `column` of `row`: calls body(pixel).
-template <typename F>
-EDGELOSS_INLINE void for_each_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
-  const int64_t left = std::max<int64_t>(0, column - g.radius[2]);
-  const int64_t right = std::min(g.width - 1, column + g.radius[2]);
-  const int64_t centre = row * g.width + column;
-  for_each_row(g, row, g.radius, [&](int64_t, int64_t, int64_t first) {
-    for (int64_t n = first + left; n <= first + right; ++n) {
-      if (n != centre) body(n);
-    }
-  });
-}
-
-// Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step].
-template <typename T, typename A>
-struct Logits {
-  const T* data;
-  int64_t class_step, pixel_step;
-  bool binary;
-
-  A at(int64_t pixel, int64_t c) const {
-    if (binary) return c == 0 ? A(0) : static_cast<A>(data[pixel * pixel_step]);
-    return static_cast<A>(data[c * class_step + pixel * pixel_step]);
-  }
-};
-
-// The steps of a tensor [B, C, *S] whose pixels are evenly spaced, as in contiguous and channels_last ones.
-struct Steps {
-  int64_t image, channel, pixel;
-
-  explicit Steps(const Tensor& x) : image(x.stride(0)), channel(x.stride(1)), pixel(1) {
-    for (int64_t axis = 2; axis < x.dim(); ++axis) {
-      if (x.size(axis) > 1) pixel = x.stride(axis);  // the step along an axis of one pixel may be anything
-    }
-  }
-};
 
 // -------------------------------------------------------------------------------------------------------------- passes
 
@@ -386,9 +283,8 @@ void edge_mask_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     std::fill(low.begin(), low.end(), INT16_MAX);
     std::fill(high.begin(), high.end(), kIgnored);
-    for_each_row(g, row, g.radius, [&](int64_t, int64_t, int64_t first) {
-      widen_row(label + first, g.width, low.data() + reach, high.data() + reach);
-    });
+    for_each_row(g, row, g.radius,
+                 [&](int64_t first) { widen_row(label + first, g.width, low.data() + reach, high.data() + reach); });
     const int16_t* own = label + row * g.width;
     window_min(low.data(), g.width, reach, smallest.data());
     window_max(high.data(), g.width, reach, largest.data());
@@ -422,8 +318,7 @@ void reach_chunk(const Call<T, A>& call, const Chunk& chunk, bool searches, cons
   std::vector<uint8_t> any(g.width + 2 * reach);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     std::fill(any.begin(), any.end(), 0);
-    for_each_row(g, row, g.radius,
-                 [&](int64_t, int64_t, int64_t first) { or_row(edge + first, g.width, any.data() + reach); });
+    for_each_row(g, row, g.radius, [&](int64_t first) { or_row(edge + first, g.width, any.data() + reach); });
     for (int64_t x = 0; x < g.width; ++x) {
       const int64_t p = row * g.width + x;
       uint8_t is_reached = 0;
@@ -450,31 +345,6 @@ void reach_chunk(const Call<T, A>& call, const Chunk& chunk, bool searches, cons
 int64_t next_set(const uint8_t* mask, int64_t at, int64_t end) {
   const void* found = std::memchr(mask + at, 1, end - at);
   return found ? static_cast<const uint8_t*>(found) - mask : end;
-}
-
-// log r of a pixel whose class k is likely: its logarithm where the sum did not underflow, else from the logits.
-template <typename T, typename A>
-A log_rest(const Logits<T, A>& x, int64_t pixel, int64_t classes, A m, A r) {
-  if (r > A(0)) return std::log(r);
-  LogSumExp<A> others;
-  bool left_out = false;
-  for (int64_t c = 0; c < classes; ++c) {
-    const A below = x.at(pixel, c) - m;
-    if (below == A(0) && !left_out) {
-      left_out = true;
-    } else {
-      others.add(below);
-    }
-  }
-  return others.value();
-}
-
-// t of the edge terms: a_n on the same side, b_n on the other.
-template <typename T, typename A>
-A term(const Logits<T, A>& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
-  const A x_k = x.at(pixel, k);
-  if (same) return log_p(x_k, m, r);
-  return log_one_minus_p(x_k, m, r, is_likely(x_k, m, r) ? log_rest(x, pixel, classes, m, r) : A(0));
 }
 
 // Pass 4: both edge terms at the edge pixels of a chunk, whose first one has the number `slot`.
@@ -617,24 +487,18 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
       for_each_neighbor(g, row, column, [&](int64_t centre) {
         if (!call.edge[base + centre]) return;
         const int16_t k = label[centre];
-        auto share = std::find_if(shares.begin(), shares.end(), [&](const Share& s) { return s.k == k; });
-        if (share == shares.end()) {
-          share = shares.insert(shares.end(), {k, A(0), A(0), A(0)});
-          probabilities(tile[k * step + j], m[j], r[j], share->p, share->complement);
+        auto s = std::find_if(shares.begin(), shares.end(), [&](const Share& known) { return known.k == k; });
+        if (s == shares.end()) {
+          s = shares.insert(shares.end(), {k, A(0), A(0), A(0)});
+          probabilities(tile[k * step + j], m[j], r[j], s->p, s->complement);
         }
         const int side = k != y;
         const int64_t c = base + centre;
         const Side<A>& of = call.sides[2 * call.slot[c] + side];
         const A log_w = call.has_decay ? (of.nearest - call.field[i]) * call.inverse_decay : A(0);
-        A pi;
-        if (of.inverse > A(0)) {
-          pi = (side ? share->complement : share->p) * of.inverse;
-          if (call.has_decay) pi *= exp_negative(log_w);
-        } else {
-          const A t = term(x, p + j, g.classes, k, side == 0, m[j], r[j]);
-          pi = exp_negative(log_w + (call.power * t - of.first) - of.log_sum);
-        }
-        share->sum += upstream.at(1 + side, c, call.pixel_weight_of(c)) * pi;
+        const A pi = share(of, call.power, side ? s->complement : s->p, log_w,
+                           [&] { return term(x, p + j, g.classes, k, side == 0, m[j], r[j]); });
+        s->sum += upstream.at(1 + side, c, call.pixel_weight_of(c)) * pi;
       });
       for (const Share& s : shares) {
         if (s.k == y) {  // ∂S = π (p(c) - δ_cy)
@@ -674,14 +538,6 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
 }
 
 // ----------------------------------------------------------------------------------------------------------- operators
-
-template <typename A>
-const A* data_or_null(const std::optional<Tensor>& tensor) {
-  return tensor ? static_cast<const A*>(tensor->const_data_ptr()) : nullptr;
-}
-
-template <typename A>
-constexpr ScalarType kScalarType = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
 
 template <typename T, typename A>
 Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
@@ -766,7 +622,8 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
                 const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance, int64_t ignore_index,
                 double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
                 const std::vector<double>& spacing, bool edges, bool maps, bool check) {
-  const Geometry g(logits, radius);
+  const Geometry g = geometry_of(logits, radius);
+  const Chunks chunks(g);
   const int64_t all = g.batch * g.pixels;
   const auto empty = [&](int64_t count, ScalarType type) {
     return torch::stable::new_empty(logits, {count, all}, type);
@@ -781,9 +638,9 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, edges ? decay : 0.0,
                                           label, flags, stats, slot, sides, distance ? *distance : field);
 
-  std::vector<Sums> parts(g.chunks());
+  std::vector<Sums> parts(chunks.count);
   const auto first_pass = [&](const auto* y) {
-    for_each_chunk(g, [&](int64_t i, const Chunk& chunk) {
+    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) {
       cross_entropy_chunk<T, A>(call, y, ignore_index, chunk, map_of(ce), parts[i]);
     });
     if (check) throw_if_wrong(g, y, ignore_index, parts);  // not from within: a parallel loop loses the message
@@ -805,15 +662,15 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   }
   if (edges) {
     const std::vector<Offset> offsets = searches ? search_offsets(g, spacing, logits.dim() - 2) : std::vector<Offset>();
-    for_each_chunk(g, [&](int64_t i, const Chunk& chunk) { edge_mask_chunk(call, chunk, parts[i]); });
-    for_each_chunk(g, [&](int64_t, const Chunk& chunk) { reach_chunk(call, chunk, searches, offsets, maps); });
+    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) { edge_mask_chunk(call, chunk, parts[i]); });
+    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { reach_chunk(call, chunk, searches, offsets, maps); });
     std::vector<int64_t> slots(parts.size());
     int64_t count = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
       slots[i] = count;
       count += static_cast<int64_t>(parts[i].edges);
     }
-    for_each_chunk(g, [&](int64_t i, const Chunk& chunk) {
+    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) {
       edge_terms_chunk(call, chunk, slots[i], map_of(same), map_of(other), parts[i]);
     });
   }
@@ -848,7 +705,8 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
                 const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
                 const Tensor& stats, const Tensor& slot, const Tensor& sides, const Tensor& field,
                 double label_smoothing, const std::vector<int64_t>& radius, double power, double decay) {
-  const Geometry g(logits, radius);
+  const Geometry g = geometry_of(logits, radius);
+  const Chunks chunks(g);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
   // Without edges there is no state of them, and nothing reads it where no pixel is in reach.
@@ -865,24 +723,8 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
   const Steps steps(grad);
   T* out = static_cast<T*>(grad.mutable_data_ptr());
-  for_each_chunk(g, [&](int64_t, const Chunk& chunk) { backward_chunk(call, upstream, chunk, out, steps); });
+  for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { backward_chunk(call, upstream, chunk, out, steps); });
   return grad;
-}
-
-template <typename F>
-auto by_type(const Tensor& logits, const F& body) {
-  switch (logits.scalar_type()) {
-    case ScalarType::Double:
-      return body(double(), double());
-    case ScalarType::Float:
-      return body(float(), float());
-    case ScalarType::Half:
-      return body(Half(), float());
-    case ScalarType::BFloat16:
-      return body(BFloat16(), float());
-    default:
-      STD_TORCH_CHECK(false, "logits: expected float16, bfloat16, float32 or float64");
-  }
 }
 
 Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,

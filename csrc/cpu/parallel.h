@@ -1,0 +1,42 @@
+// Work shared out to threads in chunks that do not depend on their number.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../image.h"
+
+namespace edgeloss {
+
+// Rows of one image, (z, y) in order.
+struct Chunk {
+  int64_t image, first_row, last_row;
+};
+
+struct Chunks {
+  int64_t rows_per_chunk, per_image, count, rows;
+
+  // Large enough to hide a chunk's overhead, small enough that its tiles' labels and flags stay in cache.
+  explicit Chunks(const Geometry& g) : rows(g.depth * g.height) {
+    rows_per_chunk = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, g.width));
+    per_image = (rows + rows_per_chunk - 1) / rows_per_chunk;
+    count = g.batch * per_image;
+  }
+
+  Chunk at(int64_t index) const {
+    const int64_t first = index % per_image * rows_per_chunk;
+    return {index / per_image, first, std::min(first + rows_per_chunk, rows)};
+  }
+};
+
+// Calls body(number of the chunk, chunk) for each of them.
+template <typename F>
+void for_each_chunk(const Chunks& chunks, const F& body) {
+  torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i, chunks.at(i));
+  });
+}
+
+}  // namespace edgeloss

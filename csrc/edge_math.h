@@ -35,16 +35,15 @@ EDGELOSS_INLINE float exp_negative(float x) {
   p = p * f + 1.6666665459e-1f;
   p = p * f + 5.0000001201e-1f;
   p = p * f * f + f + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(k) + 127) << 23;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(k) + 127) << 23;
   float scale;
   std::memcpy(&scale, &bits, sizeof(scale));
   return x < -87.0f ? 0.0f : p * scale;
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
-// log(1 + r) for r ≥ 0 in float, 2 ulp: log u by a minimax polynomial (Cephes) plus what rounding took from u = 1 + r.
-EDGELOSS_INLINE float log1p_positive(float r) {
-  const float u = 1.0f + r;
+// log u for normal u > 0 in float, 2 ulp, by a minimax polynomial (Cephes), in a form that vectorises.
+EDGELOSS_INLINE float log_positive(float u) {
   int32_t bits;
   std::memcpy(&bits, &u, sizeof(bits));
   // u = 2^k · f with f in [√½, √2)
@@ -64,8 +63,14 @@ EDGELOSS_INLINE float log1p_positive(float r) {
   p = p * f + 3.3333331174e-1f;
   const float z = f * f;
   const float e = static_cast<float>(k);
-  const float log_u = (f + (p * f * z + e * -2.12194440e-4f - 0.5f * z)) + e * 0.693359375f;
-  return log_u + (r - (u - 1.0f)) / u;
+  return (f + (p * f * z + e * -2.12194440e-4f - 0.5f * z)) + e * 0.693359375f;
+}
+EDGELOSS_INLINE double log_positive(double u) { return std::log(u); }
+
+// log(1 + r) for r ≥ -1/2, 2 ulp: log u plus what rounding took from u = 1 + r.
+EDGELOSS_INLINE float log1p_positive(float r) {
+  const float u = 1.0f + r;
+  return log_positive(u) + (r - (u - 1.0f)) / u;
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
 
@@ -78,14 +83,14 @@ EDGELOSS_INLINE A log_p(A x_k, A m, A r) {
 // The class is its pixel's only likely one: 1 - p would cancel.
 template <typename A>
 EDGELOSS_INLINE bool is_likely(A x_k, A m, A r) {
-  return x_k == m && r < A(1);
+  return (x_k == m) & (r < A(1));  // no short cut: loops over this vectorise
 }
 
 // log(1 - p(k)); log_rest = log r, read where k is likely only.
 template <typename A>
 EDGELOSS_INLINE A log_one_minus_p(A x_k, A m, A r, A log_rest) {
   if (is_likely(x_k, m, r)) return log_rest - log1p_positive(r);
-  return std::log1p(-exp_negative(log_p(x_k, m, r)));
+  return log1p_positive(-exp_negative(log_p(x_k, m, r)));  // p ≤ 1/2
 }
 
 // A running log-sum-exp that never overflows: Σ e^v = sum · e^max.
@@ -172,7 +177,7 @@ EDGELOSS_INLINE A share(const Side<A>& of, A q, A e_t, A log_w, const F& t) {
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.
 template <typename A>
 EDGELOSS_INLINE A negative_log(A mean, A complement) {
-  return mean < A(0.5) ? -std::log(mean) : -std::log1p(-complement);
+  return mean < A(0.5) ? -log_positive(mean) : -log1p_positive(-complement);
 }
 
 // -log M_q{e^t; w} of n terms t ≤ 0, n ≥ 1, by logarithms; with what backward needs of it.

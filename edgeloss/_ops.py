@@ -121,7 +121,7 @@ def evaluate(
             same,
             other,
             reference.edge(other, same, other_side_weight, same_side_weight),
-            flags[0].view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool),
+            flags.view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool),
             None if distance is None else distance.to(dtype, copy=True),  # backward needs the field as it is
         )
     wide = sums.detach()
@@ -166,9 +166,9 @@ def _edge_loss_fake(
         empty(int(maps and edges)),
         empty(int(maps and edges)),
         empty(1, torch.int16),
-        empty(2 if edges else 0, torch.uint8),
+        empty(int(edges and (maps or searches)), torch.uint8),
         empty(2),
-        empty(int(edges), torch.int32),
+        logits.new_empty(pixels + 2 * math.prod(target.shape[:-1]) if edges else 0, dtype=torch.int32),
         empty(8 if edges else 0),
         empty(int(searches)),
     )

@@ -11,6 +11,8 @@
 #include "../image.h"
 #include "../tensors.h"
 #include "parallel.h"
+#include "tiles.h"
+#include "windows.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -29,116 +31,8 @@
 #include <type_traits>
 #include <vector>
 
-// One build serves every x86-64: the loops below are compiled for each of these, and the loader picks.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define EDGELOSS_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define EDGELOSS_VECTORIZED
-#endif
-
 namespace edgeloss {
 namespace {
-
-constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
-constexpr int64_t kBlock = 32;  // classes summed up by themselves
-constexpr int16_t kIgnored = -1;
-
-// ---------------------------------------------------------------------------------------- loops over tiles, vectorised
-
-// m, r and -log p(y) of n pixels, n ≤ kTile; x has its classes ld apart. A pixel whose y is none of them gets no sense.
-template <typename A>
-EDGELOSS_INLINE void statistics(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
-                                const int32_t* __restrict y, A* __restrict m, A* __restrict r, A* __restrict nll) {
-  A x_y[kTile];     // x(y) - m
-  A part[kTile];    // of r, over some classes: a sum of sums keeps more digits than one of a thousand terms
-  A others[kTile];  // classes that reach the max, but one: an integer, so that r keeps all digits of a small sum
-  for (int64_t j = 0; j < n; ++j) m[j] = x[j];
-  for (int64_t c = 1; c < classes; ++c) {
-    const A* row = x + c * ld;
-    for (int64_t j = 0; j < n; ++j) m[j] = row[j] > m[j] ? row[j] : m[j];
-  }
-  for (int64_t j = 0; j < n; ++j) {
-    r[j] = A(0);
-    others[j] = A(-1);
-    x_y[j] = A(0);
-  }
-  for (int64_t first = 0; first < classes; first += kBlock) {
-    for (int64_t j = 0; j < n; ++j) part[j] = A(0);
-    for (int64_t c = first; c < std::min(first + kBlock, classes); ++c) {
-      const A* row = x + c * ld;
-      for (int64_t j = 0; j < n; ++j) {
-        const A below = row[j] - m[j];
-        part[j] += below == A(0) ? A(0) : exp_negative(below);
-        others[j] += below == A(0) ? A(1) : A(0);
-        x_y[j] = y[j] == static_cast<int32_t>(c) ? below : x_y[j];
-      }
-    }
-    for (int64_t j = 0; j < n; ++j) r[j] += part[j];
-  }
-  for (int64_t j = 0; j < n; ++j) {
-    r[j] += others[j];
-    nll[j] = log1p_positive(r[j]) - x_y[j];
-  }
-}
-EDGELOSS_VECTORIZED void tile_statistics(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
-                                         float* m, float* r, float* nll) {
-  statistics(x, ld, classes, n, y, m, r, nll);
-}
-void tile_statistics(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, double* m, double* r,
-                     double* nll) {
-  statistics(x, ld, classes, n, y, m, r, nll);
-}
-
-// g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are. x and g have their
-// classes ld apart.
-template <typename A>
-EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
-                                    const int32_t* __restrict y, const A* __restrict m, const A* __restrict r,
-                                    const A* __restrict alpha, const A* __restrict at_y, A* __restrict g) {
-  A scale[kTile];
-  for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
-  for (int64_t c = 0; c < classes; ++c) {
-    const A* row = x + c * ld;
-    A* out = g + c * ld;
-    for (int64_t j = 0; j < n; ++j) {
-      const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
-      out[j] = y[j] < 0 ? A(0) : value;
-    }
-  }
-}
-EDGELOSS_VECTORIZED void tile_softmax(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
-                                      const float* m, const float* r, const float* alpha, const float* at_y, float* g) {
-  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
-}
-void tile_softmax(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, const double* m,
-                  const double* r, const double* alpha, const double* at_y, double* g) {
-  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
-}
-
-// Smallest and largest valid label of a window, from rows; ignored pixels are -1 in `label`.
-EDGELOSS_VECTORIZED void widen_row(const int16_t* label, int64_t n, int16_t* low, int16_t* high) {
-  for (int64_t x = 0; x < n; ++x) {
-    const int16_t as_low = label[x] < 0 ? INT16_MAX : label[x];
-    low[x] = as_low < low[x] ? as_low : low[x];
-    high[x] = label[x] > high[x] ? label[x] : high[x];
-  }
-}
-// out[x] = min or max of the 2 · reach + 1 values from in[x] on.
-EDGELOSS_VECTORIZED void window_min(const int16_t* in, int64_t n, int64_t reach, int16_t* out) {
-  std::copy_n(in, n, out);
-  for (int64_t d = 1; d <= 2 * reach; ++d) {
-    for (int64_t x = 0; x < n; ++x) out[x] = in[x + d] < out[x] ? in[x + d] : out[x];
-  }
-}
-EDGELOSS_VECTORIZED void window_max(const int16_t* in, int64_t n, int64_t reach, int16_t* out) {
-  std::copy_n(in, n, out);
-  for (int64_t d = 1; d <= 2 * reach; ++d) {
-    for (int64_t x = 0; x < n; ++x) out[x] = in[x + d] > out[x] ? in[x + d] : out[x];
-  }
-}
-EDGELOSS_VECTORIZED void or_row(const uint8_t* mask, int64_t n, uint8_t* any) {
-  for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
-}
 
 // -------------------------------------------------------------------------------------------------------------- passes
 
@@ -152,12 +46,15 @@ struct Call {
   const A* pixel_weight;  // [B, P] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
-  int16_t* label;         // [B, P]
-  uint8_t *edge, *reach;  // [B, P] each: in E; valid and in E or a neighbour of it
-  A *m, *r;               // [B, P] each
-  int32_t* slot;          // [B, P], on E only: the pixel's number among the edge pixels
-  Side<A>* sides;         // same and other side of each edge pixel; only as many as there are take up memory
-  A* field;               // [B, P]; read in reach of E only
+  int16_t* label;  // [B, P]
+  A *m, *r;        // [B, P] each
+  uint8_t* edge;   // [B, P], the edge mask, or null
+  // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
+  // takes up no memory. Of each row the first and the end among them.
+  int32_t* column;               // [B, P], 0 to W - 1
+  Side<A>* sides;                // [B, P, 2], same and other side
+  int32_t *row_first, *row_end;  // [B, D · H] each
+  A* field;                      // [B, P]; read in reach of E only
 
   Logits<T, A> image(int64_t b) const { return {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1}; }
   A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
@@ -173,47 +70,6 @@ struct Call {
   }
 };
 
-// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart. It is copied even where it
-// could be read in place: the classes of a picture of 512 × 512 lie a power of two apart, and so would all meet in a
-// few sets of the cache and drive each other out between two looks at them.
-template <typename T, typename A>
-void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
-  if (x.binary) {
-    std::fill_n(tile, n, A(0));
-    for (int64_t j = 0; j < n; ++j) tile[ld + j] = static_cast<A>(x.data[(p + j) * x.pixel_step]);
-  } else if (x.class_step == 1 && classes > 1) {
-    for (int64_t j = 0; j < n; ++j) {
-      const T* pixel = x.data + (p + j) * x.pixel_step;
-      for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = static_cast<A>(pixel[c]);
-    }
-  } else {
-    for (int64_t c = 0; c < classes; ++c) {
-      const T* __restrict row = x.data + c * x.class_step + p * x.pixel_step;
-      A* __restrict to = tile + c * ld;
-      if (x.pixel_step == 1) {
-        for (int64_t j = 0; j < n; ++j) to[j] = static_cast<A>(row[j]);
-      } else {
-        for (int64_t j = 0; j < n; ++j) to[j] = static_cast<A>(row[j * x.pixel_step]);
-      }
-    }
-  }
-}
-
-// Writes the gradient's tile, as T, to where it belongs.
-template <typename T, typename A>
-void write_tile(const A* tile, int64_t ld, const Geometry& g, int64_t p, int64_t n, T* out, const Steps& steps) {
-  const A* first = tile + (g.logits == 1 ? ld : 0);  // binary: of the second class
-  for (int64_t c = 0; c < g.logits; ++c) {
-    const A* __restrict row = first + c * ld;
-    T* __restrict to = out + c * steps.channel + p * steps.pixel;
-    if (steps.pixel == 1) {
-      for (int64_t j = 0; j < n; ++j) to[j] = static_cast<T>(row[j]);
-    } else {
-      for (int64_t j = 0; j < n; ++j) to[j * steps.pixel] = static_cast<T>(row[j]);
-    }
-  }
-}
-
 struct Sums {
   double cross_entropy = 0, same = 0, other = 0, weight = 0, edges_weight = 0, valid = 0, edges = 0, wrong = 0;
 };
@@ -228,75 +84,69 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
   const A smoothing = call.label_smoothing, total_weight = call.total_weight();
   std::vector<A> buffer(g.classes * step);
   A* tile = buffer.data();
-  A nll[kTile];
+  A nll[kTile], kept[kTile];
   int32_t y[kTile];
   for (int64_t p = chunk.first_row * g.width; p < last; p += step) {
     const int64_t n = std::min(step, last - p);
     read_tile(x, g.classes, p, n, tile, step);
-    double wrong = 0;
-    for (int64_t j = 0; j < n; ++j) {
-      const int64_t label = static_cast<int64_t>(target[base + p + j]);
-      const bool valid = label != ignore_index && label >= 0 && label < g.classes;
-      y[j] = valid ? static_cast<int32_t>(label) : kIgnored;
-      call.label[base + p + j] = static_cast<int16_t>(y[j]);
-      wrong += label != ignore_index && !valid;
-    }
+    sums.wrong +=
+        static_cast<double>(read_labels(target + base + p, n, g.classes, ignore_index, call.label + base + p, y));
     tile_statistics(tile, step, g.classes, n, y, call.m + base + p, call.r + base + p, nll);
-    double ce_sum = 0, weight_sum = 0, valid_sum = 0;
+    sums.valid += static_cast<double>(n - std::count(y, y + n, kIgnored));
+    A* ce = ce_map ? ce_map + base + p : kept;
+    const double plain_sum = tile_cross_entropy(nll, y, n, ce);
+    if (!call.weight && !call.pixel_weight && smoothing == A(0)) {
+      sums.cross_entropy += plain_sum;
+      continue;
+    }
     for (int64_t j = 0; j < n; ++j) {
+      if (y[j] < 0) continue;
       const int64_t i = base + p + j;
-      const bool valid = y[j] >= 0;
-      A ce = valid ? nll[j] : A(0), w = valid;
-      if (valid && call.weight) {
-        w = call.weight[y[j]];
-        ce *= w;
-      }
-      if (valid && smoothing != A(0)) {
+      const A w = call.weight_of(y[j]), v = call.pixel_weight_of(i);
+      ce[j] *= w;
+      if (smoothing != A(0)) {
         const A m = call.m[i], log_sum = log1p_positive(call.r[i]);
         A every = total_weight * log_sum;
         for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * step + j] - m);
-        ce = (A(1) - smoothing) * ce + smoothing / static_cast<A>(g.classes) * every;
+        ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(g.classes) * every;
       }
-      const A v = valid ? call.pixel_weight_of(i) : A(0);
-      ce_sum += static_cast<double>(v) * ce;
-      weight_sum += static_cast<double>(v) * w;
-      valid_sum += valid;
-      if (ce_map) ce_map[i] = ce;
+      sums.cross_entropy += static_cast<double>(v) * ce[j];
+      sums.weight += static_cast<double>(v) * w;
     }
-    sums.cross_entropy += ce_sum;
-    sums.weight += weight_sum;
-    sums.valid += valid_sum;
-    sums.wrong += wrong;
   }
+  if (!call.weight && !call.pixel_weight) sums.weight = sums.valid;
 }
 
-// Pass 2: the edge mask. Some label of the window differs from the centre's if and only if its smallest or largest
-// does.
+// Pass 2: the edge pixels.
 template <typename T, typename A>
-void edge_mask_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
+void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
   const Geometry& g = call.g;
-  const int16_t* label = call.label + chunk.image * g.pixels;
-  uint8_t* edge = call.edge + chunk.image * g.pixels;
+  const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
+  const int16_t* label = call.label + base;
   // A margin of neutral values at both ends, so that the window along the row needs no bounds.
   const int64_t reach = std::min(g.radius[2], g.width);
-  std::vector<int16_t> low(g.width + 2 * reach), high(g.width + 2 * reach), smallest(g.width), largest(g.width);
+  std::vector<int16_t> low(g.width + 2 * reach), high(g.width + 2 * reach);
+  std::vector<uint8_t> mask(g.width);
+  int64_t end = chunk.first_row * g.width;
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     std::fill(low.begin(), low.end(), INT16_MAX);
     std::fill(high.begin(), high.end(), kIgnored);
     for_each_row(g, row, g.radius,
-                 [&](int64_t first) { widen_row(label + first, g.width, low.data() + reach, high.data() + reach); });
-    const int16_t* own = label + row * g.width;
-    window_min(low.data(), g.width, reach, smallest.data());
-    window_max(high.data(), g.width, reach, largest.data());
-    for (int64_t x = 0; x < g.width; ++x) {
-      const bool is_edge = own[x] >= 0 && (smallest[x] < own[x] || largest[x] > own[x]);
-      edge[row * g.width + x] = is_edge;
-      if (is_edge) {
-        sums.edges += 1;
-        sums.edges_weight += call.pixel_weight_of(chunk.image * g.pixels + row * g.width + x);
+                 [&](int64_t first) { widen_range(label + first, g.width, low.data() + reach, high.data() + reach); });
+    uint8_t* edge = call.edge ? call.edge + base + row * g.width : mask.data();
+    mark_edges(label + row * g.width, g.width, reach, low.data(), high.data(), edge);
+    const int64_t count = places(edge, g.width, call.column + base + end);
+    call.row_first[rows + row] = static_cast<int32_t>(end);
+    if (call.pixel_weight) {
+      for (int64_t e = end; e < end + count; ++e) {
+        sums.edges_weight += call.pixel_weight[base + row * g.width + call.column[base + e]];
       }
     }
+    end += count;
+    call.row_end[rows + row] = static_cast<int32_t>(end);
   }
+  sums.edges = static_cast<double>(end - chunk.first_row * g.width);
+  if (!call.pixel_weight) sums.edges_weight = sums.edges;
 }
 
 // Pass 3: the valid pixels in reach of the edge mask, and their distances by a search through the offsets, sorted by
@@ -307,27 +157,25 @@ struct Offset {
 };
 
 template <typename T, typename A>
-void reach_chunk(const Call<T, A>& call, const Chunk& chunk, bool searches, const std::vector<Offset>& offsets,
-                 bool whole_field) {
+void distance_chunk(const Call<T, A>& call, const Chunk& chunk, const std::vector<Offset>& offsets, bool whole_field) {
   const Geometry& g = call.g;
   const int16_t* label = call.label + chunk.image * g.pixels;
   const uint8_t* edge = call.edge + chunk.image * g.pixels;
-  uint8_t* reached = call.reach + chunk.image * g.pixels;
   A* field = call.field + chunk.image * g.pixels;
   const int64_t reach = std::min(g.radius[2], g.width);
   std::vector<uint8_t> any(g.width + 2 * reach);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     std::fill(any.begin(), any.end(), 0);
-    for_each_row(g, row, g.radius, [&](int64_t first) { or_row(edge + first, g.width, any.data() + reach); });
+    for_each_row(g, row, g.radius, [&](int64_t first) { merge_row(edge + first, g.width, any.data() + reach); });
+    const int64_t z = row / g.height, y = row % g.height;
     for (int64_t x = 0; x < g.width; ++x) {
       const int64_t p = row * g.width + x;
-      uint8_t is_reached = 0;
-      for (int64_t d = 0; d <= 2 * reach; ++d) is_reached |= any[x + d];
-      reached[p] = is_reached && label[p] >= 0;
-      if (!searches || !(reached[p] || whole_field)) continue;
+      const bool is_reached = std::memchr(any.data() + x, 1, 2 * reach + 1) != nullptr;
+      if (!(is_reached && label[p] >= 0)) {
+        if (whole_field) field[p] = INFINITY;
+        if (!whole_field || label[p] < 0) continue;
+      }
       field[p] = INFINITY;
-      if (label[p] < 0) continue;
-      const int64_t z = row / g.height, y = row % g.height;
       for (const Offset& o : offsets) {
         const int64_t nz = z + o.d[0], ny = y + o.d[1], nx = x + o.d[2];
         if (nz < 0 || nz >= g.depth || ny < 0 || ny >= g.height || nx < 0 || nx >= g.width) continue;
@@ -341,86 +189,213 @@ void reach_chunk(const Call<T, A>& call, const Chunk& chunk, bool searches, cons
   }
 }
 
-// The first place from `at` on where the mask is set, or `end`.
-int64_t next_set(const uint8_t* mask, int64_t at, int64_t end) {
-  const void* found = std::memchr(mask + at, 1, end - at);
-  return found ? static_cast<const uint8_t*>(found) - mask : end;
+// What the edge pixels around give the pixels of a chunk: Σ upstream · π on the pixel's own side, and on the other side
+// for each class k that edge pixels look at.
+template <typename A>
+struct Gathered {
+  struct Entry {
+    int64_t pixel;  // counted from the chunk's first
+    int32_t k;
+    A sum;
+  };
+  std::vector<A> same, other;  // Σ on the own side; on the other side, for class k
+  std::vector<int32_t> k;      // the first class that is seen, or -1
+  std::vector<Entry> more;     // of further classes, by pixel
+};
+
+// A few edge pixels of one row, and how the image looks from them.
+template <typename T, typename A>
+struct Group {
+  const Call<T, A>& call;
+  int64_t image, row, count;
+  const int32_t* column;
+  int16_t k[kEdges];
+
+  Group(const Call<T, A>& call, int64_t image, int64_t row, const int32_t* column, int64_t count, Lanes<A>& lanes)
+      : call(call), image(image), row(row), count(count), column(column) {
+    const int16_t* label = call.label + image * call.g.pixels + row * call.g.width;
+    for (int64_t e = 0; e < count; ++e) {
+      k[e] = label[column[e]];
+      repeat<int32_t>(k[e], lanes.width, lanes.k.data() + e * lanes.width);
+    }
+  }
+
+  // Fills the lanes with what the pixels see of the row that starts at pixel `first`.
+  void see(int64_t first, bool logits, Lanes<A>& lanes) const {
+    const Geometry& g = call.g;
+    const int64_t base = image * g.pixels;
+    const Row<T, A> seen = {call.image(image),
+                            first,
+                            g.width,
+                            call.label + base,
+                            call.m + base,
+                            call.r + base,
+                            call.has_decay ? call.field + base : nullptr};
+    const bool centre = first == row * g.width;
+    if (lanes.width == 4 && g.width >= 4) {
+      fill_lanes<4>(seen, column, k, count, centre, logits, lanes);
+    } else if (lanes.width == 8 && g.width >= 8) {
+      fill_lanes<8>(seen, column, k, count, centre, logits, lanes);
+    } else {
+      fill_lanes<0>(seen, column, k, count, centre, logits, lanes);
+    }
+  }
+
+  // Calls body(first pixel) for each row of their windows that is wanted, the lanes filled with it.
+  template <typename W, typename F>
+  void for_each_seen_row(const W& is_wanted, bool logits, Lanes<A>& lanes, const F& body) const {
+    for_each_row(call.g, row, call.g.radius, [&](int64_t first) {
+      if (!is_wanted(first)) return;
+      see(first, logits, lanes);
+      body(first);
+    });
+  }
+  template <typename F>
+  void for_each_seen_row(bool logits, Lanes<A>& lanes, const F& body) const {
+    for_each_seen_row([](int64_t) { return true; }, logits, lanes, body);
+  }
+
+  // t of the lanes into out[2], as log_terms, and exact where r underflowed.
+  void find_terms(int64_t first, Lanes<A>& lanes) const {
+    find_log_terms(lanes, count * lanes.width);
+    const Logits<T, A> x = call.image(image);
+    const int64_t base = image * call.g.pixels;
+    for (int64_t e = 0; e < count; ++e) {
+      for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
+        if (lanes.label[i] < 0 || lanes.label[i] == k[e] || lanes.r[i] > A(0) || lanes.x[i] != lanes.m[i]) continue;
+        const int64_t n = first + lanes.start[e] + (i - e * lanes.width);
+        lanes.out[2][i] = term(x, n, call.g.classes, k[e], false, call.m[base + n], call.r[base + n]);
+      }
+    }
+  }
+
+  // Adds the shares in the lanes to the row of the chunk that starts at its pixel `at`.
+  void add_to(Gathered<A>& to, int64_t at, const Lanes<A>& lanes) const {
+    A *same = to.same.data() + at, *other = to.other.data() + at;
+    int32_t* seen = to.k.data() + at;
+    const auto more = [&](int64_t column, int32_t k, A sum) { to.more.push_back({at + column, k, sum}); };
+    if (lanes.width == 4) {
+      add_shares<4>(lanes, k, count, same, other, seen, more);
+    } else if (lanes.width == 8) {
+      add_shares<8>(lanes, k, count, same, other, seen, more);
+    } else {
+      add_shares<0>(lanes, k, count, same, other, seen, more);
+    }
+  }
+
+  void repeat_own(int side, int which, int64_t e, A value, Lanes<A>& lanes) const {
+    repeat(value, lanes.width, lanes.own[side][which].data() + e * lanes.width);
+  }
+};
+
+// The edge terms of a group by logarithms: every power, and whatever float can't hold of probabilities.
+template <typename T, typename A>
+void terms_of_logs(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) {
+  const Call<T, A>& call = group.call;
+  const int64_t width = lanes.width;
+  std::vector<A> t[kEdges][2], d[kEdges][2];
+  group.for_each_seen_row(true, lanes, [&](int64_t first) {
+    group.find_terms(first, lanes);
+    for (int64_t e = 0; e < group.count; ++e) {
+      for (int64_t i = e * width; i < (e + 1) * width; ++i) {
+        if (lanes.label[i] < 0) continue;
+        const int side = lanes.label[i] != group.k[e];
+        t[e][side].push_back(lanes.out[2][i]);
+        d[e][side].push_back(call.has_decay ? lanes.d[i] : A(0));
+      }
+    }
+  });
+  for (int64_t e = 0; e < group.count; ++e) {
+    for (int side = 0; side < 2; ++side) {
+      Side<A>& of = sides[2 * e + side];
+      of = Side<A>();
+      value[side][e] = 0;
+      if (t[e][side].empty()) continue;
+      std::vector<A>& log_w = d[e][side];
+      of.nearest = *std::min_element(log_w.begin(), log_w.end());
+      for (A& w : log_w) w = (of.nearest - w) * call.inverse_decay;
+      const int64_t n = static_cast<int64_t>(log_w.size());
+      value[side][e] = negative_log_mean(t[e][side].data(), log_w.data(), n, call.power, of);
+    }
+  }
 }
 
-// Pass 4: both edge terms at the edge pixels of a chunk, whose first one has the number `slot`.
+// The edge terms of a group at power 1: the mean of probabilities, formed of them.
 template <typename T, typename A>
-void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, int64_t slot, A* same_map, A* other_map, Sums& sums) {
-  const Geometry& g = call.g;
-  const Logits<T, A> x = call.image(chunk.image);
-  const int64_t base = chunk.image * g.pixels;
-  const int16_t* label = call.label + base;
-  const A *m = call.m + base, *r = call.r + base, *field = call.field + base;
-  std::vector<A> t[2], log_w[2];
-  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
-    const uint8_t* edge = call.edge + base + row * g.width;
-    if (same_map) {
-      std::fill_n(same_map + base + row * g.width, g.width, A(0));
-      std::fill_n(other_map + base + row * g.width, g.width, A(0));
+void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) {
+  const Call<T, A>& call = group.call;
+  const int64_t width = lanes.width, all = group.count * width, n = group.count;
+  A nearest[2][kEdges] = {};
+  if (call.has_decay) {
+    for (int side = 0; side < 2; ++side) std::fill_n(lanes.out[side].begin(), all, A(INFINITY));
+    group.for_each_seen_row(false, lanes, [&](int64_t) { find_least_distance(lanes, all); });
+    for (int side = 0; side < 2; ++side) {
+      for (int64_t e = 0; e < n; ++e) {
+        const A* d = lanes.out[side].data() + e * width;
+        nearest[side][e] = *std::min_element(d, d + width);
+        group.repeat_own(side, 3, e, nearest[side][e], lanes);
+      }
     }
-    for (int64_t column = 0; (column = next_set(edge, column, g.width)) < g.width; ++column) {
-      const int64_t p = row * g.width + column, i = base + p;
-      const int16_t k = label[p];
-      Side<A>* sides = call.sides + 2 * slot;
-      call.slot[i] = static_cast<int32_t>(slot++);
-      sides[0] = sides[1] = Side<A>();
-      if (call.has_decay) {
-        sides[0].nearest = sides[1].nearest = INFINITY;
-        for_each_neighbor(g, row, column, [&](int64_t n) {
-          if (label[n] < 0) return;
-          A& nearest = sides[label[n] != k].nearest;
-          nearest = std::min(nearest, field[n]);
-        });
-      }
-      const auto log_weight = [&](int side, int64_t n) {
-        return call.has_decay ? (sides[side].nearest - field[n]) * call.inverse_decay : A(0);
-      };
+  }
+  for (auto& sum : lanes.out) std::fill_n(sum.begin(), all, A(0));
+  group.for_each_seen_row(true, lanes,
+                          [&](int64_t) { find_sum_probabilities(lanes, all, call.has_decay, call.inverse_decay); });
+  A sums[4][kEdges];
+  for (int v = 0; v < 4; ++v) {
+    for (int64_t e = 0; e < n; ++e) {
+      const A* of = lanes.out[v].data() + e * width;
+      A sum = 0;
+      for (int64_t j = 0; j < width; ++j) sum += of[j];
+      sums[v][e] = sum;
+    }
+  }
+  A inverse[2][kEdges];
+  find_means(sums[0], sums[1], n, value[0], inverse[0]);
+  find_means(sums[3], sums[2], n, value[1], inverse[1]);
+  for (int64_t e = 0; e < n; ++e) {
+    const bool has_same = sums[0][e] + sums[1][e] > A(0);
+    if (inverse[1][e] > A(0) && (inverse[0][e] > A(0) || !has_same)) {
+      sides[2 * e] = {A(0), A(0), nearest[0][e], inverse[0][e]};
+      sides[2 * e + 1] = {A(0), A(0), nearest[1][e], inverse[1][e]};
+      continue;
+    }
+    A alone[2][kEdges];
+    terms_of_logs(Group<T, A>(call, group.image, group.row, group.column + e, 1, lanes), lanes, alone, sides + 2 * e);
+    for (int side = 0; side < 2; ++side) value[side][e] = alone[side][0];
+  }
+}
 
-      A value[2] = {0, 0};
-      A right[2] = {0, 0}, wrong[2] = {0, 0};  // Σ w p(k) and Σ w (1 - p(k))
+// Pass 4: both edge terms at the edge pixels of a chunk.
+template <typename T, typename A>
+void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, Sums& sums) {
+  const Geometry& g = call.g;
+  const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
+  Lanes<A> lanes(g.radius[2], g.width);
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    A* maps[2] = {same_map, other_map};
+    for (A*& map : maps) {
+      if (!map) continue;
+      map += base + row * g.width;
+      std::fill_n(map, g.width, A(0));
+    }
+    const int32_t first = call.row_first[rows + row], end = call.row_end[rows + row];
+    for (int64_t at = first; at < end; at += kEdges) {
+      const Group<T, A> group(call, chunk.image, row, call.column + base + at, std::min<int64_t>(kEdges, end - at),
+                              lanes);
+      A value[2][kEdges];
+      Side<A>* sides = call.sides + 2 * (base + at);
       if (call.power == A(1)) {
-        // The mean of probabilities, formed of them: one exponential a neighbour.
-        for_each_neighbor(g, row, column, [&](int64_t n) {
-          if (label[n] < 0) return;
-          const int side = label[n] != k;
-          const A w = call.has_decay ? exp_negative(log_weight(side, n)) : A(1);
-          A p_k, complement;
-          probabilities(x.at(n, k), m[n], r[n], p_k, complement);
-          right[side] += w * p_k;
-          wrong[side] += w * complement;
-        });
+        terms_of_means(group, lanes, value, sides);
+      } else {
+        terms_of_logs(group, lanes, value, sides);
       }
-      // Where all of a side's probabilities are so small that float has none of them left, logarithms do.
-      const A least = std::numeric_limits<A>::min() / std::numeric_limits<A>::epsilon();
-      const A mean[2] = {right[0], wrong[1]}, complement[2] = {wrong[0], right[1]};
-      for (int side = 0; side < 2; ++side) {
-        if (mean[side] > least) {
-          const A total = mean[side] + complement[side];
-          value[side] = negative_log(mean[side] / total, complement[side] / total);
-          sides[side].inverse = A(1) / mean[side];
-          continue;
+      for (int64_t e = 0; e < group.count; ++e) {
+        const double v = call.pixel_weight_of(base + row * g.width + group.column[e]);
+        sums.same += v * value[0][e];
+        sums.other += v * value[1][e];
+        for (int side = 0; side < 2; ++side) {
+          if (maps[side]) maps[side][group.column[e]] = value[side][e];
         }
-        t[side].clear();
-        log_w[side].clear();
-        for_each_neighbor(g, row, column, [&](int64_t n) {
-          if (label[n] < 0 || (label[n] != k) != side) return;
-          t[side].push_back(term(x, n, g.classes, k, side == 0, m[n], r[n]));
-          log_w[side].push_back(log_weight(side, n));
-        });
-        if (t[side].empty()) continue;
-        const int64_t n = static_cast<int64_t>(t[side].size());
-        value[side] = negative_log_mean(t[side].data(), log_w[side].data(), n, call.power, sides[side]);
-      }
-      const double v = call.pixel_weight_of(i);
-      sums.same += v * value[0];
-      sums.other += v * value[1];
-      if (same_map) {
-        same_map[i] = value[0];
-        other_map[i] = value[1];
       }
     }
   }
@@ -435,13 +410,74 @@ struct Upstream {
   A at(int term, int64_t i, A v) const { return sums[term] * v + (map[term] ? map[term][i] : A(0)); }
 };
 
+// Gathers the shares of a chunk's pixels; false if no edge pixel is near.
+template <typename T, typename A>
+bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, Lanes<A>& lanes,
+                  Gathered<A>& to) {
+  const Geometry& g = call.g;
+  const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
+  const int64_t reach = std::min(g.radius[0], g.depth) * g.height + std::min(g.radius[1], g.height);
+  const int64_t last = std::min(chunk.last_row + reach, g.depth * g.height), start = chunk.first_row * g.width;
+  bool any = false;
+  for (int64_t row = std::max<int64_t>(chunk.first_row - reach, 0); row < last; ++row) {
+    const int32_t end = call.row_end[rows + row];
+    for (int32_t done = call.row_first[rows + row]; done < end;) {
+      bool near = false;
+      for_each_row(g, row, g.radius,
+                   [&](int64_t first) { near |= first >= start && first < chunk.last_row * g.width; });
+      if (!near) break;
+      if (!any) {
+        const int64_t pixels = (chunk.last_row - chunk.first_row) * g.width + lanes.width;
+        to.same.assign(pixels, A(0));
+        to.other.assign(pixels, A(0));
+        to.k.assign(pixels, -1);
+        any = true;
+      }
+      // The ones whose terms were formed of probabilities and the ones of logarithms take turns.
+      const Side<A>* sides = call.sides + 2 * (base + done);
+      const bool means = sides[1].inverse > A(0);
+      int32_t n = 1;
+      while (n < kEdges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
+      const Group<T, A> group(call, chunk.image, row, call.column + base + done, n, lanes);
+      for (int32_t e = 0; e < n; ++e) {
+        const int64_t i = base + row * g.width + group.column[e];
+        const A v = call.pixel_weight_of(i);
+        for (int side = 0; side < 2; ++side) {
+          const Side<A>& of = sides[2 * e + side];
+          const A up = upstream.at(1 + side, i, v);
+          group.repeat_own(side, 0, e, means ? up * of.inverse : up, lanes);
+          if (call.has_decay) group.repeat_own(side, 3, e, of.nearest, lanes);
+          if (means) continue;
+          group.repeat_own(side, 1, e, of.first, lanes);
+          group.repeat_own(side, 2, e, of.log_sum, lanes);
+        }
+      }
+      group.for_each_seen_row([&](int64_t first) { return first >= start && first < chunk.last_row * g.width; }, true,
+                              lanes,
+                              [&](int64_t first) {
+                                if (means) {
+                                  find_mean_shares(lanes, n * lanes.width, call.has_decay, call.inverse_decay);
+                                } else {
+                                  group.find_terms(first, lanes);
+                                  find_log_shares(lanes, n * lanes.width, call.power, call.inverse_decay);
+                                }
+                                group.add_to(to, first - start, lanes);
+                              });
+      done += n;
+    }
+  }
+  std::stable_sort(to.more.begin(), to.more.end(), [](const auto& a, const auto& b) { return a.pixel < b.pixel; });
+  return any;
+}
+
 // The backward pass of a chunk.
 template <typename T, typename A>
 void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, T* grad,
                     const Steps& grad_steps) {
   const Geometry& g = call.g;
   const Logits<T, A> x = call.image(chunk.image);
-  const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
+  const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
+  const int64_t base = chunk.image * g.pixels;
   const int16_t* label = call.label + base;
   const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(g.classes);
   const A total_weight = call.total_weight();
@@ -458,17 +494,18 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
     bool likely;
   };
   std::vector<Correction> corrections;
-  struct Share {
-    int16_t k;
-    A p, complement, sum;
-  };
-  std::vector<Share> shares;
+  Gathered<A> gathered;
+  bool any = false;
+  if (call.row_first) {
+    Lanes<A> lanes(g.radius[2], g.width);
+    any = gather_chunk(call, upstream, chunk, lanes, gathered);
+  }
+  auto more = gathered.more.begin();
 
-  for (int64_t p = chunk.first_row * g.width; p < last; p += step) {
+  for (int64_t p = start; p < last; p += step) {
     const int64_t n = std::min(step, last - p);
     read_tile(x, g.classes, p, n, tile, step);
     const A *m = call.m + base + p, *r = call.r + base + p;
-    corrections.clear();
     for (int64_t j = 0; j < n; ++j) {
       const int16_t y = label[p + j];
       labels[j] = y;
@@ -477,42 +514,30 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
       alpha[j] = ce * (at_label + uniform * total_weight);
       at_y[j] = ce * at_label;
     }
-    const uint8_t* reach = call.reach + base + p;
-    for (int64_t j = 0; (j = next_set(reach, j, n)) < n; ++j) {
-      const int64_t i = base + p + j;
-      const int16_t y = label[p + j];
-      // Each edge pixel around gives the share π of its gradient; those that look at the same class k share t.
-      const int64_t row = (p + j) / g.width, column = (p + j) % g.width;
-      shares.clear();
-      for_each_neighbor(g, row, column, [&](int64_t centre) {
-        if (!call.edge[base + centre]) return;
-        const int16_t k = label[centre];
-        auto s = std::find_if(shares.begin(), shares.end(), [&](const Share& known) { return known.k == k; });
-        if (s == shares.end()) {
-          s = shares.insert(shares.end(), {k, A(0), A(0), A(0)});
-          probabilities(tile[k * step + j], m[j], r[j], s->p, s->complement);
-        }
-        const int side = k != y;
-        const int64_t c = base + centre;
-        const Side<A>& of = call.sides[2 * call.slot[c] + side];
-        const A log_w = call.has_decay ? (of.nearest - call.field[i]) * call.inverse_decay : A(0);
-        const A pi = share(of, call.power, side ? s->complement : s->p, log_w,
-                           [&] { return term(x, p + j, g.classes, k, side == 0, m[j], r[j]); });
-        s->sum += upstream.at(1 + side, c, call.pixel_weight_of(c)) * pi;
-      });
-      for (const Share& s : shares) {
-        if (s.k == y) {  // ∂S = π (p(c) - δ_cy)
-          alpha[j] += s.sum;
-          at_y[j] += s.sum;
-          continue;
-        }
-        if (is_likely(tile[s.k * step + j], m[j], r[j])) {
-          corrections.push_back({j, s.k, s.sum * s.p, true});
+    corrections.clear();
+    if (any) {
+      const A* same = gathered.same.data() + (p - start);
+      for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
+        alpha[j] += same[j];
+        at_y[j] += same[j];
+      }
+      const auto correct = [&](int64_t j, int64_t k, A sum) {
+        A prob, complement;
+        probabilities(tile[k * step + j], m[j], r[j], prob, complement);
+        if (is_likely(tile[k * step + j], m[j], r[j])) {
+          corrections.push_back({j, k, sum * prob, true});
         } else {  // ∂O = π p(k) at k, -π p(c) p(k) / (1 - p(k)) elsewhere
-          const A odds = s.p / s.complement;
-          alpha[j] -= s.sum * odds;
-          corrections.push_back({j, s.k, s.sum * odds, false});
+          const A odds = prob / complement;
+          alpha[j] -= sum * odds;
+          corrections.push_back({j, k, sum * odds, false});
         }
+      };
+      const int32_t* k = gathered.k.data() + (p - start);
+      for (int64_t j = 0; j < n; ++j) {
+        if (k[j] >= 0) correct(j, k[j], gathered.other[p - start + j]);
+      }
+      for (; more != gathered.more.end() && more->pixel < p - start + n; ++more) {
+        correct(more->pixel - (p - start), more->k, more->sum);
       }
     }
 
@@ -533,7 +558,9 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
         for (int64_t c = 0; c < g.classes; ++c) to[c * step + j] -= ce * uniform * call.weight_of(c);
       }
     }
-    write_tile(to, step, g, p, n, out, grad_steps);
+    // Of a binary pixel, the second class has the logit.
+    write_tile(to + (g.logits == 1 ? step : 0), step, g.logits, n, out + p * grad_steps.pixel, grad_steps.channel,
+               grad_steps.pixel);
   }
 }
 
@@ -544,10 +571,10 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
                      const std::optional<Tensor>& pixel_weight, double label_smoothing, double power, double decay,
                      const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& slot,
                      const Tensor& sides, const Tensor& field) {
-  const int64_t all = g.batch * g.pixels;
+  const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = static_cast<A*>(stats.mutable_data_ptr());
-  uint8_t* edge = static_cast<uint8_t*>(flags.mutable_data_ptr());
-  const bool has_decay = decay > 0;
+  const bool edges = slot.numel() > 0, has_decay = edges && decay > 0;
+  int32_t* column = edges ? static_cast<int32_t*>(slot.mutable_data_ptr()) : nullptr;
   return {g,
           static_cast<const T*>(logits.const_data_ptr()),
           Steps(logits),
@@ -558,12 +585,13 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
           has_decay ? static_cast<A>(1 / decay) : A(0),
           has_decay,
           static_cast<int16_t*>(label.mutable_data_ptr()),
-          edge,
-          edge + all,
           m,
           m + all,
-          static_cast<int32_t*>(slot.mutable_data_ptr()),
+          flags.numel() > 0 ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
+          column,
           static_cast<Side<A>*>(sides.mutable_data_ptr()),
+          edges ? column + all : nullptr,
+          edges ? column + all + rows : nullptr,
           static_cast<A*>(field.mutable_data_ptr())};
 }
 
@@ -629,14 +657,14 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
     return torch::stable::new_empty(logits, {count, all}, type);
   };
   constexpr ScalarType type = kScalarType<A>;
-  Tensor label = empty(1, ScalarType::Short), flags = empty(edges ? 2 : 0, ScalarType::Byte), stats = empty(2, type);
-  Tensor slot = empty(edges, ScalarType::Int), sides = empty(edges ? 8 : 0, type);
+  Tensor label = empty(1, ScalarType::Short), stats = empty(2, type), sides = empty(edges ? 8 : 0, type);
+  Tensor slot = torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;
-  Tensor field = empty(searches ? 1 : 0, type);
+  Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
-  const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, edges ? decay : 0.0,
-                                          label, flags, stats, slot, sides, distance ? *distance : field);
+  const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
+                                          stats, slot, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
   const auto first_pass = [&](const auto* y) {
@@ -662,16 +690,12 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   }
   if (edges) {
     const std::vector<Offset> offsets = searches ? search_offsets(g, spacing, logits.dim() - 2) : std::vector<Offset>();
-    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) { edge_mask_chunk(call, chunk, parts[i]); });
-    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { reach_chunk(call, chunk, searches, offsets, maps); });
-    std::vector<int64_t> slots(parts.size());
-    int64_t count = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      slots[i] = count;
-      count += static_cast<int64_t>(parts[i].edges);
+    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) { edge_pixels_chunk(call, chunk, parts[i]); });
+    if (searches) {
+      for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, maps); });
     }
     for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) {
-      edge_terms_chunk(call, chunk, slots[i], map_of(same), map_of(other), parts[i]);
+      edge_terms_chunk(call, chunk, map_of(same), map_of(other), parts[i]);
     });
   }
 
@@ -709,15 +733,8 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
   const Chunks chunks(g);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
-  // Without edges there is no state of them, and nothing reads it where no pixel is in reach.
-  std::vector<uint8_t> none;
-  const bool edges = flags.numel() > 0;
-  Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, edges ? decay : 0.0, label,
-                                    flags, stats, slot, sides, field);
-  if (!edges) {
-    none.assign(g.batch * g.pixels, 0);
-    call.edge = call.reach = none.data();
-  }
+  const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
+                                          stats, slot, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
   const Upstream<A> upstream = {{static_cast<A>(sums[0]), static_cast<A>(sums[1]), static_cast<A>(sums[2])},
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};

@@ -1,0 +1,266 @@
+// Loops over tiles: some pixels with all their classes, few enough to stay in cache; a class's pixels lie side by side,
+// so that the loops vectorise.
+#pragma once
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "../edge_math.h"
+
+// One build serves every x86-64: the loops below are compiled for each of these, and the loader picks.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define EDGELOSS_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define EDGELOSS_VECTORIZED
+#endif
+
+namespace edgeloss {
+namespace {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+
+constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
+constexpr int64_t kBlock = 32;  // classes summed up by themselves
+constexpr int16_t kIgnored = -1;
+
+// ---------------------------------------------------------------------------------------------------------- precisions
+
+template <typename To, typename From>
+EDGELOSS_INLINE To bits_of(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To out;
+  std::memcpy(&out, &value, sizeof(out));
+  return out;
+}
+
+// Half-precision numbers as float and back, in forms that vectorise.
+EDGELOSS_INLINE float widen(float x) { return x; }
+EDGELOSS_INLINE double widen(double x) { return x; }
+EDGELOSS_INLINE float widen(BFloat16 x) { return bits_of<float>(static_cast<uint32_t>(x.x) << 16); }
+EDGELOSS_INLINE float widen(Half x) {
+  const uint32_t size = x.x & 0x7fffu;
+  const uint32_t wide = bits_of<uint32_t>(bits_of<float>(size << 13) * 0x1p112f);  // subnormal ones come out right
+  return bits_of<float>((size >= 0x7c00u ? wide | 0x7f800000u : wide) | (x.x & 0x8000u) << 16);
+}
+EDGELOSS_INLINE void narrow(float x, float* out) { *out = x; }
+EDGELOSS_INLINE void narrow(double x, double* out) { *out = x; }
+EDGELOSS_INLINE void narrow(float x, BFloat16* out) {
+  const uint32_t b = bits_of<uint32_t>(x);
+  const uint32_t rounded = (b + 0x7fffu + (b >> 16 & 1u)) >> 16;  // to nearest, ties to even
+  out->x = static_cast<uint16_t>(x != x ? 0x7fc0u : rounded);
+}
+EDGELOSS_INLINE void narrow(float x, Half* out) {
+  const uint32_t b = bits_of<uint32_t>(x), sign = b >> 16 & 0x8000u, size = b & 0x7fffffffu;
+  const uint32_t normal = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+  // Below 2^-14 an addition rounds to a multiple of 2^-24.
+  const uint32_t small = bits_of<uint32_t>(bits_of<float>(size) + 0.5f) - 0x3f000000u;
+  const uint32_t finite = size < 0x38800000u ? small : normal;
+  const uint32_t other = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  out->x = static_cast<uint16_t>(sign | (size < 0x477ff000u ? finite : other));
+}
+
+// to[j] = from[j · step].
+template <typename T, typename A>
+EDGELOSS_INLINE void widen_each(const T* __restrict from, int64_t step, int64_t n, A* __restrict to) {
+  if (step == 1) {
+    for (int64_t j = 0; j < n; ++j) to[j] = widen(from[j]);
+  } else {
+    for (int64_t j = 0; j < n; ++j) to[j] = widen(from[j * step]);
+  }
+}
+EDGELOSS_VECTORIZED void widen_row(const float* from, int64_t step, int64_t n, float* to) {
+  widen_each(from, step, n, to);
+}
+EDGELOSS_VECTORIZED void widen_row(const BFloat16* from, int64_t step, int64_t n, float* to) {
+  widen_each(from, step, n, to);
+}
+EDGELOSS_VECTORIZED void widen_row(const Half* from, int64_t step, int64_t n, float* to) {
+  widen_each(from, step, n, to);
+}
+inline void widen_row(const double* from, int64_t step, int64_t n, double* to) { widen_each(from, step, n, to); }
+
+// to[j · step] = from[j].
+template <typename T, typename A>
+EDGELOSS_INLINE void narrow_each(const A* __restrict from, int64_t step, int64_t n, T* __restrict to) {
+  if (step == 1) {
+    for (int64_t j = 0; j < n; ++j) narrow(from[j], to + j);
+  } else {
+    for (int64_t j = 0; j < n; ++j) narrow(from[j], to + j * step);
+  }
+}
+EDGELOSS_VECTORIZED void narrow_row(const float* from, int64_t step, int64_t n, float* to) {
+  narrow_each(from, step, n, to);
+}
+EDGELOSS_VECTORIZED void narrow_row(const float* from, int64_t step, int64_t n, BFloat16* to) {
+  narrow_each(from, step, n, to);
+}
+EDGELOSS_VECTORIZED void narrow_row(const float* from, int64_t step, int64_t n, Half* to) {
+  narrow_each(from, step, n, to);
+}
+inline void narrow_row(const double* from, int64_t step, int64_t n, double* to) { narrow_each(from, step, n, to); }
+
+// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart. It is copied even where it
+// could be read in place: the classes of a picture of 512 × 512 lie a power of two apart, and so would all meet in a
+// few sets of the cache and drive each other out between two looks at them.
+template <typename T, typename A>
+void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
+  if (x.binary) {
+    std::fill_n(tile, n, A(0));
+    widen_row(x.data + p * x.pixel_step, x.pixel_step, n, tile + ld);
+  } else if (x.class_step == 1 && classes > 1) {
+    for (int64_t j = 0; j < n; ++j) {
+      const T* pixel = x.data + (p + j) * x.pixel_step;
+      for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = widen(pixel[c]);
+    }
+  } else {
+    for (int64_t c = 0; c < classes; ++c) {
+      widen_row(x.data + c * x.class_step + p * x.pixel_step, x.pixel_step, n, tile + c * ld);
+    }
+  }
+}
+
+// Writes a tile of logits [count, n] as T to where it belongs: to[c · class_step + j · pixel_step].
+template <typename T, typename A>
+void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, T* to, int64_t class_step, int64_t pixel_step) {
+  for (int64_t c = 0; c < count; ++c) narrow_row(tile + c * ld, pixel_step, n, to + c * class_step);
+}
+
+// -------------------------------------------------------------------------------------------------------------- labels
+
+// y, -1 on pixels that do not count, of n labels; returns how many are out of range.
+template <typename L>
+EDGELOSS_INLINE int64_t valid_labels(const L* __restrict target, int64_t n, int64_t classes, int64_t ignore_index,
+                                     int16_t* __restrict label, int32_t* __restrict y) {
+  int64_t wrong = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    const int64_t value = static_cast<int64_t>(target[j]);
+    const bool ignored = value == ignore_index, in_range = value >= 0 && value < classes;
+    y[j] = !ignored && in_range ? static_cast<int32_t>(value) : kIgnored;
+    wrong += !ignored && !in_range;
+  }
+  for (int64_t j = 0; j < n; ++j) label[j] = static_cast<int16_t>(y[j]);
+  return wrong;
+}
+EDGELOSS_VECTORIZED int64_t read_labels(const int64_t* target, int64_t n, int64_t classes, int64_t ignore_index,
+                                        int16_t* label, int32_t* y) {
+  return valid_labels(target, n, classes, ignore_index, label, y);
+}
+EDGELOSS_VECTORIZED int64_t read_labels(const int32_t* target, int64_t n, int64_t classes, int64_t ignore_index,
+                                        int16_t* label, int32_t* y) {
+  return valid_labels(target, n, classes, ignore_index, label, y);
+}
+EDGELOSS_VECTORIZED int64_t read_labels(const int16_t* target, int64_t n, int64_t classes, int64_t ignore_index,
+                                        int16_t* label, int32_t* y) {
+  return valid_labels(target, n, classes, ignore_index, label, y);
+}
+EDGELOSS_VECTORIZED int64_t read_labels(const uint8_t* target, int64_t n, int64_t classes, int64_t ignore_index,
+                                        int16_t* label, int32_t* y) {
+  return valid_labels(target, n, classes, ignore_index, label, y);
+}
+
+// ------------------------------------------------------------------------------------------------------------- softmax
+
+// m, r and -log p(y) of n pixels, n ≤ kTile; x has its classes ld apart. A pixel whose y is none of them gets no sense.
+template <typename A>
+EDGELOSS_INLINE void statistics(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
+                                const int32_t* __restrict y, A* __restrict m, A* __restrict r, A* __restrict nll) {
+  A x_y[kTile];     // x(y) - m
+  A part[kTile];    // of r, over some classes: a sum of sums keeps more digits than one of a thousand terms
+  A others[kTile];  // classes that reach the max, but one: an integer, so that r keeps all digits of a small sum
+  for (int64_t j = 0; j < n; ++j) m[j] = x[j];
+  for (int64_t c = 1; c < classes; ++c) {
+    const A* row = x + c * ld;
+    for (int64_t j = 0; j < n; ++j) m[j] = row[j] > m[j] ? row[j] : m[j];
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    r[j] = A(0);
+    others[j] = A(-1);
+    x_y[j] = A(0);
+  }
+  for (int64_t first = 0; first < classes; first += kBlock) {
+    for (int64_t j = 0; j < n; ++j) part[j] = A(0);
+    for (int64_t c = first; c < std::min(first + kBlock, classes); ++c) {
+      const A* row = x + c * ld;
+      for (int64_t j = 0; j < n; ++j) {
+        const A below = row[j] - m[j];
+        part[j] += below == A(0) ? A(0) : exp_negative(below);
+        others[j] += below == A(0) ? A(1) : A(0);
+        x_y[j] = y[j] == static_cast<int32_t>(c) ? below : x_y[j];
+      }
+    }
+    for (int64_t j = 0; j < n; ++j) r[j] += part[j];
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    r[j] += others[j];
+    nll[j] = log1p_positive(r[j]) - x_y[j];
+  }
+}
+EDGELOSS_VECTORIZED void tile_statistics(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
+                                         float* m, float* r, float* nll) {
+  statistics(x, ld, classes, n, y, m, r, nll);
+}
+inline void tile_statistics(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, double* m,
+                            double* r, double* nll) {
+  statistics(x, ld, classes, n, y, m, r, nll);
+}
+
+// ce = nll where y ≥ 0, else 0; returns their sum, in parts whose order is fixed.
+template <typename A>
+EDGELOSS_INLINE double select_and_sum(const A* __restrict nll, const int32_t* __restrict y, int64_t n,
+                                      A* __restrict ce) {
+  double parts[16] = {};
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) {
+    for (int64_t l = 0; l < 16; ++l) {
+      ce[j + l] = y[j + l] >= 0 ? nll[j + l] : A(0);
+      parts[l] += static_cast<double>(ce[j + l]);
+    }
+  }
+  for (; j < n; ++j) {
+    ce[j] = y[j] >= 0 ? nll[j] : A(0);
+    parts[0] += static_cast<double>(ce[j]);
+  }
+  double sum = 0;
+  for (double part : parts) sum += part;
+  return sum;
+}
+EDGELOSS_VECTORIZED double tile_cross_entropy(const float* nll, const int32_t* y, int64_t n, float* ce) {
+  return select_and_sum(nll, y, n, ce);
+}
+inline double tile_cross_entropy(const double* nll, const int32_t* y, int64_t n, double* ce) {
+  return select_and_sum(nll, y, n, ce);
+}
+
+// g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are. x and g have their
+// classes ld apart.
+template <typename A>
+EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
+                                    const int32_t* __restrict y, const A* __restrict m, const A* __restrict r,
+                                    const A* __restrict alpha, const A* __restrict at_y, A* __restrict g) {
+  A scale[kTile];
+  for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
+  for (int64_t c = 0; c < classes; ++c) {
+    const A* row = x + c * ld;
+    A* out = g + c * ld;
+    for (int64_t j = 0; j < n; ++j) {
+      const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
+      out[j] = y[j] < 0 ? A(0) : value;
+    }
+  }
+}
+EDGELOSS_VECTORIZED void tile_softmax(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
+                                      const float* m, const float* r, const float* alpha, const float* at_y, float* g) {
+  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
+}
+inline void tile_softmax(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, const double* m,
+                         const double* r, const double* alpha, const double* at_y, double* g) {
+  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
+}
+
+}  // namespace
+}  // namespace edgeloss

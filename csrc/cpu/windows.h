@@ -1,0 +1,399 @@
+// The work at the edges, vectorised: the windows of a row's edge pixels are laid side by side, in lanes.
+//
+// A window has a few rows, and in each of them a few pixels beside one another. `Lanes` holds, for one row of pixels
+// and the edge pixels of one row (the same or another), what the windows of the latter see of the former. Forward adds
+// up over the rows of an edge pixel's window; backward over the rows of edge pixels that see a pixel.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "../edge_math.h"
+#include "tiles.h"
+
+namespace edgeloss {
+namespace {
+
+// ----------------------------------------------------------------------------------------------------------- edge mask
+
+// Smallest and largest valid label of a window, from rows; ignored pixels are -1 in `label`.
+EDGELOSS_VECTORIZED void widen_range(const int16_t* label, int64_t n, int16_t* low, int16_t* high) {
+  for (int64_t x = 0; x < n; ++x) {
+    const int16_t as_low = label[x] < 0 ? INT16_MAX : label[x];
+    low[x] = as_low < low[x] ? as_low : low[x];
+    high[x] = label[x] > high[x] ? label[x] : high[x];
+  }
+}
+
+// Marks the pixels of a row that differ from a valid one in their window: that is, from the smallest or the largest
+// label there. low and high start `reach` pixels before the row; both are overwritten.
+EDGELOSS_VECTORIZED void mark_edges(const int16_t* label, int64_t n, int64_t reach, int16_t* low, int16_t* high,
+                                    uint8_t* edge) {
+  // The extremes over 2 reach + 1 values side by side, by doubling what each place knows.
+  int64_t known = 1;
+  while (known < 2 * reach + 1) {
+    const int64_t step = std::min(known, 2 * reach + 1 - known);
+    const int64_t last = n + 2 * reach - step;
+    for (int64_t x = 0; x < last; ++x) {
+      low[x] = low[x + step] < low[x] ? low[x + step] : low[x];
+      high[x] = high[x + step] > high[x] ? high[x + step] : high[x];
+    }
+    known += step;
+  }
+  for (int64_t x = 0; x < n; ++x) edge[x] = (label[x] >= 0) & ((low[x] < label[x]) | (high[x] > label[x]));
+}
+
+EDGELOSS_VECTORIZED void merge_row(const uint8_t* mask, int64_t n, uint8_t* any) {
+  for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
+}
+
+// The places where the mask of n bytes is 1.
+inline int64_t places(const uint8_t* mask, int64_t n, int32_t* place) {
+  int64_t count = 0, x = 0;
+  for (; x + 8 <= n; x += 8) {
+    uint64_t word;
+    std::memcpy(&word, mask + x, sizeof(word));
+    for (; word != 0; word &= word - 1) place[count++] = static_cast<int32_t>(x + (__builtin_ctzll(word) >> 3));
+  }
+  for (; x < n; ++x) {
+    if (mask[x]) place[count++] = static_cast<int32_t>(x);
+  }
+  return count;
+}
+
+// --------------------------------------------------------------------------------------------------------------- lanes
+
+constexpr int64_t kEdges = 64;  // edge pixels at a time
+
+// Lanes [edge pixel, width]; a lane that is no neighbour has the label -1, and whatever else stands there is not read.
+template <typename A>
+struct Lanes {
+  int64_t radius, width;          // width: 2 radius + 1 pixels, and some to fill vectors up
+  std::vector<A> x, m, r, d;      // logit of the edge pixel's class; m and r; distance
+  std::vector<int32_t> label, k;  // of the neighbour and of the edge pixel
+  std::vector<int32_t> start;     // column of an edge pixel's first lane
+  // Of each side of the edge pixel, repeated on its lanes: in backward upstream (by inverse), first, log_sum; the least
+  // d.
+  std::vector<A> own[2][4];
+  std::vector<A> out[4];  // per side what is found; of log_terms the third
+  // -1 on the lanes that are none of its neighbours, by [its own row?][where it stands among its lanes][lane].
+  std::vector<int32_t> outside;
+
+  Lanes(int64_t reach, int64_t row_width) : radius(std::min(reach, row_width)) {
+    width = (2 * radius + 1 + 3) / 4 * 4;
+    const int64_t all = kEdges * width;
+    for (auto* v : {&x, &m, &r, &d}) v->resize(all);
+    for (auto& side : own) {
+      for (auto& v : side) v.resize(all);
+    }
+    for (auto& v : out) v.resize(all);
+    label.resize(all);
+    k.resize(all);
+    start.resize(kEdges);
+    outside.resize(2 * width * width);
+    for (int64_t i = 0; i < 2 * width * width; ++i) {
+      const int64_t distance = std::abs(i % width - i / width % width);
+      outside[i] = distance > radius || (i >= width * width && distance == 0) ? -1 : 0;
+    }
+  }
+};
+
+// One row of an image, as the windows see it.
+template <typename T, typename A>
+struct Row {
+  Logits<T, A> x;
+  int64_t first, width;  // its first pixel, and how many
+  const int16_t* label;  // of the image
+  const A *m, *r, *d;    // likewise; d may be null
+};
+
+template <typename V>
+EDGELOSS_INLINE void repeat(V value, int64_t width, V* __restrict to) {
+  for (int64_t j = 0; j < width; ++j) to[j] = value;
+}
+
+// Fills the lanes with what n edge pixels at `column` of a row see of `row`; `centre`: it is their own row.
+// Width: lanes of an edge pixel, if it is known beforehand, and `row` is not narrower.
+template <int64_t Width, typename T, typename A>
+EDGELOSS_INLINE void fill_lanes(const Row<T, A>& row, const int32_t* column, const int16_t* k, int64_t n, bool centre,
+                                bool logits, Lanes<A>& lanes) {
+  const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, row.width);
+  const int64_t last = row.width - count;
+  const int32_t* outside = lanes.outside.data() + (centre ? width * width : 0);
+  int32_t* lane_start = lanes.start.data();
+  for (int64_t e = 0; e < n; ++e) {
+    const int64_t start = std::clamp<int64_t>(column[e] - lanes.radius, 0, last);
+    lane_start[e] = static_cast<int32_t>(start);
+    const int16_t* __restrict label = row.label + row.first + start;
+    const int32_t* __restrict out = outside + (column[e] - start) * width;
+    int32_t* __restrict to = lanes.label.data() + e * width;
+    for (int64_t j = 0; j < count; ++j) to[j] = label[j] | out[j];
+    for (int64_t j = count; j < width; ++j) to[j] = -1;
+  }
+  if (row.d) {
+    for (int64_t e = 0; e < n; ++e) {
+      std::memcpy(lanes.d.data() + e * width, row.d + row.first + lane_start[e], count * sizeof(A));
+    }
+  }
+  if (!logits) return;
+  for (int64_t e = 0; e < n; ++e) {
+    const int64_t p = row.first + lane_start[e];
+    std::memcpy(lanes.m.data() + e * width, row.m + p, count * sizeof(A));
+    std::memcpy(lanes.r.data() + e * width, row.r + p, count * sizeof(A));
+  }
+  const int64_t step = row.x.pixel_step, class_step = row.x.binary ? 0 : row.x.class_step;
+  const T* data = row.x.data + row.first * step;
+  for (int64_t e = 0; e < n; ++e) {
+    A* __restrict x = lanes.x.data() + e * width;
+    if (row.x.binary && k[e] == 0) {
+      repeat(A(0), width, x);
+      continue;
+    }
+    const T* __restrict from = data + lane_start[e] * step + k[e] * class_step;
+    if (step == 1) {
+      for (int64_t j = 0; j < count; ++j) x[j] = widen(from[j]);
+    } else {
+      for (int64_t j = 0; j < count; ++j) x[j] = widen(from[j * step]);
+    }
+  }
+}
+
+// Adds what n edge pixels of classes k share out, in the lanes, to the sums of a row: to same, and to other where the
+// pixel's k is theirs or still -1. Calls more(column, k, share) for the rest.
+template <int64_t Width, typename A, typename F>
+EDGELOSS_INLINE void add_shares(const Lanes<A>& lanes, const int16_t* k, int64_t n, A* same_sum, A* other_sum,
+                                int32_t* seen_k, const F& more) {
+  const int64_t width = Width ? Width : lanes.width;
+  for (int64_t e = 0; e < n; ++e) {
+    const int64_t i = e * width, start = lanes.start[e];
+    const A* __restrict same = lanes.out[0].data() + i, * __restrict other = lanes.out[1].data() + i;
+    A* __restrict to_same = same_sum + start, * __restrict to_other = other_sum + start;
+    for (int64_t j = 0; j < width; ++j) to_same[j] += same[j];
+    const int32_t* __restrict label = lanes.label.data() + i;
+    int32_t* __restrict seen = seen_k + start;
+    const int32_t own = k[e];
+    int32_t taken = 0;  // the sign tells
+    for (int64_t j = 0; j < width; ++j)
+      taken |= ~label[j] & (label[j] ^ own ? -1 : 0) & ~seen[j] & (seen[j] ^ own ? -1 : 0);
+    if (taken >= 0) {
+      for (int64_t j = 0; j < width; ++j) to_other[j] += other[j];
+      for (int64_t j = 0; j < width; ++j) {
+        const int32_t is_other = (label[j] >= 0) & (label[j] != own) ? -1 : 0;
+        seen[j] = (own & is_other) | (seen[j] & ~is_other);
+      }
+      continue;
+    }
+    for (int64_t j = 0; j < width; ++j) {
+      if (label[j] < 0 || label[j] == own) continue;
+      if (seen[j] < 0 || seen[j] == own) {
+        seen[j] = own;
+        to_other[j] += other[j];
+      } else {
+        more(start + j, own, other[j]);
+      }
+    }
+  }
+}
+
+// The loops over lanes. Every lane takes part in every operation, and those that are no neighbours are left out where
+// results are selected: their numbers may be nan. Selected by masks, since the compiler turns conditions on the same
+// comparison into branches, which do not vectorise.
+
+template <typename A>
+using Bits = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+
+// All bits where the condition holds.
+template <typename A>
+EDGELOSS_INLINE Bits<A> mask_of(bool condition) {
+  return -static_cast<Bits<A>>(condition);
+}
+
+// The value where the mask is set, else 0 or the other value.
+template <typename A>
+EDGELOSS_INLINE A select(Bits<A> mask, A value, A other = A(0)) {
+  return bits_of<A>((bits_of<Bits<A>>(value) & mask) | (bits_of<Bits<A>>(other) & ~mask));
+}
+
+// Numbers of each side of an edge pixel, repeated on its lanes.
+template <typename A>
+struct Own {
+  const A *scale[2], *first[2], *log_sum[2], *nearest[2];
+
+  explicit Own(const Lanes<A>& lanes) {
+    for (int side = 0; side < 2; ++side) {
+      scale[side] = lanes.own[side][0].data();
+      first[side] = lanes.own[side][1].data();
+      log_sum[side] = lanes.own[side][2].data();
+      nearest[side] = lanes.own[side][3].data();
+    }
+  }
+};
+
+// out[side] = the least d on each side, of the rows so far.
+template <typename A>
+EDGELOSS_INLINE void least_distance(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                                    const A* __restrict d, A* __restrict same_least, A* __restrict other_least) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
+    const A on_same = select(same, d[i], A(INFINITY)), on_other = select(other, d[i], A(INFINITY));
+    same_least[i] = on_same < same_least[i] ? on_same : same_least[i];
+    other_least[i] = on_other < other_least[i] ? on_other : other_least[i];
+  }
+}
+
+// Adds Σ w p(k) and Σ w (1 - p(k)) of the same side and of the other; nearest is the least d there.
+template <bool Decay, typename A>
+EDGELOSS_INLINE void sum_probabilities(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                                       const A* __restrict x, const A* __restrict m, const A* __restrict r,
+                                       const A* __restrict d, const A* __restrict same_nearest,
+                                       const A* __restrict other_nearest, A inverse_decay, A* __restrict same_p,
+                                       A* __restrict same_c, A* __restrict other_p, A* __restrict other_c) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
+    A p, complement;
+    probabilities(x[i], m[i], r[i], p, complement);
+    if (Decay) {
+      const A w = exp_negative((select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay);
+      p *= w;
+      complement *= w;
+    }
+    same_p[i] += select(same, p);
+    same_c[i] += select(same, complement);
+    other_p[i] += select(other, p);
+    other_c[i] += select(other, complement);
+  }
+}
+
+// t: a on the same side, b on the other; without sense where the pixel's r is 0 and its max is k.
+template <typename A>
+EDGELOSS_INLINE void log_terms(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                               const A* __restrict x, const A* __restrict m, const A* __restrict r, A* __restrict t) {
+  for (int64_t i = 0; i < n; ++i) {
+    const A a = log_p(x[i], m[i], r[i]), b = log_one_minus_p(x[i], m[i], r[i], log_positive(r[i]));
+    t[i] = select(mask_of<A>(label[i] == k[i]), a, b);
+  }
+}
+
+// upstream · π of each neighbour on its side, where the means were formed of probabilities; scale is upstream ·
+// inverse.
+template <bool Decay, typename A>
+EDGELOSS_INLINE void mean_shares(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                                 const A* __restrict x, const A* __restrict m, const A* __restrict r,
+                                 const A* __restrict d, const A* __restrict same_nearest,
+                                 const A* __restrict other_nearest, A inverse_decay, const A* __restrict same_scale,
+                                 const A* __restrict other_scale, A* __restrict same_share, A* __restrict other_share) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
+    A p, complement;
+    probabilities(x[i], m[i], r[i], p, complement);
+    if (Decay) {
+      const A w = exp_negative((select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay);
+      p *= w;
+      complement *= w;
+    }
+    same_share[i] = select(same, same_scale[i] * p);
+    other_share[i] = select(other, other_scale[i] * complement);
+  }
+}
+
+// The same where they were formed of logarithms.
+template <typename A>
+EDGELOSS_INLINE void log_shares(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                                const A* __restrict t, const A* __restrict d, A power, A inverse_decay,
+                                const Own<A>& own, A* __restrict same_share, A* __restrict other_share) {
+  const A* __restrict same_scale = own.scale[0], * __restrict other_scale = own.scale[1];
+  const A* __restrict same_first = own.first[0], * __restrict other_first = own.first[1];
+  const A* __restrict same_log_sum = own.log_sum[0], * __restrict other_log_sum = own.log_sum[1];
+  const A* __restrict same_nearest = own.nearest[0], * __restrict other_nearest = own.nearest[1];
+  for (int64_t i = 0; i < n; ++i) {
+    const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
+    const A log_w = (select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay;
+    const A q_t = power * t[i] - select(same, same_first[i], other_first[i]);
+    const A pi = exp_negative(log_w + q_t - select(same, same_log_sum[i], other_log_sum[i]));
+    same_share[i] = select(same, same_scale[i] * pi);
+    other_share[i] = select(other, other_scale[i] * pi);
+  }
+}
+
+// -log M_1 of n sides from Σ w p and Σ w (1 - p), and 1 / Σ w p for backward: 0 where float has none of p left.
+template <typename A>
+EDGELOSS_INLINE void finish_means(const A* __restrict mean, const A* __restrict complement, int64_t n,
+                                  A* __restrict value, A* __restrict inverse) {
+  const A least = std::numeric_limits<A>::min() / std::numeric_limits<A>::epsilon();
+  for (int64_t i = 0; i < n; ++i) {
+    const A scale = A(1) / (mean[i] + complement[i]);
+    const A nll = negative_log(mean[i] * scale, complement[i] * scale);
+    value[i] = mean[i] > least ? nll : A(0);
+    inverse[i] = mean[i] > least ? A(1) / mean[i] : A(0);
+  }
+}
+
+// Each of them over the first n lanes, compiled for several processors in float.
+
+EDGELOSS_VECTORIZED void find_least_distance(Lanes<float>& l, int64_t n) {
+  least_distance(n, l.label.data(), l.k.data(), l.d.data(), l.out[0].data(), l.out[1].data());
+}
+EDGELOSS_VECTORIZED void find_sum_probabilities(Lanes<float>& l, int64_t n, bool decay, float inverse_decay) {
+  const auto find = [&](auto decays) __attribute__((always_inline)) {
+    sum_probabilities<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(),
+                                               l.d.data(), l.own[0][3].data(), l.own[1][3].data(), inverse_decay,
+                                               l.out[0].data(), l.out[1].data(), l.out[2].data(), l.out[3].data());
+  };
+  decay ? find(std::true_type()) : find(std::false_type());
+}
+EDGELOSS_VECTORIZED void find_log_terms(Lanes<float>& l, int64_t n) {
+  log_terms(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data());
+}
+EDGELOSS_VECTORIZED void find_mean_shares(Lanes<float>& l, int64_t n, bool decay, float inverse_decay) {
+  const auto find = [&](auto decays) __attribute__((always_inline)) {
+    mean_shares<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.d.data(),
+                                         l.own[0][3].data(), l.own[1][3].data(), inverse_decay, l.own[0][0].data(),
+                                         l.own[1][0].data(), l.out[0].data(), l.out[1].data());
+  };
+  decay ? find(std::true_type()) : find(std::false_type());
+}
+EDGELOSS_VECTORIZED void find_log_shares(Lanes<float>& l, int64_t n, float power, float inverse_decay) {
+  log_shares(n, l.label.data(), l.k.data(), l.out[2].data(), l.d.data(), power, inverse_decay, Own<float>(l),
+             l.out[0].data(), l.out[1].data());
+}
+EDGELOSS_VECTORIZED void find_means(const float* mean, const float* complement, int64_t n, float* value,
+                                    float* inverse) {
+  finish_means(mean, complement, n, value, inverse);
+}
+
+inline void find_least_distance(Lanes<double>& l, int64_t n) {
+  least_distance(n, l.label.data(), l.k.data(), l.d.data(), l.out[0].data(), l.out[1].data());
+}
+inline void find_sum_probabilities(Lanes<double>& l, int64_t n, bool decay, double inverse_decay) {
+  const auto find = [&](auto decays) __attribute__((always_inline)) {
+    sum_probabilities<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(),
+                                               l.d.data(), l.own[0][3].data(), l.own[1][3].data(), inverse_decay,
+                                               l.out[0].data(), l.out[1].data(), l.out[2].data(), l.out[3].data());
+  };
+  decay ? find(std::true_type()) : find(std::false_type());
+}
+inline void find_log_terms(Lanes<double>& l, int64_t n) {
+  log_terms(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data());
+}
+inline void find_mean_shares(Lanes<double>& l, int64_t n, bool decay, double inverse_decay) {
+  const auto find = [&](auto decays) __attribute__((always_inline)) {
+    mean_shares<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.d.data(),
+                                         l.own[0][3].data(), l.own[1][3].data(), inverse_decay, l.own[0][0].data(),
+                                         l.own[1][0].data(), l.out[0].data(), l.out[1].data());
+  };
+  decay ? find(std::true_type()) : find(std::false_type());
+}
+inline void find_log_shares(Lanes<double>& l, int64_t n, double power, double inverse_decay) {
+  log_shares(n, l.label.data(), l.k.data(), l.out[2].data(), l.d.data(), power, inverse_decay, Own<double>(l),
+             l.out[0].data(), l.out[1].data());
+}
+inline void find_means(const double* mean, const double* complement, int64_t n, double* value, double* inverse) {
+  finish_means(mean, complement, n, value, inverse);
+}
+
+}  // namespace
+}  // namespace edgeloss

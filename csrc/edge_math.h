@@ -174,6 +174,13 @@ EDGELOSS_INLINE A share(const Side<A>& of, A q, A e_t, A log_w, const F& t) {
   return exp_negative(log_w + (q * t() - of.first) - of.log_sum);
 }
 
+// The other side's derivative: ∂O/∂x(c) = π · slope · ([c = k] - p(c)) where k is not likely. Where it is, that would
+// cancel: π · slope for c = k, and -π · slope · e^(x(c) - m) / r for the others.
+template <typename A>
+EDGELOSS_INLINE A other_slope(A p, A complement, bool likely) {
+  return likely ? p : p / complement;
+}
+
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.
 template <typename A>
 EDGELOSS_INLINE A negative_log(A mean, A complement) {

@@ -82,16 +82,18 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
   const A smoothing = call.label_smoothing, total_weight = call.total_weight();
-  std::vector<A> buffer(g.classes * step);
-  A* tile = buffer.data();
+  const bool in_place = fits_in_place(x, g.classes);
+  const int64_t ld = in_place ? x.class_step : step;
+  std::vector<A> buffer(in_place ? 0 : g.classes * step);
   A nll[kTile], kept[kTile];
   int32_t y[kTile];
   for (int64_t p = chunk.first_row * g.width; p < last; p += step) {
     const int64_t n = std::min(step, last - p);
-    read_tile(x, g.classes, p, n, tile, step);
+    if (!in_place) read_tile(x, g.classes, p, n, buffer.data(), step);
+    const A* tile = in_place ? reinterpret_cast<const A*>(x.data) + p : buffer.data();
     sums.wrong +=
         static_cast<double>(read_labels(target + base + p, n, g.classes, ignore_index, call.label + base + p, y));
-    tile_statistics(tile, step, g.classes, n, y, call.m + base + p, call.r + base + p, nll);
+    tile_statistics(tile, ld, g.classes, n, y, call.m + base + p, call.r + base + p, nll);
     sums.valid += static_cast<double>(n - std::count(y, y + n, kIgnored));
     A* ce = ce_map ? ce_map + base + p : kept;
     const double plain_sum = tile_cross_entropy(nll, y, n, ce);
@@ -107,7 +109,7 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
       if (smoothing != A(0)) {
         const A m = call.m[i], log_sum = log1p_positive(call.r[i]);
         A every = total_weight * log_sum;
-        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * step + j] - m);
+        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * ld + j] - m);
         ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(g.classes) * every;
       }
       sums.cross_entropy += static_cast<double>(v) * ce[j];
@@ -190,7 +192,7 @@ void distance_chunk(const Call<T, A>& call, const Chunk& chunk, const std::vecto
 }
 
 // What the edge pixels around give the pixels of a chunk: Σ upstream · π on the pixel's own side, and on the other side
-// for each class k that edge pixels look at.
+// Σ upstream · π · slope for each class k that edge pixels look at.
 template <typename A>
 struct Gathered {
   struct Entry {
@@ -214,10 +216,12 @@ struct Group {
   Group(const Call<T, A>& call, int64_t image, int64_t row, const int32_t* column, int64_t count, Lanes<A>& lanes)
       : call(call), image(image), row(row), count(count), column(column) {
     const int16_t* label = call.label + image * call.g.pixels + row * call.g.width;
+    int32_t wide[kEdges];
     for (int64_t e = 0; e < count; ++e) {
       k[e] = label[column[e]];
-      repeat<int32_t>(k[e], lanes.width, lanes.k.data() + e * lanes.width);
+      wide[e] = k[e];
     }
+    repeat_each(wide, count, lanes.width, lanes.k.data());
   }
 
   // Fills the lanes with what the pixels see of the row that starts at pixel `first`.
@@ -282,10 +286,6 @@ struct Group {
       add_shares<0>(lanes, k, count, same, other, seen, more);
     }
   }
-
-  void repeat_own(int side, int which, int64_t e, A value, Lanes<A>& lanes) const {
-    repeat(value, lanes.width, lanes.own[side][which].data() + e * lanes.width);
-  }
 };
 
 // The edge terms of a group by logarithms: every power, and whatever float can't hold of probabilities.
@@ -333,8 +333,8 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
       for (int64_t e = 0; e < n; ++e) {
         const A* d = lanes.out[side].data() + e * width;
         nearest[side][e] = *std::min_element(d, d + width);
-        group.repeat_own(side, 3, e, nearest[side][e], lanes);
       }
+      repeat_each(nearest[side], n, width, lanes.own[side][3].data());
     }
   }
   for (auto& sum : lanes.out) std::fill_n(sum.begin(), all, A(0));
@@ -367,10 +367,10 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
 
 // Pass 4: both edge terms at the edge pixels of a chunk.
 template <typename T, typename A>
-void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, Sums& sums) {
+void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, Lanes<A>& lanes,
+                      Sums& sums) {
   const Geometry& g = call.g;
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
-  Lanes<A> lanes(g.radius[2], g.width);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     A* maps[2] = {same_map, other_map};
     for (A*& map : maps) {
@@ -419,6 +419,7 @@ bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
   const int64_t reach = std::min(g.radius[0], g.depth) * g.height + std::min(g.radius[1], g.height);
   const int64_t last = std::min(chunk.last_row + reach, g.depth * g.height), start = chunk.first_row * g.width;
   bool any = false;
+  to.more.clear();
   for (int64_t row = std::max<int64_t>(chunk.first_row - reach, 0); row < last; ++row) {
     const int32_t end = call.row_end[rows + row];
     for (int32_t done = call.row_first[rows + row]; done < end;) {
@@ -439,17 +440,23 @@ bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
       int32_t n = 1;
       while (n < kEdges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
       const Group<T, A> group(call, chunk.image, row, call.column + base + done, n, lanes);
+      A own[2][4][kEdges];
       for (int32_t e = 0; e < n; ++e) {
         const int64_t i = base + row * g.width + group.column[e];
         const A v = call.pixel_weight_of(i);
         for (int side = 0; side < 2; ++side) {
           const Side<A>& of = sides[2 * e + side];
           const A up = upstream.at(1 + side, i, v);
-          group.repeat_own(side, 0, e, means ? up * of.inverse : up, lanes);
-          if (call.has_decay) group.repeat_own(side, 3, e, of.nearest, lanes);
-          if (means) continue;
-          group.repeat_own(side, 1, e, of.first, lanes);
-          group.repeat_own(side, 2, e, of.log_sum, lanes);
+          own[side][0][e] = means ? up * of.inverse : up;
+          own[side][1][e] = of.first;
+          own[side][2][e] = of.log_sum;
+          own[side][3][e] = of.nearest;
+        }
+      }
+      for (int side = 0; side < 2; ++side) {
+        for (int which = 0; which < 4; ++which) {
+          const bool is_read = which == 0 || (which == 3 ? call.has_decay : !means);
+          if (is_read) repeat_each(own[side][which], n, lanes.width, lanes.own[side][which].data());
         }
       }
       group.for_each_seen_row([&](int64_t first) { return first >= start && first < chunk.last_row * g.width; }, true,
@@ -470,10 +477,27 @@ bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
   return any;
 }
 
+// What the backward pass of a thread works in.
+template <typename T, typename A>
+struct Workspace {
+  // An addition to one class of one pixel of a tile, after the rest; `likely` ones concern all other classes too.
+  struct Correction {
+    int64_t j, k;
+    A value;
+    bool likely;
+  };
+  std::vector<A> buffer;
+  std::vector<Correction> corrections;
+  Gathered<A> gathered;
+  Lanes<A> lanes;
+
+  explicit Workspace(const Geometry& g) : lanes(g.radius[2], g.width) {}
+};
+
 // The backward pass of a chunk.
 template <typename T, typename A>
 void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, T* grad,
-                    const Steps& grad_steps) {
+                    const Steps& grad_steps, Workspace<T, A>& space) {
   const Geometry& g = call.g;
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
@@ -482,37 +506,34 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(g.classes);
   const A total_weight = call.total_weight();
   T* out = grad + chunk.image * grad_steps.image;
-  std::vector<A> buffer(g.classes * step), grad_buffer(g.classes * step);
-  A *tile = buffer.data(), *to = grad_buffer.data();
+  const bool in_place = fits_in_place(x, g.classes) && grad_steps.pixel == 1;
+  const int64_t ld = in_place ? x.class_step : step, to_ld = in_place ? grad_steps.channel : step;
+  space.buffer.resize(in_place ? 0 : 2 * g.classes * step);
   A alpha[kTile], at_y[kTile];  // the gradient is alpha · p(c) - at_y · [c = y], but for the corrections
   int32_t labels[kTile];
-
-  // An addition to one class of one pixel of the tile, after the rest; `likely` ones concern all other classes too.
-  struct Correction {
-    int64_t j, k;
-    A value;
-    bool likely;
-  };
-  std::vector<Correction> corrections;
-  Gathered<A> gathered;
-  bool any = false;
-  if (call.row_first) {
-    Lanes<A> lanes(g.radius[2], g.width);
-    any = gather_chunk(call, upstream, chunk, lanes, gathered);
-  }
+  auto& corrections = space.corrections;
+  const Gathered<A>& gathered = space.gathered;
+  const bool any = call.row_first && gather_chunk(call, upstream, chunk, space.lanes, space.gathered);
   auto more = gathered.more.begin();
 
   for (int64_t p = start; p < last; p += step) {
     const int64_t n = std::min(step, last - p);
-    read_tile(x, g.classes, p, n, tile, step);
+    if (!in_place) read_tile(x, g.classes, p, n, space.buffer.data(), step);
+    const A* tile = in_place ? reinterpret_cast<const A*>(x.data) + p : space.buffer.data();
+    A* to = in_place ? reinterpret_cast<A*>(out) + p : space.buffer.data() + g.classes * step;
     const A *m = call.m + base + p, *r = call.r + base + p;
     for (int64_t j = 0; j < n; ++j) {
-      const int16_t y = label[p + j];
-      labels[j] = y;
-      const A ce = y < 0 ? A(0) : upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
-      const A at_label = (A(1) - smoothing) * (call.weight && y >= 0 ? call.weight[y] : A(1));
-      alpha[j] = ce * (at_label + uniform * total_weight);
-      at_y[j] = ce * at_label;
+      labels[j] = label[p + j];
+      at_y[j] = labels[j] < 0 ? A(0) : (A(1) - smoothing) * upstream.sums[0];
+      alpha[j] = labels[j] < 0 ? A(0) : (A(1) - smoothing + uniform * total_weight) * upstream.sums[0];
+    }
+    if (call.weight || call.pixel_weight || upstream.map[0]) {
+      for (int64_t j = 0; j < n; ++j) {
+        if (labels[j] < 0) continue;
+        const A ce = upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
+        at_y[j] = ce * (A(1) - smoothing) * call.weight_of(labels[j]);
+        alpha[j] = at_y[j] + ce * uniform * total_weight;
+      }
     }
     corrections.clear();
     if (any) {
@@ -521,43 +542,42 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
         alpha[j] += same[j];
         at_y[j] += same[j];
       }
-      const auto correct = [&](int64_t j, int64_t k, A sum) {
-        A prob, complement;
-        probabilities(tile[k * step + j], m[j], r[j], prob, complement);
-        if (is_likely(tile[k * step + j], m[j], r[j])) {
-          corrections.push_back({j, k, sum * prob, true});
-        } else {  // ∂O = π p(k) at k, -π p(c) p(k) / (1 - p(k)) elsewhere
-          const A odds = prob / complement;
-          alpha[j] -= sum * odds;
-          corrections.push_back({j, k, sum * odds, false});
-        }
+      const auto correct = [&](int64_t j, int64_t k, A value) {
+        const bool likely = is_likely(tile[k * ld + j], m[j], r[j]);
+        if (!likely) alpha[j] -= value;
+        corrections.push_back({j, k, value, likely});
       };
       const int32_t* k = gathered.k.data() + (p - start);
       for (int64_t j = 0; j < n; ++j) {
-        if (k[j] >= 0) correct(j, k[j], gathered.other[p - start + j]);
+        if (j + 4 <= n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
+          j += 3;  // all four are -1
+        } else if (k[j] >= 0) {
+          correct(j, k[j], gathered.other[p - start + j]);
+        }
       }
       for (; more != gathered.more.end() && more->pixel < p - start + n; ++more) {
         correct(more->pixel - (p - start), more->k, more->sum);
       }
     }
 
-    tile_softmax(tile, step, g.classes, n, labels, m, r, alpha, at_y, to);
-    for (const Correction& c : corrections) {
-      to[c.k * step + c.j] += c.value;
+    tile_softmax(tile, ld, g.classes, n, labels, m, r, alpha, at_y, to, to_ld);
+    for (const auto& c : corrections) {
+      to[c.k * to_ld + c.j] += c.value;
       if (!c.likely) continue;
-      // The others' shares of -π p(k), from logits that may lie so far below the top that r is 0.
+      // The others' shares, from logits that may lie so far below the top that r is 0.
       const A top = log_rest(x, p + c.j, g.classes, m[c.j], r[c.j]);
       for (int64_t other = 0; other < g.classes; ++other) {
-        if (other != c.k) to[other * step + c.j] -= c.value * exp_negative((tile[other * step + c.j] - m[c.j]) - top);
+        if (other != c.k) to[other * to_ld + c.j] -= c.value * exp_negative((tile[other * ld + c.j] - m[c.j]) - top);
       }
     }
     if (smoothing != A(0)) {
       for (int64_t j = 0; j < n; ++j) {
         if (label[p + j] < 0) continue;
         const A ce = upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
-        for (int64_t c = 0; c < g.classes; ++c) to[c * step + j] -= ce * uniform * call.weight_of(c);
+        for (int64_t c = 0; c < g.classes; ++c) to[c * to_ld + j] -= ce * uniform * call.weight_of(c);
       }
     }
+    if (in_place) continue;
     // Of a binary pixel, the second class has the logit.
     write_tile(to + (g.logits == 1 ? step : 0), step, g.logits, n, out + p * grad_steps.pixel, grad_steps.channel,
                grad_steps.pixel);
@@ -667,9 +687,23 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
                                           stats, slot, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
+  const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
+    edge_terms_chunk(call, chunks.at(i), map_of(same), map_of(other), lanes, parts[i]);
+  };
+  std::vector<uint8_t> is_done(chunks.count);
+  const auto find_edges = [&](int64_t i, Lanes<A>& lanes) {
+    edge_pixels_chunk(call, chunks.at(i), parts[i]);
+    if (!searches) find_terms(i, lanes);
+    is_done[i] = 1;
+  };
   const auto first_pass = [&](const auto* y) {
-    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) {
-      cross_entropy_chunk<T, A>(call, y, ignore_index, chunk, map_of(ce), parts[i]);
+    for_each_range(chunks, [&](int64_t begin, int64_t end) {
+      Lanes<A> lanes(g.radius[2], g.width);
+      for (int64_t i = begin; i < end; ++i) {
+        cross_entropy_chunk<T, A>(call, y, ignore_index, chunks.at(i), map_of(ce), parts[i]);
+        // The edges of a chunk follow, as soon as all that its windows see is there, and still in cache.
+        if (edges && i - 2 * chunks.reach >= begin) find_edges(i - chunks.reach, lanes);
+      }
     });
     if (check) throw_if_wrong(g, y, ignore_index, parts);  // not from within: a parallel loop loses the message
   };
@@ -688,14 +722,20 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
       first_pass(static_cast<const uint8_t*>(y));
       break;  // uint8 and bool
   }
-  if (edges) {
-    const std::vector<Offset> offsets = searches ? search_offsets(g, spacing, logits.dim() - 2) : std::vector<Offset>();
-    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) { edge_pixels_chunk(call, chunk, parts[i]); });
-    if (searches) {
-      for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, maps); });
-    }
-    for_each_chunk(chunks, [&](int64_t i, const Chunk& chunk) {
-      edge_terms_chunk(call, chunk, map_of(same), map_of(other), parts[i]);
+  if (edges) {  // those at the ends of the ranges are left
+    for_each_range(chunks, [&](int64_t begin, int64_t end) {
+      Lanes<A> lanes(g.radius[2], g.width);
+      for (int64_t i = begin; i < end; ++i) {
+        if (!is_done[i]) find_edges(i, lanes);
+      }
+    });
+  }
+  if (searches) {
+    const std::vector<Offset> offsets = search_offsets(g, spacing, logits.dim() - 2);
+    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, maps); });
+    for_each_range(chunks, [&](int64_t begin, int64_t end) {
+      Lanes<A> lanes(g.radius[2], g.width);
+      for (int64_t i = begin; i < end; ++i) find_terms(i, lanes);
     });
   }
 
@@ -740,7 +780,10 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
   const Steps steps(grad);
   T* out = static_cast<T*>(grad.mutable_data_ptr());
-  for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { backward_chunk(call, upstream, chunk, out, steps); });
+  for_each_range(chunks, [&](int64_t begin, int64_t end) {
+    Workspace<T, A> space(g);
+    for (int64_t i = begin; i < end; ++i) backward_chunk(call, upstream, chunks.at(i), out, steps, space);
+  });
   return grad;
 }
 

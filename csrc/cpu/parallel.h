@@ -17,12 +17,15 @@ struct Chunk {
 
 struct Chunks {
   int64_t rows_per_chunk, per_image, count, rows;
+  int64_t reach;  // a window reaches so many chunks before and behind its own
 
   // Large enough to hide a chunk's overhead, small enough that its tiles' labels and flags stay in cache.
   explicit Chunks(const Geometry& g) : rows(g.depth * g.height) {
     rows_per_chunk = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, g.width));
     per_image = (rows + rows_per_chunk - 1) / rows_per_chunk;
     count = g.batch * per_image;
+    reach = (std::min(g.radius[0], g.depth) * g.height + std::min(g.radius[1], g.height) + rows_per_chunk - 1) /
+            rows_per_chunk;
   }
 
   Chunk at(int64_t index) const {
@@ -31,10 +34,16 @@ struct Chunks {
   }
 };
 
+// Calls body(first, end) for ranges of chunks, each on one thread.
+template <typename F>
+void for_each_range(const Chunks& chunks, const F& body) {
+  torch::stable::parallel_for(0, chunks.count, 1, body);
+}
+
 // Calls body(number of the chunk, chunk) for each of them.
 template <typename F>
 void for_each_chunk(const Chunks& chunks, const F& body) {
-  torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t begin, int64_t end) {
+  for_each_range(chunks, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) body(i, chunks.at(i));
   });
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "../edge_math.h"
 
@@ -104,9 +105,15 @@ EDGELOSS_VECTORIZED void narrow_row(const float* from, int64_t step, int64_t n, 
 }
 inline void narrow_row(const double* from, int64_t step, int64_t n, double* to) { narrow_each(from, step, n, to); }
 
-// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart. It is copied even where it
-// could be read in place: the classes of a picture of 512 × 512 lie a power of two apart, and so would all meet in a
-// few sets of the cache and drive each other out between two looks at them.
+// Whether tiles need not be copied. Many classes are, even where they could be read in place: those of a picture of
+// 512 × 512 lie a power of two apart, and so would all meet in a few sets of the cache and drive each other out between
+// two looks at them.
+template <typename T, typename A>
+bool fits_in_place(const Logits<T, A>& x, int64_t classes) {
+  return std::is_same_v<T, A> && !x.binary && x.pixel_step == 1 && classes <= 4;
+}
+
+// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart.
 template <typename T, typename A>
 void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
   if (x.binary) {
@@ -236,17 +243,18 @@ inline double tile_cross_entropy(const double* nll, const int32_t* y, int64_t n,
   return select_and_sum(nll, y, n, ce);
 }
 
-// g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are. x and g have their
-// classes ld apart.
+// g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are. x has its classes ld
+// apart, g ld_g.
 template <typename A>
 EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
                                     const int32_t* __restrict y, const A* __restrict m, const A* __restrict r,
-                                    const A* __restrict alpha, const A* __restrict at_y, A* __restrict g) {
+                                    const A* __restrict alpha, const A* __restrict at_y, A* __restrict g,
+                                    int64_t ld_g) {
   A scale[kTile];
   for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
   for (int64_t c = 0; c < classes; ++c) {
     const A* row = x + c * ld;
-    A* out = g + c * ld;
+    A* out = g + c * ld_g;
     for (int64_t j = 0; j < n; ++j) {
       const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
       out[j] = y[j] < 0 ? A(0) : value;
@@ -254,12 +262,13 @@ EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t c
   }
 }
 EDGELOSS_VECTORIZED void tile_softmax(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
-                                      const float* m, const float* r, const float* alpha, const float* at_y, float* g) {
-  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
+                                      const float* m, const float* r, const float* alpha, const float* at_y, float* g,
+                                      int64_t ld_g) {
+  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g, ld_g);
 }
 inline void tile_softmax(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, const double* m,
-                         const double* r, const double* alpha, const double* at_y, double* g) {
-  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g);
+                         const double* r, const double* alpha, const double* at_y, double* g, int64_t ld_g) {
+  scaled_softmax(x, ld, classes, n, y, m, r, alpha, at_y, g, ld_g);
 }
 
 }  // namespace

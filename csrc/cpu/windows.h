@@ -111,9 +111,45 @@ struct Row {
   const A *m, *r, *d;    // likewise; d may be null
 };
 
+// Width numbers as one vector: the compiler does not see by itself that the lanes of an edge pixel make one.
+template <typename V, int64_t Width>
+struct Vector {
+  typedef V type __attribute__((vector_size(Width * sizeof(V))));
+};
+template <typename V, int64_t Width>
+using VectorOf = typename Vector<V, Width>::type;
+
+// By reference: how vectors are passed by value depends on the processor.
+template <typename Vec, typename V>
+EDGELOSS_INLINE void load(const V* from, Vec& v) {
+  std::memcpy(&v, from, sizeof(v));
+}
+template <typename Vec, typename V>
+EDGELOSS_INLINE void store(const Vec& v, V* to) {
+  std::memcpy(to, &v, sizeof(v));
+}
+template <int64_t Width, typename V>
+EDGELOSS_INLINE void add_to(const V* value, V* sum) {
+  VectorOf<V, Width> a, b;
+  load(value, a);
+  load(sum, b);
+  store(a + b, sum);
+}
+
+// Repeats each of n numbers on `width` lanes.
 template <typename V>
-EDGELOSS_INLINE void repeat(V value, int64_t width, V* __restrict to) {
-  for (int64_t j = 0; j < width; ++j) to[j] = value;
+void repeat_each(const V* value, int64_t n, int64_t width, V* to) {
+  const auto repeat = [&](auto known) __attribute__((always_inline)) {
+    constexpr int64_t kWidth = decltype(known)::value;
+    for (int64_t e = 0; e < n; ++e) store(value[e] - VectorOf<V, kWidth>{}, to + e * kWidth);
+  };
+  if (width == 4) {
+    repeat(std::integral_constant<int64_t, 4>());
+  } else if (width == 8) {
+    repeat(std::integral_constant<int64_t, 8>());
+  } else {
+    for (int64_t e = 0; e < n; ++e) std::fill_n(to + e * width, width, value[e]);
+  }
 }
 
 // Fills the lanes with what n edge pixels at `column` of a row see of `row`; `centre`: it is their own row.
@@ -123,16 +159,26 @@ EDGELOSS_INLINE void fill_lanes(const Row<T, A>& row, const int32_t* column, con
                                 bool logits, Lanes<A>& lanes) {
   const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, row.width);
   const int64_t last = row.width - count;
+  const int64_t step = row.x.pixel_step, class_step = row.x.binary ? 0 : row.x.class_step;
+  const T* data = row.x.data + row.first * step;
   const int32_t* outside = lanes.outside.data() + (centre ? width * width : 0);
   int32_t* lane_start = lanes.start.data();
   for (int64_t e = 0; e < n; ++e) {
     const int64_t start = std::clamp<int64_t>(column[e] - lanes.radius, 0, last);
     lane_start[e] = static_cast<int32_t>(start);
-    const int16_t* __restrict label = row.label + row.first + start;
-    const int32_t* __restrict out = outside + (column[e] - start) * width;
-    int32_t* __restrict to = lanes.label.data() + e * width;
-    for (int64_t j = 0; j < count; ++j) to[j] = label[j] | out[j];
-    for (int64_t j = count; j < width; ++j) to[j] = -1;
+    const int16_t* label = row.label + row.first + start;
+    const int32_t* out = outside + (column[e] - start) * width;
+    int32_t* to = lanes.label.data() + e * width;
+    if constexpr (Width > 0) {
+      VectorOf<int16_t, Width> seen;
+      VectorOf<int32_t, Width> is_outside;
+      load(label, seen);
+      load(out, is_outside);
+      store(__builtin_convertvector(seen, VectorOf<int32_t, Width>) | is_outside, to);
+    } else {
+      for (int64_t j = 0; j < count; ++j) to[j] = label[j] | out[j];
+      for (int64_t j = count; j < width; ++j) to[j] = -1;
+    }
   }
   if (row.d) {
     for (int64_t e = 0; e < n; ++e) {
@@ -145,16 +191,16 @@ EDGELOSS_INLINE void fill_lanes(const Row<T, A>& row, const int32_t* column, con
     std::memcpy(lanes.m.data() + e * width, row.m + p, count * sizeof(A));
     std::memcpy(lanes.r.data() + e * width, row.r + p, count * sizeof(A));
   }
-  const int64_t step = row.x.pixel_step, class_step = row.x.binary ? 0 : row.x.class_step;
-  const T* data = row.x.data + row.first * step;
   for (int64_t e = 0; e < n; ++e) {
-    A* __restrict x = lanes.x.data() + e * width;
+    A* x = lanes.x.data() + e * width;
     if (row.x.binary && k[e] == 0) {
-      repeat(A(0), width, x);
+      std::fill_n(x, width, A(0));
       continue;
     }
-    const T* __restrict from = data + lane_start[e] * step + k[e] * class_step;
-    if (step == 1) {
+    const T* from = data + lane_start[e] * step + k[e] * class_step;
+    if (step == 1 && std::is_same_v<T, A>) {
+      std::memcpy(x, from, count * sizeof(A));
+    } else if (step == 1) {
       for (int64_t j = 0; j < count; ++j) x[j] = widen(from[j]);
     } else {
       for (int64_t j = 0; j < count; ++j) x[j] = widen(from[j * step]);
@@ -170,22 +216,27 @@ EDGELOSS_INLINE void add_shares(const Lanes<A>& lanes, const int16_t* k, int64_t
   const int64_t width = Width ? Width : lanes.width;
   for (int64_t e = 0; e < n; ++e) {
     const int64_t i = e * width, start = lanes.start[e];
-    const A* __restrict same = lanes.out[0].data() + i, * __restrict other = lanes.out[1].data() + i;
-    A* __restrict to_same = same_sum + start, * __restrict to_other = other_sum + start;
-    for (int64_t j = 0; j < width; ++j) to_same[j] += same[j];
-    const int32_t* __restrict label = lanes.label.data() + i;
-    int32_t* __restrict seen = seen_k + start;
-    const int32_t own = k[e];
-    int32_t taken = 0;  // the sign tells
-    for (int64_t j = 0; j < width; ++j)
-      taken |= ~label[j] & (label[j] ^ own ? -1 : 0) & ~seen[j] & (seen[j] ^ own ? -1 : 0);
-    if (taken >= 0) {
-      for (int64_t j = 0; j < width; ++j) to_other[j] += other[j];
-      for (int64_t j = 0; j < width; ++j) {
-        const int32_t is_other = (label[j] >= 0) & (label[j] != own) ? -1 : 0;
-        seen[j] = (own & is_other) | (seen[j] & ~is_other);
+    const A *same = lanes.out[0].data() + i, *other = lanes.out[1].data() + i;
+    A *to_same = same_sum + start, *to_other = other_sum + start;
+    const int32_t *label = lanes.label.data() + i, own = k[e];
+    int32_t* seen = seen_k + start;
+    if constexpr (Width > 0) {
+      add_to<Width>(same, to_same);
+      VectorOf<int32_t, Width> labels, before;
+      load(label, labels);
+      load(seen, before);
+      const VectorOf<int32_t, Width> is_other = (labels >= 0) & (labels != own);
+      const VectorOf<int32_t, Width> is_taken = is_other & (before >= 0) & (before != own);
+      int64_t taken[Width / 2], any = 0;
+      std::memcpy(taken, &is_taken, sizeof(taken));
+      for (int64_t part : taken) any |= part;
+      if (any == 0) {
+        add_to<Width>(other, to_other);
+        store((is_other & own) | (~is_other & before), seen);
+        continue;
       }
-      continue;
+    } else {
+      for (int64_t j = 0; j < width; ++j) to_same[j] += same[j];
     }
     for (int64_t j = 0; j < width; ++j) {
       if (label[j] < 0 || label[j] == own) continue;
@@ -278,8 +329,8 @@ EDGELOSS_INLINE void log_terms(int64_t n, const int32_t* __restrict label, const
   }
 }
 
-// upstream · π of each neighbour on its side, where the means were formed of probabilities; scale is upstream ·
-// inverse.
+// upstream · π of each neighbour on the own side, and upstream · π · slope on the other, where the means were formed of
+// probabilities; scale is upstream · inverse.
 template <bool Decay, typename A>
 EDGELOSS_INLINE void mean_shares(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
                                  const A* __restrict x, const A* __restrict m, const A* __restrict r,
@@ -290,19 +341,19 @@ EDGELOSS_INLINE void mean_shares(int64_t n, const int32_t* __restrict label, con
     const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
     A p, complement;
     probabilities(x[i], m[i], r[i], p, complement);
-    if (Decay) {
-      const A w = exp_negative((select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay);
-      p *= w;
-      complement *= w;
-    }
-    same_share[i] = select(same, same_scale[i] * p);
-    other_share[i] = select(other, other_scale[i] * complement);
+    // Here π is in proportion to w · complement, which the slope divides by where k is not likely.
+    const A leak = select(mask_of<A>(is_likely(x[i], m[i], r[i])), complement * p, p);
+    A w = A(1);
+    if (Decay) w = exp_negative((select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay);
+    same_share[i] = select(same, same_scale[i] * w * p);
+    other_share[i] = select(other, other_scale[i] * w * leak);
   }
 }
 
 // The same where they were formed of logarithms.
 template <typename A>
 EDGELOSS_INLINE void log_shares(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                                const A* __restrict x, const A* __restrict m, const A* __restrict r,
                                 const A* __restrict t, const A* __restrict d, A power, A inverse_decay,
                                 const Own<A>& own, A* __restrict same_share, A* __restrict other_share) {
   const A* __restrict same_scale = own.scale[0], * __restrict other_scale = own.scale[1];
@@ -314,8 +365,10 @@ EDGELOSS_INLINE void log_shares(int64_t n, const int32_t* __restrict label, cons
     const A log_w = (select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay;
     const A q_t = power * t[i] - select(same, same_first[i], other_first[i]);
     const A pi = exp_negative(log_w + q_t - select(same, same_log_sum[i], other_log_sum[i]));
+    A p, complement;
+    probabilities(x[i], m[i], r[i], p, complement);
     same_share[i] = select(same, same_scale[i] * pi);
-    other_share[i] = select(other, other_scale[i] * pi);
+    other_share[i] = select(other, other_scale[i] * pi * other_slope(p, complement, is_likely(x[i], m[i], r[i])));
   }
 }
 
@@ -357,8 +410,8 @@ EDGELOSS_VECTORIZED void find_mean_shares(Lanes<float>& l, int64_t n, bool decay
   decay ? find(std::true_type()) : find(std::false_type());
 }
 EDGELOSS_VECTORIZED void find_log_shares(Lanes<float>& l, int64_t n, float power, float inverse_decay) {
-  log_shares(n, l.label.data(), l.k.data(), l.out[2].data(), l.d.data(), power, inverse_decay, Own<float>(l),
-             l.out[0].data(), l.out[1].data());
+  log_shares(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data(), l.d.data(), power,
+             inverse_decay, Own<float>(l), l.out[0].data(), l.out[1].data());
 }
 EDGELOSS_VECTORIZED void find_means(const float* mean, const float* complement, int64_t n, float* value,
                                     float* inverse) {
@@ -388,8 +441,8 @@ inline void find_mean_shares(Lanes<double>& l, int64_t n, bool decay, double inv
   decay ? find(std::true_type()) : find(std::false_type());
 }
 inline void find_log_shares(Lanes<double>& l, int64_t n, double power, double inverse_decay) {
-  log_shares(n, l.label.data(), l.k.data(), l.out[2].data(), l.d.data(), power, inverse_decay, Own<double>(l),
-             l.out[0].data(), l.out[1].data());
+  log_shares(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data(), l.d.data(), power,
+             inverse_decay, Own<double>(l), l.out[0].data(), l.out[1].data());
 }
 inline void find_means(const double* mean, const double* complement, int64_t n, double* value, double* inverse) {
   finish_means(mean, complement, n, value, inverse);

@@ -146,7 +146,7 @@ def test_one_graph_for_every_size() -> None:
 @pytest.mark.parametrize("maps", [False, True])
 def test_operators_are_what_torch_was_told(edges: bool, maps: bool) -> None:
     x, y = scene((5, 6), 3)
-    arguments = (x.requires_grad_(), y, None, None, None, 255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, maps, True)
+    arguments = (x.requires_grad_(), y, None, None, None, 255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, maps, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

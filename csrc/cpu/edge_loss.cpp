@@ -730,10 +730,10 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
 Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
                   const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance,
                   int64_t ignore_index, double label_smoothing, std::vector<int64_t> radius, double power, double decay,
-                  std::vector<double> spacing, bool edges, bool maps, bool check) {
+                  std::vector<double> spacing, bool edges, bool maps, int64_t validate) {
   return by_type(logits, [&](auto t, auto a) {
     return forward<decltype(t), decltype(a)>(logits, target, weight, pixel_weight, distance, ignore_index,
-                                             label_smoothing, radius, power, decay, spacing, edges, maps, check);
+                                             label_smoothing, radius, power, decay, spacing, edges, maps, validate != 0);
   });
 }
 

@@ -122,7 +122,8 @@ EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
 template <typename A>
 struct RunningSoftmax {
   A m = -INFINITY;
-  A r = -1;  // the sum over no classes, but one
+  A r = -1;    // the sum over no classes, but one
+  A lost = 0;  // what rounding added to r: over a thousand classes it would add up
 
   template <int N>
   EDGELOSS_INLINE void add(const A (&x)[N], int64_t n) {
@@ -130,7 +131,9 @@ struct RunningSoftmax {
     for (int j = 1; j < N; ++j) top = j < n && x[j] > top ? x[j] : top;
     A at_top = 0;  // an integer by itself, so that r keeps all digits of a small sum
     if (top > m) {
-      r = (r + A(1)) * exp_negative(m - top);  // the one that was left out counts from now on
+      const A scale = exp_negative(m - top);
+      r = (r + A(1)) * scale;  // the one that was left out counts from now on
+      lost *= scale;
       m = top;
       at_top = A(-1);
     }
@@ -141,7 +144,11 @@ struct RunningSoftmax {
         at_top += x[j] == m ? A(1) : A(0);
       }
     }
-    r += part + at_top;
+    part += at_top;
+    part -= lost;
+    const A sum = r + part;
+    lost = (sum - r) - part;
+    r = sum;
   }
 };
 

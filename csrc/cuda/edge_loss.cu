@@ -39,8 +39,7 @@ namespace {
 constexpr int kClasses = 8;  // logits of a pixel on their way at a time
 constexpr int kShares = 4;   // classes of edge pixels around a pixel, collected at a time
 constexpr int16_t kIgnored = -1;
-// Kernels bound by __launch_bounds__(kThreads, 1) work on few pixels at length: the compiler shall not spill registers
-// to let more threads run at a time.
+// The 1 of __launch_bounds__(kThreads, 1) keeps the compiler from spilling registers to let more threads run at a time.
 
 // -------------------------------------------------------------------------------------------------------------- labels
 
@@ -223,7 +222,7 @@ __device__ __forceinline__ void for_each_block(const Logits<T, A>& x, int64_t pi
 
 // Labels, statistics and cross-entropy. partial: [8, blocks], in the order of the operator's sums.
 template <typename T, typename A>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     cross_entropy_kernel(const Call<T, A> call, const Labels target, A* ce_map, double* partial) {
   double sums[4] = {0, 0, 0, 0};  // of CE, weight, valid and wrong pixels
   for_each_item(call.count(), [&](int64_t i) {

@@ -9,6 +9,7 @@
 
 #include "../edge_math.h"
 #include "../image.h"
+#include "../labels.h"
 #include "../tensors.h"
 #include "parallel.h"
 
@@ -24,7 +25,6 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -590,7 +590,7 @@ std::vector<Offset> search_offsets(const Geometry& g, const std::vector<double>&
   return offsets;
 }
 
-// The error of a label that is neither a class nor ignored, in the words of edgeloss/_validation.py.
+// Throws if a label is neither a class nor ignored.
 template <typename L>
 void throw_if_wrong(const Geometry& g, const L* target, int64_t ignore_index, const std::vector<Sums>& parts) {
   double all = 0;
@@ -601,18 +601,10 @@ void throw_if_wrong(const Geometry& g, const L* target, int64_t ignore_index, co
   int64_t first = 0, same = 0;
   while (at(first) == ignore_index || (at(first) >= 0 && at(first) < g.classes)) ++first;
   for (int64_t i = first; i < count; ++i) same += at(i) == at(first);
-  const auto pixels = [](int64_t n) { return std::to_string(n) + (n == 1 ? " pixel" : " pixels"); };
-  const int64_t p = first % g.pixels, row = p / g.width;
-  std::string where = std::to_string(first / g.pixels) + ", ";
-  if (g.is_volume) where += std::to_string(row / g.height) + ", ";
-  where += std::to_string(row % g.height) + ", " + std::to_string(p % g.width);
-  const std::string expected =
-      g.logits == 1 ? "0 or 1 (one logit a pixel is binary)" : "0 to " + std::to_string(g.classes - 1);
   const int64_t others = static_cast<int64_t>(all) - same;
-  throw std::invalid_argument("target: expected labels " + expected +
-                              ", or ignore_index=" + std::to_string(ignore_index) + ", but got " +
-                              std::to_string(at(first)) + " at " + pixels(same) + ", first at [" + where + "]" +
-                              (others ? ", and other labels out of range at " + pixels(others) + " more" : ""));
+  throw std::invalid_argument(
+      "target: " + unexpected_label(g, ignore_index, at(first)) + " at " + count_of_pixels(same) + ", first at " +
+      position(g, first) + (others ? ", and other labels out of range at " + count_of_pixels(others) + " more" : ""));
 }
 
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -733,7 +725,8 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
                   std::vector<double> spacing, bool edges, bool maps, int64_t validate) {
   return by_type(logits, [&](auto t, auto a) {
     return forward<decltype(t), decltype(a)>(logits, target, weight, pixel_weight, distance, ignore_index,
-                                             label_smoothing, radius, power, decay, spacing, edges, maps, validate != 0);
+                                             label_smoothing, radius, power, decay, spacing, edges, maps,
+                                             validate != 0);
   });
 }
 

@@ -55,6 +55,15 @@ __device__ __forceinline__ void for_each_item(int64_t count, const F& body) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) body(i);
 }
 
+// The same for all threads of a block at a time, so that they may wait for each other: calls body(i, i < count).
+template <typename F>
+__device__ __forceinline__ void for_each_item_together(int64_t count, const F& body) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads; first < count; first += step) {
+    body(first + threadIdx.x, first + threadIdx.x < count);
+  }
+}
+
 // Each of N sums over the threads of a block, for all of them, added in a fixed order. Once a kernel.
 template <int N>
 __device__ void block_sum(double (&sums)[N]) {

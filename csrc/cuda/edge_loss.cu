@@ -1,11 +1,11 @@
 // The whole loss on CUDA.
 //
-// One thread takes a pixel, neighbouring threads neighbouring pixels, so that the reads of a class lie side by side in
-// contiguous logits. Forward: (1) labels, the two numbers of edge_math.h and the cross-entropy, from one look at each
-// logit; (2) with decay, the edge mask and the distances near it; (3) the edge mask and both edge terms; (4) the sums.
-// Backward looks at each logit once more for the cross-entropy; then the pixels around edge pixels gather their shares
-// and write their gradient anew. No two threads of a kernel write to one place, and sums are added in a fixed order, so
-// every run gives the same bits.
+// One thread takes a pixel, neighbouring threads neighbouring pixels, so that what they read of a class lies side by
+// side in contiguous logits; those of channels_last pass through shared memory. Forward: (1) labels, the two numbers of
+// edge_math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near
+// it; (3) the edge mask and both edge terms; (4) the sums. Backward looks at each logit once more for the
+// cross-entropy; then the pixels around edge pixels gather their shares and write their gradient anew. No two threads
+// of a kernel write to one place, and sums are added in a fixed order, so every run gives the same bits.
 //
 // The state between them takes 19 bytes a pixel in float: label (2), edge mask (1), m and r (8), and one number a side
 // (8). Powers other than 1 take 8 more, and decay 12. Few classes could do without m and r, as forming them anew would
@@ -129,6 +129,11 @@ struct Place {
   int64_t base, pixel;  // of the image in the batch, of the pixel in the image
 };
 
+__device__ __forceinline__ Place place_of(const Geometry& g, int64_t i) {
+  const int64_t image = quotient(i, g.pixels), pixel = i - image * g.pixels, row = quotient(pixel, g.width);
+  return {image, row, pixel - row * g.width, image * g.pixels, pixel};
+}
+
 // Arguments, and the state that forward leaves to backward.
 template <typename T, typename A>
 struct Call {
@@ -147,10 +152,6 @@ struct Call {
   const A* field;         // [B, P]; read near E only
 
   __device__ int64_t count() const { return g.batch * g.pixels; }
-  __device__ Place place(int64_t i) const {
-    const int64_t image = quotient(i, g.pixels), pixel = i - image * g.pixels, row = quotient(pixel, g.width);
-    return {image, row, pixel - row * g.width, image * g.pixels, pixel};
-  }
   __device__ Logits<T, A> image(int64_t b) const {
     return {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1};
   }
@@ -194,7 +195,7 @@ struct Call {
     }
     of.inverse = plane(0, side)[i];
     // What only logarithms could tell has no number of its own: rare enough to be formed anew.
-    if (!(of.inverse > A(0))) mean_of_logarithms(place(i), label[i], side, of);
+    if (!(of.inverse > A(0))) mean_of_logarithms(place_of(g, i), label[i], side, of);
     return of;
   }
 };
@@ -218,37 +219,82 @@ __device__ __forceinline__ void for_each_block(const Logits<T, A>& x, int64_t pi
   body(c, block, rest);
 }
 
+// The same where the classes of a pixel lie side by side: then neighbouring threads copy neighbouring classes, through
+// shared memory. Each on its own would touch a line of memory for every number, and write a part of it at a time.
+//
+// The threads of a block call it together, with null for a pixel that is not read (0 comes) or not written. Where it
+// writes, body leaves in the block what shall be written.
+template <bool kWrites, typename T, typename A, typename F>
+__device__ __forceinline__ void for_each_staged_block(const T* from, T* to, int64_t classes, const F& body) {
+  __shared__ A values[kClasses][kThreads + 4];  // + 4: eight classes of four pixels lie in different banks
+  __shared__ const T* read[kThreads];
+  __shared__ T* written[kThreads];
+  const int own = static_cast<int>(threadIdx.x), j = own % kClasses, first = own / kClasses;
+  __syncthreads();  // the last call has ended everywhere
+  read[own] = from;
+  if constexpr (kWrites) written[own] = to;
+  for (int64_t c = 0; c < classes; c += kClasses) {
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kClasses; ++k) {
+      const int pixel = first + k * (kThreads / kClasses);
+      values[j][pixel] = read[pixel] && c + j < classes ? static_cast<A>(read[pixel][c + j]) : A(0);
+    }
+    __syncthreads();
+    A block[kClasses];
+#pragma unroll
+    for (int k = 0; k < kClasses; ++k) block[k] = values[k][own];
+    body(c, block, static_cast<int>(classes - c < kClasses ? classes - c : kClasses));
+    if constexpr (kWrites) {
+#pragma unroll
+      for (int k = 0; k < kClasses; ++k) values[k][own] = block[k];
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < kClasses; ++k) {
+        const int pixel = first + k * (kThreads / kClasses);
+        if (written[pixel] && c + j < classes) written[pixel][c + j] = static_cast<T>(values[j][pixel]);
+      }
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------------- forward
 
 // Labels, statistics and cross-entropy. partial: [8, blocks], in the order of the operator's sums.
-template <typename T, typename A>
+template <typename T, typename A, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1)
     cross_entropy_kernel(const Call<T, A> call, const Labels target, A* ce_map, double* partial) {
   double sums[4] = {0, 0, 0, 0};  // of CE, weight, valid and wrong pixels
-  for_each_item(call.count(), [&](int64_t i) {
-    const int64_t y = target.at(i);
+  for_each_item_together(call.count(), [&](int64_t i, bool exists) {
+    const int64_t y = exists ? target.at(i) : target.ignore_index;
     const bool valid = target.is_class(y);
-    call.label[i] = valid ? static_cast<int16_t>(y) : kIgnored;
+    const int64_t image = quotient(i, call.g.pixels), pixel = i - image * call.g.pixels;
+    const Logits<T, A> x = call.image(image);
+    const A smoothing = call.label_smoothing;
+    RunningSoftmax<A> softmax;
+    A below = 0, weights = 0;  // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
+    const auto add = [&](int64_t c, const A(&block)[kClasses], int n) {
+      const A before = softmax.m;
+      softmax.add(block, n);
+      if (smoothing == A(0)) return;
+      if (weights > A(0) && softmax.m > before) below += weights * (before - softmax.m);
+#pragma unroll
+      for (int j = 0; j < kClasses; ++j) {
+        if (j >= n) continue;
+        const A w = call.weight_of(c + j);
+        below += block[j] == softmax.m ? A(0) : w * (block[j] - softmax.m);
+        weights += w;
+      }
+    };
+    if constexpr (kStaged) {
+      const T* from = valid ? x.data + pixel * x.pixel_step : nullptr;
+      for_each_staged_block<false, T, A>(from, nullptr, call.g.classes, add);
+    } else if (valid) {
+      for_each_block(x, pixel, call.g.classes, add);
+    }
+    if (!exists) return;
     A ce = 0;
     if (valid) {
-      const int64_t image = quotient(i, call.g.pixels), pixel = i - image * call.g.pixels;
-      const Logits<T, A> x = call.image(image);
-      const A smoothing = call.label_smoothing;
-      RunningSoftmax<A> softmax;
-      A below = 0, weights = 0;  // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
-      for_each_block(x, pixel, call.g.classes, [&](int64_t c, const A(&block)[kClasses], int n) {
-        const A before = softmax.m;
-        softmax.add(block, n);
-        if (smoothing == A(0)) return;
-        if (weights > A(0) && softmax.m > before) below += weights * (before - softmax.m);
-#pragma unroll
-        for (int j = 0; j < kClasses; ++j) {
-          if (j >= n) continue;
-          const A w = call.weight_of(c + j);
-          below += block[j] == softmax.m ? A(0) : w * (block[j] - softmax.m);
-          weights += w;
-        }
-      });
       call.m[i] = softmax.m;
       call.r[i] = softmax.r;
       const A w = call.weight_of(y), log_sum = log1p_positive(softmax.r);
@@ -263,6 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (y != target.ignore_index) {
       sums[3] += 1;
     }
+    call.label[i] = valid ? static_cast<int16_t>(y) : kIgnored;
     if (ce_map) ce_map[i] = ce;
   });
   block_sum(sums);
@@ -285,9 +332,8 @@ __device__ __forceinline__ bool is_edge(const Geometry& g, const int16_t* label,
   return differs;
 }
 
-template <typename T, typename A>
-__global__ void __launch_bounds__(kThreads) edge_mask_kernel(const Call<T, A> call) {
-  for_each_item(call.count(), [&](int64_t i) { call.edge[i] = is_edge(call.g, call.label, call.place(i)); });
+__global__ void __launch_bounds__(kThreads, 1) edge_mask_kernel(const Geometry g, const int16_t* label, uint8_t* edge) {
+  for_each_item(g.batch * g.pixels, [&](int64_t i) { edge[i] = is_edge(g, label, place_of(g, i)); });
 }
 
 // The search for d: how far it goes along each axis, and in units of `unit` the size of a pixel and the square of a
@@ -311,15 +357,15 @@ __device__ __forceinline__ void for_each_offset(const Search& search, int axis, 
 }
 
 // d of the valid pixels around edge pixels, or of all of them: a search in the labels, outwards.
-template <typename T, typename A>
+template <typename A>
 __global__ void __launch_bounds__(kThreads, 1)
-    distance_kernel(const Call<T, A> call, const Search search, bool everywhere, A* field) {
-  const Geometry& g = call.g;
-  for_each_item(call.count(), [&](int64_t i) {
-    const Place at = call.place(i);
-    const int16_t own = call.label[i];
+    distance_kernel(const Geometry g, const int16_t* label, const uint8_t* edge, const Search search, bool everywhere,
+                    A* field) {
+  for_each_item(g.batch * g.pixels, [&](int64_t i) {
+    const Place at = place_of(g, i);
+    const int16_t own = label[i];
     bool wanted = everywhere;
-    for_each_neighbor(g, at.row, at.column, [&](int64_t n) { wanted |= call.edge[at.base + n] != 0; });
+    for_each_neighbor(g, at.row, at.column, [&](int64_t n) { wanted |= edge[at.base + n] != 0; });
     if (!wanted) return;
     double nearest = search.limit;
     bool found = false;
@@ -329,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         for_each_offset(search, 1, y, g.height, of_z, nearest, [&](int64_t ny, double of_y) {
           const int64_t row = at.base + (nz * g.height + ny) * g.width;
           for_each_offset(search, 2, at.column, g.width, of_y, nearest, [&](int64_t nx, double square) {
-            const int16_t other = call.label[row + nx];
+            const int16_t other = label[row + nx];
             if (other < 0 || other == own) return;
             nearest = square;
             found = true;
@@ -347,7 +393,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     edge_terms_kernel(const Call<T, A> call, A* same_map, A* other_map, double* partial) {
   double sums[4] = {0, 0, 0, 0};  // of S, O, pixel weight and pixels
   for_each_item(call.count(), [&](int64_t i) {
-    const Place at = call.place(i);
+    const Place at = place_of(call.g, i);
     const bool on_edge = is_edge(call.g, call.label, at);
     call.edge[i] = on_edge;
     A same = 0, other = 0;
@@ -421,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Sum k from what the blocks found, by block k; the last one, of wrong labels, leaves the record if there are some.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     sums_kernel(const double* partial, int64_t blocks, bool edges, double* sums, const Labels target, const Geometry g,
                 LabelRecord* record, int64_t call) {
   const bool of_edges = blockIdx.x == 1 || blockIdx.x == 2 || blockIdx.x == 4 || blockIdx.x == 6;
@@ -524,10 +570,11 @@ struct Output {
 // The gradient of the cross-entropy, alpha · p(c) - at_y · [c = y] - uniform · weight(c).
 template <typename A>
 struct CrossEntropyGradient {
-  A alpha, at_y, uniform;
+  A alpha = 0, at_y = 0, uniform = 0;
 
   template <typename T>
-  __device__ CrossEntropyGradient(const Call<T, A>& call, const Upstream<A>& upstream, int64_t i, int64_t y) {
+  __device__ CrossEntropyGradient(const Call<T, A>& call, const Upstream<A>& upstream, int64_t i, int16_t y) {
+    if (y < 0) return;
     const A ce = upstream.at(0, i, call.pixel_weight_of(i));
     uniform = ce * (call.label_smoothing / static_cast<A>(call.g.classes));
     at_y = ce * (A(1) - call.label_smoothing) * call.weight_of(y);
@@ -539,32 +586,43 @@ struct CrossEntropyGradient {
 };
 
 // The gradient of the cross-entropy, exactly 0 on pixels that are not valid, whatever their logits are.
-template <typename T, typename A>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, typename A, bool kStaged>
+__global__ void __launch_bounds__(kThreads, 1)
     cross_entropy_backward_kernel(const Call<T, A> call, const Upstream<A> upstream, const Output<T> output) {
-  for_each_item(call.count(), [&](int64_t i) {
+  for_each_item_together(call.count(), [&](int64_t i, bool exists) {
     const int64_t image = quotient(i, call.g.pixels), pixel = i - image * call.g.pixels;
     const Steps& steps = output.steps;
     T* out = output.grad + image * steps.image + pixel * steps.pixel;
-    const int16_t y = call.label[i];
-    if (y < 0) {
-      for (int64_t c = 0; c < call.g.logits; ++c, out += steps.channel) *out = static_cast<T>(A(0));
-      return;
-    }
+    const int16_t y = exists ? call.label[i] : kIgnored;
+    const bool valid = y >= 0;
     const Logits<T, A> x = call.image(image);
-    const A m = call.m[i];
     const CrossEntropyGradient<A> ce(call, upstream, i, y);
-    const A scale = ce.alpha / (A(1) + call.r[i]);
-    for_each_block(x, pixel, call.g.classes, [&](int64_t c, const A(&block)[kClasses], int n) {
+    const A m = valid ? call.m[i] : A(0), scale = valid ? ce.alpha / (A(1) + call.r[i]) : A(0);
+    const auto differentiate = [&](int64_t c, A(&block)[kClasses], int n) {
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
-        if (j >= n || (x.binary && j == 0)) continue;
+        if (j >= n) continue;
         A value = scale * exp_negative(block[j] - m) - (c + j == y ? ce.at_y : A(0));
         if (ce.uniform != A(0)) value -= ce.uniform * call.weight_of(c + j);
-        *out = static_cast<T>(value);
-        out += steps.channel;
+        block[j] = valid ? value : A(0);
       }
-    });
+    };
+    if constexpr (kStaged) {
+      const T* from = valid ? x.data + pixel * x.pixel_step : nullptr;
+      for_each_staged_block<true, T, A>(from, exists ? out : nullptr, call.g.classes, differentiate);
+    } else if (valid) {
+      for_each_block(x, pixel, call.g.classes, [&](int64_t c, A(&block)[kClasses], int n) {
+        differentiate(c, block, n);
+#pragma unroll
+        for (int j = 0; j < kClasses; ++j) {
+          if (j >= n || (x.binary && j == 0)) continue;
+          *out = static_cast<T>(block[j]);
+          out += steps.channel;
+        }
+      });
+    } else if (exists) {
+      for (int64_t c = 0; c < call.g.logits; ++c, out += steps.channel) *out = static_cast<T>(A(0));
+    }
   });
 }
 
@@ -575,7 +633,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     edge_terms_backward_kernel(const Call<T, A> call, const Upstream<A> upstream, const Output<T> output) {
   const Geometry& g = call.g;
   for_each_item(call.count(), [&](int64_t i) {
-    const Place at = call.place(i);
+    const Place at = place_of(call.g, i);
     const int16_t y = call.label[i];
     bool reached = false;
     if (y >= 0) for_each_neighbor(g, at.row, at.column, [&](int64_t n) { reached |= call.edge[at.base + n] != 0; });
@@ -702,6 +760,9 @@ Geometry clipped_geometry(const Tensor& logits, const std::vector<int64_t>& radi
   return g;
 }
 
+// Whether the classes of a pixel lie side by side.
+bool is_staged(const Geometry& g, const Steps& steps) { return g.logits > 1 && steps.channel == 1; }
+
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <typename T, typename A>
@@ -729,10 +790,12 @@ Forward forward(const Tensor& logits, const Labels& labels, const std::optional<
   const auto call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, edges, label, flags,
                                     stats, sides, distance ? *distance : field);
 
-  launch(stream, blocks, cross_entropy_kernel<T, A>, call, labels, map_of(ce), parts);
+  const auto cross_entropy =
+      is_staged(g, call.steps) ? cross_entropy_kernel<T, A, true> : cross_entropy_kernel<T, A, false>;
+  launch(stream, blocks, cross_entropy, call, labels, map_of(ce), parts);
   if (searches) {
-    launch(stream, blocks, edge_mask_kernel<T, A>, call);
-    launch(stream, blocks, distance_kernel<T, A>, call, search_for(g, radius, spacing), maps,
+    launch(stream, blocks, edge_mask_kernel, g, call.label, call.edge);
+    launch(stream, blocks, distance_kernel<A>, g, call.label, call.edge, search_for(g, radius, spacing), maps,
            static_cast<A*>(field.mutable_data_ptr()));
   }
   if (edges) launch(stream, blocks, edge_terms_kernel<T, A>, call, map_of(same), map_of(other), parts);
@@ -801,7 +864,10 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
                                   {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
     const Output<T> output = {static_cast<T*>(grad.mutable_data_ptr()), Steps(grad)};
     const int64_t blocks = blocks_for(g.batch * g.pixels);
-    launch(stream, blocks, cross_entropy_backward_kernel<T, A>, call, upstream, output);
+    const auto cross_entropy = is_staged(g, call.steps) && is_staged(g, output.steps)
+                                   ? cross_entropy_backward_kernel<T, A, true>
+                                   : cross_entropy_backward_kernel<T, A, false>;
+    launch(stream, blocks, cross_entropy, call, upstream, output);
     if (edges) launch(stream, blocks, edge_terms_backward_kernel<T, A>, call, upstream, output);
   });
   return grad;

@@ -75,7 +75,8 @@ enum : int { kNothing, kBeingWritten, kWritten };
 
 class LabelRecords {
  public:
-  // That of the current device. Memory is allocated for the first call only, which may not be part of a CUDA graph.
+  // That of a device, the current one, which knows it by the same address. It is allocated for the first call only,
+  // which may not be part of a CUDA graph.
   LabelRecord* of(int device) {
     const std::lock_guard<std::mutex> lock(mutex_);
     LabelRecord*& record = records_[device];
@@ -675,8 +676,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       });
 
       const A scale = all.alpha / (A(1) + r);
-      // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; r may have underflowed.
-      const bool by_product = likely >= 0 && is_exact(r), by_logarithm = likely >= 0 && !by_product;
+      // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
+      const bool by_product = likely >= 0 && r > A(1e-12), by_logarithm = likely >= 0 && !by_product;
       const A factor = by_product ? scale - likely_sum / r : scale;
       const A top = by_logarithm ? log_rest(x, at.pixel, g.classes, m, r) : A(0);
       const auto write = [&](int64_t c, A share) {

@@ -81,9 +81,12 @@ inline void run_block(unsigned threads) {
     fiber.is_done = false;
     makecontext(&fiber.context, run_thread, 0);
   }
-  for (unsigned done = 0; done < threads;) {
+  bool is_forward = true;
+  for (unsigned done = 0; done < threads; is_forward = !is_forward) {
     done = 0;
-    for (current = 0; current < threads; ++current) {
+    // To and fro, so that a result which depends on the order of the threads shows.
+    for (unsigned t = 0; t < threads; ++t) {
+      current = is_forward ? t : threads - 1 - t;
       threadIdx = dim3(current);
       swapcontext(&scheduler, &fibers[current].context);
       done += fibers[current].is_done;

@@ -2,21 +2,42 @@
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 
+#include <string>
+
+#include "labels.h"
+
+// What the operators leave to backward is each device's own affair, but for `flags`, whose first row is the edge mask.
+// validate: 0 takes labels out of range for ignored ones; 1 and 2 raise an error, on CUDA with 1 at the next call that
+// finds it there, with 2 after waiting for the device.
 STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? distance, "
       "int ignore_index, float label_smoothing, int[] radius, float power, float decay, float[] spacing, bool edges, "
-      "bool maps, bool check_labels) -> (Tensor sums, Tensor ce, Tensor same, Tensor other, Tensor label, Tensor "
-      "flags, Tensor stats, "
-      "Tensor slot, Tensor sides, Tensor field)");
+      "bool maps, int validate) -> (Tensor sums, Tensor ce, Tensor same, Tensor other, Tensor label, Tensor flags, "
+      "Tensor stats, Tensor edge_list, Tensor sides, Tensor field)");
   m.def(
       "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor logits, "
-      "Tensor? weight, Tensor? pixel_weight, Tensor label, Tensor flags, Tensor stats, Tensor slot, Tensor sides, "
-      "Tensor field, "
-      "float label_smoothing, int[] radius, float power, float decay) -> Tensor");
+      "Tensor? weight, Tensor? pixel_weight, Tensor label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, "
+      "Tensor field, float label_smoothing, int[] radius, float power, float decay) -> Tensor");
 }
 
+namespace {
+
+// Raises ValueError if an earlier call left word of wrong labels. Waits for no device.
+PyObject* raise_label_errors(PyObject*, PyObject*) {
+  const std::string message = edgeloss::take_label_error ? edgeloss::take_label_error() : "";
+  if (message.empty()) Py_RETURN_NONE;
+  PyErr_SetString(PyExc_ValueError, message.c_str());
+  return nullptr;
+}
+
+PyMethodDef functions[] = {{"raise_label_errors", raise_label_errors, METH_NOARGS,
+                            "Raise ValueError if an earlier call left word of wrong labels."},
+                           {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
 PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

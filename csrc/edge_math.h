@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -23,8 +24,11 @@
 namespace edgeloss {
 
 // e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2 by a minimax polynomial (Cephes), in a form that
-// vectorises.
+// vectorises. CUDA has one as exact; it is cut off alike, so that nothing of few digits comes out.
 EDGELOSS_INLINE float exp_negative(float x) {
+#ifdef __CUDA_ARCH__
+  return x < -87.0f ? 0.0f : expf(x);
+#else
   const float clamped = x < -87.0f ? -87.0f : x;
   const float k = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to an integer
   const float f = (clamped - k * 0.693359375f) + k * 2.12194440e-4f;
@@ -39,6 +43,7 @@ EDGELOSS_INLINE float exp_negative(float x) {
   float scale;
   std::memcpy(&scale, &bits, sizeof(scale));
   return x < -87.0f ? 0.0f : p * scale;
+#endif
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
@@ -118,6 +123,44 @@ EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
   complement = is_likely(x_k, m, r) ? r * scale : A(1) - p;
 }
 
+// m and r of a pixel's logits, read once, in blocks of up to N.
+template <typename A>
+struct RunningSoftmax {
+  A m = -INFINITY;
+  A r = -1;    // the sum over no classes, but one
+  A lost = 0;  // what rounding added to r: over a thousand classes it would add up
+
+  template <int N>
+  EDGELOSS_INLINE void add(const A (&x)[N], int64_t n) {
+    A top = x[0];
+    for (int j = 1; j < N; ++j) top = j < n && x[j] > top ? x[j] : top;
+    A at_top = 0;  // an integer by itself, so that r keeps all digits of a small sum
+    if (top > m) {
+      const A scale = exp_negative(m - top);
+      r = (r + A(1)) * scale;  // the one that was left out counts from now on
+      lost *= scale;
+      m = top;
+      at_top = A(-1);
+    }
+    A part = 0;
+    for (int j = 0; j < N; ++j) {
+      if (j < n) {
+        part += x[j] == m ? A(0) : exp_negative(x[j] - m);
+        at_top += x[j] == m ? A(1) : A(0);
+      }
+    }
+    part += at_top;
+    part -= lost;
+    const A sum = r + part;
+    lost = (sum - r) - part;
+    r = sum;
+  }
+};
+
+// Whether a sum of exponentials is so large that those which underflowed do not matter to it.
+EDGELOSS_INLINE bool is_exact(float sum) { return sum > FLT_MIN / FLT_EPSILON; }
+EDGELOSS_INLINE bool is_exact(double sum) { return sum > DBL_MIN / DBL_EPSILON; }
+
 // Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step].
 template <typename T, typename A>
 struct Logits {
@@ -131,10 +174,10 @@ struct Logits {
   }
 };
 
-// log r of a pixel whose class k is likely: its logarithm where the sum did not underflow, else from the logits.
+// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits.
 template <typename T, typename A>
 EDGELOSS_INLINE A log_rest(const Logits<T, A>& x, int64_t pixel, int64_t classes, A m, A r) {
-  if (r > A(0)) return std::log(r);
+  if (is_exact(r)) return std::log(r);
   LogSumExp<A> others;
   bool left_out = false;
   for (int64_t c = 0; c < classes; ++c) {
@@ -187,38 +230,50 @@ EDGELOSS_INLINE A negative_log(A mean, A complement) {
   return mean < A(0.5) ? -log_positive(mean) : -log1p_positive(-complement);
 }
 
-// -log M_q{e^t; w} of n terms t ≤ 0, n ≥ 1, by logarithms; with what backward needs of it.
+// -log M_q{e^t; w} of n terms t ≤ 0, by logarithms; with what backward needs of it.
 //
 // log M = c + log(Σ π e^(q (t - c))) / q for any constant c. With the mean of t for c, and where the exponents are
 // small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that counts most.
-template <typename A>
-EDGELOSS_INLINE A negative_log_mean(const A* t, const A* log_w, int64_t n, A q, Side<A>& side) {
-  A weights = 0, mean = 0, first = t[0];
-  for (int64_t i = 0; i < n; ++i) {
-    const A w = exp_negative(log_w[i]);
+//
+// The terms are not kept: for_each_term(body) calls body(t, log w) for each of them, every time anew. n may be 0.
+template <typename A, typename F>
+EDGELOSS_INLINE A negative_log_mean(const F& for_each_term, A q, Side<A>& side) {
+  A weights = 0, mean = 0, first = q > A(0) ? -INFINITY : INFINITY;
+  for_each_term([&](A t, A log_w) {
+    const A w = exp_negative(log_w);
     weights += w;
-    mean += w * t[i];
-    first = (q > A(0)) == (t[i] > first) ? t[i] : first;
-  }
+    mean += w * t;
+    first = (q > A(0)) == (t > first) ? t : first;
+  });
+  if (weights == A(0)) return A(0);
   mean /= weights;
   const bool none = std::abs(q) <= A(1e-30);  // no exponent at all, to float
   side.first = none ? A(0) : q * first;
   A largest = 0;
   LogSumExp<A> sum;
-  for (int64_t i = 0; i < n; ++i) {
-    largest = std::max(largest, std::abs(q * (t[i] - mean)));
-    sum.add(none ? log_w[i] : log_w[i] + q * (t[i] - first));
-  }
+  for_each_term([&](A t, A log_w) {
+    const A exponent = std::abs(q * (t - mean));
+    largest = exponent > largest ? exponent : largest;
+    sum.add(none ? log_w : log_w + q * (t - first));
+  });
   side.log_sum = sum.value();
   A log_m = mean;
   if (!none && largest <= A(1)) {
     A small = 0;
-    for (int64_t i = 0; i < n; ++i) small += exp_negative(log_w[i]) * std::expm1(q * (t[i] - mean));
+    for_each_term([&](A t, A log_w) { small += exp_negative(log_w) * std::expm1(q * (t - mean)); });
     log_m = mean + std::log1p(small / weights) / q;
   } else if (!none) {
     log_m = first + (side.log_sum - std::log(weights)) / q;
   }
   return log_m < A(0) ? -log_m : A(0);  // M ≤ 1: rounding may not make the loss negative
+}
+template <typename A>
+EDGELOSS_INLINE A negative_log_mean(const A* t, const A* log_w, int64_t n, A q, Side<A>& side) {
+  return negative_log_mean(
+      [&](const auto& body) {
+        for (int64_t i = 0; i < n; ++i) body(t[i], log_w[i]);
+      },
+      q, side);
 }
 
 }  // namespace edgeloss

@@ -17,10 +17,15 @@ struct Geometry {
   bool is_volume;
 };
 
+// n / d for n, d ≥ 0: of 32 bits where they are enough, since a GPU has no division.
+EDGELOSS_INLINE int64_t quotient(int64_t n, int64_t d) {
+  return ((n | d) >> 32) == 0 ? static_cast<uint32_t>(n) / static_cast<uint32_t>(d) : n / d;
+}
+
 // The rows of the window around row (z, y) that lie inside the image: calls body(first pixel of the row).
 template <typename F>
 EDGELOSS_INLINE void for_each_row(const Geometry& g, int64_t row, const int64_t* reach, const F& body) {
-  const int64_t z = row / g.height, y = row % g.height;
+  const int64_t z = quotient(row, g.height), y = row - z * g.height;
   const int64_t first_z = z < reach[0] ? 0 : z - reach[0], first_y = y < reach[1] ? 0 : y - reach[1];
   for (int64_t v = first_z; v < g.depth && v <= z + reach[0]; ++v) {
     for (int64_t u = first_y; u < g.height && u <= y + reach[1]; ++u) body((v * g.height + u) * g.width);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import reference
+from edgeloss._validation import Validate
 from edgeloss.reference import Evaluation, LossMaps
 
 
@@ -34,6 +36,8 @@ def _load() -> str | None:
 
 # Once, at import: torch.compile and torch.load look the operators up without passing through this file.
 _MISSING = _load()
+_operators = torch.ops.edgeloss
+_VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 
 
 def backends() -> dict[str, str]:
@@ -88,13 +92,13 @@ def evaluate(
     distance: Tensor | None,
     edges: bool,
     maps: bool,
-    check_labels: bool,
+    validate: Validate,
 ) -> Evaluation:
-    """What :func:`edgeloss.reference.evaluate` finds, by the fused kernels; ``check_labels`` makes them raise."""
+    """What :func:`edgeloss.reference.evaluate` finds, by the fused kernels, which check the labels too."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     # Beyond 1e30 all are far, and no difference of two may overflow.
     near = None if distance is None else distance.clamp(max=1e30).to(dtype).contiguous()
-    sums, ce, same, other, _, flags, _, _, _, field = torch.ops.edgeloss.edge_loss(
+    sums, ce, same, other, _, flags, _, _, _, field = _operators.edge_loss(
         logits if _evenly_spaced(logits) else logits.contiguous(),
         target.contiguous(),
         None if weight is None else weight.contiguous(),
@@ -108,7 +112,7 @@ def evaluate(
         list(spacing),
         edges,
         maps,
-        check_labels,
+        _VALIDATE[validate],
     )
     found = None
     if maps:
@@ -121,7 +125,7 @@ def evaluate(
             same,
             other,
             reference.edge(other, same, other_side_weight, same_side_weight),
-            flags.view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool),
+            flags.view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool, device=target.device),
             None if distance is None else distance.to(dtype, copy=True),  # backward needs the field as it is
         )
     wide = sums.detach()
@@ -151,7 +155,8 @@ def _edge_loss_fake(
     spacing: list[float],
     edges: bool,
     maps: bool,
-    check_labels: bool,
+    validate: int,
+    device: str | None = None,
 ) -> tuple[Tensor, ...]:
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     pixels = target.numel()
@@ -160,16 +165,23 @@ def _edge_loss_fake(
         return logits.new_empty((count, pixels), dtype=dtype)
 
     searches = edges and decay > 0 and distance is None
+    # The state that forward leaves to backward is each device's own.
+    if (device or logits.device.type) == "cpu":
+        flags, numbers = int(edges and (maps or searches)), 8
+        listed = pixels + 2 * math.prod(target.shape[:-1]) if edges else 0
+    else:
+        flags, numbers = int(edges), 2 * ((1 if power == 1.0 else 2) + (decay > 0))
+        listed = 0
     return (
         logits.new_empty(8, dtype=torch.float64),
         empty(int(maps)),
         empty(int(maps and edges)),
         empty(int(maps and edges)),
         empty(1, torch.int16),
-        empty(int(edges and (maps or searches)), torch.uint8),
+        empty(flags, torch.uint8),
         empty(2),
-        logits.new_empty(pixels + 2 * math.prod(target.shape[:-1]) if edges else 0, dtype=torch.int32),
-        empty(8 if edges else 0),
+        logits.new_empty(listed, dtype=torch.int32),
+        empty(numbers * edges),
         empty(int(searches)),
     )
 
@@ -188,7 +200,7 @@ def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None,
     if sums is None:
         sums = logits.new_zeros(8, dtype=torch.float64)
     of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:4]]
-    gradient = torch.ops.edgeloss.edge_loss_backward(
+    gradient = _operators.edge_loss_backward(
         sums.contiguous(), *of_maps, logits, weight, pixel_weight, *state, *ctx.options
     )
     return (gradient, *[None] * 13)
@@ -198,8 +210,13 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
 
+def _describe(library: str, device: str | None = None) -> None:
+    """Tell torch of a library's operators; ``device`` is the one whose state they keep, by default the logits'."""
+    torch.library.register_fake(f"{library}::edge_loss", partial(_edge_loss_fake, device=device))
+    torch.library.register_autograd(f"{library}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
+    torch.library.register_fake(f"{library}::edge_loss_backward", lambda *args: torch.empty_like(args[4]))
+    torch.library.register_autograd(f"{library}::edge_loss_backward", _refuse)
+
+
 if not _MISSING:
-    torch.library.register_fake("edgeloss::edge_loss", _edge_loss_fake)
-    torch.library.register_autograd("edgeloss::edge_loss", _edge_loss_backward, setup_context=_setup_context)
-    torch.library.register_fake("edgeloss::edge_loss_backward", lambda *args: torch.empty_like(args[4]))
-    torch.library.register_autograd("edgeloss::edge_loss_backward", _refuse)
+    _describe("edgeloss")

@@ -139,7 +139,7 @@ def edge_aware_loss(
         raise RuntimeError(f"backend='fused' can't serve this call: {reason}; use 'auto' or 'reference'")
     if reason and validate != "never":
         _validation.check_labels(target.long(), classes, ignore_index)
-    found = (reference.evaluate if reason else partial(_ops.evaluate, check_labels=validate != "never"))(
+    found = (reference.evaluate if reason else partial(_ops.evaluate, validate=validate))(
         logits,
         target,
         weight=weight,

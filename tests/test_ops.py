@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import CPU, CUDA, STEPPED, Kernels
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
@@ -21,6 +22,18 @@ VOLUMES = [(3, 5, 6), (1, 5, 6)]
 # One logit; two classes; few; the tile's largest and smaller widths; more than a block of sums, and more than the tile
 # can hold in cache.
 CLASSES = [1, 2, 3, 19, 150, 1000]
+CASES = [
+    *itertools.product(FLAT[:-1], CLASSES[:-1]),
+    (FLAT[-1], CLASSES[-1]),
+    *itertools.product(VOLUMES, (1, 4)),
+]
+# Stepped threads are slow. One pixel in a block of 256 threads; a row and a column of one logit and of less than the 8
+# classes that a thread reads at a time; exactly 8, in an image that every radius leaves; more, not a multiple of 8, and
+# many; several blocks of threads, the last one not full; volumes.
+STEPPED_CASES = [
+    *[((1, 1), 1), ((1, 1), 2), ((9, 1), 1), ((1, 9), 3), ((2, 3), 8), ((7, 13), 19), ((7, 13), 150), ((17, 33), 3)],
+    *[(VOLUMES[0], 4), (VOLUMES[1], 1)],
+]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"radius": 2, "power": 0.0},
@@ -39,17 +52,21 @@ def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
-    ("size", "classes"),
-    [*itertools.product(FLAT[:-1], CLASSES[:-1]), (FLAT[-1], CLASSES[-1]), *itertools.product(VOLUMES, (1, 4))],
+    ("kernels", "size", "classes"),
+    [*((name, *case) for name in (CPU, CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
+    indirect=["kernels"],
 )
-def test_fused_equals_reference(size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype) -> None:
+def test_fused_equals_reference(
+    kernels: Kernels, size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype
+) -> None:
     for options in OPTIONS:
         x, y = scene(size, classes)
-        x = x.to(dtype)
+        x, y = x.to(kernels.device, dtype), y.to(kernels.device)
         if last:
             x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        weight, v = torch.rand(max(2, classes), dtype=wide), torch.rand(2, *size, dtype=wide)
+        weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+        v = torch.rand(2, *size, dtype=wide).to(kernels.device)
         fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
         shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
         loss, maps = edge_aware_loss(fused, y, weight=weight, pixel_weight=v, backend="fused", **shared)
@@ -73,13 +90,59 @@ def test_fused_equals_reference(size: tuple[int, ...], classes: int, last: bool,
         )
 
 
-def test_every_pixel_an_edge() -> None:
-    x = torch.randn(1, 3, 40, 50, dtype=torch.float64, requires_grad=True)
-    y = (torch.arange(40)[:, None] + torch.arange(50)).remainder(2)[None]
+def test_every_pixel_an_edge(kernels: Kernels) -> None:
+    x = torch.randn(1, 3, 40, 50, dtype=torch.float64).to(kernels.device).requires_grad_()
+    y = (torch.arange(40)[:, None] + torch.arange(50)).remainder(2)[None].to(kernels.device)
     fused = edge_aware_loss(x, y, backend="fused", radius=2)
     reference = edge_aware_loss(x, y, backend="reference", radius=2)
     torch.testing.assert_close(fused, reference)
     torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
+
+
+@pytest.mark.parametrize("power", [1.0, -1.0])
+def test_more_classes_around_a_pixel_than_are_collected_at_a_time(kernels: Kernels, power: float) -> None:
+    # Up to 47 others in the window of radius 3; the logits make some of them likely, and some sums underflow.
+    x = (torch.randn(1, 60, 7, 13, dtype=torch.float64) * 400).to(kernels.device).requires_grad_()
+    y = torch.randint(60, (1, 7, 13)).to(kernels.device)
+    options: dict[str, Any] = {"radius": 3, "power": power, "decay": 2.0, "reduction": "sum"}
+    fused = edge_aware_loss(x, y, backend="fused", **options)
+    reference = edge_aware_loss(x, y, backend="reference", **options)
+    torch.testing.assert_close(fused, reference)
+    torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
+def test_labels_of_every_dtype(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, y = torch.randn(1, 2, 5, 6).to(kernels.device), torch.randint(2, (1, 5, 6)).to(kernels.device)
+    expected = edge_aware_loss(x, y, backend="reference")
+    torch.testing.assert_close(edge_aware_loss(x, y.to(dtype), backend="fused"), expected)
+
+
+def test_logits_within_a_larger_tensor(kernels: Kernels) -> None:
+    whole = torch.randn(2, 9, 5, 6, dtype=torch.float64).to(kernels.device)
+    y = torch.randint(4, (2, 5, 6)).to(kernels.device)
+    for x in (whole[:, 2:6], whole[:, ::2][:, :4], whole.transpose(2, 3)[:, :4].transpose(2, 3)):
+        x = x.detach().requires_grad_()
+        fused, reference = (edge_aware_loss(x, y, backend=backend) for backend in ("fused", "reference"))
+        torch.testing.assert_close(fused, reference)
+        torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_same_bits_whatever_new_memory_holds(kernels: Kernels, options: dict[str, Any]) -> None:
+    x, y = scene((17, 33), 19)
+    x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
+    results = []
+    for deterministic in (False, True, False):  # torch then fills new tensors with nan
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            loss, maps = edge_aware_loss(x, y, ignore_index=255, backend="fused", return_maps=True, **options)
+            found = loss.detach(), *torch.autograd.grad(loss, x), *(m for m in maps if m is not None)
+            results.append(found)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    for others in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], others, strict=True))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -116,8 +179,8 @@ def test_transforms_of_torch_func_get_the_reference() -> None:
     torch.testing.assert_close(directional, expected.sum())
 
 
-def test_inputs_are_left_alone() -> None:
-    x, y = scene((7, 13), 3)
+def test_inputs_are_left_alone(kernels: Kernels) -> None:
+    x, y = (tensor.to(kernels.device) for tensor in scene((7, 13), 3))
     before = x.clone(), y.clone()
     edge_aware_loss(x.requires_grad_(), y, ignore_index=255, backend="fused").backward()
     assert torch.equal(x, before[0])
@@ -142,12 +205,18 @@ def test_one_graph_for_every_size() -> None:
         compiled(*(torch.zeros(1, 3, 7, 13), torch.full((1, 7, 13), 7)))
 
 
+@pytest.mark.parametrize("power", [1.0, 0.5])
+@pytest.mark.parametrize("decay", [0.0, 0.7])
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("maps", [False, True])
-def test_operators_are_what_torch_was_told(edges: bool, maps: bool) -> None:
-    x, y = scene((5, 6), 3)
-    arguments = (x.requires_grad_(), y, None, None, None, 255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, maps, True)
+def test_operators_are_what_torch_was_told(
+    kernels: Kernels, edges: bool, maps: bool, decay: float, power: float
+) -> None:
+    x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))
+    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, maps, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.edgeloss.edge_loss, arguments, test_utils=tests)
+    torch.library.opcheck(
+        kernels.operators.edge_loss, (x.requires_grad_(), y, None, None, None, *options), test_utils=tests
+    )

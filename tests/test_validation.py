@@ -82,6 +82,7 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of them, one a spatial axis, but got (1.0, 1.0, 1.0)"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("each_backend", ["reference", "fused"], indirect=True)
 @pytest.mark.usefixtures("each_backend")
 def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

@@ -9,6 +9,7 @@
 
 #include "../edge_math.h"
 #include "../image.h"
+#include "../labels.h"
 #include "../tensors.h"
 #include "parallel.h"
 #include "tiles.h"
@@ -26,7 +27,6 @@
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -589,12 +589,12 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
 template <typename T, typename A>
 Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
                      const std::optional<Tensor>& pixel_weight, double label_smoothing, double power, double decay,
-                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& slot,
+                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
                      const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = static_cast<A*>(stats.mutable_data_ptr());
-  const bool edges = slot.numel() > 0, has_decay = edges && decay > 0;
-  int32_t* column = edges ? static_cast<int32_t*>(slot.mutable_data_ptr()) : nullptr;
+  const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
+  int32_t* column = edges ? static_cast<int32_t*>(edge_list.mutable_data_ptr()) : nullptr;
   return {g,
           static_cast<const T*>(logits.const_data_ptr()),
           Steps(logits),
@@ -638,7 +638,7 @@ std::vector<Offset> search_offsets(const Geometry& g, const std::vector<double>&
   return offsets;
 }
 
-// The error of a label that is neither a class nor ignored, in the words of edgeloss/_validation.py.
+// Throws if a label is neither a class nor ignored.
 template <typename L>
 void throw_if_wrong(const Geometry& g, const L* target, int64_t ignore_index, const std::vector<Sums>& parts) {
   double all = 0;
@@ -649,18 +649,10 @@ void throw_if_wrong(const Geometry& g, const L* target, int64_t ignore_index, co
   int64_t first = 0, same = 0;
   while (at(first) == ignore_index || (at(first) >= 0 && at(first) < g.classes)) ++first;
   for (int64_t i = first; i < count; ++i) same += at(i) == at(first);
-  const auto pixels = [](int64_t n) { return std::to_string(n) + (n == 1 ? " pixel" : " pixels"); };
-  const int64_t p = first % g.pixels, row = p / g.width;
-  std::string where = std::to_string(first / g.pixels) + ", ";
-  if (g.is_volume) where += std::to_string(row / g.height) + ", ";
-  where += std::to_string(row % g.height) + ", " + std::to_string(p % g.width);
-  const std::string expected =
-      g.logits == 1 ? "0 or 1 (one logit a pixel is binary)" : "0 to " + std::to_string(g.classes - 1);
   const int64_t others = static_cast<int64_t>(all) - same;
-  throw std::invalid_argument("target: expected labels " + expected +
-                              ", or ignore_index=" + std::to_string(ignore_index) + ", but got " +
-                              std::to_string(at(first)) + " at " + pixels(same) + ", first at [" + where + "]" +
-                              (others ? ", and other labels out of range at " + pixels(others) + " more" : ""));
+  throw std::invalid_argument(
+      "target: " + unexpected_label(g, ignore_index, at(first)) + " at " + count_of_pixels(same) + ", first at " +
+      position(g, first) + (others ? ", and other labels out of range at " + count_of_pixels(others) + " more" : ""));
 }
 
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -678,13 +670,13 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   };
   constexpr ScalarType type = kScalarType<A>;
   Tensor label = empty(1, ScalarType::Short), stats = empty(2, type), sides = empty(edges ? 8 : 0, type);
-  Tensor slot = torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
+  Tensor edge_list = torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
   const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
-                                          stats, slot, sides, distance ? *distance : field);
+                                          stats, edge_list, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
   const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
@@ -747,7 +739,7 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
                               part.edges_weight,  part.valid, part.edges, part.wrong};
     for (int k = 0; k < 8; ++k) out[k] += values[k];
   }
-  return {sums, ce, same, other, label, flags, stats, slot, sides, field};
+  return {sums, ce, same, other, label, flags, stats, edge_list, sides, field};
 }
 
 // A new tensor's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
@@ -767,14 +759,14 @@ template <typename T, typename A>
 Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, const std::optional<Tensor>& grad_same,
                 const std::optional<Tensor>& grad_other, const Tensor& logits, const std::optional<Tensor>& weight,
                 const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
-                const Tensor& stats, const Tensor& slot, const Tensor& sides, const Tensor& field,
+                const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
                 double label_smoothing, const std::vector<int64_t>& radius, double power, double decay) {
   const Geometry g = geometry_of(logits, radius);
   const Chunks chunks(g);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
   const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
-                                          stats, slot, sides, field);
+                                          stats, edge_list, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
   const Upstream<A> upstream = {{static_cast<A>(sums[0]), static_cast<A>(sums[1]), static_cast<A>(sums[2])},
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
@@ -790,10 +782,11 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
 Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
                   const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance,
                   int64_t ignore_index, double label_smoothing, std::vector<int64_t> radius, double power, double decay,
-                  std::vector<double> spacing, bool edges, bool maps, bool check) {
+                  std::vector<double> spacing, bool edges, bool maps, int64_t validate) {
   return by_type(logits, [&](auto t, auto a) {
     return forward<decltype(t), decltype(a)>(logits, target, weight, pixel_weight, distance, ignore_index,
-                                             label_smoothing, radius, power, decay, spacing, edges, maps, check);
+                                             label_smoothing, radius, power, decay, spacing, edges, maps,
+                                             validate != 0);
   });
 }
 
@@ -801,11 +794,11 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
                           const std::optional<Tensor>& grad_same, const std::optional<Tensor>& grad_other,
                           const Tensor& logits, const std::optional<Tensor>& weight,
                           const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
-                          const Tensor& stats, const Tensor& slot, const Tensor& sides, const Tensor& field,
+                          const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
                           double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
   return by_type(logits, [&](auto t, auto a) {
     return backward<decltype(t), decltype(a)>(grad_sums, grad_ce, grad_same, grad_other, logits, weight, pixel_weight,
-                                              label, flags, stats, slot, sides, field, label_smoothing, radius, power,
+                                              label, flags, stats, edge_list, sides, field, label_smoothing, radius, power,
                                               decay);
   });
 }

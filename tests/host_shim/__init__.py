@@ -1,0 +1,77 @@
+"""Builds the CUDA kernels for the host, where `cuda_runtime.h` of this folder steps their threads."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from edgeloss import _ops
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+FLAGS = [
+    *["-x", "c++", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden"],
+    *["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"],  # `#pragma unroll` is for nvcc
+    *["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030a0000"],
+]
+
+
+def compiler() -> list[str] | None:
+    """The command of the C++ compiler, None where there is none."""
+    if "CXX" in os.environ:
+        return shlex.split(os.environ["CXX"])
+    return next(([path] for name in ("c++", "g++") if (path := shutil.which(name))), None)
+
+
+def build(command: list[str]) -> Path:
+    """Compile what has no library yet; what it is made of names its directory."""
+    sources = sorted([*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/cuda/*.cu")])
+    headers = sorted([*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.h"), *FOLDER.glob("*.h")])
+    torch_root = Path(torch.__file__).parent
+    includes = [f"-I{FOLDER}", "-isystem", str(torch_root / "include"), "-isystem", sysconfig.get_path("include")]
+    command = [*command, *FLAGS, *includes, "-include", "cuda_runtime.h"]
+    content = b"".join(path.read_bytes() for path in (*sources, *headers))
+    key = hashlib.sha256(repr((command, torch.__version__)).encode() + content).hexdigest()[:12]
+    folder = ROOT / "build" / "host_shim" / key
+    library = folder / "_C.so"
+    if library.exists():
+        return library
+    # Workers of one test run may all come here at the same time: each builds for itself, and the last one stays.
+    own = folder / str(os.getpid())
+    own.mkdir(parents=True, exist_ok=True)
+    objects = {source: own / f"{source.stem}{source.suffix}.o" for source in sources}
+
+    def run(*arguments: str | Path) -> None:
+        done = subprocess.run([*map(str, arguments)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(map(str, arguments))}\n{done.stderr}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda item: run(*command, "-c", item[0], "-o", item[1]), objects.items()))
+    libraries = [f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    run(command[0], "-shared", *objects.values(), *libraries, "-o", own / "_C.so")
+    (own / "_C.so").rename(library)
+    shutil.rmtree(own)
+    return library
+
+
+def load(library: Path) -> ModuleType:
+    """Load the library, whose operators are then those of `torch.ops.edgeloss_host`."""
+    loader = importlib.machinery.ExtensionFileLoader("edgeloss_host._C", str(library))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    _ops._describe("edgeloss_host", device="cuda")
+    return module

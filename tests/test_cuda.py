@@ -1,0 +1,158 @@
+"""What only a CUDA device can show: streams, graphs, synchronisation, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import CUDA, Kernels
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss
+
+pytestmark = pytest.mark.parametrize("kernels", [CUDA], indirect=True)
+
+OPTIONS: list[dict[str, Any]] = [{}, {"radius": 2, "power": -1.0, "decay": 1.0}]
+
+
+@pytest.fixture(autouse=True)
+def _start(kernels: Kernels) -> Iterator[None]:
+    # The first call allocates what later ones share, and a graph's capture may not.
+    run(EdgeAwareLoss(ignore_index=255, backend="fused"), *scene())
+    torch.cuda.synchronize()
+    yield
+    torch.cuda.synchronize()
+
+
+def scene() -> tuple[Tensor, Tensor]:
+    x, y = torch.randn(2, 19, 128, 160, device="cuda"), torch.randint(19, (2, 8, 10), device="cuda")
+    y = y.repeat_interleave(16, 1).repeat_interleave(16, 2)
+    y[torch.rand(y.shape, device="cuda") < 0.1] = 255
+    return x.requires_grad_(), y
+
+
+def run(criterion: EdgeAwareLoss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    loss = criterion(x, y)
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_side_stream(options: dict[str, Any]) -> None:
+    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    expected = run(criterion, x, y)
+    stream = torch.cuda.Stream()
+    late = torch.empty_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        # Work on another stream would overtake the copy, and read what is not there yet.
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x.detach())
+        found = run(criterion, late.requires_grad_(), y)
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_graph_replays(options: dict[str, Any]) -> None:
+    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(criterion, x, y)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(criterion, x, y)
+    other, labels = scene()
+    with torch.no_grad():
+        x.copy_(other)
+        y.copy_(labels)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = run(criterion, other, labels)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
+    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(criterion, x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    # The mode above knows of torch's own waiting only: the call has to return while the device sleeps.
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    run(criterion, x, y)
+    assert not torch.cuda.current_stream().query()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_deterministic(options: dict[str, Any]) -> None:
+    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    expected = run(criterion, x, y)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(3):
+            assert all(torch.equal(a, b) for a, b in zip(run(criterion, x, y), expected, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_first_of_two_label_records_stays(kernels: Kernels) -> None:
+    x, y = scene()
+    torch.cuda._sleep(500_000_000)  # the second call comes before the first has been found wrong
+    for label in (77, 88):
+        edge_aware_loss(x, torch.full_like(y, label), ignore_index=255, backend="fused")
+    torch.cuda.synchronize()
+    with pytest.raises(ValueError, match=r"but got 77 at \[0, 0, 0\], the first of 40960 pixels"):
+        kernels.raise_label_errors()
+    kernels.raise_label_errors()
+
+
+@pytest.mark.slow
+def test_compiles_to_one_graph() -> None:
+    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused"), scene()
+    found = run(torch.compile(criterion, fullgraph=True), x, y)
+    torch.testing.assert_close(found, run(criterion, x, y))
+
+
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [
+        ({}, 19),
+        ({"power": 0.0}, 27),
+        ({"decay": 1.0}, 31),
+        ({"decay": 1.0, "power": 0.0}, 39),
+        ({"edge_weight": 0}, 10),
+    ],
+)
+def test_memory(options: dict[str, Any], state: int) -> None:
+    pixels = 4 * 512 * 512
+    x = torch.randn(4, 8, 512, 512, device="cuda", requires_grad=True)
+    y = torch.randint(8, (4, 512, 512), device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = edge_aware_loss(x, y, validate="never", backend="fused", **options)
+    (gradient,) = torch.autograd.grad(loss, x)
+    peak = torch.cuda.max_memory_allocated() - before - gradient.numel() * gradient.element_size()
+    assert peak / pixels < state + 1  # and the sums of the blocks, 0.125 bytes a pixel
+
+
+@pytest.mark.slow
+def test_more_than_2_31_logits() -> None:
+    if torch.cuda.get_device_properties(0).total_memory < 24 * 2**30:
+        pytest.skip("needs a device of 24 GB")
+    # Constant logits: the loss of every pixel is known, whatever its place.
+    x = torch.zeros(1, 33, 8192, 8192, dtype=torch.float16, device="cuda", requires_grad=True)
+    y = torch.zeros(1, 8192, 8192, dtype=torch.uint8, device="cuda")
+    y[:, -1, -1] = 32
+    loss = edge_aware_loss(x, y, edge_weight=0.0, backend="fused")
+    torch.testing.assert_close(loss.cpu(), torch.tensor(33.0).log())
+    (gradient,) = torch.autograd.grad(loss * y.numel(), x)
+    torch.testing.assert_close(gradient[0, 32, -1, -1].float().cpu(), torch.tensor(1 / 33 - 1), rtol=1e-3, atol=0.0)

@@ -19,6 +19,12 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
       "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor logits, "
       "Tensor? weight, Tensor? pixel_weight, Tensor label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, "
       "Tensor field, float label_smoothing, int[] radius, float power, float decay) -> Tensor");
+  m.def(
+      "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? mask, int[] radius) -> (Tensor value, Tensor "
+      "stats, Tensor largest, Tensor sides)");
+  m.def(
+      "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, Tensor weight, Tensor stats, Tensor "
+      "largest, Tensor sides, int[] radius) -> Tensor");
 }
 
 namespace {

@@ -115,12 +115,17 @@ struct LogSumExp {
   EDGELOSS_INLINE A value() const { return max + std::log(sum); }
 };
 
-// p(k) and 1 - p(k), each with all its digits unless it underflows.
+// p(k) and 1 - p(k) from e = e^(x(k) - m), each with all its digits unless it underflows. The class is likely where e
+// is 1 and r < 1: another one that rounds to 1 is part of r.
+template <typename A>
+EDGELOSS_INLINE void probabilities_of(A e, A r, A& p, A& complement) {
+  const A scale = A(1) / (A(1) + r);
+  p = e * scale;
+  complement = e == A(1) && r < A(1) ? r * scale : A(1) - p;
+}
 template <typename A>
 EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
-  const A scale = A(1) / (A(1) + r);
-  p = exp_negative(x_k - m) * scale;
-  complement = is_likely(x_k, m, r) ? r * scale : A(1) - p;
+  probabilities_of(exp_negative(x_k - m), r, p, complement);
 }
 
 // m and r of a pixel's logits, read once, in blocks of up to N.

@@ -58,14 +58,16 @@ def backends() -> dict[str, str]:
     }
 
 
-def why_not_fused(logits: Tensor, target: Tensor, decay: float | None) -> str | None:
-    """Why the fused kernels can't serve a call; None if they can."""
+def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | None = None) -> str | None:
+    """Why the fused kernels can't serve a call, of the loss where there is a target; None if they can."""
     if logits.device.type != "cpu":
         return f"there are no kernels for {logits.device.type} tensors"
     if _MISSING:
         return _MISSING
     if torch._C._are_functorch_transforms_active():
         return "torch.func does not know the kernels"
+    if target is None:
+        return None
     if logits.shape[2:] != target.shape[1:]:
         return "there are no kernels for logits of another resolution than the labels"
     if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
@@ -130,6 +132,21 @@ def evaluate(
         )
     wide = sums.detach()
     return Evaluation((sums[0], sums[1], sums[2]), (wide[3], wide[4]), wide[6] / wide[5].clamp(min=1), found)
+
+
+def neighbor_nll(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
+    """What :func:`edgeloss.reference.neighbor_nll` finds, by the fused kernels.
+
+    Without a mask it is set everywhere. A centre whose index is out of range, or whose indicator has no class, does not
+    count.
+    """
+
+    def spaced(x: Tensor) -> Tensor:
+        return x if x.dim() == logits.dim() and _evenly_spaced(x) else x.contiguous()
+
+    mask = None if mask is None else mask.contiguous()
+    value: Tensor = _operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]
+    return value
 
 
 def _evenly_spaced(x: Tensor) -> bool:
@@ -206,6 +223,31 @@ def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None,
     return (gradient, *[None] * 13)
 
 
+def _neighbor_nll_fake(
+    logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
+) -> tuple[Tensor, ...]:
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    value = logits.new_empty((logits.shape[0], *logits.shape[2:]), dtype=dtype)
+    pixels = value.numel()
+    return (
+        value,
+        value.new_empty((2, pixels)),
+        value.new_empty((1, pixels), dtype=weight.dtype),
+        value.new_empty((3, pixels)),
+    )
+
+
+def _neighbor_nll_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    logits, index, weight, _, radius = inputs
+    ctx.save_for_backward(logits, index, weight, *output[1:])
+    ctx.radius = radius
+
+
+def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    gradient = _operators.neighbor_nll_backward(grad.contiguous(), *ctx.saved_tensors, ctx.radius)
+    return gradient, None, None, None, None
+
+
 def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
@@ -216,6 +258,12 @@ def _describe(library: str, device: str | None = None) -> None:
     torch.library.register_autograd(f"{library}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
     torch.library.register_fake(f"{library}::edge_loss_backward", lambda *args: torch.empty_like(args[4]))
     torch.library.register_autograd(f"{library}::edge_loss_backward", _refuse)
+    torch.library.register_fake(f"{library}::neighbor_nll", _neighbor_nll_fake)
+    torch.library.register_autograd(
+        f"{library}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context
+    )
+    torch.library.register_fake(f"{library}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
+    torch.library.register_autograd(f"{library}::neighbor_nll_backward", _refuse)
 
 
 if not _MISSING:

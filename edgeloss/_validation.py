@@ -48,8 +48,7 @@ def check_options(
         ValueError: for a value out of its range.
     """
     for name, value in {"reduction": reduction, "validate": validate, "backend": backend}.items():
-        if value not in _CHOICES[name]:
-            raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
+        check_choice(name, value)
     for name, flag in {"upsample": upsample, "sync_normalizer": sync_normalizer}.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{name}: expected a bool, but got {flag!r}")
@@ -77,6 +76,16 @@ def check_options(
         spacing_per_axis(spacing, len(spacing) if isinstance(spacing, Sequence) else 2)
     if weight is not None:
         check_weight(weight)
+
+
+def check_choice(name: str, value: str) -> None:
+    """Check one of the arguments that are a word.
+
+    Raises:
+        ValueError: if it is none of those that it can be.
+    """
+    if value not in _CHOICES[name]:
+        raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
 
 
 def check_weight(weight: Tensor) -> None:

@@ -134,9 +134,7 @@ def edge_aware_loss(
             _validation.check_non_negative("distance", distance, where=read)
         distance = distance.detach()
 
-    reason = "the caller's choice" if backend == "reference" else _ops.why_not_fused(logits, target, decay)
-    if backend == "fused" and reason:
-        raise RuntimeError(f"backend='fused' can't serve this call: {reason}; use 'auto' or 'reference'")
+    reason = _why_not_fused(backend, logits, target, decay)
     if reason and validate != "never":
         _validation.check_labels(target.long(), classes, ignore_index)
     found = (reference.evaluate if reason else partial(_ops.evaluate, validate=validate))(
@@ -319,6 +317,7 @@ def neighbor_nll(
     mask: Tensor | None = None,
     *,
     radius: int | Sequence[int] = 1,
+    backend: Backend = "auto",
 ) -> Tensor:
     r"""The negative log of the neighbours' weighted mean probability of a class that each pixel chooses.
 
@@ -339,6 +338,9 @@ def neighbor_nll(
             offsets. A weight of 0 leaves the neighbour out: its logits are not read.
         mask: [B, *S] bool, where to compute; by default where Σ weight > 0 over the neighbours inside.
         radius: of the neighbourhood in pixels, or one an axis.
+        backend: ``"auto"``, ``"fused"`` or ``"reference"``. The fused kernels of a GPU do not wait for it to see the
+            values of weight and index: there a wrong one raises no error, but a weight that is not > 0 leaves the
+            neighbour out, and an index out of range or an indicator without a class leaves out the pixel.
 
     Returns:
         [B, *S], float32 (float64 for float64): ≥ 0, and 0 off the mask and where no neighbour has weight.
@@ -346,6 +348,7 @@ def neighbor_nll(
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for a shape, device or value that does not fit.
+        RuntimeError: if ``backend="fused"`` can't serve the call.
 
     Example:
         >>> import torch
@@ -356,35 +359,62 @@ def neighbor_nll(
         >>> torch.testing.assert_close(nll, torch.full((1, 3, 3), 2.0).log())
         >>> nll.sum().backward()
     """
+    _validation.check_choice("backend", backend)
     _validation.check_logits(logits)
     batch, classes, *size = logits.shape
     radius = _validation.radius_per_axis(radius, len(size))
     like = logits[:, 0]
     _validation.check_map("weight", weight, like, [batch, len(reference.offsets(radius)), *size])
-    _validation.check_non_negative("weight", weight)
+    reason = _why_not_fused(backend, logits)
+    reads_values = reason is not None or logits.device.type == "cpu"
+    if reads_values:
+        _validation.check_non_negative("weight", weight)
     weight = weight.detach() if weight.dtype == torch.float64 else weight.detach().float()
     if classes < 2:
         raise ValueError("logits: expected at least 2 classes, but got 1; pass torch.cat([torch.zeros_like(x), x], 1)")
-    if mask is None:
-        everywhere = torch.arange(like.numel(), device=like.device)
-        mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
-        mask[reference.weighted_pairs(weight, everywhere, radius)[0]] = True
-        mask = mask.view_as(like)
-    else:
+    if mask is not None:
         _validation.check_mask(mask, like)
+
+    def on_mask() -> Tensor:
+        return _has_neighbors(weight, radius) if mask is None else mask
+
     if isinstance(index, Tensor) and index.shape == logits.shape:
-        if not ((index == 0) | (index == 1)).all():
+        if index.device != logits.device:
+            raise ValueError(f"index: expected device {logits.device}, as the logits, but got {index.device}")
+        if reads_values and index.dtype != torch.bool and not ((index == 0) | (index == 1)).all():
             raise ValueError("index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
         index = index.bool()
-        if (mask & ~index.any(1)).any():
+        if reads_values and not (any_class := index.any(1)).all() and (on_mask() & ~any_class).any():
             raise ValueError("index: expected at least one class a pixel of the mask, but got an indicator without any")
     else:
         _validation.check_target(index, name="index")
         _validation.check_pair(logits, index, name="index")
-        index = torch.where(mask, index.long(), 0)
-        _validation.check_labels(index, classes, name="index")
+        if reads_values and (((labels := index.long()) < 0) | (labels >= classes)).any():
+            index = torch.where(on_mask(), labels, 0)
+            _validation.check_labels(index, classes, name="index")
+    if reason is None:
+        return _ops.neighbor_nll(logits, index, weight, mask, radius)
     x = logits if logits.dtype == torch.float64 else logits.float()
-    return reference.neighbor_nll(x, index, weight, mask, radius)
+    return reference.neighbor_nll(x, index if index.dim() == x.dim() else index.long(), weight, on_mask(), radius)
+
+
+def _has_neighbors(weight: Tensor, radius: Sequence[int]) -> Tensor:
+    """Where some neighbour inside the image has weight, [B, *S] bool."""
+    like = weight[:, 0]
+    everywhere = torch.arange(like.numel(), device=like.device)
+    mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
+    mask[reference.weighted_pairs(weight, everywhere, radius)[0]] = True
+    return mask.view_as(like)
+
+
+def _why_not_fused(
+    backend: Backend, logits: Tensor, target: Tensor | None = None, decay: float | None = None
+) -> str | None:
+    """Why the reference is to serve a call; None if the fused kernels are."""
+    reason = "the caller's choice" if backend == "reference" else _ops.why_not_fused(logits, target, decay)
+    if backend == "fused" and reason:
+        raise RuntimeError(f"backend='fused' can't serve this call: {reason}; use 'auto' or 'reference'")
+    return reason
 
 
 def _pixel_weight(

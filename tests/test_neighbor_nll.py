@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import Kernels
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from edgeloss import _ops
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
+
+each_backend = pytest.mark.usefixtures("each_backend")
 
 OFFSETS = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if (dy, dx) != (0, 0)]
 
@@ -30,6 +38,7 @@ def inside(batch: int, height: int, width: int) -> Tensor:
     return neighbours(torch.ones(batch, height, width, dtype=torch.float64))
 
 
+@each_backend
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("kind", ["index", "one-hot", "several classes"])
@@ -60,6 +69,7 @@ def test_literal_line(batch: int, classes: int, kind: str) -> None:
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
 
 
+@each_backend
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_other_side_is_the_line_with_flipped_one_hot(batch: int, weighted: bool) -> None:
@@ -77,6 +87,7 @@ def test_other_side_is_the_line_with_flipped_one_hot(batch: int, weighted: bool)
     torch.testing.assert_close(neighbor_nll(x, 1 - y, gtdf), expected, rtol=1e-12, atol=1e-12)
 
 
+@each_backend
 def test_probabilities_go_in_as_logarithms() -> None:
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
     index, weight = torch.randint(4, (2, 5, 5)), torch.rand(2, 8, 5, 5)
@@ -85,6 +96,7 @@ def test_probabilities_go_in_as_logarithms() -> None:
     torch.testing.assert_close(torch.autograd.grad(of_prob.sum(), x), torch.autograd.grad(value.sum(), x))
 
 
+@each_backend
 def test_three_dimensions_and_radius() -> None:
     x = torch.randn(1, 3, 2, 3, 4, dtype=torch.float64)
     y = torch.randint(3, (1, 2, 3, 4))
@@ -101,6 +113,7 @@ def test_three_dimensions_and_radius() -> None:
     torch.testing.assert_close(value[(0, *i)], -((w * terms).sum() / w.sum()).log())
 
 
+@each_backend
 def test_neighbours_without_weight_are_not_read() -> None:
     x = torch.randn(1, 3, 4, 4)
     x[..., 3] = torch.nan
@@ -114,6 +127,7 @@ def test_neighbours_without_weight_are_not_read() -> None:
     assert not gradient[..., 3].any()
 
 
+@each_backend
 @pytest.mark.parametrize(("scale", "dtype"), [(1e30, torch.float32), (65504.0, torch.float16)])
 def test_extremes_are_finite(scale: float, dtype: torch.dtype) -> None:
     x = (torch.randint(-1, 2, (2, 3, 5, 5)).float() * scale).to(dtype).requires_grad_()
@@ -126,6 +140,7 @@ def test_extremes_are_finite(scale: float, dtype: torch.dtype) -> None:
         assert gradient.isfinite().all()
 
 
+@each_backend
 @pytest.mark.parametrize("factor", [1e-50, 1e50])
 def test_only_the_ratios_of_the_weights_count(factor: float) -> None:
     x, y = torch.randn(2, 3, 5, 5), torch.randint(3, (2, 5, 5))
@@ -133,11 +148,13 @@ def test_only_the_ratios_of_the_weights_count(factor: float) -> None:
     torch.testing.assert_close(neighbor_nll(x, y, weight * factor), neighbor_nll(x, y, weight))
 
 
+@each_backend
 def test_an_index_is_read_on_the_mask_only() -> None:
     x = torch.randn(1, 3, 1, 1)  # its neighbours are all outside
     assert neighbor_nll(x, torch.full((1, 1, 1), 7), torch.ones(1, 8, 1, 1)) == 0
 
 
+@each_backend
 def test_weights_are_not_differentiable() -> None:
     x, y = torch.randn(1, 3, 5, 5, requires_grad=True), torch.randint(3, (1, 5, 5))
     weight = torch.rand(1, 8, 5, 5, requires_grad=True)
@@ -145,6 +162,7 @@ def test_weights_are_not_differentiable() -> None:
     assert weight.grad is None
 
 
+@each_backend
 def test_a_loss_of_ones_own() -> None:
     # The same side of an equally weighted edge pixel, by hand.
     x, y = torch.randn(1, 3, 5, 5, dtype=torch.float64), torch.randint(3, (1, 5, 5))
@@ -156,11 +174,328 @@ def test_a_loss_of_ones_own() -> None:
     torch.testing.assert_close(same_side, value.sum())
 
 
+def scene(
+    size: tuple[int, ...], classes: int, count: int, kind: str, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in float64, an index or indicator, and weights of ``count`` neighbours, a third of them 0."""
+    x = torch.randn(2, classes, *size, dtype=torch.float64) * 4
+    index = torch.randint(classes, (2, *size))
+    if kind != "index":
+        index = F.one_hot(index, classes).movedim(-1, 1).bool()
+    if kind == "several classes":
+        index = index | (torch.rand(index.shape) < 0.4)
+    weight = torch.rand(2, count, *size, dtype=torch.float64)
+    weight[torch.rand_like(weight) < 0.3] = 0
+    return x.to(device), index.to(device), weight.to(device)
+
+
+# One pixel, without a neighbour; odd tails; more than a tile of 64 pixels, and than a chunk of 4096; a radius beyond
+# the image, and one that is 0 along an axis; a volume, and one slice of it.
+SIZES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((1, 1), (1, 1)),
+    ((5, 9), (1, 1)),
+    ((3, 70), (2, 1)),
+    ((45, 100), (1, 1)),
+    ((4, 5), (7, 0)),
+    ((3, 4, 5), (1, 1, 1)),
+    ((1, 3, 4), (1, 2, 0)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("kind", ["index", "one-hot", "several classes"])
+@pytest.mark.parametrize(("size", "radius"), SIZES)
+def test_fused_equals_reference(
+    size: tuple[int, ...], radius: tuple[int, ...], kind: str, last: bool, dtype: torch.dtype, kernels: Kernels
+) -> None:
+    for classes in (2, 19, 40):  # 40: more than one block of sums
+        x, index, weight = scene(size, classes, math.prod(2 * r + 1 for r in radius) - 1, kind, kernels.device)
+        x = x.to(dtype)
+        if last:
+            x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
+        if dtype == torch.float32:  # both dtypes of weights, for both of the arithmetic
+            weight = weight.float()
+        fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        value = neighbor_nll(fused, index, weight, radius=radius, backend="fused")
+        expected = neighbor_nll(exact, index, weight.double(), radius=radius, backend="reference")
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        tolerance = {"rtol": 1e-10, "atol": 1e-12} if wide == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+        assert value.dtype == wide
+        torch.testing.assert_close(value.double(), expected, **tolerance)
+        upstream = torch.randn_like(expected)  # not the last layer
+        value.backward(upstream.to(wide))
+        expected.backward(upstream)
+        assert fused.grad is not None
+        assert exact.grad is not None
+        assert fused.grad.stride() == x.stride()
+        tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-12 if wide == torch.float64 else 4e-6}
+        torch.testing.assert_close(fused.grad.double(), exact.grad, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
+def test_every_dtype_of_an_index(dtype: torch.dtype, kernels: Kernels) -> None:
+    x, index, weight = scene((5, 9), 2, 8, "index", kernels.device)
+    expected = neighbor_nll(x, index, weight, backend="reference")
+    torch.testing.assert_close(neighbor_nll(x, index.to(dtype), weight, backend="fused"), expected)
+
+
+def test_any_strides(kernels: Kernels) -> None:
+    x, index, weight = scene((5, 9), 4, 8, "several classes", kernels.device)
+    x = x.transpose(2, 3).contiguous().transpose(2, 3)
+    index = index.transpose(2, 3).contiguous().transpose(2, 3)
+    for w in (weight.transpose(2, 3).contiguous().transpose(2, 3), weight[:, :, :1, :1].expand(2, 8, 5, 9)):
+        fused, exact = x.clone().requires_grad_(), x.clone().requires_grad_()
+        mask = torch.rand(9, 2, 5, device=kernels.device).permute(1, 2, 0) < 0.5
+        value = neighbor_nll(fused, index, w, mask, backend="fused")
+        expected = neighbor_nll(exact, index, w, mask, backend="reference")
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(torch.autograd.grad(value.sum(), fused), torch.autograd.grad(expected.sum(), exact))
+
+
+@pytest.mark.parametrize("kind", ["index", "several classes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels: Kernels) -> None:
+    # Logits: gaps that leave nothing of a probability but its logarithm, ties, and an offset. Weights: of all sizes.
+    largest = 65504.0 if dtype == torch.float16 else 1e30
+    for scale in (largest, 1e4, 300.0, 95.0, 20.0):
+        for smallest in (0.0, -30.0, -44.0):
+            x, index, weight = scene((6, 7), 5, 8, kind, kernels.device)
+            x = (torch.sign(x) * scale * torch.rand_like(x) ** 4).to(dtype)
+            exponent = smallest + torch.rand_like(weight) * (min(-smallest, 38.0) - smallest)
+            weight = torch.where(weight > 0, 10.0**exponent, 0.0).float()  # 1e-44 is subnormal
+            fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+            value = neighbor_nll(fused, index, weight, backend="fused")
+            expected = neighbor_nll(exact, index, weight.double(), backend="reference")
+            assert value.isfinite().all()
+            torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+            (gradient,) = torch.autograd.grad(value.sum(), fused)
+            (expected_gradient,) = torch.autograd.grad(expected.sum(), exact)
+            assert gradient.isfinite().all()
+            # Where a weight makes up for a probability of e^-400, float32 has the exponent of their product to 3e-5.
+            tolerance = max(1e-5, 2 * torch.finfo(dtype).eps)
+            torch.testing.assert_close(gradient.double(), expected_gradient, rtol=tolerance, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["index", "one-hot"])
+def test_confident_neighbours_keep_their_digits(kind: str, kernels: Kernels) -> None:
+    x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
+    x = x.float() / 4
+    x[:, 1] += 22  # 1 - p of some 1e-10
+    chosen = torch.ones(2, 5, 6, dtype=torch.long, device=kernels.device)
+    index = chosen if kind == "index" else F.one_hot(chosen, 3).movedim(-1, 1)
+    fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    value = neighbor_nll(fused, index, weight, backend="fused")
+    # By the complement in float64: -log P = -log1p(-(1 - P)).
+    p = exact.softmax(1)
+    used = weight * inside(2, 5, 6).to(kernels.device)
+    rest = (neighbours(p[:, 0] + p[:, 2]) * used).sum(1) / used.sum(1)
+    expected = -torch.log1p(-rest)
+    assert (expected < 1e-8).all()
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0.0)
+    (gradient,) = torch.autograd.grad(value.sum(), fused)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), exact)
+    torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-5, atol=0.0)
+
+
+@each_backend
+@given(data=st.data())
+def test_the_line_at_random(data: st.DataObject) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 2**32)))
+    batch, height, width = (data.draw(st.integers(1, limit)) for limit in (3, 6, 9))
+    classes, scale = data.draw(st.integers(2, 6)), data.draw(st.floats(0.0, 10.0))
+    x = (torch.randn(batch, classes, height, width, dtype=torch.float64) * scale).requires_grad_()
+    indicator = torch.rand(batch, classes, height, width) < data.draw(st.floats(0.1, 0.9))
+    indicator[:, 0] |= ~indicator.any(1)
+    weight = 10.0 ** (torch.rand(batch, 8, height, width, dtype=torch.float64) * 4)
+    weight[torch.rand_like(weight) < data.draw(st.floats(0.0, 1.0))] = 0
+    used = weight * inside(batch, height, width)
+    mask = (used.sum(1) > 0) & (torch.rand(batch, height, width) < data.draw(st.floats(0.0, 1.0)))
+    value = neighbor_nll(x, indicator, weight, mask)
+    expected = literal(x.softmax(1), indicator.double(), torch.where(mask[:, None], used, 1.0), mask)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+    upstream = torch.randn_like(value)
+    (gradient,) = torch.autograd.grad(value, x, upstream)
+    (expected_gradient,) = torch.autograd.grad(expected, x, upstream)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["index", "several classes"])
+def test_gradient_by_differences(kind: str, kernels: Kernels) -> None:
+    x, index, weight = scene((3, 4), 3, 8, kind, kernels.device)
+    assert torch.autograd.gradcheck(
+        lambda logits: neighbor_nll(logits, index, weight, backend="fused"), (x.requires_grad_(),)
+    )
+
+
+@pytest.mark.parametrize("kind", ["index", "several classes"])
+def test_what_is_not_read_is_not_touched(kind: str, kernels: Kernels) -> None:
+    x, index, weight = scene((6, 7), 3, 8, kind, kernels.device)
+    mask = torch.zeros(2, 6, 7, dtype=torch.bool, device=kernels.device)
+    mask[:, 1, 1] = True
+    weight[:, :, 1, 1] = torch.tensor([0.0, 1, 1, 1, 0, 1, 1, 1], device=kernels.device)
+    read = torch.zeros(6, 7, dtype=torch.bool, device=kernels.device)
+    read[:3, :3] = True
+    read[0, 0] = read[1, 1] = read[1, 2] = False  # two without weight, and the centre
+    x = torch.where(read, x, torch.nan).requires_grad_()
+    weight = torch.where(mask[:, None], weight, torch.rand_like(weight))
+    value = neighbor_nll(x, index, weight, mask, backend="fused")
+    assert value.isfinite().all()
+    assert not value[~mask].any()
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert gradient[:, :, read].isfinite().all()
+    assert (gradient[:, :, ~read] == 0).all()
+
+
+@each_backend
+def test_a_nan_that_is_read_is_not_hidden() -> None:
+    x, index, weight = scene((3, 3), 3, 8, "index")
+    x[0, 1, 1, 1] = torch.nan
+    value = neighbor_nll(x, index, torch.ones_like(weight))
+    assert torch.equal(value[0].isnan(), torch.tensor([[True] * 3, [True, False, True], [True] * 3]))
+    assert value[1].isfinite().all()
+
+
+@each_backend
+def test_a_probability_of_zero_beside_others() -> None:
+    x = torch.zeros(1, 2, 1, 3)
+    x[0, 0, 0, 0] = -torch.inf  # p = (0, 1) there, and (1/2, 1/2) elsewhere
+    index = torch.zeros(1, 1, 3, dtype=torch.long)
+    for chosen in (index, F.one_hot(index, 2).movedim(-1, 1)):
+        value = neighbor_nll(x, chosen, torch.ones(1, 8, 1, 3))
+        torch.testing.assert_close(value[0, 0, 1], torch.tensor(4.0).log())
+
+
+@pytest.mark.parametrize("kind", ["index", "one-hot"])
+def test_a_centre_without_a_class_does_not_count(kind: str, kernels: Kernels) -> None:
+    # The public function tells of it where it can look at the values.
+    x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
+    weight = torch.ones_like(weight)
+    if kind == "index":
+        index[0, 2, 3], index[1, 0, 0], index[1, 4, 5] = -1, 3, 2**62
+    else:
+        index[0, :, 2, 3] = index[1, :, 0, 0] = index[1, :, 4, 5] = False
+    mask = torch.ones(2, 5, 6, dtype=torch.bool, device=kernels.device)
+    mask[0, 2, 3] = mask[1, 0, 0] = mask[1, 4, 5] = False
+    exact = x.clone().requires_grad_()
+    expected = neighbor_nll(exact, index.clamp(0, 2) if kind == "index" else index, weight, mask, backend="reference")
+    value = _ops.neighbor_nll(x.requires_grad_(), index, weight, None, [1, 1])
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), exact))
+
+
+def test_wrong_weights_leave_the_neighbour_out(kernels: Kernels) -> None:
+    x, index, weight = scene((5, 6), 3, 8, "index", kernels.device)
+    expected = neighbor_nll(x, index, weight, backend="reference")
+    for wrong in (-1.0, torch.nan, -torch.inf):
+        value = _ops.neighbor_nll(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
+        torch.testing.assert_close(value, expected)
+
+
+@each_backend
+@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0), (0, 3, 2, 4, 5)])
+def test_nothing_at_all(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, requires_grad=True)
+    batch, _, *size = shape
+    count = 3 ** len(size) - 1
+    value = neighbor_nll(x, torch.zeros(batch, *size, dtype=torch.long), torch.ones(batch, count, *size))
+    assert value.shape == (batch, *size)
+    (gradient,) = torch.autograd.grad(value.sum(), x)
+    assert gradient.shape == shape
+
+
+@pytest.mark.parametrize("kind", ["index", "several classes"])
+def test_same_bits_for_every_number_of_threads(kind: str) -> None:
+    x, index, weight = scene((70, 90), 19, 8, kind)
+    results = []
+    for threads in (1, 2, 3, 1):
+        torch.set_num_threads(threads)
+        logits = x.float().requires_grad_()
+        value = neighbor_nll(logits, index, weight)
+        results.append((value.detach(), *torch.autograd.grad(value.sum(), logits)))
+    torch.set_num_threads(1)
+    for value, gradient in results[1:]:
+        assert torch.equal(value, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+
+
+def test_state_is_small(kernels: Kernels) -> None:
+    x, index, weight = scene((5, 9), 19, 8, "index", kernels.device)
+    results = kernels.operators.neighbor_nll(x.float(), index, weight.float(), None, [1, 1])
+    assert sum(result.nbytes for result in results) <= 32 * 2 * 5 * 9
+
+
+def test_double_backward_is_refused(kernels: Kernels) -> None:
+    x, index, weight = scene((5, 6), 3, 8, "index", kernels.device)
+    value = neighbor_nll(x.requires_grad_(), index, weight, backend="fused")
+    (gradient,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
+def test_transforms_of_torch_func_get_the_reference(kernels: Kernels) -> None:
+    x, index, weight = scene((5, 6), 3, 8, "index", kernels.device)
+    value = neighbor_nll(x.requires_grad_(), index, weight, backend="fused")
+    (expected,) = torch.autograd.grad(value.sum(), x)
+    mask = torch.ones_like(index, dtype=torch.bool)
+
+    def of(logits: Tensor) -> Tensor:
+        return neighbor_nll(logits, index, weight, mask).sum()
+
+    torch.testing.assert_close(torch.func.grad(of)(x.detach()), expected)
+
+
+def test_inputs_are_left_alone(kernels: Kernels) -> None:
+    inputs = scene((5, 6), 3, 8, "several classes", kernels.device)
+    before = [value.clone() for value in inputs]
+    x, index, weight = inputs
+    neighbor_nll(x.requires_grad_(), index, weight, backend="fused").sum().backward()
+    assert all(torch.equal(value, other) for value, other in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["index", "several classes"])
+def test_one_graph_for_every_size(kind: str, kernels: Kernels) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(_ops.neighbor_nll, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.config.error_on_recompile = True
+    try:
+        for size in ((7, 13), (20, 9), (33, 40)):
+            x, index, weight = scene(size, 3, 8, kind, kernels.device)
+            x.requires_grad_()
+            value, expected = compiled(x, index, weight, None, [1, 1]), neighbor_nll(x, index, weight)
+            torch.testing.assert_close(value, expected)
+            torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), x))
+    finally:
+        torch._dynamo.config.error_on_recompile = False
+
+
+@pytest.mark.parametrize("kind", ["index", "several classes"])
+def test_operators_are_what_torch_was_told(kind: str, kernels: Kernels) -> None:
+    x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
+    # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
+    # backward is filled only where backward reads it.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for mask in (None, torch.rand(2, 5, 6, device=kernels.device) < 0.5):
+        torch.library.opcheck(
+            kernels.operators.neighbor_nll.default, (x.requires_grad_(), index, weight, mask, [1, 1]), test_utils=tests
+        )
+
+
+def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"backend: expected one of .* but got 'fast'"):
+        neighbor_nll(X, Y, W, backend="fast")  # type: ignore[arg-type]
+    monkeypatch.setattr(_ops, "why_not_fused", lambda *arguments: "there is a reason")
+    with pytest.raises(RuntimeError, match="backend='fused' can't serve this call: there is a reason; use 'auto'"):
+        neighbor_nll(X, Y, W, backend="fused")
+    assert torch.equal(neighbor_nll(X, Y, W), neighbor_nll(X, Y, W, backend="reference"))
+
+
 X = torch.zeros(1, 3, 4, 4)
 Y = torch.zeros(1, 4, 4, dtype=torch.long)
 W = torch.ones(1, 8, 4, 4)
 
 
+@each_backend
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -1,0 +1,285 @@
+// neighbor_nll on the CPU, in passes over chunks of rows: the formulas of ../neighbor_nll.h, with the exponentials of
+// many classes or pairs formed together, so that they vectorise. Each pixel is worked out by itself, so the number of
+// threads changes no bit.
+#include "../neighbor_nll.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel.h"
+#include "vectorize.h"
+
+namespace edgeloss {
+namespace {
+
+constexpr int64_t kTile = 64;    // pixels: 19 classes of them stay in the first-level cache
+constexpr int64_t kPairs = 512;  // of a centre and a neighbour
+
+// v = e^v for v ≤ 0.
+template <typename A>
+EDGELOSS_INLINE void exponentials(A* v, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) v[j] = exp_negative(v[j]);
+}
+EDGELOSS_VECTORIZED void exponentials_of(float* v, int64_t n) { exponentials(v, n); }
+void exponentials_of(double* v, int64_t n) { exponentials(v, n); }
+
+// m and r of n pixels, whose classes lie ld apart in x.
+template <typename A>
+EDGELOSS_INLINE void statistics(const A* __restrict x, int64_t ld, int64_t classes, int64_t n, A* __restrict m,
+                                A* __restrict r) {
+  constexpr int64_t kSummed = 32;
+  A part[kTile], others[kTile];
+  for (int64_t j = 0; j < n; ++j) m[j] = x[j];
+  for (int64_t c = 1; c < classes; ++c) {
+    for (int64_t j = 0; j < n; ++j) m[j] = x[c * ld + j] > m[j] ? x[c * ld + j] : m[j];
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    r[j] = A(0);
+    others[j] = A(-1);
+  }
+  for (int64_t begin = 0; begin < classes; begin += kSummed) {
+    for (int64_t j = 0; j < n; ++j) part[j] = A(0);
+    for (int64_t c = begin; c < std::min(begin + kSummed, classes); ++c) {
+      for (int64_t j = 0; j < n; ++j) {
+        const A below = x[c * ld + j] - m[j];
+        part[j] += below == A(0) ? A(0) : exp_negative(below);
+        others[j] += below == A(0) ? A(1) : A(0);
+      }
+    }
+    for (int64_t j = 0; j < n; ++j) r[j] += part[j];
+  }
+  for (int64_t j = 0; j < n; ++j) r[j] += others[j];
+}
+EDGELOSS_VECTORIZED void statistics_of(const float* x, int64_t ld, int64_t classes, int64_t n, float* m, float* r) {
+  statistics(x, ld, classes, n, m, r);
+}
+void statistics_of(const double* x, int64_t ld, int64_t classes, int64_t n, double* m, double* r) {
+  statistics(x, ld, classes, n, m, r);
+}
+
+// The neighbours of a row's pixels, one number after another: calls body(number, shift, first, last), where pixels
+// first to last - 1 of the row have the neighbour of that number, `shift` pixels on.
+template <typename F>
+EDGELOSS_INLINE void for_each_shift(const Geometry& g, int64_t row, const F& body) {
+  const int64_t at[3] = {row / g.height, row % g.height, 0}, size[3] = {g.depth, g.height, g.width};
+  int64_t low[3], high[3], span[3];  // of the shift along an axis, as far as a pixel of the row has it inside the image
+  for (int a = 0; a < 3; ++a) {
+    span[a] = 2 * g.radius[a] + 1;
+    low[a] = -std::min(g.radius[a], a == 2 ? g.width - 1 : at[a]);
+    high[a] = std::min(g.radius[a], size[a] - 1 - at[a]);
+  }
+  for (int64_t dz = low[0]; dz <= high[0]; ++dz) {
+    for (int64_t dy = low[1]; dy <= high[1]; ++dy) {
+      for (int64_t dx = low[2]; dx <= high[2]; ++dx) {
+        const int64_t number = ((dz + g.radius[0]) * span[1] + dy + g.radius[1]) * span[2] + dx + g.radius[2];
+        const int64_t shift = (dz * g.height + dy) * g.width + dx;
+        if (shift == 0) continue;
+        body(number - (shift > 0), shift, std::max<int64_t>(0, -dx), std::min(g.width, g.width - dx));
+      }
+    }
+  }
+}
+
+// Pass 1, as NeighborNll::find_largest.
+template <typename T, typename A, typename W>
+void largest_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
+  const int64_t width = image.g.width, step = image.weight.pixel_step;
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    W* largest = image.largest + row * width;
+    std::fill_n(largest, width, W(0));
+    for_each_shift(image.g, row, [&](int64_t number, int64_t, int64_t first, int64_t last) {
+      const W* w = image.weight.data + number * image.weight.class_step + row * width * step;
+      for (int64_t x = first; x < last; ++x) largest[x] = w[x * step] > largest[x] ? w[x * step] : largest[x];
+    });
+    for (int64_t x = 0; x < width; ++x) {
+      if (largest[x] > W(0) && !image.may_count(row * width + x)) largest[x] = W(0);
+    }
+  }
+}
+
+// NeighborNll::is_read of a row's pixels.
+template <typename T, typename A, typename W>
+void find_read(const NeighborNll<T, A, W>& image, int64_t row, uint8_t* read) {
+  const int64_t width = image.g.width, step = image.weight.pixel_step;
+  std::fill_n(read, width, uint8_t(0));
+  for_each_shift(image.g, row, [&](int64_t number, int64_t shift, int64_t first, int64_t last) {
+    const int64_t centre = row * width + shift;
+    const W* largest = image.largest + centre;
+    const W* w = image.weight.data + (last_number(image.g) - number) * image.weight.class_step + centre * step;
+    for (int64_t x = first; x < last; ++x) read[x] |= (largest[x] > W(0)) & (w[x * step] > W(0));
+  });
+}
+
+// Pass 2: the statistics of the pixels that are read, a tile of them at a time.
+template <typename T, typename A, typename W>
+void statistics_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
+  const Geometry& g = image.g;
+  std::vector<A> x(g.logits * kTile);
+  int64_t pixels[kTile], count = 0;
+  A m[kTile], r[kTile];
+  const auto flush = [&] {
+    for (int64_t c = 0; c < g.logits; ++c) {
+      for (int64_t j = 0; j < count; ++j) x[c * kTile + j] = image.x.at(pixels[j], c);
+    }
+    statistics_of(x.data(), kTile, g.logits, count, m, r);
+    for (int64_t j = 0; j < count; ++j) {
+      image.m[pixels[j]] = m[j];
+      image.r[pixels[j]] = r[j];
+    }
+    count = 0;
+  };
+  std::vector<uint8_t> read(g.width);
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    find_read(image, row, read.data());
+    for (int64_t column = 0; column < g.width; ++column) {
+      if (!read[column]) continue;
+      pixels[count++] = row * g.width + column;
+      if (count == kTile) flush();
+    }
+  }
+  flush();
+}
+
+// Pass 3: the values, of as many centres at a time as have kPairs neighbours.
+template <typename T, typename A, typename W>
+void values_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, A* value) {
+  using Chosen = typename NeighborNll<T, A, W>::Chosen;
+  struct Pair {
+    int64_t n;
+    A weight;
+  };
+  struct Centre {
+    int64_t row, column, pairs;
+  };
+  const Geometry& g = image.g;
+  const int64_t size = image.choice.is_index() ? 1 : g.logits;  // exponentials a pair
+  std::vector<Pair> pairs;
+  std::vector<Centre> centres;
+  std::vector<A> e;
+  const auto flush = [&] {
+    exponentials_of(e.data(), static_cast<int64_t>(e.size()));
+    const A* of_pair = e.data();
+    const Pair* pair = pairs.data();
+    for (const Centre& centre : centres) {
+      const int64_t i = centre.row * g.width + centre.column;
+      A right = 0, wrong = 0;
+      for (int64_t j = 0; j < centre.pairs; ++j, ++pair, of_pair += size) {
+        const Chosen of = image.chosen(i, pair->n, [&](int64_t c) { return of_pair[size == 1 ? 0 : c]; });
+        right += pair->weight * of.p;
+        wrong += pair->weight * of.complement;
+      }
+      value[i] = image.finish(centre.row, centre.column, right, wrong);
+    }
+    e.clear();
+    pairs.clear();
+    centres.clear();
+  };
+  const auto add = [&](int64_t row, int64_t column) {
+    const int64_t i = row * g.width + column;
+    const size_t before = pairs.size();
+    image.for_each_weighted(row, column, [&](int64_t n, W w) {
+      pairs.push_back({n, image.relative(w, i)});
+      if (image.choice.is_index()) {
+        e.push_back(image.x.at(n, image.choice.index(i)) - image.m[n]);
+      } else {
+        for (int64_t c = 0; c < g.logits; ++c) e.push_back(image.x.at(n, c) - image.m[n]);
+      }
+    });
+    centres.push_back({row, column, static_cast<int64_t>(pairs.size() - before)});
+    if (static_cast<int64_t>(pairs.size()) >= kPairs) flush();
+  };
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    for (int64_t column = 0; column < g.width; ++column) {
+      const int64_t i = row * g.width + column;
+      value[i] = A(0);
+      if (image.largest[i] > W(0)) add(row, column);
+    }
+  }
+  flush();
+}
+
+// The gradient of a chunk, a tile of pixels at a time.
+template <typename T, typename A, typename W>
+void backward_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, const A* upstream, T* grad,
+                    const Steps& steps) {
+  const Geometry& g = image.g;
+  const int64_t last = chunk.last_row * g.width;
+  std::vector<A> e(g.logits * kTile), sums(g.logits * kTile);  // the classes of a pixel together
+  const int64_t start = chunk.first_row * g.width;
+  std::vector<uint8_t> is_read(last - start);
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    find_read(image, row, is_read.data() + row * g.width - start);
+  }
+  int64_t read[kTile];
+  for (int64_t p = start; p < last; p += kTile) {
+    const int64_t n = std::min(kTile, last - p);
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      if (is_read[p + j - start]) read[count++] = j;
+    }
+    for (int64_t c = 0; c < g.logits; ++c) {
+      for (int64_t j = 0; j < count; ++j) {
+        e[j * g.logits + c] = image.x.at(p + read[j], c) - image.m[p + read[j]];
+      }
+    }
+    exponentials_of(e.data(), count * g.logits);
+    std::fill_n(sums.data(), n * g.logits, A(0));
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t pixel = p + read[j];
+      const A* e_j = e.data() + j * g.logits;
+      A* sum = sums.data() + read[j] * g.logits;
+      image.for_each_centre(pixel / g.width, pixel % g.width, [&](int64_t i, W w) {
+        const auto of = image.chosen(i, pixel, [&](int64_t c) { return e_j[c]; });
+        const auto to = image.pull(i, pixel, w, of, upstream[i]);
+        if (image.choice.is_index()) {
+          const int64_t k = image.choice.index(i);
+          const A at_k = sum[k] - to.pull;
+          for (int64_t c = 0; c < g.logits; ++c) sum[c] += to.push * e_j[c];
+          sum[k] = at_k;
+        } else {
+          for (int64_t c = 0; c < g.logits; ++c) {
+            sum[c] += image.choice.has(i, c) ? image.at_chosen(to, pixel, c, e_j[c]) : to.push * e_j[c];
+          }
+        }
+      });
+    }
+    for (int64_t c = 0; c < g.logits; ++c) {
+      T* out = grad + c * steps.channel + p * steps.pixel;
+      for (int64_t j = 0; j < n; ++j) out[j * steps.pixel] = static_cast<T>(sums[j * g.logits + c]);
+    }
+  }
+}
+
+NeighborNllForward neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                                const std::optional<Tensor>& mask, std::vector<int64_t> radius) {
+  return neighbor_nll_forward(logits, index, weight, mask, radius, [](const auto& batch, auto* value) {
+    const Chunks chunks(batch.g);
+    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { largest_chunk(batch.image(chunk.image), chunk); });
+    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { statistics_chunk(batch.image(chunk.image), chunk); });
+    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) {
+      values_chunk(batch.image(chunk.image), chunk, value + chunk.image * batch.g.pixels);
+    });
+  });
+}
+
+Tensor neighbor_nll_grad(const Tensor& upstream, const Tensor& logits, const Tensor& index, const Tensor& weight,
+                         const Tensor& stats, const Tensor& largest, const Tensor& sides, std::vector<int64_t> radius) {
+  return neighbor_nll_backward(upstream, logits, index, weight, stats, largest, sides, radius,
+                               [](const auto& batch, const auto* upstream, auto* grad, const Steps& steps) {
+                                 for_each_chunk(Chunks(batch.g), [&](int64_t, const Chunk& chunk) {
+                                   backward_chunk(batch.image(chunk.image), chunk,
+                                                  upstream + chunk.image * batch.g.pixels,
+                                                  grad + chunk.image * steps.image, steps);
+                                 });
+                               });
+}
+
+}  // namespace
+}  // namespace edgeloss
+
+STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
+  m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll));
+  m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_grad));
+}

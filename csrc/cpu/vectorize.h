@@ -1,0 +1,8 @@
+// One build serves every x86-64: functions marked so are compiled for each of these, and the loader picks.
+#pragma once
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define EDGELOSS_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define EDGELOSS_VECTORIZED
+#endif

@@ -1,0 +1,387 @@
+// neighbor_nll at one pixel: its value, what that leaves to backward, and the gradient. One copy for every kernel.
+//
+//     value_i = -log(Σ_n w_in P_in / Σ_n w_in),   P_in = Σ p_n(c) over the classes c that pixel i chooses
+//     ∂value_i / ∂x_n(c) = -π_in ([i chooses c] p_n(c) / P_in - p_n(c)),   π_in = w_in P_in / Σ_n w_in P_in
+//
+// over the neighbours n of a centre i inside the image with w_in > 0. A centre counts where its mask is set, it has
+// such a neighbour, and it chooses a class. Every pass looks at pixels from where it writes: at the neighbours of a
+// centre, or at the centres around a neighbour. So nothing is added up by two threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "edge_math.h"
+#include "image.h"
+#include "tensors.h"
+
+#ifdef __CUDA_ARCH__
+#define EDGELOSS_UNROLL _Pragma("unroll")
+#else
+#define EDGELOSS_UNROLL
+#endif
+
+namespace edgeloss {
+
+// The largest number of a neighbour, K - 1.
+EDGELOSS_INLINE int64_t last_number(const Geometry& g) {
+  return (2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1) - 2;
+}
+
+// The other pixels of the window around pixel `column` of `row`, with their numbers among the K in row-major order:
+// calls body(pixel, number). Seen from that pixel, this one has the number K - 1 - number.
+template <typename F>
+EDGELOSS_INLINE void for_each_numbered_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
+  const int64_t z = quotient(row, g.height), y = row - z * g.height, centre = row * g.width + column;
+  const int64_t span_y = 2 * g.radius[1] + 1, span_x = 2 * g.radius[2] + 1;
+  const int64_t first_z = z < g.radius[0] ? 0 : z - g.radius[0], first_y = y < g.radius[1] ? 0 : y - g.radius[1];
+  const int64_t first_x = column < g.radius[2] ? 0 : column - g.radius[2];
+  for (int64_t v = first_z; v < g.depth && v <= z + g.radius[0]; ++v) {
+    for (int64_t u = first_y; u < g.height && u <= y + g.radius[1]; ++u) {
+      // The number in the whole window of what stands in column 0, were it part of it.
+      const int64_t start = ((v - z + g.radius[0]) * span_y + (u - y + g.radius[1])) * span_x + g.radius[2] - column;
+      const int64_t first = (v * g.height + u) * g.width;
+      for (int64_t x = first_x; x < g.width && x <= column + g.radius[2]; ++x) {
+        const int64_t n = first + x;
+        if (n != centre) body(n, start + x - (n > centre));  // the centre has no number
+      }
+    }
+  }
+}
+
+// The classes that each pixel of an image chooses: one by its index, or those that its indicator sets.
+struct Choice {
+  const char* data;
+  int64_t bytes;                   // of an index; 0 for an indicator
+  int64_t class_step, pixel_step;  // of an indicator
+
+  EDGELOSS_INLINE bool is_index() const { return bytes > 0; }
+  EDGELOSS_INLINE int64_t index(int64_t pixel) const {
+    switch (bytes) {
+      case 8:
+        return reinterpret_cast<const int64_t*>(data)[pixel];
+      case 4:
+        return reinterpret_cast<const int32_t*>(data)[pixel];
+      case 2:
+        return reinterpret_cast<const int16_t*>(data)[pixel];
+      default:
+        return reinterpret_cast<const uint8_t*>(data)[pixel];
+    }
+  }
+  EDGELOSS_INLINE bool has(int64_t pixel, int64_t c) const { return data[c * class_step + pixel * pixel_step] != 0; }
+  // Whether there is a class at all; an index out of range is none.
+  EDGELOSS_INLINE bool any(int64_t pixel, int64_t classes) const {
+    if (is_index()) return index(pixel) >= 0 && index(pixel) < classes;
+    for (int64_t c = 0; c < classes; ++c) {
+      if (has(pixel, c)) return true;
+    }
+    return false;
+  }
+};
+
+// Everything of one image. T: of the logits as they are; A: of the arithmetic; W: of the weights as they are.
+template <typename T, typename A, typename W>
+struct NeighborNll {
+  const Geometry& g;
+  Logits<T, A> x;
+  Logits<W, W> weight;  // w_in at pixel i and "class" number of n
+  Choice choice;
+  const uint8_t* mask;           // null: set everywhere
+  A *m, *r;                      // of the pixels that are neighbours of centres that count
+  W* largest;                    // weight of any neighbour; 0 where the centre does not count
+  A *first, *log_sum, *inverse;  // Side of the centres that count
+
+  // Whether a sum over classes is so large that what underflowed of them does not matter to it.
+  EDGELOSS_INLINE bool is_exact_sum(A sum) const { return is_exact(sum / static_cast<A>(g.logits)); }
+
+  // w / largest, exact for weights of any size but where it underflows.
+  EDGELOSS_INLINE A relative(W w, int64_t centre) const {
+    using Wider = std::common_type_t<A, W>;
+    return static_cast<A>(static_cast<Wider>(w) / static_cast<Wider>(largest[centre]));
+  }
+  // Its logarithm, which does not underflow.
+  EDGELOSS_INLINE A log_relative(W w, int64_t centre) const {
+    return static_cast<A>(std::log(static_cast<double>(w)) - std::log(static_cast<double>(largest[centre])));
+  }
+
+  // Calls body(n, w_in) for the neighbours of a centre that have weight.
+  template <typename F>
+  EDGELOSS_INLINE void for_each_weighted(int64_t row, int64_t column, const F& body) const {
+    const int64_t centre = row * g.width + column;
+    for_each_numbered_neighbor(g, row, column, [&](int64_t n, int64_t number) {
+      const W w = weight.at(centre, number);
+      if (w > W(0)) body(n, w);
+    });
+  }
+
+  // Calls body(i, w_in) for the centres that count around a pixel n that has weight for them.
+  template <typename F>
+  EDGELOSS_INLINE void for_each_centre(int64_t row, int64_t column, const F& body) const {
+    const int64_t last = last_number(g);
+    for_each_numbered_neighbor(g, row, column, [&](int64_t i, int64_t number) {
+      if (!(largest[i] > W(0))) return;
+      const W w = weight.at(i, last - number);
+      if (w > W(0)) body(i, w);
+    });
+  }
+
+  // What p_n says of the classes that i chooses, from e(c) = e^(x_n(c) - m_n).
+  struct Chosen {
+    A p, complement;  // P_in and 1 - P_in
+    A sum;            // with an indicator: Σ e(c) over them
+  };
+  template <typename F>
+  EDGELOSS_INLINE Chosen chosen(int64_t i, int64_t n, const F& e) const {
+    Chosen of = {0, 0, 0};
+    if (choice.is_index()) {
+      probabilities_of(e(choice.index(i)), r[n], of.p, of.complement);
+      return of;
+    }
+    A others = 0;
+    for (int64_t c = 0; c < g.logits; ++c) {
+      const A e_c = e(c);
+      const bool has = choice.has(i, c);
+      of.sum += has ? e_c : A(0);
+      others += has ? A(0) : e_c;
+    }
+    of.p = of.sum / (of.sum + others);
+    of.complement = others / (of.sum + others);
+    return of;
+  }
+  // log Σ e^(x - m) over the classes that i chooses.
+  EDGELOSS_INLINE A log_chosen(int64_t i, int64_t n) const {
+    if (choice.is_index()) return x.at(n, choice.index(i)) - m[n];
+    LogSumExp<A> sum;
+    for (int64_t c = 0; c < g.logits; ++c) {
+      if (choice.has(i, c)) sum.add(x.at(n, c) - m[n]);
+    }
+    return sum.value();
+  }
+  // log P_in.
+  EDGELOSS_INLINE A log_p_chosen(int64_t i, int64_t n) const { return log_p(log_chosen(i, n), A(0), r[n]); }
+
+  // Pass 1 of forward: which centres count.
+  EDGELOSS_INLINE bool may_count(int64_t i) const { return (!mask || mask[i]) && choice.any(i, g.logits); }
+  EDGELOSS_INLINE void find_largest(int64_t row, int64_t column) const {
+    const int64_t i = row * g.width + column;
+    W found = 0;
+    if (may_count(i)) for_each_weighted(row, column, [&](int64_t, W w) { found = w > found ? w : found; });
+    largest[i] = found;
+  }
+
+  // Pass 2 finds the statistics of the pixels that they read. Nothing looks at the logits of others, or gives them any
+  // gradient but 0.
+  EDGELOSS_INLINE bool is_read(int64_t row, int64_t column) const {
+    bool found = false;
+    for_each_centre(row, column, [&](int64_t, W) { found = true; });
+    return found;
+  }
+
+  // Pass 3: the value.
+  EDGELOSS_INLINE A value(int64_t row, int64_t column) const {
+    const int64_t i = row * g.width + column;
+    if (!(largest[i] > W(0))) return A(0);
+    A right = 0, wrong = 0;
+    for_each_weighted(row, column, [&](int64_t n, W w) {
+      const Chosen of = chosen(i, n, [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); });
+      right += relative(w, i) * of.p;
+      wrong += relative(w, i) * of.complement;
+    });
+    return finish(row, column, right, wrong);
+  }
+  // The value from Σ w P and Σ w (1 - P), and what backward needs of it.
+  EDGELOSS_INLINE A finish(int64_t row, int64_t column, A right, A wrong) const {
+    const int64_t i = row * g.width + column;
+    Side<A> side;
+    A found = right;  // nan where the logits are
+    if (is_exact_sum(right)) {
+      side.inverse = A(1) / right;
+      found = negative_log(right / (right + wrong), wrong / (right + wrong));
+    } else if (right == right) {  // so small that the type has no digits of it left, but of its logarithm
+      found = negative_log_mean(
+          [&](const auto& body) {
+            for_each_weighted(row, column, [&](int64_t n, W w) { body(log_p_chosen(i, n), log_relative(w, i)); });
+          },
+          A(1), side);
+    }
+    inverse[i] = side.inverse;
+    first[i] = side.first;
+    log_sum[i] = side.log_sum;
+    return found;
+  }
+
+  // The gradient that centre i gives to pixel n, where g is that of its value: push · e(c) for the classes that it does
+  // not choose, and -pull · e(c) / Σ e over those it does. No difference in them cancels.
+  struct Pull {
+    A push, pull;
+    A sum;  // Σ e over the chosen classes, or 0 where it has underflowed
+    A top;  // its logarithm where it has
+  };
+  EDGELOSS_INLINE Pull pull(int64_t i, int64_t n, W w, const Chosen& of, A g_i) const {
+    const Side<A> side = {first[i], log_sum[i], A(0), inverse[i]};
+    const bool by_logarithms = !(side.inverse > A(0));
+    const A log_w = by_logarithms ? log_relative(w, i) : A(0);
+    const A weighted = by_logarithms ? A(0) : relative(w, i) * of.p;
+    const A pi = share(side, A(1), weighted, log_w, [&] { return log_p_chosen(i, n); });
+    Pull to = {pi * g_i / (A(1) + r[n]), pi * g_i * of.complement, of.sum, A(0)};
+    if (!choice.is_index() && !is_exact_sum(of.sum)) {
+      to.sum = A(0);
+      to.top = log_chosen(i, n);
+    }
+    return to;
+  }
+  // What it gives to a class that it chooses; the other ones get push · e.
+  EDGELOSS_INLINE A at_chosen(const Pull& to, int64_t n, int64_t c, A e) const {
+    if (to.pull == A(0)) return A(0);
+    return -to.pull * (to.sum > A(0) ? e / to.sum : exp_negative((x.at(n, c) - m[n]) - to.top));
+  }
+
+  // The gradient at a pixel that is read, given that of the value: calls write(c, gradient) for each class. The classes
+  // are gone through kBlock at a time, whose sums over the centres stay in registers.
+  template <int kBlock, typename F>
+  EDGELOSS_INLINE void gradient(int64_t row, int64_t column, const A* upstream, const F& write) const {
+    const int64_t n = row * g.width + column;
+    const auto e_at = [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); };
+    for (int64_t begin = 0; begin < g.logits; begin += kBlock) {
+      A e[kBlock], sum[kBlock];
+      EDGELOSS_UNROLL
+      for (int b = 0; b < kBlock; ++b) {
+        e[b] = begin + b < g.logits ? e_at(begin + b) : A(0);
+        sum[b] = A(0);
+      }
+      for_each_centre(row, column, [&](int64_t i, W w) {
+        const Pull to = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
+        const int64_t k = choice.is_index() ? choice.index(i) - begin : -1;
+        EDGELOSS_UNROLL
+        for (int b = 0; b < kBlock; ++b) {
+          if (choice.is_index()) {
+            sum[b] += b == k ? -to.pull : to.push * e[b];
+          } else if (begin + b < g.logits) {
+            sum[b] += choice.has(i, begin + b) ? at_chosen(to, n, begin + b, e[b]) : to.push * e[b];
+          }
+        }
+      });
+      EDGELOSS_UNROLL
+      for (int b = 0; b < kBlock; ++b) {
+        if (begin + b < g.logits) write(begin + b, sum[b]);
+      }
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------- tensors and
+// types
+
+// The tensors of a call, and what forward leaves to backward.
+struct NeighborNllTensors {
+  const Tensor &logits, &index, &weight;
+  const Tensor* mask;
+  Tensor stats;    // [2, B·P]: m, r
+  Tensor largest;  // [1, B·P], as the weights
+  Tensor sides;    // [3, B·P]: first, log_sum, inverse
+};
+
+// The view of each image b of a batch.
+template <typename T, typename A, typename W>
+struct NeighborNllBatch {
+  using Logit = T;
+  using Value = A;
+
+  Geometry g;
+  const T* x;
+  const W* weight;
+  const char* choice;
+  const uint8_t* mask;
+  A *stats, *sides;
+  W* largest;
+  Steps x_steps, weight_steps, choice_steps;
+  int64_t index_bytes;  // 0 for an indicator
+
+  NeighborNllBatch(const NeighborNllTensors& of, const std::vector<int64_t>& radius)
+      : g(geometry_of(of.logits, radius)),
+        x(static_cast<const T*>(of.logits.const_data_ptr())),
+        weight(static_cast<const W*>(of.weight.const_data_ptr())),
+        choice(static_cast<const char*>(of.index.const_data_ptr())),
+        mask(of.mask ? static_cast<const uint8_t*>(of.mask->const_data_ptr()) : nullptr),
+        stats(static_cast<A*>(of.stats.mutable_data_ptr())),
+        sides(static_cast<A*>(of.sides.mutable_data_ptr())),
+        largest(static_cast<W*>(of.largest.mutable_data_ptr())),
+        x_steps(of.logits),
+        weight_steps(of.weight),
+        choice_steps(of.index),
+        index_bytes(of.index.dim() == of.logits.dim() ? 0 : of.index.element_size()) {}
+
+  EDGELOSS_INLINE NeighborNll<T, A, W> image(int64_t b) const {
+    const int64_t base = b * g.pixels, all = g.batch * g.pixels;
+    const int64_t chosen = index_bytes ? base * index_bytes : b * choice_steps.image;
+    return {g,
+            {x + b * x_steps.image, x_steps.channel, x_steps.pixel, false},
+            {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
+            {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
+            mask ? mask + base : nullptr,
+            stats + base,
+            stats + all + base,
+            largest + base,
+            sides + base,
+            sides + all + base,
+            sides + 2 * all + base};
+  }
+};
+
+// Calls body(T(), A(), W()) with the types of a call.
+template <typename F>
+auto by_types(const Tensor& logits, const Tensor& weight, const F& body) {
+  return by_type(logits, [&](auto t, auto a) {
+    return weight.scalar_type() == ScalarType::Double ? body(t, a, double()) : body(t, a, float());
+  });
+}
+
+using NeighborNllForward = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // value [B, *S], stats, largest, sides
+
+// Allocates the results and calls fill(batch, data of the value) with the types of the call.
+template <typename F>
+NeighborNllForward neighbor_nll_forward(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                                        const std::optional<Tensor>& mask, const std::vector<int64_t>& radius,
+                                        const F& fill) {
+  return by_types(logits, weight, [&](auto t, auto a, auto w) -> NeighborNllForward {
+    using A = decltype(a);
+    const Geometry g = geometry_of(logits, radius);
+    const auto empty = [&](int64_t count, ScalarType type) {
+      return torch::stable::new_empty(logits, {count, g.batch * g.pixels}, type);
+    };
+    std::vector<int64_t> shape = {g.batch};
+    for (int64_t axis = 2; axis < logits.dim(); ++axis) shape.push_back(logits.size(axis));
+    Tensor value = torch::stable::new_empty(logits, shape, kScalarType<A>);
+    const NeighborNllTensors tensors = {logits,
+                                        index,
+                                        weight,
+                                        mask ? &*mask : nullptr,
+                                        empty(2, kScalarType<A>),
+                                        empty(1, weight.scalar_type()),
+                                        empty(3, kScalarType<A>)};
+    fill(NeighborNllBatch<decltype(t), A, decltype(w)>(tensors, radius), static_cast<A*>(value.mutable_data_ptr()));
+    return {value, tensors.stats, tensors.largest, tensors.sides};
+  });
+}
+
+// Allocates the gradient and calls fill(batch, data of the value's gradient, data of the logits' one, its steps).
+template <typename F>
+Tensor neighbor_nll_backward(const Tensor& upstream, const Tensor& logits, const Tensor& index, const Tensor& weight,
+                             const Tensor& stats, const Tensor& largest, const Tensor& sides,
+                             const std::vector<int64_t>& radius, const F& fill) {
+  return by_types(logits, weight, [&](auto t, auto a, auto w) {
+    using T = decltype(t);
+    using A = decltype(a);
+    Tensor grad = torch::stable::empty_like(logits);
+    const NeighborNllTensors tensors = {logits, index, weight, nullptr, stats, largest, sides};
+    fill(NeighborNllBatch<T, A, decltype(w)>(tensors, radius), static_cast<const A*>(upstream.const_data_ptr()),
+         static_cast<T*>(grad.mutable_data_ptr()), Steps(grad));
+    return grad;
+  });
+}
+
+}  // namespace edgeloss

@@ -15,7 +15,7 @@ help:  ## list the commands
 
 setup: $(READY)  ## create .venv with edgeloss and everything its demo and tests need
 
-$(READY): pyproject.toml setup.py tools/build_backend.py $(shell find csrc -type f)
+$(READY): pyproject.toml setup.py tools/build_backend.py tools/toolchain.py $(shell find csrc -type f)
 	@echo "==> creating .venv"
 	@$(PYTHON) -m venv .venv
 	@echo "==> installing $(TORCH)"
@@ -55,4 +55,4 @@ lint: setup  ## ruff, clang-format and types
 	@$(BIN)/mypy
 
 clean:  ## remove .venv, caches and runs
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.txt
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

@@ -37,7 +37,7 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-CHOICES = ("cpu", "none")
+CHOICES = ("cuda", "cpu", "none")
 OLDEST_TORCH = (2, 10)
 
 _PROBE = """

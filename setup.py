@@ -19,7 +19,6 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command import build_ext
 
-from build_backend import choice
 from toolchain import (
     CUDA_SOURCES,
     HEADERS,
@@ -29,6 +28,7 @@ from toolchain import (
     Unbuildable,
     architectures,
     call,
+    choice,
     find_nvcc,
     host_command,
     host_requirements,

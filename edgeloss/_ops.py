@@ -88,7 +88,7 @@ def _why_not_on_cuda(index: int | None) -> str | None:
     if _MISSING:
         return _MISSING
     if not torch._C._dispatch_has_kernel_for_dispatch_key("edgeloss::edge_loss", "CUDA"):
-        return f"the library has no CUDA kernels: {_RECORD.get('without_cuda', 'it was built without them')}"
+        return f"the library was built without CUDA kernels: {_RECORD.get('without_cuda', 'no record says why')}"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     try:

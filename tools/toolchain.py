@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from build_backend import Torch, find_compiler, find_torch
+CHOICES = ("cuda", "cpu", "none")
+OLDEST_TORCH = (2, 10)
 
 HOST_SOURCES = sorted(Path("csrc").rglob("*.cpp"))
 CUDA_SOURCES = sorted(Path("csrc").rglob("*.cu"))
@@ -35,8 +36,21 @@ WHEEL_ARCHITECTURES = "75;80;86;89;90;100;120+PTX"
 OLDEST_NVCC = (12, 0)  # torch from 2.10 on is itself built for CUDA 12 and later
 
 
+_PROBE = """
+import importlib.metadata, importlib.util
+print(importlib.metadata.version("torch"), importlib.util.find_spec("torch").origin, sep="\\n")
+"""
+
+
 class Unbuildable(Exception):  # noqa: N818 - no error: the package then works without what can't be built
     """Why the library, or its CUDA part, can't be built here."""
+
+
+class Torch(NamedTuple):
+    """An installed torch that the library can be built against."""
+
+    version: str
+    root: Path  # the directory of the package, which holds include/ and lib/
 
 
 class Architectures(NamedTuple):
@@ -84,6 +98,35 @@ class Nvcc(NamedTuple):
         return [*shlex.split(found[1] if found else ""), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
+def choice() -> str | None:
+    """What EDGELOSS_BUILD asks for; None leaves it to what the machine has."""
+    value = os.environ.get("EDGELOSS_BUILD") or None
+    if value not in (None, *CHOICES):
+        allowed = ", ".join(map(repr, CHOICES))
+        raise SystemExit(f"EDGELOSS_BUILD: expected one of {allowed}, but got {value!r}")
+    return value
+
+
+def find_compiler() -> list[str] | None:
+    """The command of the C++ compiler: that of CXX, else the first of the usual ones."""
+    if "CXX" in os.environ:
+        return shlex.split(os.environ["CXX"])
+    return next(([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
+def find_torch() -> Torch | None:
+    """The torch to build against: in this process's reach, else in the environment that the build is for."""
+    for python, env in _environments():
+        try:
+            found = subprocess.run([python, "-c", _PROBE], env=env, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        version, origin = found.stdout.splitlines()
+        if tuple(int(part) for part in version.split(".")[:2]) >= OLDEST_TORCH:
+            return Torch(version, Path(origin).parent)
+    return None
+
+
 def host_requirements() -> tuple[list[str], Torch]:
     """The C++ compiler and the torch to build with.
 
@@ -123,10 +166,10 @@ def find_nvcc() -> Nvcc:
         path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
         where = ""
     if path is None:
-        raise Unbuildable(f"no nvcc was found{where} when it was installed")
+        raise Unbuildable(f"no nvcc was found{where}")
     found = re.search(r"release (\d+)\.(\d+)", _output([path, "--version"]))
     if found is None:
-        raise Unbuildable(f"{path} --version did not tell its version when it was installed")
+        raise Unbuildable(f"{path} --version does not tell its version")
     version = int(found[1]), int(found[2])
     if version < OLDEST_NVCC:
         raise Unbuildable(f"nvcc {_dotted(version)} is older than {_dotted(OLDEST_NVCC)}")
@@ -162,23 +205,40 @@ def parse_architectures(text: str) -> Architectures:
     return Architectures(sorted(pairs), sorted(arch for arch, with_ptx in pairs.items() if with_ptx))
 
 
-def call(command: Sequence[str]) -> str:
-    """Run a compiler, return what it says, and show it; the first error it prints is the reason for a failure.
+def call(command: Sequence[str], *, show: bool = True) -> str:
+    """Run a compiler, return what it says, and show both; the first error it prints is the reason for a failure.
 
     Raises:
         Unbuildable: if it fails.
     """
-    print(shlex.join(command), flush=True)
+    if show:
+        print(shlex.join(command), flush=True)
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:
         raise Unbuildable(f"{command[0]} can't be run: {error}") from None
-    sys.stderr.write(done.stdout)
+    if show or done.returncode != 0:
+        sys.stderr.write(done.stdout)
     if done.returncode != 0:
         errors = [line for line in done.stdout.splitlines() if "error" in line]
         what = errors[0] if errors else f"{command[0]} ended with status {done.returncode}"
-        raise Unbuildable(f"it did not compile when it was installed: {what}")
+        raise Unbuildable(f"it did not compile: {what}")
     return done.stdout
+
+
+def _environments() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Interpreters, each with its variables, in the order in which to ask them for torch."""
+    yield sys.executable, os.environ
+    # pip isolates by these variables alone, and its interpreter is the one of the environment it installs into.
+    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
+    yield sys.executable, outside
+    # `python -m build` runs this in an environment of its own, as a child of the Python that has torch.
+    try:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")[0].decode()
+    except OSError:  # no such file where the system is not Linux
+        return
+    if Path(parent).name.startswith("python"):
+        yield parent, outside
 
 
 def _includes(torch: Torch) -> list[str]:

@@ -32,4 +32,5 @@ import edgeloss, sys
 sys.exit(edgeloss.__file__ != '$site/edgeloss/__init__.py' or edgeloss.backends()['cpu'] != 'available')
 " || { echo "tools/sanitize.sh: the library under build/sanitize does not load"; exit 1; }
 echo "==> testing them"
-run -m pytest -n auto "${tests[@]}"
+# By file descriptors pytest would capture, and lose, what a process reports as it dies.
+run -m pytest --capture=sys -n auto "${tests[@]}"

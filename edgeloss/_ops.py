@@ -60,6 +60,24 @@ def backends() -> dict[str, str]:
     return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
 
 
+def check() -> None:
+    """Raise what CUDA kernels have found in the labels of earlier calls; without CUDA there is nothing to raise.
+
+    With ``validate="async"`` the fused CUDA kernels leave word of labels out of range, and the next call raises it, or
+    this function, whichever comes first. It does not wait for the device: what is still running has left no word yet.
+    ``loss.item()`` and ``torch.cuda.synchronize()`` wait.
+
+    Raises:
+        ValueError: with a label out of range, the number of such pixels and the first position.
+
+    Example:
+        >>> import edgeloss
+        >>> edgeloss.check()  # after the last call of an epoch, say
+    """
+    if _MISSING is None:
+        importlib.import_module("edgeloss._C").raise_label_errors()
+
+
 def why_not_fused(logits: Tensor, target: Tensor, decay: float | None) -> str | None:
     """Why the fused kernels can't serve a call; None if they can."""
     if logits.device.type not in ("cpu", "cuda"):

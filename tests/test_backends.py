@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import _ops, backends
-from edgeloss.functional import edge_aware_loss
+from edgeloss import _ops, _validation, backends, check
+from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
 RECORD = {"toolkit": [12, 8], "cubins": [80, 90], "ptx": [90]}
@@ -81,3 +84,47 @@ def test_fused_on_request_says_why_not() -> None:
     logits, target = torch.zeros(1, 2, 4, 4, device="meta"), torch.zeros(1, 4, 4, dtype=torch.long, device="meta")
     with pytest.raises(RuntimeError, match="can't serve this call: there are no kernels for meta tensors"):
         edge_aware_loss(logits, target, backend="fused")
+
+
+def test_check_raises_what_the_library_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_label_errors() -> None:
+        raise ValueError("target of an earlier call: expected labels 0 to 2, but got 7")
+
+    monkeypatch.setattr(_ops, "_MISSING", None)
+    monkeypatch.setitem(sys.modules, "edgeloss._C", SimpleNamespace(raise_label_errors=raise_label_errors))
+    with pytest.raises(ValueError, match="but got 7"):
+        check()
+    monkeypatch.setattr(_ops, "_MISSING", "no C++ compiler was found when it was installed")
+    check()  # nothing can have been found
+
+
+def test_only_sync_reads_from_cuda() -> None:
+    here, there = torch.ones(2), SimpleNamespace(is_cuda=True)
+    assert all(_validation.may_read(here, validate) for validate in ("async", "sync", "never"))
+    assert [_validation.may_read(there, validate) for validate in ("async", "sync", "never")] == [False, True, False]
+
+
+@pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
+def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under fake tensors, whose values can't be read, the whole way of a call runs as on CUDA."""
+    monkeypatch.setattr(_validation, "may_read", lambda values, validate: validate == "sync")
+    with FakeTensorMode():
+        x, y = torch.randn(2, 5, 8, 9, requires_grad=True), torch.zeros(2, 8, 9, dtype=torch.long)
+        weight, v, total = torch.rand(5), torch.rand(2, 8, 9), torch.rand(())
+        options: dict[str, Any] = {"weight": weight, "pixel_weight": v, "distance": v, "decay": 1.0}
+        for reduction in ("mean", "sum", "none"):
+            loss, *_ = edge_aware_loss(
+                x,
+                y,
+                reduction=reduction,
+                normalizer=(3.0, total),
+                return_maps=True,
+                return_terms=True,
+                backend="fused",
+                **options,
+            )
+            loss.sum().backward()
+        loss_maps(x, y, backend="fused")
+        normalizers(y, weight=weight, pixel_weight=v)
+        with pytest.raises(DataDependentOutputException):
+            edge_aware_loss(x, y, validate="sync", backend="fused", **options)

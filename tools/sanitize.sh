@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the kernels' tests over a library built with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the
+# Runs the kernels' tests over a library, and over CUDA kernels for the host, built with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the
 # first access outside of an array, use of freed memory, overflow of a signed integer and the like. Needs g++.
 #
 # Usage, from the repository's root: tools/sanitize.sh [python] [words for pytest]
@@ -19,6 +19,11 @@ tests=(tests/test_ops.py tests/test_numerics.py tests/test_properties.py tests/t
 echo "==> building the CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer into build/sanitize"
 EDGELOSS_BUILD=cpu CXX=g++ CXXFLAGS="$flags" LDFLAGS="$flags" "$python" -m pip install --quiet --no-deps --upgrade \
   --target "$site" .
+
+# Under the runtime below compilers would be checked too, so this build comes before it.
+echo "==> building the CUDA kernels for the host, with the same sanitizers"
+export CXX="g++ $flags"
+PYTHONPATH=tests "$python" -c "import host_shim; host_shim.build(host_shim.compiler())"
 
 # The sanitizers' runtimes have to come first in the process, and Python is not linked to them. libstdc++ beside them,
 # for their interceptors of exceptions.

@@ -131,7 +131,7 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
     assert (site / "edgeloss" / "_C.abi3.so").exists()
     assert reason(site) == "available"
     assert reason(site, CUDA_STATE).endswith(
-        "the library built without CUDA kernels: it was installed with EDGELOSS_BUILD=cpu"
+        "the library was built without CUDA kernels: it was installed with EDGELOSS_BUILD=cpu"
     )
 
     (site / "edgeloss" / "_C.abi3.so").write_bytes(b"")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the kernels' tests over a library, and over CUDA kernels for the host, built with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the
-# first access outside of an array, use of freed memory, overflow of a signed integer and the like. Needs g++.
+# Runs the kernels' tests over the CPU kernels, and the CUDA kernels for the host, built with AddressSanitizer and
+# UndefinedBehaviorSanitizer, which stop at the first access outside of an array, use of freed memory, overflow of a
+# signed integer and the like. Needs g++.
 #
 # Usage, from the repository's root: tools/sanitize.sh [python] [words for pytest]
 # The library lies in build/sanitize, apart from that of the environment.
@@ -16,14 +17,14 @@ tests=(tests/test_ops.py tests/test_numerics.py tests/test_properties.py tests/t
   tests/test_neighbor_nll.py -k "not camvid and not compile and not one_graph")
 [ $# -eq 0 ] || tests=("$@")
 
+# Under the runtimes below compilers would be checked too, so all is built before.
 echo "==> building the CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer into build/sanitize"
 EDGELOSS_BUILD=cpu CXX=g++ CXXFLAGS="$flags" LDFLAGS="$flags" "$python" -m pip install --quiet --no-deps --upgrade \
-  --target "$site" .
-
-# Under the runtime below compilers would be checked too, so this build comes before it.
-echo "==> building the CUDA kernels for the host, with the same sanitizers"
+  --target "$site" . &
+echo "==> and the CUDA kernels for the host into build/host_shim"
 export CXX="g++ $flags"
 PYTHONPATH=tests "$python" -c "import host_shim; host_shim.build(host_shim.compiler())"
+wait $!
 
 # The sanitizers' runtimes have to come first in the process, and Python is not linked to them. libstdc++ beside them,
 # for their interceptors of exceptions.

@@ -16,8 +16,10 @@ import pytest
 import torch
 
 import check_abi
+from edgeloss import _ops
 
 ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = Path(_ops.__file__).with_name("_C.abi3.so")
 PARTS = ("LICENSE", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
 CUDA_STATE = STATE.replace("cpu", "cuda")
@@ -326,3 +328,38 @@ def test_wheel_with_cuda_kernels(source: Path, setuptools: Path) -> None:
     if torch.version.cuda is None:
         assert reason(site, CUDA_STATE) == f"unavailable: torch {torch.__version__} is built without CUDA"
     assert check_abi.problems(site / "edgeloss" / "_C.abi3.so") == []
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.skipif(_ops._MISSING is not None, reason=f"no library: {_ops._MISSING}")
+def test_loads_in_every_python(version: str) -> None:
+    """Without torch's own Python part, which is for one version: only its C++ libraries are in memory."""
+    python = shutil.which(f"python{version}")
+    if python is None or run(python, "-c", "").returncode != 0:
+        pytest.skip(f"no python{version} here")
+    load = """if True:
+        import ctypes, importlib.machinery, importlib.util, sys
+        for path in sys.argv[2:]:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        loader = importlib.machinery.ExtensionFileLoader("edgeloss._C", sys.argv[1])
+        library = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+        loader.exec_module(library)
+        print(sys.version_info[:2], library.raise_label_errors())
+    """
+    of_torch = Path(torch.__file__).parent / "lib"
+    done = run(python, "-c", load, LIBRARY, of_torch / "libc10.so", of_torch / "libtorch_cpu.so")
+    assert done.stdout.strip() == f"({version.replace('.', ', ')}) None"
+
+
+@pytest.mark.skipif(_ops._MISSING is not None, reason=f"no library: {_ops._MISSING}")
+def test_leans_on_nothing_but_stable_interfaces() -> None:
+    assert check_abi.problems(LIBRARY) == []
+    assert "GLIBC" in check_abi.newest_versions(LIBRARY)
+
+
+def test_audit_finds_what_is_not_stable() -> None:
+    """On torch's own library, which uses C++ interfaces of its parts and much of CPython's."""
+    found = check_abi.problems(Path(torch.__file__).parent / "lib" / "libtorch_python.so")
+    assert "needs libshm.so" in found
+    assert any(line.startswith("uses _ZN3c10") for line in found)
+    assert any(line.startswith("uses _ZN2at") for line in found)

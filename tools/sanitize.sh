@@ -29,6 +29,7 @@ wait $!
 # The sanitizers' runtimes have to come first in the process, and Python is not linked to them. libstdc++ beside them,
 # for their interceptors of exceptions.
 preload=$(for name in libasan libubsan libstdc++; do g++ -print-file-name=$name.so; done | paste -sd' ')
+unset CI  # the sanitizers take their time: without the slow tests, and with fewer examples of each property
 export PYTHONPATH=$site PYTHONSAFEPATH=1 OMP_NUM_THREADS=1  # the working directory holds edgeloss too
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1  # Python itself leaks at its end
 

@@ -8,14 +8,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint clean
+.PHONY: help setup demo test bench lint check-cuda sanitize clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
 
 setup: $(READY)  ## create .venv with edgeloss and everything its demo and tests need
 
-$(READY): pyproject.toml setup.py tools/build_backend.py $(shell find csrc -type f)
+$(READY): pyproject.toml setup.py tools/build_backend.py tools/toolchain.py $(shell find csrc -type f)
 	@echo "==> creating .venv"
 	@$(PYTHON) -m venv .venv
 	@echo "==> installing $(TORCH)"
@@ -24,7 +24,7 @@ $(READY): pyproject.toml setup.py tools/build_backend.py $(shell find csrc -type
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(MAKE) --no-print-directory opencv-libraries
 	@touch $@
-	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print("torch", torch.__version__ + ", CPU kernels", edgeloss.backends()["cpu"])')"
+	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print("torch", torch.__version__ + ", kernels:", edgeloss.backends())')"
 
 # OpenCV's wheel needs two system libraries that a bare Debian or Ubuntu lacks.
 .PHONY: opencv-libraries
@@ -54,5 +54,12 @@ lint: setup  ## ruff, clang-format and types
 	@$(BIN)/clang-format --dry-run --Werror $$(find csrc -type f)
 	@$(BIN)/mypy
 
+check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warnings and spilled registers
+	@echo "==> checking the CUDA kernels"
+	@$(BIN)/python tools/check_cuda.py
+
+sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/sanitize.sh $(BIN)/python
+
 clean:  ## remove .venv, caches and runs
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.txt
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

@@ -1,134 +1,131 @@
 """The compiled library `edgeloss._C`: all kernels in one file, for every Python from 3.10 and torch from 2.10 on.
 
 pyproject.toml holds everything else. The library uses only the stable part of torch's C++ interface and of Python's
-C interface, so the versions it is built with do not matter to it later.
+C interface, so the versions it is built with do not matter to it later. It holds the CPU kernels, and the CUDA kernels
+where there is nvcc, which is called here: torch's own helper needs a torch built for CUDA, this does not.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import os
-import platform
 import shlex
-import subprocess
-import sys
-import sysconfig
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command import build_ext
 
-from build_backend import Torch, choice, find_compiler, find_torch
-
-SOURCES = sorted(Path("csrc").rglob("*.cpp"))
-HEADERS = sorted(Path("csrc").rglob("*.h"))
-# No loop vectorises around calls that might set errno or trap; neither changes a result, as fast-math would.
-VECTORIZE = ["-fno-math-errno", "-fno-trapping-math"]
-FLAGS = ["-std=c++17", "-O3", *VECTORIZE, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-DEFINES = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030a0000"]
-
-
-class Unbuildable(Exception):  # noqa: N818 - no error: the package then works without the library
-    """Why the library can't be built here."""
+from toolchain import (
+    CUDA_SOURCES,
+    HEADERS,
+    HOST_SOURCES,
+    Architectures,
+    Nvcc,
+    Unbuildable,
+    architectures,
+    call,
+    choice,
+    find_nvcc,
+    host_command,
+    host_requirements,
+)
 
 
 class BuildLibrary(build_ext.build_ext):
-    """Compiles the library, or, where that can't be done, leaves a note with the reason in its place."""
+    """Compiles the library, and leaves a record beside it: what was built, and why the rest was not."""
 
     def run(self) -> None:
         """Build into the wheel, or, for an editable install, into the source tree."""
         library = Path(self.get_ext_fullpath(self.extensions[0].name))
-        note = library.with_name("_build.txt")
-        # What an earlier build left here would otherwise outlive a change of the reason.
-        library.unlink(missing_ok=True)
-        note.unlink(missing_ok=True)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.unlink(missing_ok=True)  # else that of an earlier build would outlive a failure
         wheel = self.get_finalized_command("bdist_wheel")
         try:
-            version = build(library)
+            if choice() == "none":
+                raise Unbuildable("it was installed with EDGELOSS_BUILD=none")
+            record, summary = build(library)
         except Unbuildable as reason:
             if choice() not in (None, "none"):
                 raise SystemExit(f"edgeloss: EDGELOSS_BUILD={choice()}, but {reason}") from None
-            note.write_text(f"{reason}\n")
+            record, summary = {"missing": str(reason)}, f"pure Python, without compiled kernels: {reason}"
             self.extensions = []
             self.distribution.ext_modules = []
             wheel.root_is_pure = True
-            summary = f"pure Python, without compiled kernels: {reason}"
         else:
             wheel.py_limited_api = "cp310"
-            summary = f"CPU kernels, built against torch {version}"
+        library.with_name("_build.json").write_text(json.dumps(record) + "\n")
         atexit.register(print, f"edgeloss: {summary}")  # the last line, after all that setuptools prints
 
 
-def build(library: Path) -> str:
-    """Compile what has changed, link it, and return the version of the torch that served."""
-    compiler, torch = requirements()
-    python = sysconfig.get_path("include")
-    # Headers of others are system headers: their warnings are not ours to mend.
-    includes = ["-Icsrc", "-isystem", str(torch.root / "include"), "-isystem", python]
-    command = [*compiler, *FLAGS, *DEFINES, *includes, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+def build(library: Path) -> tuple[dict[str, Any], str]:
+    """Compile what has changed, link it, and return a record and a summary of what was built."""
+    compiler, torch = host_requirements()
+    link = [*compiler, "-shared", *shlex.split(os.environ.get("LDFLAGS", ""))]
+    # No rpath: `import torch` has these two in memory before the library is loaded.
+    libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            nvcc, archs = cuda_requirements()
+            # Before the others, as they take longest.
+            device = start(pool, nvcc.command(torch, archs), CUDA_SOURCES, torch.version, nvcc.version)
+        except Unbuildable as reason:
+            device, without_cuda = [], str(reason)
+        else:
+            without_cuda = None
+        host = [str(job.result()) for job in start(pool, host_command(compiler, torch), HOST_SOURCES, torch.version)]
+        try:
+            device_objects = [str(job.result()) for job in device]
+            if not without_cuda:
+                call([*link, *host, *device_objects, *libraries, *nvcc.link_flags(), "-o", str(library)])
+        except Unbuildable as reason:
+            without_cuda = str(reason)
+    if not without_cuda:
+        record = {"torch": torch.version, "toolkit": nvcc.version, **archs._asdict()}
+        return record, f"CPU and CUDA kernels ({archs}), built against torch {torch.version}"
+    if choice() == "cuda":
+        raise Unbuildable(without_cuda)
+    call([*link, *host, *libraries, "-o", str(library)])
+    summary = f"CPU kernels, built against torch {torch.version}"
+    if choice() is None:
+        summary += f"; no CUDA kernels: {without_cuda}"
+    return {"torch": torch.version, "without_cuda": without_cuda}, summary
+
+
+def cuda_requirements() -> tuple[Nvcc, Architectures]:
+    """CUDA's compiler, and what to compile for."""
+    if choice() == "cpu":
+        raise Unbuildable("it was installed with EDGELOSS_BUILD=cpu")
+    nvcc = find_nvcc()
+    return nvcc, architectures(nvcc)
+
+
+def start(pool: ThreadPoolExecutor, command: list[str], sources: list[Path], *versions: object) -> list[Future[Path]]:
+    """Compile what has changed since the last time, and promise the object files."""
     # One directory a command: another compiler, flag, Python or torch starts afresh.
-    key = hashlib.sha256(repr((command, torch.version)).encode()).hexdigest()[:12]
-    objects = {source: Path("build", "objects", key, source).with_suffix(".o") for source in SOURCES}
+    key = hashlib.sha256(repr((command, versions)).encode()).hexdigest()[:12]
     headers = max((header.stat().st_mtime for header in HEADERS), default=0)
 
-    def compile_if_changed(source: Path) -> None:
-        target = objects[source]
-        if target.exists() and target.stat().st_mtime > max(source.stat().st_mtime, headers):
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        call([*command, "-c", str(source), "-o", str(target)])
+    def compile_if_changed(source: Path) -> Path:
+        target = Path("build", "objects", key, source).with_suffix(".o")
+        if not target.exists() or target.stat().st_mtime <= max(source.stat().st_mtime, headers):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            call([*command, "-c", str(source), "-o", str(target)])
+        return target
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_if_changed, SOURCES))
-
-    library.parent.mkdir(parents=True, exist_ok=True)
-    flags = ["-shared", *shlex.split(os.environ.get("LDFLAGS", ""))]
-    # No rpath: `import torch` has these two in memory before the library is loaded.
-    link = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library)]
-    call([*compiler, *flags, *map(str, objects.values()), *link])
-    return torch.version
-
-
-def requirements() -> tuple[list[str], Torch]:
-    """The compiler and the torch to build with."""
-    if choice() == "none":
-        raise Unbuildable("it was installed with EDGELOSS_BUILD=none")
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise Unbuildable("the kernels are for Linux on x86-64")
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise Unbuildable("a free-threaded Python does not load abi3 libraries")
-    compiler = find_compiler()
-    if compiler is None:
-        raise Unbuildable("no C++ compiler was found when it was installed")
-    torch = find_torch()
-    if torch is None:
-        raise Unbuildable("no torch from 2.10 on was found when it was installed")
-    return compiler, torch
-
-
-def call(command: list[str]) -> None:
-    """Run a compiler; the first error it prints is the reason for a failure."""
-    print(shlex.join(command), flush=True)
-    try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    except OSError as error:
-        raise Unbuildable(f"the C++ compiler can't be run: {error}") from None
-    sys.stderr.write(done.stderr)
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line]
-        what = errors[0] if errors else f"{command[0]} ended with status {done.returncode}"
-        raise Unbuildable(f"it did not compile when it was installed: {what}")
+    return [pool.submit(compile_if_changed, source) for source in sources]
 
 
 setup(
     ext_modules=[
         Extension(
             "edgeloss._C",
-            sources=[str(path) for path in SOURCES],
+            sources=[str(path) for path in [*HOST_SOURCES, *CUDA_SOURCES]],
             # These make part of the source distribution, as the sources do.
-            depends=[*map(str, HEADERS), "tools/build_backend.py"],
+            depends=[*map(str, HEADERS), *map(str, Path("tools").glob("*.*"))],
             py_limited_api=True,
         )
     ],

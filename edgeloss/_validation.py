@@ -38,8 +38,8 @@ def check_options(
     spacing: float | Sequence[float] | None,
     upsample: bool,
     sync_normalizer: bool,
-    validate: str,
-    backend: str,
+    validate: Validate,
+    backend: Backend,
 ) -> None:
     """Check what does not depend on the inputs of a call.
 
@@ -75,7 +75,7 @@ def check_options(
     if spacing is not None:
         spacing_per_axis(spacing, len(spacing) if isinstance(spacing, Sequence) else 2)
     if weight is not None:
-        check_weight(weight)
+        check_weight(weight, validate)
 
 
 def check_choice(name: str, value: str) -> None:
@@ -88,8 +88,13 @@ def check_choice(name: str, value: str) -> None:
         raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
 
 
-def check_weight(weight: Tensor) -> None:
-    """Check that class weights are a floating tensor [C] of finite values ≥ 0.
+def may_read(values: Tensor, validate: Validate) -> bool:
+    """Whether the host may look at values: on CUDA it waits for the device to have them, which only "sync" does."""
+    return validate == "sync" or not values.is_cuda
+
+
+def check_weight(weight: Tensor, validate: Validate = "sync") -> None:
+    """Check that class weights are a floating tensor [C] of values that are finite and ≥ 0, as far as it may read them.
 
     Raises:
         TypeError: if they are no tensor.
@@ -99,7 +104,8 @@ def check_weight(weight: Tensor) -> None:
         raise TypeError(f"weight: expected a tensor [C] of class weights, but got {_kind(weight)}")
     if weight.dim() != 1 or not weight.is_floating_point():
         raise ValueError(f"weight: expected a floating tensor [C] of class weights, but got {describe(weight)}")
-    check_non_negative("weight", weight)
+    if may_read(weight, validate):
+        check_non_negative("weight", weight)
 
 
 def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
@@ -280,9 +286,9 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
 
 
 def normalizer_tensors(
-    normalizer: tuple[float | Tensor, float | Tensor], device: torch.device
+    normalizer: tuple[float | Tensor, float | Tensor], device: torch.device, validate: Validate
 ) -> tuple[Tensor, Tensor]:
-    """The caller's denominators (W, E) as 0-d tensors.
+    """The caller's denominators (W, E) as 0-d tensors, brought to the device without waiting for it.
 
     Raises:
         TypeError: if they are no pair of numbers or tensors.
@@ -295,13 +301,20 @@ def normalizer_tensors(
     ):
         raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    w, e = (torch.as_tensor(value, dtype=dtype, device=device).detach() for value in normalizer)
-    for value in (w, e):
-        if value.dim():
-            raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
-        if not (value.isfinite() and value >= 0):
+
+    def tensor(value: float | Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            if value.dim():
+                raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
+            readable, there = may_read(value, validate), value.detach().to(device, dtype, non_blocking=True)
+        else:
+            readable, there = True, torch.full((), value, dtype=dtype, device=device)
+        if readable and not 0 <= value < math.inf:
             raise ValueError(f"normalizer: expected finite numbers ≥ 0, but got {normalizer}")
-    return w, e
+        return there
+
+    w, e = normalizer
+    return tensor(w), tensor(e)
 
 
 def check_non_negative(name: str, values: Tensor, where: Tensor | None = None) -> None:

@@ -116,7 +116,7 @@ def edge_aware_loss(
     classes, dims = logits.shape[1], logits.dim() - 2
     radius = _validation.radius_per_axis(radius, dims)
     spacing = _validation.spacing_per_axis(spacing, dims)
-    normalizer = None if normalizer is None else _validation.normalizer_tensors(normalizer, logits.device)
+    normalizer = None if normalizer is None else _validation.normalizer_tensors(normalizer, logits.device, validate)
     if weight is not None:
         _validation.check_class_weight(weight, classes, logits.device)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -128,7 +128,7 @@ def edge_aware_loss(
         if decay is None:
             raise ValueError("distance: expected decay with it, the length over which a neighbour's weight falls by e")
         _validation.check_map("distance", distance, target)
-        if validate != "never":
+        if validate != "never" and _validation.may_read(distance, validate):
             y, valid = reference.labels(target, classes, ignore_index)
             read = valid & reference.within_reach(reference.edge_mask(y, valid, radius), radius)
             _validation.check_non_negative("distance", distance, where=read)
@@ -264,19 +264,22 @@ def normalizers(
     weight: Tensor | None = None,
     ignore_index: int = -100,
     radius: int | Sequence[int] = 1,
+    validate: Validate = "async",
     pixel_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The denominators (W, E) of the mean, from labels alone.
 
     Their sums over several crops, given to each crop's call as ``normalizer``, make the crops' losses add up exactly to
-    the loss of all of them in one batch: exact gradient accumulation. Every label ≥ 0 but ``ignore_index`` counts: the
-    number of classes is not known here, so ``validate="never"`` does not go with labels out of range.
+    the loss of all of them in one batch: exact gradient accumulation. Without ``weight`` the number of classes is not
+    known here, and every label ≥ 0 but ``ignore_index`` counts.
 
     Args:
         target: [B, *S] class indices.
         weight: class weights [C].
         ignore_index: the label that does not count.
         radius: of the neighbourhood in pixels, or one an axis.
+        validate: ``"never"`` does not look for labels out of range, and they count as ignored; nor does ``"async"`` on
+            CUDA, where the loss itself will tell of them.
         pixel_weight: [B, *S] ≥ 0.
 
     Returns:
@@ -298,15 +301,20 @@ def normalizers(
     if target.dim() not in (3, 4):
         raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
     radius = _validation.radius_per_axis(radius, target.dim() - 1)
-    y = target.long()
+    _validation.check_choice("validate", validate)
+    classes = None
     if weight is not None:
-        _validation.check_weight(weight)
-        _validation.check_class_weight(weight, len(weight), target.device)
+        _validation.check_weight(weight, validate)
+        _validation.check_class_weight(weight, classes := len(weight), target.device)
         weight = weight.detach()
-    _validation.check_labels(y, None if weight is None else len(weight), ignore_index)
-    valid = y != ignore_index
+    y = target.long()
+    if validate != "never" and _validation.may_read(y, validate):
+        _validation.check_labels(y, classes, ignore_index)
+    valid = (y != ignore_index) & (y >= 0)
+    if classes is not None:
+        valid &= y < classes
     if pixel_weight is not None:
-        pixel_weight = _pixel_weight(pixel_weight, target, valid, "sync", torch.float64)
+        pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, torch.float64)
     return reference.normalizers(y, valid, reference.edge_mask(y, valid, radius), weight, pixel_weight)
 
 
@@ -423,7 +431,7 @@ def _pixel_weight(
     """Checked, detached, and 0 on pixels that do not count, whatever stood there."""
     _validation.check_map("pixel_weight", pixel_weight, target)
     pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
-    if validate != "never":
+    if validate != "never" and _validation.may_read(pixel_weight, validate):
         _validation.check_non_negative("pixel_weight", pixel_weight)
     return pixel_weight
 

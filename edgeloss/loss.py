@@ -61,8 +61,11 @@ class EdgeAwareLoss(nn.Module):
             ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` would (trilinear in 3-D).
         sync_normalizer: under ``torch.distributed``, share the denominators among the ranks, so that the gradient that
             DDP averages is that of one process with the whole batch. Only for ``reduction="mean"``.
-        validate: when labels out of range are found. ``"async"`` and ``"sync"`` raise in the call; ``"never"`` does not
-            look, and such pixels count as ignored.
+        validate: when labels out of range raise. ``"sync"``: in the call. ``"async"``: too, but for the fused CUDA
+            kernels, which never wait for the device: such pixels count as ignored, and the next call or
+            :func:`edgeloss.check` raises. ``"never"``: not at all, and such pixels count as ignored. The values of
+            CUDA tensors other than labels (``weight``, ``pixel_weight``, ``distance``, ``normalizer``) are looked at
+            with ``"sync"`` only, and those of ``weight`` when the module is made.
         backend: ``"reference"`` is plain PyTorch, ``"fused"`` the compiled kernels or an error that says why not,
             ``"auto"`` the best of them that can serve the call. See :func:`edgeloss.backends`. Only the reference can
             be differentiated twice.

@@ -1,7 +1,8 @@
-"""The build: what a wheel holds, what an install does without a compiler, and that both say so."""
+"""The build: what a wheel holds, what an install does without a compiler or nvcc, and that each says so."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,10 +13,30 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+import check_abi
+from edgeloss import _ops
 
 ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = Path(_ops.__file__).with_name("_C.abi3.so")
 PARTS = ("LICENSE", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
+CUDA_STATE = STATE.replace("cpu", "cuda")
+# What would lead a build elsewhere than the test says.
+STEERING = (
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CXX",
+    "CXXFLAGS",
+    "EDGELOSS_BUILD",
+    "EDGELOSS_CUDA_ARCHS",
+    "LDFLAGS",
+    "NVCCFLAGS",
+)
+STEERING += ("PYTHONPATH",)
+NO_NVCC = {"CUDA_HOME": "/nowhere"}
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
@@ -40,20 +61,25 @@ def source(tmp_path: Path) -> Path:
     """A copy of what the build reads, without what earlier builds left in it."""
     tree = tmp_path / "source"
     tree.mkdir()
-    built = shutil.ignore_patterns("__pycache__", "*.so", "_build.txt")
+    copy(tree)
+    return tree
+
+
+def copy(tree: Path) -> None:
+    """Copy what the build reads."""
+    built = shutil.ignore_patterns("__pycache__", "*.so", "_build.json")
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, tree / part, ignore=built)
         else:
             shutil.copy(ROOT / part, tree)
-    return tree
 
 
 def run(
     *command: str | Path, cwd: Path | None = None, path: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that finds modules in `path`, its output and errors in one."""
-    env = {key: value for key, value in os.environ.items() if key not in ("CXX", "EDGELOSS_BUILD", "PYTHONPATH")}
+    env = {key: value for key, value in os.environ.items() if key not in STEERING}
     env |= variables | ({"PYTHONPATH": str(path)} if path else {})
     return subprocess.run(
         [str(word) for word in command],
@@ -80,10 +106,10 @@ def unpack(source: Path) -> tuple[str, Path]:
     return wheel.stem.split("-", 2)[2], site
 
 
-def reason(site: Path) -> str:
+def reason(site: Path, state: str = STATE) -> str:
     """What `backends` says of the CPU kernels in an unpacked wheel."""
     # Without `site`, since the finder of an editable install would supply the library that the wheel lacks.
-    done = run(sys.executable, "-S", "-c", STATE, cwd=site, path=Path(sysconfig.get_path("purelib")))
+    done = run(sys.executable, "-S", "-c", state, cwd=site, path=Path(sysconfig.get_path("purelib")))
     assert done.returncode == 0, done.stdout
     return done.stdout.strip()
 
@@ -97,7 +123,7 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
     with tarfile.open(archive) as members:
         names = {name.partition("/")[2] for name in members.getnames()}
     assert {path.relative_to(source).as_posix() for path in (source / "csrc").rglob("*.*")} <= names
-    assert {"setup.py", "tools/build_backend.py"} <= names
+    assert {"setup.py", "tools/build_backend.py", "tools/toolchain.py"} <= names
 
     done = pip_wheel(archive, setuptools, EDGELOSS_BUILD="cpu", CXXFLAGS="-Werror")
     assert done.returncode == 0, done.stdout
@@ -105,8 +131,10 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
     tag, site = unpack(archive)
     assert tag.startswith("cp310-abi3-")
     assert (site / "edgeloss" / "_C.abi3.so").exists()
-    assert not (site / "edgeloss" / "_build.txt").exists()
     assert reason(site) == "available"
+    assert reason(site, CUDA_STATE).endswith(
+        "the library was built without CUDA kernels: it was installed with EDGELOSS_BUILD=cpu"
+    )
 
     (site / "edgeloss" / "_C.abi3.so").write_bytes(b"")
     assert reason(site).startswith("unavailable: the library does not load with torch")
@@ -117,8 +145,8 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
     [
         ({"EDGELOSS_BUILD": "none"}, "it was installed with EDGELOSS_BUILD=none"),
         ({"PATH": ""}, "no C++ compiler was found when it was installed"),
-        ({"CXX": "false"}, "it did not compile when it was installed: false ended with status 1"),
-        ({"CXX": "/nowhere/c++"}, "the C++ compiler can't be run: "),
+        ({"CXX": "false"}, "it did not compile: false ended with status 1"),
+        ({"CXX": "/nowhere/c++"}, "/nowhere/c++ can't be run: "),
     ],
     ids=["none", "no compiler", "failing compiler", "absent compiler"],
 )
@@ -128,7 +156,7 @@ def test_without_a_library_says_why(source: Path, setuptools: Path, variables: d
     stale = source / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "edgeloss"
     stale.mkdir(parents=True)
     (stale / "_C.abi3.so").touch()
-    done = pip_wheel(source, setuptools, **variables)
+    done = pip_wheel(source, setuptools, **NO_NVCC, **variables)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(f"edgeloss: pure Python, without compiled kernels: {expected}") == 1, done.stdout
     tag, site = unpack(source)
@@ -140,7 +168,7 @@ def test_without_a_library_says_why(source: Path, setuptools: Path, variables: d
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"EDGELOSS_BUILD": "gpu"}, "EDGELOSS_BUILD: expected one of 'cpu', 'none', but got 'gpu'"),
+        ({"EDGELOSS_BUILD": "gpu"}, "EDGELOSS_BUILD: expected one of 'cuda', 'cpu', 'none', but got 'gpu'"),
         ({"EDGELOSS_BUILD": "cpu", "CXX": "false"}, "edgeloss: EDGELOSS_BUILD=cpu, but it did not compile"),
     ],
     ids=["unknown", "forced"],
@@ -171,7 +199,7 @@ def test_editable_under_isolation(source: Path, setuptools: Path, tmp_path: Path
 
     (source / "csrc" / "edge_loss.cpp").touch()
     again = [*install, "--no-build-isolation", "--editable", source]
-    second = run(*again, path=setuptools)
+    second = run(*again, path=setuptools, EDGELOSS_BUILD="cpu")
     assert second.returncode == 0, second.stdout
     assert second.stdout.count(" -c ") == 1
 
@@ -193,3 +221,145 @@ def test_requires_torch_only_where_there_is_none(source: Path, setuptools: Path,
     ):
         done = run(*shell, python, script, cwd=source, path=where, **variables)
         assert done.stdout.splitlines()[-1].strip() == expected, done.stdout
+
+
+FAKE_NVCC = """#!/bin/sh
+case "$1" in
+    --version) echo "Cuda compilation tools, release {release}, V{release}.0";;
+    --list-gpu-code) printf 'sm_80\\nsm_90\\n';;
+    --dryrun) echo '#$ LIBRARIES=  "-L{lib}"' >&2;;
+    *) {compile};;
+esac
+"""
+# For `nvcc ... -c source -o object`: an empty object, or a failure.
+COMPILES = 'for object in "$@"; do :; done; c++ -x c++ -c /dev/null -o "$object"'
+FAILS = "echo 'edge_loss.cu(7): error: no such kernel' >&2; exit 2"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the build reads, with one .cu source, for builds that share their objects."""
+    tree = tmp_path_factory.mktemp("tree")
+    copy(tree)
+    shutil.rmtree(tree / "csrc" / "cuda", ignore_errors=True)
+    (tree / "csrc" / "cuda").mkdir()
+    (tree / "csrc" / "cuda" / "edge_loss.cu").touch()
+    return tree
+
+
+def build_with_fake_nvcc(
+    tree: Path, setuptools: Path, home: Path, *, release: str = "13.0", compiles: str = COMPILES, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Build `home/edgeloss` by an nvcc in `home` that does what `compiles` says."""
+    (home / "bin").mkdir()
+    (home / "bin" / "nvcc").write_text(FAKE_NVCC.format(release=release, lib=home, compile=compiles))
+    (home / "bin" / "nvcc").chmod(0o755)
+    run("ar", "rcs", home / "libcudart_static.a")
+    where = Path(f"{tree / 'tools'}{os.pathsep}{setuptools}")
+    # Unoptimised: nothing runs it.
+    variables = {"CUDA_HOME": str(home), "CXXFLAGS": "-O0"} | variables
+    command = (sys.executable, "setup.py", "build_ext", "--build-lib", home)
+    return run(*command, cwd=tree, path=where, **variables)
+
+
+@needs_compiler
+def test_nvcc_compiles_the_cuda_kernels(tree: Path, setuptools: Path, tmp_path: Path) -> None:
+    done = build_with_fake_nvcc(tree, setuptools, tmp_path, EDGELOSS_BUILD="cuda", NVCCFLAGS="--use_fast_math")
+    assert done.returncode == 0, done.stdout
+    assert "edgeloss: CPU and CUDA kernels (sm_80, sm_90, PTX), built against torch" in done.stdout
+    (command,) = [line for line in done.stdout.splitlines() if "edge_loss.cu" in line]
+    assert "-gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90" in command
+    assert "-DUSE_CUDA" in command
+    assert "--use_fast_math -c" in command
+    record = json.loads((tmp_path / "edgeloss" / "_build.json").read_text())
+    assert (record["toolkit"], record["cubins"], record["ptx"]) == ([13, 0], [80, 90], [90])
+
+    shutil.rmtree(tmp_path / "bin")
+    again = build_with_fake_nvcc(tree, setuptools, tmp_path, EDGELOSS_BUILD="cuda", NVCCFLAGS="--use_fast_math")
+    assert " -c " not in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("fake", "expected"),
+    [
+        ({"CUDA_HOME": "/nowhere"}, "no nvcc was found in CUDA_HOME=/nowhere"),
+        ({"release": "11.8"}, "nvcc 11.8 is older than 12.0"),
+        ({"release": "unknown"}, "--version does not tell its version"),
+        ({"EDGELOSS_CUDA_ARCHS": "all"}, "nvcc 13.0 can't compile for sm_75, sm_86, sm_89, sm_100, sm_120;"),
+        ({"compiles": FAILS}, "it did not compile: edge_loss.cu(7): error: no such kernel"),
+        ({"compiles": "exit 3"}, "nvcc ended with status 3"),
+    ],
+    ids=["none", "old", "mute", "architecture", "error", "failure"],
+)
+@needs_compiler
+def test_without_cuda_kernels_says_why(
+    tree: Path, setuptools: Path, tmp_path: Path, fake: dict[str, str], expected: str
+) -> None:
+    done = build_with_fake_nvcc(tree, setuptools, tmp_path, **fake)
+    assert done.returncode == 0, done.stdout
+    (summary,) = [line for line in done.stdout.splitlines() if line.startswith("edgeloss: CPU kernels, built against")]
+    assert "; no CUDA kernels: " in summary
+    assert expected in summary
+    assert expected in json.loads((tmp_path / "edgeloss" / "_build.json").read_text())["without_cuda"]
+
+    shutil.rmtree(tmp_path / "bin")
+    forced = build_with_fake_nvcc(tree, setuptools, tmp_path, EDGELOSS_BUILD="cuda", **fake)
+    assert forced.returncode != 0
+    (refusal,) = [line for line in forced.stdout.splitlines() if line.startswith("edgeloss: EDGELOSS_BUILD=cuda, but ")]
+    assert expected in refusal
+
+
+def test_architectures_are_understood_or_refused(tree: Path, setuptools: Path, tmp_path: Path) -> None:
+    done = build_with_fake_nvcc(tree, setuptools, tmp_path, EDGELOSS_CUDA_ARCHS="sm_90")
+    assert done.returncode != 0
+    assert "EDGELOSS_CUDA_ARCHS: expected 'all' or a list as '80;90+PTX', but got 'sm_90'" in done.stdout
+
+
+@pytest.mark.skipif(not NVCC, reason="no nvcc on PATH or in /usr/local/cuda")
+@needs_compiler
+def test_wheel_with_cuda_kernels(source: Path, setuptools: Path) -> None:
+    """It loads without a device and without a torch for CUDA, and says what is missing."""
+    done = pip_wheel(source, setuptools, EDGELOSS_BUILD="cuda", EDGELOSS_CUDA_ARCHS="90")
+    assert done.returncode == 0, done.stdout
+    assert "edgeloss: CPU and CUDA kernels (sm_90), built against torch" in done.stdout
+    tag, site = unpack(source)
+    assert tag.startswith("cp310-abi3-")
+    assert reason(site) == "available"
+    if torch.version.cuda is None:
+        assert reason(site, CUDA_STATE) == f"unavailable: torch {torch.__version__} is built without CUDA"
+    assert check_abi.problems(site / "edgeloss" / "_C.abi3.so") == []
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.skipif(_ops._MISSING is not None, reason=f"no library: {_ops._MISSING}")
+def test_loads_in_every_python(version: str) -> None:
+    """Without torch's own Python part, which is for one version: only its C++ libraries are in memory."""
+    python = shutil.which(f"python{version}")
+    if python is None or run(python, "-c", "").returncode != 0:
+        pytest.skip(f"no python{version} here")
+    load = """if True:
+        import ctypes, importlib.machinery, importlib.util, sys
+        for path in sys.argv[2:]:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        loader = importlib.machinery.ExtensionFileLoader("edgeloss._C", sys.argv[1])
+        library = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+        loader.exec_module(library)
+        print(sys.version_info[:2], library.raise_label_errors())
+    """
+    of_torch = Path(torch.__file__).parent / "lib"
+    done = run(python, "-c", load, LIBRARY, of_torch / "libc10.so", of_torch / "libtorch_cpu.so")
+    assert done.stdout.strip() == f"({version.replace('.', ', ')}) None"
+
+
+@pytest.mark.skipif(_ops._MISSING is not None, reason=f"no library: {_ops._MISSING}")
+def test_leans_on_nothing_but_stable_interfaces() -> None:
+    assert check_abi.problems(LIBRARY) == []
+    assert "GLIBC" in check_abi.newest_versions(LIBRARY)
+
+
+def test_audit_finds_what_is_not_stable() -> None:
+    """On torch's own library, which uses C++ interfaces of its parts and much of CPython's."""
+    found = check_abi.problems(Path(torch.__file__).parent / "lib" / "libtorch_python.so")
+    assert "needs libshm.so" in found
+    assert any(line.startswith("uses _ZN3c10") for line in found)
+    assert any(line.startswith("uses _ZN2at") for line in found)

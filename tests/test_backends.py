@@ -1,0 +1,130 @@
+"""What `backends` says of CUDA, with made-up libraries, drivers and devices."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from edgeloss import _ops, _validation, backends, check
+from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
+
+# As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
+RECORD = {"toolkit": [12, 8], "cubins": [80, 90], "ptx": [90]}
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "expected"),
+    [
+        ((12, 8), (8, 0), None),
+        ((13, 0), (9, 0), None),  # a driver serves all older toolkits
+        ((12, 0), (8, 6), None),  # machine code: any driver of the major version, any higher minor capability
+        ((12, 8), (12, 0), None),  # PTX, compiled by a driver as new as the toolkit
+        ((13, 1), (10, 3), None),
+        ((11, 8), (8, 0), "with CUDA 12.8, and the driver knows CUDA up to 11.8; update the driver"),
+        ((12, 4), (12, 0), "for a device of compute capability 12.0 its PTX needs a driver of that version"),
+        ((13, 0), (7, 5), "not built for a device of compute capability 7.5; run `EDGELOSS_CUDA_ARCHS=75 pip install"),
+    ],
+)
+def test_which_device_a_library_serves(driver: tuple[int, int], capability: tuple[int, int], expected: Any) -> None:
+    found = _ops._why_unfit(RECORD, driver, capability)
+    assert found is None if expected is None else expected in (found or "")
+
+
+def test_a_library_without_its_record_is_not_trusted() -> None:
+    assert "lacks its record" in str(_ops._why_unfit({}, (13, 0), (9, 0)))
+
+
+@pytest.fixture
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with CUDA kernels, beside a torch for CUDA, on a machine with two devices."""
+    monkeypatch.setattr(_ops, "_MISSING", None)
+    monkeypatch.setattr(_ops, "_RECORD", RECORD)
+    monkeypatch.setattr(_ops, "_FIT", {})
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key == "CUDA")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(7, 5), (8, 6)][index])
+    monkeypatch.setattr(_ops, "_driver_version", lambda: (13, 0))
+
+
+@pytest.mark.usefixtures("_machine")
+def test_reasons_come_in_the_order_in_which_to_mend_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backends()["cuda"] == "available"  # on the current device
+    assert "capability 7.5" in str(_ops._why_not_on_cuda(0))
+    _ops._FIT.clear()
+
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check.")
+
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    assert backends()["cuda"] == "unavailable: Found no NVIDIA driver on your system. Please check."
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert backends()["cuda"] == f"unavailable: torch {torch.__version__} is built without CUDA"
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
+    monkeypatch.setattr(_ops, "_RECORD", {"without_cuda": "no nvcc was found"})
+    assert backends()["cuda"].endswith("the library was built without CUDA kernels: no nvcc was found")
+    monkeypatch.setattr(_ops, "_MISSING", "no C++ compiler was found when it was installed")
+    assert backends()["cuda"] == backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
+
+
+@pytest.mark.usefixtures("_machine")
+def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _ops._why_not_on_cuda(1) is None
+    monkeypatch.delattr(torch.cuda, "get_device_capability")
+    assert _ops._why_not_on_cuda(1) is None
+
+
+def test_fused_on_request_says_why_not() -> None:
+    logits, target = torch.zeros(1, 2, 4, 4, device="meta"), torch.zeros(1, 4, 4, dtype=torch.long, device="meta")
+    with pytest.raises(RuntimeError, match="can't serve this call: there are no kernels for meta tensors"):
+        edge_aware_loss(logits, target, backend="fused")
+
+
+def test_check_raises_what_the_library_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_label_errors() -> None:
+        raise ValueError("target of an earlier call: expected labels 0 to 2, but got 7")
+
+    monkeypatch.setattr(_ops, "_MISSING", None)
+    monkeypatch.setitem(sys.modules, "edgeloss._C", SimpleNamespace(raise_label_errors=raise_label_errors))
+    with pytest.raises(ValueError, match="but got 7"):
+        check()
+    monkeypatch.setattr(_ops, "_MISSING", "no C++ compiler was found when it was installed")
+    check()  # nothing can have been found
+
+
+def test_only_sync_reads_from_cuda() -> None:
+    here, there = torch.ones(2), SimpleNamespace(is_cuda=True)
+    assert all(_validation.may_read(here, validate) for validate in ("async", "sync", "never"))
+    assert [_validation.may_read(there, validate) for validate in ("async", "sync", "never")] == [False, True, False]
+
+
+@pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
+def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under fake tensors, whose values can't be read, the whole way of a call runs as on CUDA."""
+    monkeypatch.setattr(_validation, "may_read", lambda values, validate: validate == "sync")
+    with FakeTensorMode():
+        x, y = torch.randn(2, 5, 8, 9, requires_grad=True), torch.zeros(2, 8, 9, dtype=torch.long)
+        weight, v, total = torch.rand(5), torch.rand(2, 8, 9), torch.rand(())
+        options: dict[str, Any] = {"weight": weight, "pixel_weight": v, "distance": v, "decay": 1.0}
+        for reduction in ("mean", "sum", "none"):
+            loss, *_ = edge_aware_loss(
+                x,
+                y,
+                reduction=reduction,
+                normalizer=(3.0, total),
+                return_maps=True,
+                return_terms=True,
+                backend="fused",
+                **options,
+            )
+            loss.sum().backward()
+        loss_maps(x, y, backend="fused")
+        normalizers(y, weight=weight, pixel_weight=v)
+        with pytest.raises(DataDependentOutputException):
+            edge_aware_loss(x, y, validate="sync", backend="fused", **options)

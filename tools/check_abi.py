@@ -1,0 +1,94 @@
+"""Audit a built library: that it leans on nothing but the stable parts of torch, Python and the system.
+
+python tools/check_abi.py [library]
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+# torch comes as libtorch_cpu and libc10 in every build. CUDA's runtime is linked statically, and what is of
+# libtorch_cuda is looked up where it is loaded: a library that needs either would not load beside a torch for CPUs.
+TORCH = r"(libtorch_cpu|libc10)\.so"
+SYSTEM = r"(libstdc\+\+|libm|libgcc_s|libc|libdl|librt|libpthread|ld-linux-x86-64)\.so\.\d"
+NEEDED = re.compile(f"{TORCH}|{SYSTEM}")
+# The C functions of the stable ABI; the limited API of Python (audited by abi3audit); std::, which torch's libraries
+# export too, then without a version.
+STABLE = re.compile(r"(aoti_)?torch_\w+|_?Py\w+|_Z(N|NK|T[IVS])?St\w+")
+
+
+def problems(library: Path) -> list[str]:
+    """What keeps a library from loading with other versions of torch, Python or CUDA."""
+    found = [f"needs {name}" for name in needed(library) if not NEEDED.fullmatch(name)]
+    found += [f"uses {symbol}" for symbol in unversioned(library) if not STABLE.fullmatch(symbol)]
+    audit = subprocess.run(
+        [sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.10", "--report", str(library)],
+        capture_output=True,
+        text=True,
+    )
+    return found if audit.returncode == 0 else [*found, f"abi3audit: {audit.stdout}{audit.stderr}"]
+
+
+def needed(library: Path) -> list[str]:
+    """The libraries that it is linked to."""
+    with library.open("rb") as file:
+        sections = ELFFile(file).iter_sections()
+        tags = [tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags()]
+        return [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
+
+
+def unversioned(library: Path) -> list[str]:
+    """The symbols that others have to supply, but for those of the system, which have versions, and optional ones."""
+    with library.open("rb") as file:
+        elf = ELFFile(file)
+        symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
+        return sorted(
+            symbol.name
+            for index, symbol in enumerate(symbols.iter_symbols())
+            if symbol.name
+            and symbol["st_shndx"] == "SHN_UNDEF"
+            and symbol["st_info"]["bind"] != "STB_WEAK"
+            and versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
+        )
+
+
+def newest_versions(library: Path) -> dict[str, str]:
+    """The newest version that it asks of the system, for each name of a version: GLIBC, GLIBCXX, CXXABI, GCC."""
+    versions: dict[str, list[list[int]]] = defaultdict(list)
+    with library.open("rb") as file:
+        for section in ELFFile(file).iter_sections():
+            if isinstance(section, GNUVerNeedSection):
+                for _, entries in section.iter_versions():
+                    for entry in entries:
+                        name, _, version = entry.name.partition("_")
+                        versions[name].append([int(part) for part in version.split(".")])
+    return {name: ".".join(map(str, max(of_name))) for name, of_name in sorted(versions.items())}
+
+
+def main() -> None:
+    """Print the audit of a library, by default that of the installed package; fail on any problem."""
+    if len(sys.argv) > 1:
+        library = Path(sys.argv[1])
+    else:
+        package = importlib.util.find_spec("edgeloss")
+        if package is None or package.origin is None:
+            raise SystemExit("check_abi: edgeloss is not installed")
+        library = Path(package.origin).with_name("_C.abi3.so")
+    print(f"{library}\nneeds {', '.join(needed(library))}")
+    print("at least", ", ".join(f"{name} {version}" for name, version in newest_versions(library).items()))
+    if found := problems(library):
+        raise SystemExit("\n".join(["check_abi: it does not hold to the stable ABI:", *found]))
+    print("and only the stable ABI of torch, and Python's from 3.10 on")
+
+
+if __name__ == "__main__":
+    main()

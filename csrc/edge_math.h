@@ -121,7 +121,7 @@ template <typename A>
 EDGELOSS_INLINE void probabilities_of(A e, A r, A& p, A& complement) {
   const A scale = A(1) / (A(1) + r);
   p = e * scale;
-  complement = e == A(1) && r < A(1) ? r * scale : A(1) - p;
+  complement = (e == A(1)) & (r < A(1)) ? r * scale : A(1) - p;
 }
 template <typename A>
 EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
@@ -205,11 +205,11 @@ EDGELOSS_INLINE A term(const Logits<T, A>& x, int64_t pixel, int64_t classes, in
 }
 
 // What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
-// π_n = e^(log w_n + (q t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean was formed
+// π_n = e^(log w_n + q (t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean was formed
 // of probabilities, w_n e^(t_n) · inverse.
 template <typename A>
 struct Side {
-  A first = 0;  // the q t that counts most, kept apart from log_sum for its digits
+  A first = 0;  // the t that counts most, kept apart from log_sum for its digits
   A log_sum = 0;
   A nearest = 0;  // least d on this side: a common factor of the weights cancels
   A inverse = 0;  // 0 where the mean was formed of logarithms
@@ -219,7 +219,7 @@ struct Side {
 template <typename A, typename F>
 EDGELOSS_INLINE A share(const Side<A>& of, A q, A e_t, A log_w, const F& t) {
   if (of.inverse > A(0)) return log_w == A(0) ? e_t * of.inverse : e_t * of.inverse * exp_negative(log_w);
-  return exp_negative(log_w + (q * t() - of.first) - of.log_sum);
+  return exp_negative(log_w + q * (t() - of.first) - of.log_sum);
 }
 
 // The other side's derivative: ∂O/∂x(c) = π · slope · ([c = k] - p(c)) where k is not likely. Where it is, that would
@@ -252,8 +252,8 @@ EDGELOSS_INLINE A negative_log_mean(const F& for_each_term, A q, Side<A>& side) 
   });
   if (weights == A(0)) return A(0);
   mean /= weights;
-  const bool none = std::abs(q) <= A(1e-30);  // no exponent at all, to float
-  side.first = none ? A(0) : q * first;
+  const bool none = q == A(0);
+  side.first = none ? A(0) : first;
   A largest = 0;
   LogSumExp<A> sum;
   for_each_term([&](A t, A log_w) {
@@ -270,7 +270,7 @@ EDGELOSS_INLINE A negative_log_mean(const F& for_each_term, A q, Side<A>& side) 
   } else if (!none) {
     log_m = first + (side.log_sum - std::log(weights)) / q;
   }
-  return log_m < A(0) ? -log_m : A(0);  // M ≤ 1: rounding may not make the loss negative
+  return log_m > A(0) ? A(0) : A(0) - log_m;  // M ≤ 1: rounding may not make the loss negative
 }
 template <typename A>
 EDGELOSS_INLINE A negative_log_mean(const A* t, const A* log_w, int64_t n, A q, Side<A>& side) {

@@ -199,7 +199,7 @@ def evaluate(
         ignore_index,
         label_smoothing,
         list(radius),
-        power,
+        0.0 if abs(power) <= reference.NO_POWER else power,
         0.0 if decay is None else decay,
         list(spacing),
         edges,
@@ -221,7 +221,7 @@ def evaluate(
             None if distance is None else distance.to(dtype, copy=True),  # backward needs the field as it is
         )
     wide = sums.detach()
-    return Evaluation((sums[0], sums[1], sums[2]), (wide[3], wide[4]), wide[6] / wide[5].clamp(min=1), found)
+    return Evaluation(sums[:3], (wide[3], wide[4]), (wide[6], wide[5]), found)
 
 
 def neighbor_nll(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:

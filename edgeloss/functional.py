@@ -154,28 +154,30 @@ def edge_aware_loss(
         edges=edge_weight > 0 or return_maps or return_terms,
         maps=return_maps or reduction == "none",
     )
-    sums, denominators = found.sums, None
-    if reduction != "sum":  # the terms of a map are means
-        denominators = normalizer or found.normalizer
-        if sync_normalizer and dist.is_available() and dist.is_initialized():
-            denominators = _summed_over_ranks(denominators)
-            # DDP averages the ranks' gradients, and the mean of world_size · Σ / (global denominator) is the whole
-            # batch's gradient.
-            ranks = dist.get_world_size()
-            sums = sums[0] * ranks, sums[1] * ranks, sums[2] * ranks
-    loss, terms = reference.total(
-        sums,
-        denominators,
-        ce_weight=ce_weight,
-        edge_weight=edge_weight,
-        other_side_weight=other_side_weight,
-        same_side_weight=same_side_weight,
-    )
+    denominators = normalizer or found.normalizer
+    if reduction == "sum":  # the terms of a map are means
+        denominators = torch.ones_like(denominators[0]), torch.ones_like(denominators[1])
+    elif sync_normalizer and dist.is_available() and dist.is_initialized():
+        denominators = _mean_over_ranks(denominators)
     if reduction == "none" and found.maps is not None:
         loss = reference.total_map(found.maps, pixel_weight, ce_weight, edge_weight)
+    else:
+        loss = reference.total(
+            found.sums,
+            denominators,
+            ce_weight=ce_weight,
+            edge_weight=edge_weight,
+            other_side_weight=other_side_weight,
+            same_side_weight=same_side_weight,
+        )
     loss = loss.to(dtype)
 
-    terms = {name: term.detach().to(dtype) for name, term in (terms | {"edge_fraction": found.edge_fraction}).items()}
+    terms = {}
+    if return_terms:
+        terms = reference.terms(
+            found, denominators, other_side_weight=other_side_weight, same_side_weight=same_side_weight
+        )
+        terms = {name: term.to(dtype) for name, term in terms.items()}
     if return_maps and found.maps is not None:
         maps = found.maps.detach()
         return (loss, maps, terms) if return_terms else (loss, maps)
@@ -436,7 +438,9 @@ def _pixel_weight(
     return pixel_weight
 
 
-def _summed_over_ranks(normalizer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _mean_over_ranks(normalizer: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    # DDP averages the ranks' gradients: with Σ / (global denominator / world_size) that is the whole batch's gradient.
     both = torch.stack(normalizer)
     dist.all_reduce(both)
+    both /= dist.get_world_size()
     return both[0], both[1]

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-_NO_POWER = 1e-30  # a smaller exponent is 0, to float32
+NO_POWER = 1e-30  # a smaller exponent is 0, to float32
 
 
 class LossMaps(NamedTuple):
@@ -65,18 +65,18 @@ class LossMaps(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a backend finds, and all that a reduction needs; 0-d tensors, in float64 where the device has it.
+    """What a backend finds, and all that a reduction needs, in float64 where the device has it.
 
     Attributes:
-        sums: Σ v · CE, Σ v · S and Σ v · O over the batch, differentiable.
-        normalizer: the denominators W and Σ_E v.
-        edge_fraction: |E| over the number of valid pixels.
+        sums: Σ v · CE, Σ v · S and Σ v · O over the batch, [3], differentiable.
+        normalizer: the denominators W and Σ_E v, 0-d each.
+        counts: |E| and the number of valid pixels, 0-d each.
         maps: differentiable; None where nobody asked for them.
     """
 
-    sums: tuple[Tensor, Tensor, Tensor]
+    sums: Tensor
     normalizer: tuple[Tensor, Tensor]
-    edge_fraction: Tensor
+    counts: tuple[Tensor, Tensor]
     maps: LossMaps | None
 
 
@@ -142,7 +142,7 @@ def evaluate(
     return Evaluation(
         sums(found, pixel_weight),
         normalizers(y, valid, mask, weight, pixel_weight),
-        mask.sum() / valid.sum().clamp(min=1),
+        (mask.sum(), valid.sum()),
         found if maps else None,
     )
 
@@ -284,55 +284,55 @@ def normalizers(
     return torch.where(valid, w, 0.0).sum(), torch.where(mask, v, 0.0).sum()
 
 
-def sums(maps: LossMaps, pixel_weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ v · CE, Σ v · S and Σ v · O over the batch, 0-d, in float64: float32 fails beyond some 10^8 pixels."""
+def sums(maps: LossMaps, pixel_weight: Tensor | None) -> Tensor:
+    """Σ v · CE, Σ v · S and Σ v · O over the batch, [3], in float64: float32 fails beyond some 10^8 pixels."""
     parts = maps.cross_entropy, maps.same_side, maps.other_side
     if pixel_weight is not None:
         parts = parts[0] * pixel_weight, parts[1] * pixel_weight, parts[2] * pixel_weight
-    wide = _widest(parts[0].device)
-    return parts[0].sum(dtype=wide), parts[1].sum(dtype=wide), parts[2].sum(dtype=wide)
+    return torch.stack([part.sum(dtype=_widest(part.device)) for part in parts])
 
 
 def total(
-    sums: tuple[Tensor, Tensor, Tensor],
-    normalizer: tuple[Tensor, Tensor] | None,
+    sums: Tensor,
+    normalizer: tuple[Tensor, Tensor],
     *,
     ce_weight: float,
     edge_weight: float,
     other_side_weight: float,
     same_side_weight: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the terms it is made of, 0-d: the mean over the normalizer (W, |E|), or the sum where that is None.
+) -> Tensor:
+    """The loss, 0-d: Σ over the normalizer (W, |E|), each side by its weight. Over nothing it is 0, with gradient 0."""
+    w, e = normalizer
+    scale = torch.stack([ce_weight / w, edge_weight * same_side_weight / e, edge_weight * other_side_weight / e])
+    return (sums * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
 
-    A sum over nothing divided by nothing is 0, with a zero gradient.
-    """
 
-    def per(value: Tensor, count: Tensor) -> Tensor:
-        some = count > 0
-        return torch.where(some, value / torch.where(some, count, 1.0), 0.0)
-
-    cross_entropy, same_side, other_side = sums
-    if normalizer is not None:
-        w, e = normalizer
-        cross_entropy, same_side, other_side = per(cross_entropy, w), per(same_side, e), per(other_side, e)
-    both = edge(other_side, same_side, other_side_weight, same_side_weight)
-    terms = {"cross_entropy": cross_entropy, "same_side": same_side, "other_side": other_side, "edge": both}
-    return _total(cross_entropy, both, ce_weight, edge_weight), terms
+def terms(
+    found: Evaluation, normalizer: tuple[Tensor, Tensor], *, other_side_weight: float, same_side_weight: float
+) -> dict[str, Tensor]:
+    """What the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d and detached."""
+    w, e = normalizer
+    counts = torch.stack([w, e, e])
+    cross_entropy, same_side, other_side = torch.where(counts > 0, found.sums.detach() / counts, 0.0)
+    edges, valid = found.counts
+    return {
+        "cross_entropy": cross_entropy,
+        "same_side": same_side,
+        "other_side": other_side,
+        "edge": edge(other_side, same_side, other_side_weight, same_side_weight),
+        "edge_fraction": edges / valid.clamp(min=1),
+    }
 
 
 def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edge_weight: float) -> Tensor:
     """The loss without reduction, v · (ce_weight · CE + edge_weight · edge) [B, *S]."""
-    total = _total(maps.cross_entropy, maps.edge, ce_weight, edge_weight)
+    total = ce_weight * maps.cross_entropy + edge_weight * maps.edge
     return total if pixel_weight is None else total * pixel_weight
 
 
 def edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:
     """The edge terms as one, map or number."""
     return other_side_weight * other_side + same_side_weight * same_side
-
-
-def _total(cross_entropy: Tensor, edge: Tensor, ce_weight: float, edge_weight: float) -> Tensor:
-    return ce_weight * cross_entropy + edge_weight * edge
 
 
 # -------------------------------------------------------------------------------------------------- the write-up's line
@@ -523,7 +523,7 @@ def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power:
     pi = log_w.exp()
     pi = pi / add(pi)[row]
     mean = add(pi * t)
-    if abs(power) > _NO_POWER:
+    if abs(power) > NO_POWER:
         # log M = c + log(Σ π e^{q (t - c)}) / q for any constant c. With the mean of t for c, and where the exponents
         # are small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that
         # counts most.

@@ -266,7 +266,7 @@ struct Group {
     const int64_t base = image * call.g.pixels;
     for (int64_t e = 0; e < count; ++e) {
       for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
-        if (lanes.label[i] < 0 || lanes.label[i] == k[e] || lanes.r[i] > A(0) || lanes.x[i] != lanes.m[i]) continue;
+        if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
         const int64_t n = first + lanes.start[e] + (i - e * lanes.width);
         lanes.out[2][i] = term(x, n, call.g.classes, k[e], false, call.m[base + n], call.r[base + n]);
       }
@@ -565,9 +565,11 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
       to[c.k * to_ld + c.j] += c.value;
       if (!c.likely) continue;
       // The others' shares, from logits that may lie so far below the top that r is 0.
-      const A top = log_rest(x, p + c.j, g.classes, m[c.j], r[c.j]);
+      const bool exact = is_exact(r[c.j]);
+      const A top = exact ? A(0) : log_rest(x, p + c.j, g.classes, m[c.j], r[c.j]);
+      const A value = exact ? c.value / r[c.j] : c.value;
       for (int64_t other = 0; other < g.classes; ++other) {
-        if (other != c.k) to[other * to_ld + c.j] -= c.value * exp_negative((tile[other * ld + c.j] - m[c.j]) - top);
+        if (other != c.k) to[other * to_ld + c.j] -= value * exp_negative((tile[other * ld + c.j] - m[c.j]) - top);
       }
     }
     if (smoothing != A(0)) {
@@ -670,7 +672,8 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   };
   constexpr ScalarType type = kScalarType<A>;
   Tensor label = empty(1, ScalarType::Short), stats = empty(2, type), sides = empty(edges ? 8 : 0, type);
-  Tensor edge_list = torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
+  Tensor edge_list =
+      torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
@@ -798,8 +801,8 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
                           double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
   return by_type(logits, [&](auto t, auto a) {
     return backward<decltype(t), decltype(a)>(grad_sums, grad_ce, grad_same, grad_other, logits, weight, pixel_weight,
-                                              label, flags, stats, edge_list, sides, field, label_smoothing, radius, power,
-                                              decay);
+                                              label, flags, stats, edge_list, sides, field, label_smoothing, radius,
+                                              power, decay);
   });
 }
 

@@ -19,9 +19,11 @@ struct Chunks {
   int64_t rows_per_chunk, per_image, count, rows;
   int64_t reach;  // a window reaches so many chunks before and behind its own
 
-  // Large enough to hide a chunk's overhead, small enough that its tiles' labels and flags stay in cache.
+  // Large enough to hide a chunk's overhead, small enough that what it works on stays in cache, and enough of them for
+  // all threads even of a small batch.
   explicit Chunks(const Geometry& g) : rows(g.depth * g.height) {
-    rows_per_chunk = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, g.width));
+    const int64_t pixels = std::clamp<int64_t>(g.batch * g.pixels / 16, 256, 4096);
+    rows_per_chunk = std::max<int64_t>(1, pixels / std::max<int64_t>(1, g.width));
     per_image = (rows + rows_per_chunk - 1) / rows_per_chunk;
     count = g.batch * per_image;
     reach = (std::min(g.radius[0], g.depth) * g.height + std::min(g.radius[1], g.height) + rows_per_chunk - 1) /

@@ -11,13 +11,7 @@
 #include <type_traits>
 
 #include "../edge_math.h"
-
-// One build serves every x86-64: the loops below are compiled for each of these, and the loader picks.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define EDGELOSS_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define EDGELOSS_VECTORIZED
-#endif
+#include "vectorize.h"
 
 namespace edgeloss {
 namespace {

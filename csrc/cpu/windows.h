@@ -363,7 +363,7 @@ EDGELOSS_INLINE void log_shares(int64_t n, const int32_t* __restrict label, cons
   for (int64_t i = 0; i < n; ++i) {
     const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
     const A log_w = (select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay;
-    const A q_t = power * t[i] - select(same, same_first[i], other_first[i]);
+    const A q_t = power * (t[i] - select(same, same_first[i], other_first[i]));
     const A pi = exp_negative(log_w + q_t - select(same, same_log_sum[i], other_log_sum[i]));
     A p, complement;
     probabilities(x[i], m[i], r[i], p, complement);

@@ -51,7 +51,7 @@ struct Call {
   uint8_t* edge;   // [B, P], the edge mask, or null
   // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
   // takes up no memory. Of each row the first and the end among them.
-  int32_t* column;               // [B, P], 0 to W - 1
+  int32_t* edge_pixel;           // [B, P], of the image
   Side<A>* sides;                // [B, P, 2], same and other side
   int32_t *row_first, *row_end;  // [B, D · H] each
   A* field;                      // [B, P]; read in reach of E only
@@ -137,11 +137,11 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
                  [&](int64_t first) { widen_range(label + first, g.width, low.data() + reach, high.data() + reach); });
     uint8_t* edge = call.edge ? call.edge + base + row * g.width : mask.data();
     mark_edges(label + row * g.width, g.width, reach, low.data(), high.data(), edge);
-    const int64_t count = places(edge, g.width, call.column + base + end);
+    const int64_t count = list_places(edge, g.width, row * g.width, call.edge_pixel + base + end);
     call.row_first[rows + row] = static_cast<int32_t>(end);
     if (call.pixel_weight) {
       for (int64_t e = end; e < end + count; ++e) {
-        sums.edges_weight += call.pixel_weight[base + row * g.width + call.column[base + e]];
+        sums.edges_weight += call.pixel_weight[base + call.edge_pixel[base + e]];
       }
     }
     end += count;
@@ -205,85 +205,99 @@ struct Gathered {
   std::vector<Entry> more;     // of further classes, by pixel
 };
 
-// A few edge pixels of one row, and how the image looks from them.
+// A few edge pixels of an image, and how it looks from them.
 template <typename T, typename A>
 struct Group {
   const Call<T, A>& call;
-  int64_t image, row, count;
-  const int32_t* column;
-  int16_t k[kEdges];
+  int64_t image, count;
+  const int32_t* pixel;
+  int64_t first[kEdges];         // the pixel in the first lane, in the edge pixel's own row
+  int32_t y[kEdges], z[kEdges];  // that row
+  int32_t offset[kEdges];        // where it stands among its lanes
+  int16_t k[kEdges];             // its class
 
-  Group(const Call<T, A>& call, int64_t image, int64_t row, const int32_t* column, int64_t count, Lanes<A>& lanes)
-      : call(call), image(image), row(row), count(count), column(column) {
-    const int16_t* label = call.label + image * call.g.pixels + row * call.g.width;
+  Group(const Call<T, A>& call, int64_t image, const int32_t* pixel, int64_t count, Lanes<A>& lanes)
+      : call(call), image(image), count(count), pixel(pixel) {
+    const Geometry& g = call.g;
+    const int16_t* label = call.label + image * g.pixels;
+    const int64_t last = std::max<int64_t>(g.width - lanes.width, 0);
     int32_t wide[kEdges];
     for (int64_t e = 0; e < count; ++e) {
-      k[e] = label[column[e]];
-      wide[e] = k[e];
+      const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
+      const uint32_t row = p / static_cast<uint32_t>(g.width);
+      const int64_t column = p - static_cast<int64_t>(row) * g.width;
+      offset[e] = static_cast<int32_t>(column - std::clamp<int64_t>(column - lanes.radius, 0, last));
+      first[e] = p - offset[e];
+      z[e] = static_cast<int32_t>(row / static_cast<uint32_t>(g.height));
+      y[e] = static_cast<int32_t>(row) - z[e] * static_cast<int32_t>(g.height);
+      wide[e] = k[e] = label[p];
     }
     repeat_each(wide, count, lanes.width, lanes.k.data());
   }
 
-  // Fills the lanes with what the pixels see of the row that starts at pixel `first`.
-  void see(int64_t first, bool logits, Lanes<A>& lanes) const {
+  // Fills the lanes with the row of their windows at (dz, dy), as far as it lies in [begin, end); false if none does.
+  bool see(int64_t dz, int64_t dy, int64_t begin, int64_t end, bool logits, Lanes<A>& lanes) const {
     const Geometry& g = call.g;
+    const int64_t shift = (dz * g.height + dy) * g.width;
+    bool any = false;
+    for (int64_t e = 0; e < count; ++e) {
+      const int64_t p = first[e] + shift;
+      const bool inside = y[e] + dy >= 0 && y[e] + dy < g.height && z[e] + dz >= 0 && z[e] + dz < g.depth;
+      const bool wanted = inside && p >= begin && p < end;
+      lanes.first[e] = wanted ? p : -1;
+      any |= wanted;
+    }
+    if (!any) return false;
     const int64_t base = image * g.pixels;
-    const Row<T, A> seen = {call.image(image),
-                            first,
-                            g.width,
-                            call.label + base,
-                            call.m + base,
-                            call.r + base,
-                            call.has_decay ? call.field + base : nullptr};
-    const bool centre = first == row * g.width;
+    const View<T, A> view = {call.image(image), g.width,       call.label + base,
+                             call.m + base,     call.r + base, call.has_decay ? call.field + base : nullptr};
+    const bool centre = dz == 0 && dy == 0;
     if (lanes.width == 4 && g.width >= 4) {
-      fill_lanes<4>(seen, column, k, count, centre, logits, lanes);
+      fill_lanes<4>(view, k, offset, count, centre, logits, lanes);
     } else if (lanes.width == 8 && g.width >= 8) {
-      fill_lanes<8>(seen, column, k, count, centre, logits, lanes);
+      fill_lanes<8>(view, k, offset, count, centre, logits, lanes);
     } else {
-      fill_lanes<0>(seen, column, k, count, centre, logits, lanes);
+      fill_lanes<0>(view, k, offset, count, centre, logits, lanes);
+    }
+    return true;
+  }
+
+  // Calls body() for each row of the windows, the lanes filled with it.
+  template <typename F>
+  void for_each_row_seen(int64_t begin, int64_t end, bool logits, Lanes<A>& lanes, const F& body) const {
+    const Geometry& g = call.g;
+    const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
+    for (int64_t dz = -reach_z; dz <= reach_z; ++dz) {
+      for (int64_t dy = -reach_y; dy <= reach_y; ++dy) {
+        if (see(dz, dy, begin, end, logits, lanes)) body();
+      }
     }
   }
 
-  // Calls body(first pixel) for each row of their windows that is wanted, the lanes filled with it.
-  template <typename W, typename F>
-  void for_each_seen_row(const W& is_wanted, bool logits, Lanes<A>& lanes, const F& body) const {
-    for_each_row(call.g, row, call.g.radius, [&](int64_t first) {
-      if (!is_wanted(first)) return;
-      see(first, logits, lanes);
-      body(first);
-    });
-  }
-  template <typename F>
-  void for_each_seen_row(bool logits, Lanes<A>& lanes, const F& body) const {
-    for_each_seen_row([](int64_t) { return true; }, logits, lanes, body);
-  }
-
   // t of the lanes into out[2], as log_terms, and exact where r underflowed.
-  void find_terms(int64_t first, Lanes<A>& lanes) const {
+  void find_terms(Lanes<A>& lanes) const {
     find_log_terms(lanes, count * lanes.width);
     const Logits<T, A> x = call.image(image);
     const int64_t base = image * call.g.pixels;
     for (int64_t e = 0; e < count; ++e) {
       for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
         if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
-        const int64_t n = first + lanes.start[e] + (i - e * lanes.width);
+        const int64_t n = lanes.first[e] + (i - e * lanes.width);
         lanes.out[2][i] = term(x, n, call.g.classes, k[e], false, call.m[base + n], call.r[base + n]);
       }
     }
   }
 
-  // Adds the shares in the lanes to the row of the chunk that starts at its pixel `at`.
-  void add_to(Gathered<A>& to, int64_t at, const Lanes<A>& lanes) const {
-    A *same = to.same.data() + at, *other = to.other.data() + at;
-    int32_t* seen = to.k.data() + at;
-    const auto more = [&](int64_t column, int32_t k, A sum) { to.more.push_back({at + column, k, sum}); };
+  // Adds the shares in the lanes to the pixels of a chunk that begins at pixel `start`.
+  void add_to(Gathered<A>& to, int64_t start, const Lanes<A>& lanes) const {
+    const auto more = [&](int64_t at, int32_t of, A sum) { to.more.push_back({at, of, sum}); };
+    A *same = to.same.data(), *other = to.other.data();
     if (lanes.width == 4) {
-      add_shares<4>(lanes, k, count, same, other, seen, more);
+      add_shares<4>(lanes, k, count, start, same, other, to.k.data(), more);
     } else if (lanes.width == 8) {
-      add_shares<8>(lanes, k, count, same, other, seen, more);
+      add_shares<8>(lanes, k, count, start, same, other, to.k.data(), more);
     } else {
-      add_shares<0>(lanes, k, count, same, other, seen, more);
+      add_shares<0>(lanes, k, count, start, same, other, to.k.data(), more);
     }
   }
 };
@@ -294,8 +308,8 @@ void terms_of_logs(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges]
   const Call<T, A>& call = group.call;
   const int64_t width = lanes.width;
   std::vector<A> t[kEdges][2], d[kEdges][2];
-  group.for_each_seen_row(true, lanes, [&](int64_t first) {
-    group.find_terms(first, lanes);
+  group.for_each_row_seen(0, call.g.pixels, true, lanes, [&] {
+    group.find_terms(lanes);
     for (int64_t e = 0; e < group.count; ++e) {
       for (int64_t i = e * width; i < (e + 1) * width; ++i) {
         if (lanes.label[i] < 0) continue;
@@ -328,7 +342,7 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
   A nearest[2][kEdges] = {};
   if (call.has_decay) {
     for (int side = 0; side < 2; ++side) std::fill_n(lanes.out[side].begin(), all, A(INFINITY));
-    group.for_each_seen_row(false, lanes, [&](int64_t) { find_least_distance(lanes, all); });
+    group.for_each_row_seen(0, call.g.pixels, false, lanes, [&] { find_least_distance(lanes, all); });
     for (int side = 0; side < 2; ++side) {
       for (int64_t e = 0; e < n; ++e) {
         const A* d = lanes.out[side].data() + e * width;
@@ -338,8 +352,8 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
     }
   }
   for (auto& sum : lanes.out) std::fill_n(sum.begin(), all, A(0));
-  group.for_each_seen_row(true, lanes,
-                          [&](int64_t) { find_sum_probabilities(lanes, all, call.has_decay, call.inverse_decay); });
+  group.for_each_row_seen(0, call.g.pixels, true, lanes,
+                          [&] { find_sum_probabilities(lanes, all, call.has_decay, call.inverse_decay); });
   A sums[4][kEdges];
   for (int v = 0; v < 4; ++v) {
     for (int64_t e = 0; e < n; ++e) {
@@ -360,7 +374,7 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
       continue;
     }
     A alone[2][kEdges];
-    terms_of_logs(Group<T, A>(call, group.image, group.row, group.column + e, 1, lanes), lanes, alone, sides + 2 * e);
+    terms_of_logs(Group<T, A>(call, group.image, group.pixel + e, 1, lanes), lanes, alone, sides + 2 * e);
     for (int side = 0; side < 2; ++side) value[side][e] = alone[side][0];
   }
 }
@@ -371,31 +385,27 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
                       Sums& sums) {
   const Geometry& g = call.g;
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
-  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
-    A* maps[2] = {same_map, other_map};
-    for (A*& map : maps) {
-      if (!map) continue;
-      map += base + row * g.width;
-      std::fill_n(map, g.width, A(0));
+  A* const maps[2] = {same_map, other_map};
+  for (A* map : maps) {
+    if (map) std::fill_n(map + base + chunk.first_row * g.width, (chunk.last_row - chunk.first_row) * g.width, A(0));
+  }
+  const int32_t end = call.row_end[rows + chunk.last_row - 1];
+  for (int64_t at = call.row_first[rows + chunk.first_row]; at < end; at += kEdges) {
+    const Group<T, A> group(call, chunk.image, call.edge_pixel + base + at, std::min<int64_t>(kEdges, end - at), lanes);
+    A value[2][kEdges];
+    Side<A>* sides = call.sides + 2 * (base + at);
+    if (call.power == A(1)) {
+      terms_of_means(group, lanes, value, sides);
+    } else {
+      terms_of_logs(group, lanes, value, sides);
     }
-    const int32_t first = call.row_first[rows + row], end = call.row_end[rows + row];
-    for (int64_t at = first; at < end; at += kEdges) {
-      const Group<T, A> group(call, chunk.image, row, call.column + base + at, std::min<int64_t>(kEdges, end - at),
-                              lanes);
-      A value[2][kEdges];
-      Side<A>* sides = call.sides + 2 * (base + at);
-      if (call.power == A(1)) {
-        terms_of_means(group, lanes, value, sides);
-      } else {
-        terms_of_logs(group, lanes, value, sides);
-      }
-      for (int64_t e = 0; e < group.count; ++e) {
-        const double v = call.pixel_weight_of(base + row * g.width + group.column[e]);
-        sums.same += v * value[0][e];
-        sums.other += v * value[1][e];
-        for (int side = 0; side < 2; ++side) {
-          if (maps[side]) maps[side][group.column[e]] = value[side][e];
-        }
+    for (int64_t e = 0; e < group.count; ++e) {
+      const int64_t i = base + group.pixel[e];
+      const double v = call.pixel_weight_of(i);
+      sums.same += v * value[0][e];
+      sums.other += v * value[1][e];
+      for (int side = 0; side < 2; ++side) {
+        if (maps[side]) maps[side][i] = value[side][e];
       }
     }
   }
@@ -410,71 +420,79 @@ struct Upstream {
   A at(int term, int64_t i, A v) const { return sums[term] * v + (map[term] ? map[term][i] : A(0)); }
 };
 
-// Gathers the shares of a chunk's pixels; false if no edge pixel is near.
+// Adds to a chunk's pixels the shares of the edge pixels in rows [first, last), which lie in one chunk themselves.
 template <typename T, typename A>
-bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, Lanes<A>& lanes,
-                  Gathered<A>& to) {
+void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, int64_t first, int64_t last,
+                 Lanes<A>& lanes, Gathered<A>& to) {
   const Geometry& g = call.g;
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
-  const int64_t reach = std::min(g.radius[0], g.depth) * g.height + std::min(g.radius[1], g.height);
-  const int64_t last = std::min(chunk.last_row + reach, g.depth * g.height), start = chunk.first_row * g.width;
-  bool any = false;
-  to.more.clear();
-  for (int64_t row = std::max<int64_t>(chunk.first_row - reach, 0); row < last; ++row) {
-    const int32_t end = call.row_end[rows + row];
-    for (int32_t done = call.row_first[rows + row]; done < end;) {
-      bool near = false;
-      for_each_row(g, row, g.radius,
-                   [&](int64_t first) { near |= first >= start && first < chunk.last_row * g.width; });
-      if (!near) break;
-      if (!any) {
-        const int64_t pixels = (chunk.last_row - chunk.first_row) * g.width + lanes.width;
-        to.same.assign(pixels, A(0));
-        to.other.assign(pixels, A(0));
-        to.k.assign(pixels, -1);
-        any = true;
-      }
-      // The ones whose terms were formed of probabilities and the ones of logarithms take turns.
-      const Side<A>* sides = call.sides + 2 * (base + done);
-      const bool means = sides[1].inverse > A(0);
-      int32_t n = 1;
-      while (n < kEdges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
-      const Group<T, A> group(call, chunk.image, row, call.column + base + done, n, lanes);
-      A own[2][4][kEdges];
-      for (int32_t e = 0; e < n; ++e) {
-        const int64_t i = base + row * g.width + group.column[e];
-        const A v = call.pixel_weight_of(i);
-        for (int side = 0; side < 2; ++side) {
-          const Side<A>& of = sides[2 * e + side];
-          const A up = upstream.at(1 + side, i, v);
-          own[side][0][e] = means ? up * of.inverse : up;
-          own[side][1][e] = of.first;
-          own[side][2][e] = of.log_sum;
-          own[side][3][e] = of.nearest;
-        }
-      }
+  const int64_t start = chunk.first_row * g.width, stop = chunk.last_row * g.width;
+  const int32_t end = call.row_end[rows + last - 1];
+  for (int32_t done = call.row_first[rows + first]; done < end;) {
+    if (to.k.empty()) {
+      const int64_t pixels = stop - start + lanes.width;
+      to.same.assign(pixels, A(0));
+      to.other.assign(pixels, A(0));
+      to.k.assign(pixels, -1);
+    }
+    // The ones whose terms were formed of probabilities and the ones of logarithms take turns.
+    const Side<A>* sides = call.sides + 2 * (base + done);
+    const bool means = sides[1].inverse > A(0);
+    int32_t n = 1;
+    while (n < kEdges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
+    const Group<T, A> group(call, chunk.image, call.edge_pixel + base + done, n, lanes);
+    A own[2][4][kEdges];
+    for (int32_t e = 0; e < n; ++e) {
+      const int64_t i = base + group.pixel[e];
+      const A v = call.pixel_weight_of(i);
       for (int side = 0; side < 2; ++side) {
-        for (int which = 0; which < 4; ++which) {
-          const bool is_read = which == 0 || (which == 3 ? call.has_decay : !means);
-          if (is_read) repeat_each(own[side][which], n, lanes.width, lanes.own[side][which].data());
-        }
+        const Side<A>& of = sides[2 * e + side];
+        const A up = upstream.at(1 + side, i, v);
+        own[side][0][e] = means ? up * of.inverse : up;
+        own[side][1][e] = of.first;
+        own[side][2][e] = of.log_sum;
+        own[side][3][e] = of.nearest;
       }
-      group.for_each_seen_row([&](int64_t first) { return first >= start && first < chunk.last_row * g.width; }, true,
-                              lanes,
-                              [&](int64_t first) {
-                                if (means) {
-                                  find_mean_shares(lanes, n * lanes.width, call.has_decay, call.inverse_decay);
-                                } else {
-                                  group.find_terms(first, lanes);
-                                  find_log_shares(lanes, n * lanes.width, call.power, call.inverse_decay);
-                                }
-                                group.add_to(to, first - start, lanes);
-                              });
-      done += n;
+    }
+    for (int side = 0; side < 2; ++side) {
+      for (int which = 0; which < 4; ++which) {
+        const bool is_read = which == 0 || (which == 3 ? call.has_decay : !means);
+        if (is_read) repeat_each(own[side][which], n, lanes.width, lanes.own[side][which].data());
+      }
+    }
+    group.for_each_row_seen(start, stop, true, lanes, [&] {
+      if (means) {
+        find_mean_shares(lanes, n * lanes.width, call.has_decay, call.inverse_decay);
+      } else {
+        group.find_terms(lanes);
+        find_log_shares(lanes, n * lanes.width, call.power, call.inverse_decay);
+      }
+      group.add_to(to, start, lanes);
+    });
+    done += n;
+  }
+}
+
+// Gathers the shares of a chunk's pixels; false if no edge pixel is near.
+template <typename T, typename A>
+bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
+                  Lanes<A>& lanes, Gathered<A>& to) {
+  const Geometry& g = call.g;
+  to.more.clear();
+  to.k.clear();
+  const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
+  int64_t row = 0;
+  for (int64_t dz = -reach_z; dz <= reach_z; ++dz) {  // the rows that see the chunk's, slice by slice
+    row = std::max(row, chunk.first_row + dz * g.height - reach_y);
+    const int64_t last = std::min(chunk.last_row + dz * g.height + reach_y, chunks.rows);
+    while (row < last) {
+      const int64_t next = std::min((row / chunks.rows_per_chunk + 1) * chunks.rows_per_chunk, last);
+      gather_rows(call, upstream, chunk, row, next, lanes, to);
+      row = next;
     }
   }
   std::stable_sort(to.more.begin(), to.more.end(), [](const auto& a, const auto& b) { return a.pixel < b.pixel; });
-  return any;
+  return !to.k.empty();
 }
 
 // What the backward pass of a thread works in.
@@ -496,8 +514,8 @@ struct Workspace {
 
 // The backward pass of a chunk.
 template <typename T, typename A>
-void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, T* grad,
-                    const Steps& grad_steps, Workspace<T, A>& space) {
+void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
+                    T* grad, const Steps& grad_steps, Workspace<T, A>& space) {
   const Geometry& g = call.g;
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
@@ -513,7 +531,7 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   int32_t labels[kTile];
   auto& corrections = space.corrections;
   const Gathered<A>& gathered = space.gathered;
-  const bool any = call.row_first && gather_chunk(call, upstream, chunk, space.lanes, space.gathered);
+  const bool any = call.row_first && gather_chunk(call, upstream, chunks, chunk, space.lanes, space.gathered);
   auto more = gathered.more.begin();
 
   for (int64_t p = start; p < last; p += step) {
@@ -596,7 +614,7 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = static_cast<A*>(stats.mutable_data_ptr());
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
-  int32_t* column = edges ? static_cast<int32_t*>(edge_list.mutable_data_ptr()) : nullptr;
+  int32_t* edge_pixel = edges ? static_cast<int32_t*>(edge_list.mutable_data_ptr()) : nullptr;
   return {g,
           static_cast<const T*>(logits.const_data_ptr()),
           Steps(logits),
@@ -610,10 +628,10 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
           m,
           m + all,
           flags.numel() > 0 ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
-          column,
+          edge_pixel,
           static_cast<Side<A>*>(sides.mutable_data_ptr()),
-          edges ? column + all : nullptr,
-          edges ? column + all + rows : nullptr,
+          edges ? edge_pixel + all : nullptr,
+          edges ? edge_pixel + all + rows : nullptr,
           static_cast<A*>(field.mutable_data_ptr())};
 }
 
@@ -777,7 +795,7 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
   T* out = static_cast<T*>(grad.mutable_data_ptr());
   for_each_range(chunks, [&](int64_t begin, int64_t end) {
     Workspace<T, A> space(g);
-    for (int64_t i = begin; i < end; ++i) backward_chunk(call, upstream, chunks.at(i), out, steps, space);
+    for (int64_t i = begin; i < end; ++i) backward_chunk(call, upstream, chunks, chunks.at(i), out, steps, space);
   });
   return grad;
 }

@@ -1,8 +1,8 @@
-// The work at the edges, vectorised: the windows of a row's edge pixels are laid side by side, in lanes.
+// The work at the edges, vectorised: the windows of many edge pixels are laid side by side, in lanes.
 //
-// A window has a few rows, and in each of them a few pixels beside one another. `Lanes` holds, for one row of pixels
-// and the edge pixels of one row (the same or another), what the windows of the latter see of the former. Forward adds
-// up over the rows of an edge pixel's window; backward over the rows of edge pixels that see a pixel.
+// A window has a few rows, and in each of them a few pixels beside one another. `Lanes` holds one row of each window:
+// that at the same offset from each of the edge pixels. Forward adds up over these rows; backward adds what is in the
+// lanes to the pixels that they show.
 #pragma once
 
 #include <algorithm>
@@ -51,16 +51,16 @@ EDGELOSS_VECTORIZED void merge_row(const uint8_t* mask, int64_t n, uint8_t* any)
   for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
 }
 
-// The places where the mask of n bytes is 1.
-inline int64_t places(const uint8_t* mask, int64_t n, int32_t* place) {
+// Lists the places, from `first` on, where the mask of n bytes is 1.
+inline int64_t list_places(const uint8_t* mask, int64_t n, int64_t first, int32_t* place) {
   int64_t count = 0, x = 0;
   for (; x + 8 <= n; x += 8) {
     uint64_t word;
     std::memcpy(&word, mask + x, sizeof(word));
-    for (; word != 0; word &= word - 1) place[count++] = static_cast<int32_t>(x + (__builtin_ctzll(word) >> 3));
+    for (; word != 0; word &= word - 1) place[count++] = static_cast<int32_t>(first + x + (__builtin_ctzll(word) >> 3));
   }
   for (; x < n; ++x) {
-    if (mask[x]) place[count++] = static_cast<int32_t>(x);
+    if (mask[x]) place[count++] = static_cast<int32_t>(first + x);
   }
   return count;
 }
@@ -75,7 +75,7 @@ struct Lanes {
   int64_t radius, width;          // width: 2 radius + 1 pixels, and some to fill vectors up
   std::vector<A> x, m, r, d;      // logit of the edge pixel's class; m and r; distance
   std::vector<int32_t> label, k;  // of the neighbour and of the edge pixel
-  std::vector<int32_t> start;     // column of an edge pixel's first lane
+  std::vector<int64_t> first;     // the pixel in an edge pixel's first lane, or -1: none of that row is wanted
   // Of each side of the edge pixel, repeated on its lanes: in backward upstream (by inverse), first, log_sum; the least
   // d.
   std::vector<A> own[2][4];
@@ -93,7 +93,7 @@ struct Lanes {
     for (auto& v : out) v.resize(all);
     label.resize(all);
     k.resize(all);
-    start.resize(kEdges);
+    first.resize(kEdges);
     outside.resize(2 * width * width);
     for (int64_t i = 0; i < 2 * width * width; ++i) {
       const int64_t distance = std::abs(i % width - i / width % width);
@@ -102,13 +102,13 @@ struct Lanes {
   }
 };
 
-// One row of an image, as the windows see it.
+// An image, as the windows see it.
 template <typename T, typename A>
-struct Row {
+struct View {
   Logits<T, A> x;
-  int64_t first, width;  // its first pixel, and how many
-  const int16_t* label;  // of the image
-  const A *m, *r, *d;    // likewise; d may be null
+  int64_t width;
+  const int16_t* label;
+  const A *m, *r, *d;  // d may be null
 };
 
 // Width numbers as one vector: the compiler does not see by itself that the lanes of an edge pixel make one.
@@ -152,23 +152,24 @@ void repeat_each(const V* value, int64_t n, int64_t width, V* to) {
   }
 }
 
-// Fills the lanes with what n edge pixels at `column` of a row see of `row`; `centre`: it is their own row.
-// Width: lanes of an edge pixel, if it is known beforehand, and `row` is not narrower.
+// Fills the lanes of n edge pixels with the pixels from lanes.first on, side by side. k: the edge pixels' classes;
+// offset: where they stand among their lanes; centre: it is their own row. Width: lanes of an edge pixel, if it is
+// known beforehand, and the image is not narrower.
 template <int64_t Width, typename T, typename A>
-EDGELOSS_INLINE void fill_lanes(const Row<T, A>& row, const int32_t* column, const int16_t* k, int64_t n, bool centre,
+EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const int32_t* offset, int64_t n, bool centre,
                                 bool logits, Lanes<A>& lanes) {
-  const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, row.width);
-  const int64_t last = row.width - count;
-  const int64_t step = row.x.pixel_step, class_step = row.x.binary ? 0 : row.x.class_step;
-  const T* data = row.x.data + row.first * step;
+  const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, view.width);
+  const int64_t step = view.x.pixel_step, class_step = view.x.binary ? 0 : view.x.class_step;
   const int32_t* outside = lanes.outside.data() + (centre ? width * width : 0);
-  int32_t* lane_start = lanes.start.data();
+  const int64_t* first = lanes.first.data();
   for (int64_t e = 0; e < n; ++e) {
-    const int64_t start = std::clamp<int64_t>(column[e] - lanes.radius, 0, last);
-    lane_start[e] = static_cast<int32_t>(start);
-    const int16_t* label = row.label + row.first + start;
-    const int32_t* out = outside + (column[e] - start) * width;
     int32_t* to = lanes.label.data() + e * width;
+    if (first[e] < 0) {
+      std::fill_n(to, width, -1);
+      continue;
+    }
+    const int16_t* label = view.label + first[e];
+    const int32_t* out = outside + offset[e] * width;
     if constexpr (Width > 0) {
       VectorOf<int16_t, Width> seen;
       VectorOf<int32_t, Width> is_outside;
@@ -180,24 +181,19 @@ EDGELOSS_INLINE void fill_lanes(const Row<T, A>& row, const int32_t* column, con
       for (int64_t j = count; j < width; ++j) to[j] = -1;
     }
   }
-  if (row.d) {
-    for (int64_t e = 0; e < n; ++e) {
-      std::memcpy(lanes.d.data() + e * width, row.d + row.first + lane_start[e], count * sizeof(A));
-    }
+  for (int64_t e = 0; e < n && view.d; ++e) {
+    if (first[e] >= 0) std::memcpy(lanes.d.data() + e * width, view.d + first[e], count * sizeof(A));
   }
-  if (!logits) return;
-  for (int64_t e = 0; e < n; ++e) {
-    const int64_t p = row.first + lane_start[e];
-    std::memcpy(lanes.m.data() + e * width, row.m + p, count * sizeof(A));
-    std::memcpy(lanes.r.data() + e * width, row.r + p, count * sizeof(A));
-  }
-  for (int64_t e = 0; e < n; ++e) {
+  for (int64_t e = 0; e < n && logits; ++e) {
+    if (first[e] < 0) continue;
+    std::memcpy(lanes.m.data() + e * width, view.m + first[e], count * sizeof(A));
+    std::memcpy(lanes.r.data() + e * width, view.r + first[e], count * sizeof(A));
     A* x = lanes.x.data() + e * width;
-    if (row.x.binary && k[e] == 0) {
+    if (view.x.binary && k[e] == 0) {
       std::fill_n(x, width, A(0));
       continue;
     }
-    const T* from = data + lane_start[e] * step + k[e] * class_step;
+    const T* from = view.x.data + first[e] * step + k[e] * class_step;
     if (step == 1 && std::is_same_v<T, A>) {
       std::memcpy(x, from, count * sizeof(A));
     } else if (step == 1) {
@@ -208,18 +204,18 @@ EDGELOSS_INLINE void fill_lanes(const Row<T, A>& row, const int32_t* column, con
   }
 }
 
-// Adds what n edge pixels of classes k share out, in the lanes, to the sums of a row: to same, and to other where the
-// pixel's k is theirs or still -1. Calls more(column, k, share) for the rest.
+// Adds what n edge pixels of classes k share out, in the lanes, to the sums of the pixels there, counted from `start`:
+// to same, and to other where the pixel's k is theirs or still -1. Calls more(pixel, k, share) for the rest.
 template <int64_t Width, typename A, typename F>
-EDGELOSS_INLINE void add_shares(const Lanes<A>& lanes, const int16_t* k, int64_t n, A* same_sum, A* other_sum,
-                                int32_t* seen_k, const F& more) {
+EDGELOSS_INLINE void add_shares(const Lanes<A>& lanes, const int16_t* k, int64_t n, int64_t start, A* same_sum,
+                                A* other_sum, int32_t* seen_k, const F& more) {
   const int64_t width = Width ? Width : lanes.width;
-  for (int64_t e = 0; e < n; ++e) {
-    const int64_t i = e * width, start = lanes.start[e];
+  const auto add = [&](int64_t e) __attribute__((always_inline)) {
+    const int64_t i = e * width, p = lanes.first[e] - start;
     const A *same = lanes.out[0].data() + i, *other = lanes.out[1].data() + i;
-    A *to_same = same_sum + start, *to_other = other_sum + start;
+    A *to_same = same_sum + p, *to_other = other_sum + p;
     const int32_t *label = lanes.label.data() + i, own = k[e];
-    int32_t* seen = seen_k + start;
+    int32_t* seen = seen_k + p;
     if constexpr (Width > 0) {
       add_to<Width>(same, to_same);
       VectorOf<int32_t, Width> labels, before;
@@ -233,7 +229,7 @@ EDGELOSS_INLINE void add_shares(const Lanes<A>& lanes, const int16_t* k, int64_t
       if (any == 0) {
         add_to<Width>(other, to_other);
         store((is_other & own) | (~is_other & before), seen);
-        continue;
+        return;
       }
     } else {
       for (int64_t j = 0; j < width; ++j) to_same[j] += same[j];
@@ -244,8 +240,15 @@ EDGELOSS_INLINE void add_shares(const Lanes<A>& lanes, const int16_t* k, int64_t
         seen[j] = own;
         to_other[j] += other[j];
       } else {
-        more(start + j, own, other[j]);
+        more(p + j, own, other[j]);
       }
+    }
+  };
+  // Every fourth in turn: neighbours write to the same pixels, and a processor waits where it reads half of what it has
+  // just written.
+  for (int64_t turn = 0; turn < 4; ++turn) {
+    for (int64_t e = turn; e < n; e += 4) {
+      if (lanes.first[e] >= 0) add(e);
     }
   }
 }

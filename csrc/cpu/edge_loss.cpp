@@ -239,6 +239,7 @@ struct Group {
   bool see(int64_t dz, int64_t dy, int64_t begin, int64_t end, bool logits, Lanes<A>& lanes) const {
     const Geometry& g = call.g;
     const int64_t shift = (dz * g.height + dy) * g.width;
+    if (first[0] + shift >= end || first[count - 1] + shift < begin) return false;  // they are in order
     bool any = false;
     for (int64_t e = 0; e < count; ++e) {
       const int64_t p = first[e] + shift;
@@ -441,24 +442,24 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
     int32_t n = 1;
     while (n < kEdges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
     const Group<T, A> group(call, chunk.image, call.edge_pixel + base + done, n, lanes);
-    A own[2][4][kEdges];
-    for (int32_t e = 0; e < n; ++e) {
-      const int64_t i = base + group.pixel[e];
-      const A v = call.pixel_weight_of(i);
-      for (int side = 0; side < 2; ++side) {
-        const Side<A>& of = sides[2 * e + side];
-        const A up = upstream.at(1 + side, i, v);
-        own[side][0][e] = means ? up * of.inverse : up;
-        own[side][1][e] = of.first;
-        own[side][2][e] = of.log_sum;
-        own[side][3][e] = of.nearest;
-      }
-    }
     for (int side = 0; side < 2; ++side) {
-      for (int which = 0; which < 4; ++which) {
-        const bool is_read = which == 0 || (which == 3 ? call.has_decay : !means);
-        if (is_read) repeat_each(own[side][which], n, lanes.width, lanes.own[side][which].data());
+      const auto fill = [&](int which, const auto& of) {
+        A own[kEdges];
+        for (int32_t e = 0; e < n; ++e) own[e] = of(e, sides[2 * e + side]);
+        repeat_each(own, n, lanes.width, lanes.own[side][which].data());
+      };
+      const auto up = [&](int32_t e) {
+        const int64_t i = base + group.pixel[e];
+        return upstream.at(1 + side, i, call.pixel_weight_of(i));
+      };
+      if (means) {
+        fill(0, [&](int32_t e, const Side<A>& of) { return up(e) * of.inverse; });
+      } else {
+        fill(0, [&](int32_t e, const Side<A>&) { return up(e); });
+        fill(1, [&](int32_t, const Side<A>& of) { return of.first; });
+        fill(2, [&](int32_t, const Side<A>& of) { return of.log_sum; });
       }
+      if (call.has_decay) fill(3, [&](int32_t, const Side<A>& of) { return of.nearest; });
     }
     group.for_each_row_seen(start, stop, true, lanes, [&] {
       if (means) {
@@ -540,11 +541,8 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
     const A* tile = in_place ? reinterpret_cast<const A*>(x.data) + p : space.buffer.data();
     A* to = in_place ? reinterpret_cast<A*>(out) + p : space.buffer.data() + g.classes * step;
     const A *m = call.m + base + p, *r = call.r + base + p;
-    for (int64_t j = 0; j < n; ++j) {
-      labels[j] = label[p + j];
-      at_y[j] = labels[j] < 0 ? A(0) : (A(1) - smoothing) * upstream.sums[0];
-      alpha[j] = labels[j] < 0 ? A(0) : (A(1) - smoothing + uniform * total_weight) * upstream.sums[0];
-    }
+    tile_factors(label + p, n, (A(1) - smoothing + uniform * total_weight) * upstream.sums[0],
+                 (A(1) - smoothing) * upstream.sums[0], labels, alpha, at_y);
     if (call.weight || call.pixel_weight || upstream.map[0]) {
       for (int64_t j = 0; j < n; ++j) {
         if (labels[j] < 0) continue;

@@ -168,8 +168,9 @@ EDGELOSS_VECTORIZED int64_t read_labels(const uint8_t* target, int64_t n, int64_
 
 // m, r and -log p(y) of n pixels, n ≤ kTile; x has its classes ld apart. A pixel whose y is none of them gets no sense.
 template <typename A>
-EDGELOSS_INLINE void statistics(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
-                                const int32_t* __restrict y, A* __restrict m, A* __restrict r, A* __restrict nll) {
+EDGELOSS_INLINE void statistics_of_many(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
+                                        const int32_t* __restrict y, A* __restrict m, A* __restrict r,
+                                        A* __restrict nll) {
   A x_y[kTile];     // x(y) - m
   A part[kTile];    // of r, over some classes: a sum of sums keeps more digits than one of a thousand terms
   A others[kTile];  // classes that reach the max, but one: an integer, so that r keeps all digits of a small sum
@@ -200,6 +201,36 @@ EDGELOSS_INLINE void statistics(const A* __restrict x, int64_t ld, int64_t class
     r[j] += others[j];
     nll[j] = log1p_positive(r[j]) - x_y[j];
   }
+}
+// The same for C classes, few enough to hold a pixel's logits in registers.
+template <int C, typename A>
+EDGELOSS_INLINE void statistics_of(const A* __restrict x, int64_t ld, int64_t n, const int32_t* __restrict y,
+                                   A* __restrict m, A* __restrict r, A* __restrict nll) {
+  for (int64_t j = 0; j < n; ++j) {
+    A logit[C], top = x[j];
+    for (int c = 0; c < C; ++c) {
+      logit[c] = x[c * ld + j];
+      top = logit[c] > top ? logit[c] : top;
+    }
+    A sum = 0, others = -1, x_y = 0;
+    for (int c = 0; c < C; ++c) {
+      const A below = logit[c] - top;
+      sum += below == A(0) ? A(0) : exp_negative(below);
+      others += below == A(0) ? A(1) : A(0);
+      x_y = y[j] == c ? below : x_y;
+    }
+    m[j] = top;
+    r[j] = sum + others;
+    nll[j] = log1p_positive(r[j]) - x_y;
+  }
+}
+template <typename A>
+EDGELOSS_INLINE void statistics(const A* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, A* m, A* r,
+                                A* nll) {
+  if (classes == 2) return statistics_of<2>(x, ld, n, y, m, r, nll);
+  if (classes == 3) return statistics_of<3>(x, ld, n, y, m, r, nll);
+  if (classes == 4) return statistics_of<4>(x, ld, n, y, m, r, nll);
+  statistics_of_many(x, ld, classes, n, y, m, r, nll);
 }
 EDGELOSS_VECTORIZED void tile_statistics(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
                                          float* m, float* r, float* nll) {
@@ -235,6 +266,25 @@ EDGELOSS_VECTORIZED double tile_cross_entropy(const float* nll, const int32_t* y
 }
 inline double tile_cross_entropy(const double* nll, const int32_t* y, int64_t n, double* ce) {
   return select_and_sum(nll, y, n, ce);
+}
+
+// y of n pixels, and the two factors of scaled_softmax, each the same on all that are valid.
+template <typename A>
+EDGELOSS_INLINE void spread_factors(const int16_t* __restrict label, int64_t n, A of_p, A of_y, int32_t* __restrict y,
+                                    A* __restrict alpha, A* __restrict at_y) {
+  for (int64_t j = 0; j < n; ++j) {
+    y[j] = label[j];
+    alpha[j] = label[j] < 0 ? A(0) : of_p;
+    at_y[j] = label[j] < 0 ? A(0) : of_y;
+  }
+}
+EDGELOSS_VECTORIZED void tile_factors(const int16_t* label, int64_t n, float of_p, float of_y, int32_t* y, float* alpha,
+                                      float* at_y) {
+  spread_factors(label, n, of_p, of_y, y, alpha, at_y);
+}
+inline void tile_factors(const int16_t* label, int64_t n, double of_p, double of_y, int32_t* y, double* alpha,
+                         double* at_y) {
+  spread_factors(label, n, of_p, of_y, y, alpha, at_y);
 }
 
 // g(c) = alpha · p(c) - at_y · [c = y] where y ≥ 0; exactly 0 elsewhere, whatever the logits are. x has its classes ld

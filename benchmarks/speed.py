@@ -125,8 +125,8 @@ def candidates(
 
     def training(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], None]:
         def run() -> None:
-            logits.grad = None
             loss(logits, target).backward()
+            logits.grad = None  # here, so that each pays for freeing its own gradient and not for its neighbour's
 
         return run
 

@@ -708,12 +708,14 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
     is_done[i] = 1;
   };
   const auto first_pass = [&](const auto* y) {
-    for_each_range(chunks, [&](int64_t begin, int64_t end) {
+    on_each_thread(chunks, std::max(chunks.count / 16, 8 * chunks.reach), [&](Tasks& tasks) {
       Lanes<A> lanes(g.radius[2], g.width);
-      for (int64_t i = begin; i < end; ++i) {
-        cross_entropy_chunk<T, A>(call, y, ignore_index, chunks.at(i), map_of(ce), parts[i]);
-        // The edges of a chunk follow, as soon as all that its windows see is there, and still in cache.
-        if (edges && i - 2 * chunks.reach >= begin) find_edges(i - chunks.reach, lanes);
+      for (int64_t begin, end; tasks.take(begin, end);) {
+        for (int64_t i = begin; i < end; ++i) {
+          cross_entropy_chunk<T, A>(call, y, ignore_index, chunks.at(i), map_of(ce), parts[i]);
+          // The edges of a chunk follow, as soon as all that its windows see is there, and still in cache.
+          if (edges && i - 2 * chunks.reach >= begin) find_edges(i - chunks.reach, lanes);
+        }
       }
     });
     if (check) throw_if_wrong(g, y, ignore_index, parts);  // not from within: a parallel loop loses the message
@@ -734,9 +736,9 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
       break;  // uint8 and bool
   }
   if (edges) {  // those at the ends of the ranges are left
-    for_each_range(chunks, [&](int64_t begin, int64_t end) {
+    on_each_thread(chunks, 1, [&](Tasks& tasks) {
       Lanes<A> lanes(g.radius[2], g.width);
-      for (int64_t i = begin; i < end; ++i) {
+      for (int64_t i, end; tasks.take(i, end);) {
         if (!is_done[i]) find_edges(i, lanes);
       }
     });
@@ -744,9 +746,9 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   if (searches) {
     const std::vector<Offset> offsets = search_offsets(g, spacing, logits.dim() - 2);
     for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, maps); });
-    for_each_range(chunks, [&](int64_t begin, int64_t end) {
+    on_each_thread(chunks, 1, [&](Tasks& tasks) {
       Lanes<A> lanes(g.radius[2], g.width);
-      for (int64_t i = begin; i < end; ++i) find_terms(i, lanes);
+      for (int64_t i, end; tasks.take(i, end);) find_terms(i, lanes);
     });
   }
 
@@ -791,9 +793,9 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
   const Steps steps(grad);
   T* out = static_cast<T*>(grad.mutable_data_ptr());
-  for_each_range(chunks, [&](int64_t begin, int64_t end) {
+  on_each_thread(chunks, 1, [&](Tasks& tasks) {
     Workspace<T, A> space(g);
-    for (int64_t i = begin; i < end; ++i) backward_chunk(call, upstream, chunks, chunks.at(i), out, steps, space);
+    for (int64_t i, end; tasks.take(i, end);) backward_chunk(call, upstream, chunks, chunks.at(i), out, steps, space);
   });
   return grad;
 }

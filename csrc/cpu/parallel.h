@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "../image.h"
@@ -36,17 +37,36 @@ struct Chunks {
   }
 };
 
-// Calls body(first, end) for ranges of chunks, each on one thread.
+// Chunks still to be done, handed out to the threads a few neighbours at a time: which of them a thread gets changes
+// from run to run, what comes of a chunk does not. A thread that the system holds up leaves its share to the others.
+class Tasks {
+ public:
+  Tasks(int64_t count, int64_t step) : count_(count), step_(std::max<int64_t>(1, step)) {}
+
+  // The next ones, [begin, end); false if none is left.
+  bool take(int64_t& begin, int64_t& end) {
+    begin = next_.fetch_add(step_);
+    end = std::min(begin + step_, count_);
+    return begin < end;
+  }
+
+ private:
+  std::atomic<int64_t> next_{0};
+  int64_t count_, step_;
+};
+
+// Calls body(tasks) once on each thread.
 template <typename F>
-void for_each_range(const Chunks& chunks, const F& body) {
-  torch::stable::parallel_for(0, chunks.count, 1, body);
+void on_each_thread(const Chunks& chunks, int64_t step, const F& body) {
+  Tasks tasks(chunks.count, step);
+  torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t, int64_t) { body(tasks); });
 }
 
 // Calls body(number of the chunk, chunk) for each of them.
 template <typename F>
 void for_each_chunk(const Chunks& chunks, const F& body) {
-  for_each_range(chunks, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) body(i, chunks.at(i));
+  on_each_thread(chunks, 1, [&](Tasks& tasks) {
+    for (int64_t i, end; tasks.take(i, end);) body(i, chunks.at(i));
   });
 }
 

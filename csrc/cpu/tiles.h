@@ -120,7 +120,11 @@ void read_tile(const Logits<T, A>& x, int64_t classes, int64_t p, int64_t n, A* 
     }
   } else {
     for (int64_t c = 0; c < classes; ++c) {
-      widen_row(x.data + c * x.class_step + p * x.pixel_step, x.pixel_step, n, tile + c * ld);
+      const T* row = x.data + c * x.class_step + p * x.pixel_step;
+      // Of 2 bytes each, they are too short a piece of memory for the processor to foresee the next tile's.
+      const T* next = row + n * x.pixel_step;
+      for (int64_t j = 0; j < n && sizeof(T) == 2 && x.pixel_step == 1; j += 32) __builtin_prefetch(next + j);
+      widen_row(row, x.pixel_step, n, tile + c * ld);
     }
   }
 }

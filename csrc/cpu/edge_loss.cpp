@@ -200,9 +200,38 @@ struct Gathered {
     int32_t k;
     A sum;
   };
-  std::vector<A> same, other;  // Σ on the own side; on the other side, for class k
-  std::vector<int32_t> k;      // the first class that is seen, or -1
-  std::vector<Entry> more;     // of further classes, by pixel
+  std::vector<A> same, other;    // Σ on the own side; on the other side, for class k
+  std::vector<int32_t> k;        // the first class that is seen, or -1
+  std::vector<Entry> more;       // of further classes, by pixel
+  std::vector<uint8_t> is_near;  // the rows that edge pixels see; the others' sums are not set
+  int64_t width;                 // of a row
+
+  void start(const Geometry& g, int64_t rows, int64_t margin) {
+    width = g.width;
+    for (auto* sums : {&same, &other}) sums->resize(rows * width + margin);
+    k.resize(rows * width + margin);
+    more.clear();
+    is_near.assign(rows, 0);
+  }
+
+  // Makes the rows of the pixels [first, last] ready.
+  void approach(int64_t first, int64_t last) {
+    for (int64_t row = first / width; row <= last / width; ++row) {
+      if (is_near[row]) continue;
+      is_near[row] = 1;
+      std::fill_n(same.begin() + row * width, width, A(0));
+      std::fill_n(other.begin() + row * width, width, A(0));
+      std::fill_n(k.begin() + row * width, width, -1);
+    }
+  }
+
+  // Whether any of the pixels [first, last] may be near the edge; if so, all of them are ready.
+  bool reaches(int64_t first, int64_t last) {
+    const auto rows = is_near.begin();
+    if (std::find(rows + first / width, rows + last / width + 1, 1) == rows + last / width + 1) return false;
+    approach(first, last);
+    return true;
+  }
 };
 
 // A few edge pixels of an image, and how it looks from them.
@@ -291,6 +320,10 @@ struct Group {
 
   // Adds the shares in the lanes to the pixels of a chunk that begins at pixel `start`.
   void add_to(Gathered<A>& to, int64_t start, const Lanes<A>& lanes) const {
+    int64_t e = 0, last = count - 1;  // in order, but for those that see nothing
+    while (lanes.first[e] < 0) ++e;
+    while (lanes.first[last] < 0) --last;
+    to.approach(lanes.first[e] - start, lanes.first[last] - start);
     const auto more = [&](int64_t at, int32_t of, A sum) { to.more.push_back({at, of, sum}); };
     A *same = to.same.data(), *other = to.other.data();
     if (lanes.width == 4) {
@@ -430,12 +463,6 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
   const int64_t start = chunk.first_row * g.width, stop = chunk.last_row * g.width;
   const int32_t end = call.row_end[rows + last - 1];
   for (int32_t done = call.row_first[rows + first]; done < end;) {
-    if (to.k.empty()) {
-      const int64_t pixels = stop - start + lanes.width;
-      to.same.assign(pixels, A(0));
-      to.other.assign(pixels, A(0));
-      to.k.assign(pixels, -1);
-    }
     // The ones whose terms were formed of probabilities and the ones of logarithms take turns.
     const Side<A>* sides = call.sides + 2 * (base + done);
     const bool means = sides[1].inverse > A(0);
@@ -474,13 +501,12 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
   }
 }
 
-// Gathers the shares of a chunk's pixels; false if no edge pixel is near.
+// Gathers the shares of a chunk's pixels.
 template <typename T, typename A>
-bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
+void gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
                   Lanes<A>& lanes, Gathered<A>& to) {
   const Geometry& g = call.g;
-  to.more.clear();
-  to.k.clear();
+  to.start(g, chunk.last_row - chunk.first_row, lanes.width);
   const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
   int64_t row = 0;
   for (int64_t dz = -reach_z; dz <= reach_z; ++dz) {  // the rows that see the chunk's, slice by slice
@@ -493,7 +519,6 @@ bool gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
     }
   }
   std::stable_sort(to.more.begin(), to.more.end(), [](const auto& a, const auto& b) { return a.pixel < b.pixel; });
-  return !to.k.empty();
 }
 
 // What the backward pass of a thread works in.
@@ -531,8 +556,8 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   A alpha[kTile], at_y[kTile];  // the gradient is alpha · p(c) - at_y · [c = y], but for the corrections
   int32_t labels[kTile];
   auto& corrections = space.corrections;
-  const Gathered<A>& gathered = space.gathered;
-  const bool any = call.row_first && gather_chunk(call, upstream, chunks, chunk, space.lanes, space.gathered);
+  Gathered<A>& gathered = space.gathered;
+  if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, gathered);
   auto more = gathered.more.begin();
 
   for (int64_t p = start; p < last; p += step) {
@@ -552,7 +577,7 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
       }
     }
     corrections.clear();
-    if (any) {
+    if (call.row_first && gathered.reaches(p - start, p - start + n - 1)) {
       const A* same = gathered.same.data() + (p - start);
       for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
         alpha[j] += same[j];

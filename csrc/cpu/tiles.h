@@ -217,10 +217,16 @@ EDGELOSS_INLINE void statistics_of(const A* __restrict x, int64_t ld, int64_t n,
       top = logit[c] > top ? logit[c] : top;
     }
     A sum = 0, others = -1, x_y = 0;
+    if constexpr (C == 2) {  // one of them is the max
+      sum = exp_negative((logit[0] - top) + (logit[1] - top));
+      others = 0;
+    }
     for (int c = 0; c < C; ++c) {
       const A below = logit[c] - top;
-      sum += below == A(0) ? A(0) : exp_negative(below);
-      others += below == A(0) ? A(1) : A(0);
+      if constexpr (C > 2) {
+        sum += below == A(0) ? A(0) : exp_negative(below);
+        others += below == A(0) ? A(1) : A(0);
+      }
       x_y = y[j] == c ? below : x_y;
     }
     m[j] = top;
@@ -300,6 +306,15 @@ EDGELOSS_INLINE void scaled_softmax(const A* __restrict x, int64_t ld, int64_t c
                                     int64_t ld_g) {
   A scale[kTile];
   for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
+  if (classes == 2) {  // one of them is the max, and r is what the other one comes to
+    for (int64_t c = 0; c < 2; ++c) {
+      for (int64_t j = 0; j < n; ++j) {
+        const A value = scale[j] * (x[c * ld + j] == m[j] ? A(1) : r[j]) - (y[j] == c ? at_y[j] : A(0));
+        g[c * ld_g + j] = y[j] < 0 ? A(0) : value;
+      }
+    }
+    return;
+  }
   for (int64_t c = 0; c < classes; ++c) {
     const A* row = x + c * ld;
     A* out = g + c * ld_g;

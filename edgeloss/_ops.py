@@ -274,10 +274,10 @@ def _edge_loss_fake(
     searches = edges and decay > 0 and distance is None
     # The state that forward leaves to backward is each device's own.
     if (device or logits.device.type) == "cpu":
-        flags, numbers = int(edges and (maps or searches)), 8
+        flags, stats, numbers = int(edges and (maps or searches)), 2 if logits.shape[1] > 2 else 0, 8
         listed = pixels + 2 * math.prod(target.shape[:-1]) if edges else 0
     else:
-        flags, numbers = int(edges), 2 * ((1 if power == 1.0 else 2) + (decay > 0))
+        flags, stats, numbers = int(edges), 2, 2 * ((1 if power == 1.0 else 2) + (decay > 0))
         listed = 0
     return (
         logits.new_empty(8, dtype=torch.float64),
@@ -286,7 +286,7 @@ def _edge_loss_fake(
         empty(int(maps and edges)),
         empty(1, torch.int16),
         empty(flags, torch.uint8),
-        empty(2),
+        empty(stats),
         logits.new_empty(listed, dtype=torch.int32),
         empty(numbers * edges),
         empty(int(searches)),

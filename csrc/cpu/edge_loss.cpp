@@ -1,10 +1,11 @@
 // The whole loss on the CPU.
 //
 // Forward, in passes over chunks of rows: (1) labels, the two numbers of edge_math.h for each pixel, and the
-// cross-entropy, by tiles of pixels × classes that stay in cache; (2) the edge mask from the labels; (3) the pixels in
-// reach of it, and their distances; (4) both edge terms, on edge pixels only. Backward takes a tile at a time again:
-// the softmax is formed anew, and a pixel in reach of the edge gathers its share from the edge pixels around it. Chunks
-// do not depend on the number of threads and each sum is added up in their order, so every run gives the same bits.
+// cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels; (3)
+// with decay, the distances of what they see; (4) both edge terms, on edge pixels only (windows.h). Backward takes a
+// chunk at a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles is
+// formed anew. What a chunk is does not depend on the number of threads, and sums are added up in the chunks' order, so
+// every run gives the same bits.
 #include <torch/csrc/stable/library.h>
 
 #include "../edge_math.h"
@@ -47,7 +48,7 @@ struct Call {
   A label_smoothing, power, inverse_decay;
   bool has_decay;
   int16_t* label;  // [B, P]
-  A *m, *r;        // [B, P] each
+  A *m, *r;        // [B, P] each; null of two classes
   uint8_t* edge;   // [B, P], the edge mask, or null
   // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
   // takes up no memory. Of each row the first and the end among them.
@@ -93,7 +94,8 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
     const A* tile = in_place ? reinterpret_cast<const A*>(x.data) + p : buffer.data();
     sums.wrong +=
         static_cast<double>(read_labels(target + base + p, n, g.classes, ignore_index, call.label + base + p, y));
-    tile_statistics(tile, ld, g.classes, n, y, call.m + base + p, call.r + base + p, nll);
+    A own_m[kTile], own_r[kTile], *m = call.m ? call.m + base + p : own_m, *r = call.m ? call.r + base + p : own_r;
+    tile_statistics(tile, ld, g.classes, n, y, m, r, nll);
     sums.valid += static_cast<double>(n - std::count(y, y + n, kIgnored));
     A* ce = ce_map ? ce_map + base + p : kept;
     const double plain_sum = tile_cross_entropy(nll, y, n, ce);
@@ -107,9 +109,8 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
       const A w = call.weight_of(y[j]), v = call.pixel_weight_of(i);
       ce[j] *= w;
       if (smoothing != A(0)) {
-        const A m = call.m[i], log_sum = log1p_positive(call.r[i]);
-        A every = total_weight * log_sum;
-        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * ld + j] - m);
+        A every = total_weight * log1p_positive(r[j]);
+        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * ld + j] - m[j]);
         ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(g.classes) * every;
       }
       sums.cross_entropy += static_cast<double>(v) * ce[j];
@@ -151,8 +152,7 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
   if (!call.pixel_weight) sums.edges_weight = sums.edges;
 }
 
-// Pass 3: the valid pixels in reach of the edge mask, and their distances by a search through the offsets, sorted by
-// length.
+// Pass 3: the distances of the valid pixels that edge pixels see, by a search through the offsets, sorted by length.
 struct Offset {
   std::array<int64_t, 3> d;
   double length;
@@ -172,12 +172,9 @@ void distance_chunk(const Call<T, A>& call, const Chunk& chunk, const std::vecto
     const int64_t z = row / g.height, y = row % g.height;
     for (int64_t x = 0; x < g.width; ++x) {
       const int64_t p = row * g.width + x;
-      const bool is_reached = std::memchr(any.data() + x, 1, 2 * reach + 1) != nullptr;
-      if (!(is_reached && label[p] >= 0)) {
-        if (whole_field) field[p] = INFINITY;
-        if (!whole_field || label[p] < 0) continue;
-      }
+      if (!whole_field && !std::memchr(any.data() + x, 1, 2 * reach + 1)) continue;
       field[p] = INFINITY;
+      if (label[p] < 0) continue;
       for (const Offset& o : offsets) {
         const int64_t nz = z + o.d[0], ny = y + o.d[1], nx = x + o.d[2];
         if (nz < 0 || nz >= g.depth || ny < 0 || ny >= g.height || nx < 0 || nx >= g.width) continue;
@@ -279,8 +276,12 @@ struct Group {
     }
     if (!any) return false;
     const int64_t base = image * g.pixels;
-    const View<T, A> view = {call.image(image), g.width,       call.label + base,
-                             call.m + base,     call.r + base, call.has_decay ? call.field + base : nullptr};
+    const View<T, A> view = {call.image(image),
+                             g.width,
+                             call.label + base,
+                             call.m ? call.m + base : nullptr,
+                             call.m ? call.r + base : nullptr,
+                             call.has_decay ? call.field + base : nullptr};
     const bool centre = dz == 0 && dy == 0;
     if (lanes.width == 4 && g.width >= 4) {
       fill_lanes<4>(view, k, offset, count, centre, logits, lanes);
@@ -288,6 +289,10 @@ struct Group {
       fill_lanes<8>(view, k, offset, count, centre, logits, lanes);
     } else {
       fill_lanes<0>(view, k, offset, count, centre, logits, lanes);
+    }
+    if (logits && !call.m) {
+      tile_statistics_of_two(lanes.logit[0].data(), lanes.logit[1].data(), count * lanes.width, lanes.m.data(),
+                             lanes.r.data());
     }
     return true;
   }
@@ -308,12 +313,11 @@ struct Group {
   void find_terms(Lanes<A>& lanes) const {
     find_log_terms(lanes, count * lanes.width);
     const Logits<T, A> x = call.image(image);
-    const int64_t base = image * call.g.pixels;
     for (int64_t e = 0; e < count; ++e) {
       for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
         if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
         const int64_t n = lanes.first[e] + (i - e * lanes.width);
-        lanes.out[2][i] = term(x, n, call.g.classes, k[e], false, call.m[base + n], call.r[base + n]);
+        lanes.out[2][i] = term(x, n, call.g.classes, k[e], false, lanes.m[i], lanes.r[i]);
       }
     }
   }
@@ -424,8 +428,8 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
     if (map) std::fill_n(map + base + chunk.first_row * g.width, (chunk.last_row - chunk.first_row) * g.width, A(0));
   }
   const int32_t end = call.row_end[rows + chunk.last_row - 1];
-  for (int64_t at = call.row_first[rows + chunk.first_row]; at < end; at += kEdges) {
-    const Group<T, A> group(call, chunk.image, call.edge_pixel + base + at, std::min<int64_t>(kEdges, end - at), lanes);
+  for (int64_t at = call.row_first[rows + chunk.first_row]; at < end; at += lanes.edges) {
+    const Group<T, A> group(call, chunk.image, call.edge_pixel + base + at, std::min(lanes.edges, end - at), lanes);
     A value[2][kEdges];
     Side<A>* sides = call.sides + 2 * (base + at);
     if (call.power == A(1)) {
@@ -467,7 +471,7 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
     const Side<A>* sides = call.sides + 2 * (base + done);
     const bool means = sides[1].inverse > A(0);
     int32_t n = 1;
-    while (n < kEdges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
+    while (n < lanes.edges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
     const Group<T, A> group(call, chunk.image, call.edge_pixel + base + done, n, lanes);
     for (int side = 0; side < 2; ++side) {
       const auto fill = [&](int which, const auto& of) {
@@ -565,7 +569,9 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
     if (!in_place) read_tile(x, g.classes, p, n, space.buffer.data(), step);
     const A* tile = in_place ? reinterpret_cast<const A*>(x.data) + p : space.buffer.data();
     A* to = in_place ? reinterpret_cast<A*>(out) + p : space.buffer.data() + g.classes * step;
-    const A *m = call.m + base + p, *r = call.r + base + p;
+    A own_m[kTile], own_r[kTile];
+    const A *m = call.m ? call.m + base + p : own_m, *r = call.m ? call.r + base + p : own_r;
+    if (!call.m) tile_statistics_of_two(tile, tile + ld, n, own_m, own_r);
     tile_factors(label + p, n, (A(1) - smoothing + uniform * total_weight) * upstream.sums[0],
                  (A(1) - smoothing) * upstream.sums[0], labels, alpha, at_y);
     if (call.weight || call.pixel_weight || upstream.map[0]) {
@@ -635,7 +641,7 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
                      const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
                      const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
-  A* m = static_cast<A*>(stats.mutable_data_ptr());
+  A* m = stats.numel() > 0 ? static_cast<A*>(stats.mutable_data_ptr()) : nullptr;
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
   int32_t* edge_pixel = edges ? static_cast<int32_t*>(edge_list.mutable_data_ptr()) : nullptr;
   return {g,
@@ -649,7 +655,7 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
           has_decay,
           static_cast<int16_t*>(label.mutable_data_ptr()),
           m,
-          m + all,
+          m ? m + all : nullptr,
           flags.numel() > 0 ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
           edge_pixel,
           static_cast<Side<A>*>(sides.mutable_data_ptr()),
@@ -712,7 +718,8 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
     return torch::stable::new_empty(logits, {count, all}, type);
   };
   constexpr ScalarType type = kScalarType<A>;
-  Tensor label = empty(1, ScalarType::Short), stats = empty(2, type), sides = empty(edges ? 8 : 0, type);
+  Tensor label = empty(1, ScalarType::Short), stats = empty(g.classes > 2 ? 2 : 0, type),
+         sides = empty(edges ? 8 : 0, type);
   Tensor edge_list =
       torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;

@@ -251,6 +251,24 @@ inline void tile_statistics(const double* x, int64_t ld, int64_t classes, int64_
   statistics(x, ld, classes, n, y, m, r, nll);
 }
 
+// m and r of two classes alone: so quick to form that they are not kept.
+template <typename A>
+EDGELOSS_INLINE void statistics_of_two(const A* __restrict first, const A* __restrict second, int64_t n,
+                                       A* __restrict m, A* __restrict r) {
+  for (int64_t j = 0; j < n; ++j) {
+    const A a = first[j], b = second[j], top = b > a ? b : a;
+    r[j] = exp_negative((a - top) + (b - top));
+    m[j] = top;
+  }
+}
+EDGELOSS_VECTORIZED void tile_statistics_of_two(const float* first, const float* second, int64_t n, float* m,
+                                                float* r) {
+  statistics_of_two(first, second, n, m, r);
+}
+inline void tile_statistics_of_two(const double* first, const double* second, int64_t n, double* m, double* r) {
+  statistics_of_two(first, second, n, m, r);
+}
+
 // ce = nll where y ≥ 0, else 0; returns their sum, in parts whose order is fixed.
 template <typename A>
 EDGELOSS_INLINE double select_and_sum(const A* __restrict nll, const int32_t* __restrict y, int64_t n,

@@ -67,33 +67,38 @@ inline int64_t list_places(const uint8_t* mask, int64_t n, int64_t first, int32_
 
 // --------------------------------------------------------------------------------------------------------------- lanes
 
-constexpr int64_t kEdges = 64;  // edge pixels at a time
+constexpr int64_t kEdges = 64;  // edge pixels at a time, at most
 
 // Lanes [edge pixel, width]; a lane that is no neighbour has the label -1, and whatever else stands there is not read.
 template <typename A>
 struct Lanes {
   int64_t radius, width;          // width: 2 radius + 1 pixels, and some to fill vectors up
+  int64_t edges;                  // edge pixels at a time
   std::vector<A> x, m, r, d;      // logit of the edge pixel's class; m and r; distance
+  std::vector<A> logit[2];        // both of them, where m and r are not kept
   std::vector<int32_t> label, k;  // of the neighbour and of the edge pixel
   std::vector<int64_t> first;     // the pixel in an edge pixel's first lane, or -1: none of that row is wanted
   // Of each side of the edge pixel, repeated on its lanes: in backward upstream (by inverse), first, log_sum; the least
   // d.
   std::vector<A> own[2][4];
   std::vector<A> out[4];  // per side what is found; of log_terms the third
-  // -1 on the lanes that are none of its neighbours, by [its own row?][where it stands among its lanes][lane].
+  // -1 on the lanes that are none of its neighbours, by [its own row?][where it stands among its lanes][lane]; of wide
+  // windows it is found anew each time.
   std::vector<int32_t> outside;
 
-  Lanes(int64_t reach, int64_t row_width) : radius(std::min(reach, row_width)) {
+  Lanes(int64_t reach, int64_t row_width) : radius(std::min(reach, std::max<int64_t>(row_width - 1, 0))) {
     width = (2 * radius + 1 + 3) / 4 * 4;
-    const int64_t all = kEdges * width;
-    for (auto* v : {&x, &m, &r, &d}) v->resize(all);
+    edges = std::clamp<int64_t>(2048 / width, 1, kEdges);
+    const int64_t all = edges * width;
+    for (auto* v : {&x, &m, &r, &d, &logit[0], &logit[1]}) v->resize(all);
     for (auto& side : own) {
       for (auto& v : side) v.resize(all);
     }
     for (auto& v : out) v.resize(all);
     label.resize(all);
     k.resize(all);
-    first.resize(kEdges);
+    first.resize(edges);
+    if (width > 8) return;
     outside.resize(2 * width * width);
     for (int64_t i = 0; i < 2 * width * width; ++i) {
       const int64_t distance = std::abs(i % width - i / width % width);
@@ -108,7 +113,7 @@ struct View {
   Logits<T, A> x;
   int64_t width;
   const int16_t* label;
-  const A *m, *r, *d;  // d may be null
+  const A *m, *r, *d;  // any may be null
 };
 
 // Width numbers as one vector: the compiler does not see by itself that the lanes of an edge pixel make one.
@@ -159,7 +164,7 @@ template <int64_t Width, typename T, typename A>
 EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const int32_t* offset, int64_t n, bool centre,
                                 bool logits, Lanes<A>& lanes) {
   const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, view.width);
-  const int64_t step = view.x.pixel_step, class_step = view.x.binary ? 0 : view.x.class_step;
+  const int64_t step = view.x.pixel_step;
   const int32_t* outside = lanes.outside.data() + (centre ? width * width : 0);
   const int64_t* first = lanes.first.data();
   for (int64_t e = 0; e < n; ++e) {
@@ -169,38 +174,46 @@ EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const 
       continue;
     }
     const int16_t* label = view.label + first[e];
-    const int32_t* out = outside + offset[e] * width;
     if constexpr (Width > 0) {
       VectorOf<int16_t, Width> seen;
       VectorOf<int32_t, Width> is_outside;
       load(label, seen);
-      load(out, is_outside);
+      load(outside + offset[e] * width, is_outside);
       store(__builtin_convertvector(seen, VectorOf<int32_t, Width>) | is_outside, to);
     } else {
-      for (int64_t j = 0; j < count; ++j) to[j] = label[j] | out[j];
+      for (int64_t j = 0; j < count; ++j) {
+        const int64_t distance = std::abs(j - offset[e]);
+        to[j] = distance > lanes.radius || (centre && distance == 0) ? -1 : label[j];
+      }
       for (int64_t j = count; j < width; ++j) to[j] = -1;
     }
   }
   for (int64_t e = 0; e < n && view.d; ++e) {
     if (first[e] >= 0) std::memcpy(lanes.d.data() + e * width, view.d + first[e], count * sizeof(A));
   }
+  const auto copy = [&](const T* from, A* to) __attribute__((always_inline)) {
+    if (step == 1 && std::is_same_v<T, A>) {
+      std::memcpy(to, from, count * sizeof(A));
+    } else if (step == 1) {
+      for (int64_t j = 0; j < count; ++j) to[j] = widen(from[j]);
+    } else {
+      for (int64_t j = 0; j < count; ++j) to[j] = widen(from[j * step]);
+    }
+  };
   for (int64_t e = 0; e < n && logits; ++e) {
     if (first[e] < 0) continue;
-    std::memcpy(lanes.m.data() + e * width, view.m + first[e], count * sizeof(A));
-    std::memcpy(lanes.r.data() + e * width, view.r + first[e], count * sizeof(A));
+    const T* from = view.x.data + first[e] * step;
     A* x = lanes.x.data() + e * width;
-    if (view.x.binary && k[e] == 0) {
-      std::fill_n(x, width, A(0));
+    if (view.m) {
+      std::memcpy(lanes.m.data() + e * width, view.m + first[e], count * sizeof(A));
+      std::memcpy(lanes.r.data() + e * width, view.r + first[e], count * sizeof(A));
+      copy(from + k[e] * view.x.class_step, x);
       continue;
     }
-    const T* from = view.x.data + first[e] * step + k[e] * class_step;
-    if (step == 1 && std::is_same_v<T, A>) {
-      std::memcpy(x, from, count * sizeof(A));
-    } else if (step == 1) {
-      for (int64_t j = 0; j < count; ++j) x[j] = widen(from[j]);
-    } else {
-      for (int64_t j = 0; j < count; ++j) x[j] = widen(from[j * step]);
-    }
+    A *first_logit = lanes.logit[0].data() + e * width, *second_logit = lanes.logit[1].data() + e * width;
+    if (!view.x.binary) copy(from, first_logit);  // of a binary pixel it is 0, and has been from the beginning
+    copy(from + (view.x.binary ? 0 : view.x.class_step), second_logit);
+    std::memcpy(x, k[e] == 0 ? first_logit : second_logit, count * sizeof(A));
   }
 }
 

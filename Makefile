@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint check-cuda sanitize clean
+.PHONY: help setup demo test bench bench-all lint check-cuda sanitize clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -44,8 +44,15 @@ test: setup  ## run all tests (CI=true: the slow ones too)
 	@echo "==> testing"
 	@$(BIN)/python -m pytest -n auto
 
-bench: setup  ## time the loss beside cross-entropy
+bench: setup  ## time the loss beside cross-entropy, and its memory
 	@$(BIN)/python benchmarks/speed.py
+
+# Real labels where they are at hand.
+MASKS := $(wildcard ../shared/camvid/val/masks)
+
+bench-all: setup  ## time it beside all else too; writes benchmarks/results/cpu.json and docs/images/speed.png
+	@$(BIN)/python benchmarks/speed.py --all $(if $(MASKS),--masks $(MASKS)) \
+		--output benchmarks/results/cpu.json --plot docs/images/speed.png
 
 lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"

@@ -1,47 +1,191 @@
 #!/usr/bin/env python3
 """Time the loss, forward and backward, beside cross-entropy and other ways to compute the same.
 
-All candidates of a case run in turn in one process, round after round, so that a change of the machine's speed meets
-them all; the table shows medians as ratios to eager ``F.cross_entropy`` on the same tensors.
+Every case runs in a process of its own, since torch.compile changes how fast other code runs after it. There its
+candidates run in turn, round after round, so that a change of the machine's speed meets them all; the table shows
+medians as ratios to eager ``F.cross_entropy`` on the same tensors, timed in the same process. The memory of a forward
+and backward pass is what it adds to its process at the peak, the gradient left out, over the number of pixels.
+
+The part for CUDA devices has not run on one yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
 import edgeloss
 from edgeloss import EdgeAwareLoss
 from edgeloss.reference import edge_mask
 
-VOID = 255
+EXAMPLES = """\
+examples:
+  python benchmarks/speed.py                                # the quick table: cross-entropy, edgeloss, clone, memory
+  python benchmarks/speed.py --only "19 classes" --rounds 25
+  python benchmarks/speed.py --masks ../shared/camvid/val/masks --all --output speed.json --plot speed.png
+  python benchmarks/speed.py --device cuda --all            # CUDA_VISIBLE_DEVICES chooses the device
+"""
 
-# Name, shape of the logits, options of the loss, dtype.
-CASES: list[tuple[str, tuple[int, ...], dict[str, Any], torch.dtype]] = [
-    ("19 classes", (4, 19, 512, 512), {}, torch.float32),
-    ("150 classes", (2, 150, 512, 512), {}, torch.float32),
-    ("2 classes", (8, 2, 512, 512), {}, torch.float32),
-    ("radius 3, decay 2", (4, 19, 512, 512), {"radius": 3, "decay": 2.0}, torch.float32),
-    ("volume", (1, 4, 96, 128, 128), {}, torch.float32),
-    ("bfloat16", (4, 19, 512, 512), {}, torch.bfloat16),
-    ("small", (1, 19, 64, 64), {}, torch.float32),
-    ("checkerboard", (4, 19, 512, 512), {}, torch.float32),
+VOID = 255
+MEMORY_BAR = 32  # bytes a pixel beyond the gradient
+CHECKERBOARD_BAR = 4  # times edgeloss on ordinary labels
+
+Labels = npt.NDArray[np.uint8]
+Run = Callable[[], object]
+Loss = Callable[[Tensor, Tensor], Tensor]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed.
+
+    Attributes:
+        name: in the table.
+        shape: of the logits, [B, C, *S].
+        options: of the loss.
+        dtype: of the logits.
+        bar: the largest ratio of edgeloss to cross-entropy that we are content with.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    bar: float | None = None
+
+    @property
+    def radius(self) -> int:
+        """Reach of the neighbourhood."""
+        return int(self.options.get("radius", 1))
+
+    @property
+    def pixels(self) -> int:
+        """How many there are in the batch."""
+        return self.shape[0] * int(np.prod(self.shape[2:]))
+
+    @property
+    def logits_bytes(self) -> int:
+        """N: the size of the logits, and of their gradient."""
+        return self.pixels * self.shape[1] * self.dtype.itemsize
+
+
+CPU_CASES = [
+    Case("19 classes", (4, 19, 512, 512), bar=0.45),
+    Case("150 classes", (2, 150, 512, 512), bar=0.36),
+    Case("2 classes", (8, 2, 512, 512), bar=0.9),
+    Case("radius 3, decay 2", (4, 19, 512, 512), {"radius": 3, "decay": 2.0}, bar=1.2),
+    Case("volume", (1, 4, 96, 128, 128), bar=1.0),
+    Case("bfloat16", (4, 19, 512, 512), dtype=torch.bfloat16, bar=0.45),
+    Case("small", (1, 19, 64, 64), bar=3.0),
+    Case("checkerboard", (4, 19, 512, 512)),
 ]
+CUDA_CASES = [
+    Case(f"{shape[1]} classes{suffix}", shape, dtype=dtype)
+    for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16"))
+    for shape in ((8, 19, 512, 1024), (8, 150, 512, 512), (16, 2, 512, 512))
+]
+
+
+@dataclass
+class Timing:
+    """What a process finds.
+
+    Attributes:
+        seconds: the median of each candidate that ran.
+        notes: what there is to say of a candidate, such as why it did not run.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
+def blobs(batch: int, size: tuple[int, ...], classes: int, points: int) -> Labels:
+    """Labels of smooth regions: the class of the nearest of random points."""
+    random = np.random.default_rng(0)
+    out = np.empty((batch, *size), dtype=np.uint8)
+    for image in out:
+        best = np.full(size, np.inf)
+        for n in range(points):
+            point = random.random(len(size)) * size
+            axes = [np.square(np.arange(length) - c) for length, c in zip(size, point, strict=True)]
+            distance = sum(np.meshgrid(*axes, indexing="ij"))
+            image[distance < best] = n % classes
+            best = np.minimum(best, distance)
+    return out
+
+
+def regions(batch: int, size: tuple[int, ...], classes: int, radius: int) -> Labels:
+    """Blobs, as many as it takes for 4 % of edge pixels: street scenes have 4 to 6 % at radius 1."""
+    points = 2
+    while edge_fraction(labels := blobs(batch, size, classes, points), radius) < 0.04:
+        points += 1
+    return labels
+
+
+def scenes(masks: Path, batch: int, size: tuple[int, ...], classes: int) -> Labels:
+    """Real masks, tiled to the size; labels modulo the classes."""
+    paths = sorted(masks.glob("*.png"))
+    out = []
+    for i in range(batch):
+        mask = np.asarray(Image.open(paths[i * len(paths) // batch])).astype(np.uint8)
+        tiles = [-(-n // m) for n, m in zip(size, mask.shape, strict=True)]
+        tiled = np.tile(mask, tiles)[: size[0], : size[1]]
+        out.append(np.where(tiled == VOID, VOID, tiled % classes))
+    return np.stack(out).astype(np.uint8)
+
+
+def labels_of(case: Case, masks: Path | None) -> tuple[str, Labels]:
+    """The labels of a case, and what they are."""
+    batch, classes, *size = case.shape
+    if case.name == "checkerboard":
+        return case.name, np.tile(np.indices(size).sum(0) % 2, (batch, 1, 1)).astype(np.uint8)
+    # A crop of a scene may have no edge at all, and a wide neighbourhood makes edges wide.
+    if masks is None or len(size) == 3 or case.name == "small" or case.radius > 1:
+        return "regions", regions(batch, tuple(size), classes, case.radius)
+    return "scenes", scenes(masks, batch, tuple(size), classes)
+
+
+def edge_fraction(labels: Labels, radius: int) -> float:
+    """The share of edge pixels among the valid ones."""
+    target = torch.from_numpy(labels).long()
+    valid = target != VOID
+    return float(edge_mask(target, valid, [radius] * (target.dim() - 1)).sum() / valid.sum())
+
+
+# ----------------------------------------------------------------------------------------------------------- candidates
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """What everything is put in ratio to."""
+    return F.cross_entropy(logits, target, ignore_index=VOID)
 
 
 def unfolded(logits: Tensor, target: Tensor) -> Tensor:
@@ -67,99 +211,297 @@ def unfolded(logits: Tensor, target: Tensor) -> Tensor:
     return ce + 0.5 * ((s + o) * edge).sum() / edge.sum().clamp(min=1)
 
 
-def blobs(batch: int, size: tuple[int, ...], classes: int, points: int) -> Tensor:
-    """Labels of smooth regions: the class of the nearest of random points."""
-    random = np.random.default_rng(0)
-    out = np.empty((batch, *size), dtype=np.int64)
-    for image in out:
-        best = np.full(size, np.inf)
-        for n in range(points):
-            point = random.random(len(size)) * size
-            axes = [np.square(np.arange(length) - c) for length, c in zip(size, point, strict=True)]
-            distance = sum(np.meshgrid(*axes, indexing="ij"))
-            image[distance < best] = n % classes
-            best = np.minimum(best, distance)
-    return torch.from_numpy(out)
-
-
-def regions(batch: int, size: tuple[int, ...], classes: int, radius: int) -> Tensor:
-    """Blobs, as many as it takes for 4 % of edge pixels: street scenes have 4 to 6 % at radius 1."""
-    points = 2
-    while True:
-        target = blobs(batch, size, classes, points)
-        if float(edge_mask(target, target >= 0, [radius] * len(size)).float().mean()) >= 0.04:
-            return target
-        points += 1
-
-
-def scenes(masks: Path, batch: int, size: tuple[int, ...], classes: int) -> Tensor:
-    """Real masks, tiled to the size; labels modulo the classes."""
-    paths = sorted(masks.glob("*.png"))
-    if not paths:
-        raise SystemExit(f"speed.py: no masks (*.png) in {masks}")
-    out = []
-    for i in range(batch):
-        mask = np.asarray(Image.open(paths[i * len(paths) // batch])).astype(np.int64)
-        tiles = [-(-n // m) for n, m in zip(size, mask.shape, strict=True)]
-        tiled = np.tile(mask, tiles)[: size[0], : size[1]]
-        out.append(np.where(tiled == VOID, VOID, tiled % classes))
-    return torch.from_numpy(np.stack(out))
-
-
-def labels_of(name: str, shape: tuple[int, ...], radius: int, masks: Path | None) -> Tensor:
-    """The labels of a case."""
-    batch, classes, *size = shape
-    if name == "checkerboard":
-        return (torch.arange(size[0])[:, None] + torch.arange(size[1])).remainder(2).expand(batch, -1, -1).contiguous()
-    # A crop of a scene may have no edge at all, and a wide neighbourhood makes edges wide.
-    if masks is None or len(size) == 3 or name == "small" or radius > 1:
-        return regions(batch, tuple(size), classes, radius)
-    return scenes(masks, batch, tuple(size), classes)
-
-
-def candidates(
-    logits: Tensor, target: Tensor, options: dict[str, Any], *, compiled: bool, slow: bool
-) -> dict[str, Callable[[], object]]:
-    """What is timed: each forward and backward, but for ``clone``, the least that writing a gradient costs."""
-    logits.requires_grad_()
-
-    def training(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], None]:
-        def run() -> None:
-            loss(logits, target).backward()
-            logits.grad = None  # here, so that each pays for freeing its own gradient and not for its neighbour's
-
-        return run
-
-    def cross_entropy(x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(x, y, ignore_index=VOID)
-
-    fused = EdgeAwareLoss(ignore_index=VOID, backend="fused", **options)
-    reference = EdgeAwareLoss(ignore_index=VOID, backend="reference", **options)
-    found: dict[str, Callable[[], object]] = {
-        "cross-entropy": training(cross_entropy),
-        "edgeloss": training(fused),
-        "clone": lambda: logits.detach().clone(),
+def loss_named(name: str, options: dict[str, Any]) -> Loss:
+    """The loss of a candidate."""
+    if name.startswith("compiled "):
+        return torch.compile(loss_named(name.removeprefix("compiled "), options))
+    losses: dict[str, Loss] = {
+        "cross-entropy": cross_entropy,
+        "edgeloss": EdgeAwareLoss(ignore_index=VOID, backend="fused", **options),
+        "reference": EdgeAwareLoss(ignore_index=VOID, backend="reference", **options),
+        "unfold": unfolded,
     }
-    if compiled:
-        found["compiled cross-entropy"] = training(torch.compile(cross_entropy))
-    if slow:
-        found["reference"] = training(reference)
-        if logits.dim() == 4 and not options and logits.dtype == torch.float32:
-            found["unfold"] = training(unfolded)
+    return losses[name]
+
+
+def candidate(name: str, logits: Tensor, target: Tensor, options: dict[str, Any]) -> Run:
+    """A forward and backward pass; ``clone`` is the least that writing a gradient costs."""
+    if name == "clone":
+        return lambda: logits.detach().clone()
+    loss = loss_named(name, options)
+
+    def run() -> None:
+        loss(logits, target).backward()  # type: ignore[no-untyped-call]
+        logits.grad = None  # here, so that each pays for freeing its own gradient and not for its neighbour's
+
+    return run
+
+
+def groups(case: Case, device: str, everything: bool) -> list[tuple[list[str], int]]:
+    """The candidates that share a process, and the most rounds they are worth.
+
+    Each group is timed beside cross-entropy of its own.
+    """
+    found = [(["cross-entropy", "edgeloss", "clone"], sys.maxsize)]
+    if everything or device == "cuda":
+        found.append((["cross-entropy", "compiled cross-entropy"], sys.maxsize))
+    if everything:
+        found.append((["cross-entropy", "compiled reference"], 3))
+        plain = len(case.shape) == 4 and not case.options and case.dtype == torch.float32
+        found.append((["cross-entropy", "reference", *(["unfold"] if plain else [])], 3))
     return found
 
 
-def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of each run, after a warm-up, interleaved."""
-    for run in runs.values():
+# ------------------------------------------------------------------------------------- measured in a process of its own
+
+
+def inputs(case: Case, labels: Labels, device: str) -> tuple[Tensor, Tensor]:
+    """Logits and labels on the device."""
+    torch.manual_seed(0)
+    logits = torch.randn(case.shape, device=device).to(case.dtype).requires_grad_()
+    return logits, torch.from_numpy(labels).to(device, torch.int64)
+
+
+def stopwatch(device: str) -> Callable[[Run], float]:
+    """A function that gives the seconds of a run."""
+    if device == "cpu":
+
+        def on_cpu(run: Run) -> float:
+            start = time.perf_counter()
+            run()
+            return time.perf_counter() - start
+
+        return on_cpu
+
+    # Writing 2 GiB puts the logits out of the cache, and should take the device longer than Python takes to enqueue the
+    # run, so that between the two events the device does not wait for it.
+    eviction = torch.empty(2**31, dtype=torch.uint8, device=device)
+
+    def on_cuda(run: Run) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        eviction.zero_()
+        start.record()
         run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return on_cuda
+
+
+def measure_time(case: Case, labels: Labels, device: str, names: list[str], rounds: int) -> Timing:
+    """The median of each candidate, interleaved, after a warm-up."""
+    logits, target = inputs(case, labels, device)
+    seconds_of = stopwatch(device)
+    timing, runs = Timing(), {}
+    for name in names:
+        run = candidate(name, logits, target, case.options)
+        try:
+            run()
+            run()
+        except Exception as error:  # whatever torch.compile and what it calls may raise
+            if not name.startswith("compiled "):
+                raise
+            timing.notes[name] = f"does not compile: {first_line(error)}"
+            continue
+        runs[name] = run
+        if name.startswith("compiled ") and (breaks := graph_breaks()):
+            timing.notes[name] = f"{breaks} graph breaks"
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+            times[name].append(seconds_of(run))
+    timing.seconds = {name: statistics.median(values) for name, values in times.items()}
+    return timing
+
+
+def graph_breaks() -> int:
+    """How often torch.compile has gone back to Python in this process."""
+    from torch._dynamo.utils import counters  # here: slow to import, and not for a process that compiles nothing
+
+    return sum(counters["graph_break"].values())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def measure_memory(case: Case, labels: Labels, device: str, name: str) -> float:
+    """The bytes a pixel that a forward and backward pass takes at its peak, beyond the gradient."""
+    # Code, threads and libraries that come with the first call are not the pass's.
+    tiny = replace(case, shape=(1, case.shape[1], *(8 for _ in case.shape[2:])))
+    candidate(name, *inputs(tiny, np.indices(tiny.shape[2:]).sum(0).astype(np.uint8)[None] % 2, device), case.options)()
+    run = candidate(name, *inputs(case, labels, device), case.options)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        # What making the inputs has freed would be used again unseen, if the allocator kept it.
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).malloc_trim(0)
+        forget_peak()
+        before = resident("VmRSS")
+        run()
+        peak = resident("VmHWM")
+    return (peak - before - case.logits_bytes) / case.pixels
+
+
+def forget_peak() -> None:
+    """Let the peak of this process's memory be what it holds now, where the system allows it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        print("speed.py: the peak includes that of making the inputs", file=sys.stderr)
+
+
+def resident(key: str) -> int:
+    """Bytes of this process's memory: ``VmRSS`` now, ``VmHWM`` at the peak."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    if key not in status:  # some sandboxes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(status[key].split()[0]) * 1024
+
+
+def alone(function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+    """The function's value, found in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+
+def measure(case: Case, options: argparse.Namespace, log: Console) -> dict[str, Any]:
+    """All figures of a case."""
+    log.print(f"{case.name}: labels")
+    kind, labels = labels_of(case, options.masks)
+    milliseconds: dict[str, float] = {}
+    ratio: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for names, most in groups(case, options.device, options.all):
+        log.print(f"{case.name}: {', '.join(names)}")
+        rounds = min(options.rounds * (20 if case.name == "small" else 1), most)
+        try:
+            found = alone(measure_time, case, labels, options.device, names, rounds)
+        except (BrokenProcessPool, torch.OutOfMemoryError):
+            if "edgeloss" in names:
+                raise
+            found = Timing(notes=dict.fromkeys(names[1:], "out of memory"))
+        notes |= found.notes
+        for name, seconds in found.seconds.items():
+            # The first group's cross-entropy is the table's; the others' are there for their ratios.
+            milliseconds.setdefault(name, round(seconds * 1e3, 4))
+            ratio.setdefault(name, round(seconds / found.seconds["cross-entropy"], 3))
+    log.print(f"{case.name}: memory")
+    memory = {
+        name: round(alone(measure_memory, case, labels, options.device, name), 1)
+        for name in ("edgeloss", "cross-entropy")
+    }
+    # Reading the logits twice, writing the gradient and 16 bytes a pixel, at the rate of clone, which moves 2N.
+    n = case.logits_bytes
+    floor = milliseconds["clone"] * (3 * n + 16 * case.pixels) / (2 * n)
+    return {
+        "case": case.name,
+        "logits": list(case.shape),
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "options": case.options,
+        "labels": kind,
+        "edge_fraction": round(edge_fraction(labels, case.radius), 4),
+        "milliseconds": milliseconds,
+        "ratio": ratio,
+        "notes": notes,
+        "bar": case.bar,
+        "floor_milliseconds": round(floor, 4),
+        "edgeloss_over_floor": round(milliseconds["edgeloss"] / floor, 2),
+        "bytes_a_pixel": memory,
+    }
+
+
+def set_checkerboard_bar(rows: list[dict[str, Any]]) -> None:
+    """The checkerboard's bar is a multiple of edgeloss's time for ordinary labels: make it a ratio like the others."""
+    by_name = {row["case"]: row for row in rows}
+    if {"19 classes", "checkerboard"} <= by_name.keys():
+        row = by_name["checkerboard"]
+        most = CHECKERBOARD_BAR * by_name["19 classes"]["milliseconds"]["edgeloss"]
+        row["bar"] = round(most / row["milliseconds"]["cross-entropy"], 2)
+
+
+def judged(text: str, good: bool) -> str:
+    """The text in the colour of its verdict."""
+    return f"[{'green' if good else 'red'}]{text}[/]"
+
+
+def make_table(rows: list[dict[str, Any]], device: str) -> Table:
+    """The rows as a table: ratios to cross-entropy, on CUDA with their milliseconds."""
+    others = list(dict.fromkeys(name for row in rows for name in (*row["ratio"], *row["notes"])))[2:]
+    table = Table(caption=f"ratios to cross-entropy; bytes a pixel beyond the gradient (bar: {MEMORY_BAR})")
+    table.add_column("case", no_wrap=True)
+    table.add_column("logits", no_wrap=True)
+    numbers = ["edges", "cross-entropy\nms", "edgeloss", "bar", *others]
+    for name in [*numbers, *(["floor\nms", "edgeloss\n/ floor"] if device == "cuda" else [])]:
+        table.add_column(name, justify="right", max_width=24)
+    for name in ("edgeloss", "cross-entropy"):
+        table.add_column(f"{name}\nbytes a pixel", justify="right")
+    for row in rows:
+
+        def cell(name: str, row: dict[str, Any] = row) -> str:
+            words = []
+            if name in row["ratio"]:
+                absolute = f" ({row['milliseconds'][name]:.3f} ms)" if device == "cuda" else ""
+                words.append(f"{row['ratio'][name]:.2f}{absolute}")
+            if name in row["notes"]:
+                words.append(row["notes"][name][:120].replace("[", r"\["))
+            return ", ".join(words) or "–"
+
+        bar, memory = row["bar"], row["bytes_a_pixel"]
+        table.add_row(
+            row["case"],
+            f"{row['logits']} {row['dtype']}".replace("[", r"\["),
+            f"{row['edge_fraction']:.1%}",
+            f"{row['milliseconds']['cross-entropy']:.{3 if device == 'cuda' else 1}f}",
+            cell("edgeloss") if bar is None else judged(cell("edgeloss"), row["ratio"]["edgeloss"] <= bar),
+            "–" if bar is None else f"{bar:.2f}",
+            *map(cell, others),
+            *([f"{row['floor_milliseconds']:.3f}", f"{row['edgeloss_over_floor']:.2f}"] if device == "cuda" else []),
+            judged(f"{memory['edgeloss']:.1f}", memory["edgeloss"] <= MEMORY_BAR),
+            f"{memory['cross-entropy']:.1f}",
+        )
+    return table
+
+
+def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Draw the ratios as bars that start at 1, to the left where a candidate is faster than cross-entropy."""
+    from matplotlib.figure import Figure  # here: the processes that measure import this file too
+
+    names = list(dict.fromkeys(name for row in rows for name in row["ratio"] if name != "cross-entropy"))
+    figure = Figure(figsize=(9, 1.2 + len(rows) * (0.25 + 0.17 * len(names))), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    height = 0.8 / len(names)
+    for n, name in enumerate(names):
+        at = [(i + (n - (len(names) - 1) / 2) * height, row) for i, row in enumerate(rows) if name in row["ratio"]]
+        y, ratios = [y for y, _ in at], [row["ratio"][name] for _, row in at]
+        bars = [f" (bar {row['bar']:.2f})" if name == "edgeloss" and row["bar"] else "" for _, row in at]
+        color = "#d62728" if name == "edgeloss" else f"C{(0, 7, 1, 2, 4, 5)[n % 6]}"
+        drawn = axes.barh(y, [ratio - 1 for ratio in ratios], height * 0.9, left=1, color=color, label=name)
+        words = [f"{ratio:.2f}{bar}" for ratio, bar in zip(ratios, bars, strict=True)]
+        axes.bar_label(drawn, words, padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [f"{row['case']}\n{row['edge_fraction']:.0%} edges" for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.1, y=0.01)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("time of forward and backward / time of eager cross-entropy (← faster)")
+    axes.set_title(title, fontsize=9)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110)
 
 
 def processor() -> str:
@@ -169,56 +511,66 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def main() -> int:
-    """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--masks", type=Path, metavar="DIR", help="label masks to tile (*.png); generated ones if absent"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="timed rounds of each case")
-    parser.add_argument("--only", metavar="WORD", help="only the cases with the word in their name")
-    parser.add_argument("--compile", action="store_true", help="time torch.compile of cross-entropy too")
-    parser.add_argument("--slow", action="store_true", help="time the reference and a plain unfold implementation too")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the figures as JSON")
-    options = parser.parse_args()
-    if edgeloss.backends()["cpu"] != "available":
-        print(f"speed.py: fused kernels {edgeloss.backends()['cpu']}", file=sys.stderr)
-        return 1
-
-    machine = {
+def machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    found = {
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "edgeloss": version("edgeloss"),
-        "labels": "generated" if options.masks is None else "real masks, tiled (volume and small: generated)",
+        "labels": "regions" if options.masks is None else "scenes; regions for volume, small and radius 3",
+        "rounds": options.rounds,
     }
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    rows = []
-    for name, shape, arguments, dtype in CASES:
-        if options.only and options.only not in name:
-            continue
-        torch.manual_seed(0)
-        logits, target = torch.randn(shape).to(dtype), labels_of(name, shape, arguments.get("radius", 1), options.masks)
-        runs = candidates(logits, target, arguments, compiled=options.compile, slow=options.slow)
-        seconds = medians(runs, options.rounds * (20 if name == "small" else 1))
-        _, terms = EdgeAwareLoss(ignore_index=VOID, **arguments)(logits.detach(), target, return_terms=True)
-        base = seconds["cross-entropy"]
-        row = {
-            "case": name,
-            "logits": list(shape),
-            "dtype": str(dtype).removeprefix("torch."),
-            "edge_fraction": round(float(terms["edge_fraction"]), 4),
-            "milliseconds": {key: round(value * 1e3, 3) for key, value in seconds.items()},
-            "ratio": {key: round(value / base, 3) for key, value in seconds.items()},
-        }
-        rows.append(row)
-        ratios = "  ".join(f"{key} {value:.2f}" for key, value in row["ratio"].items() if key != "cross-entropy")
-        print(
-            f"{name:18} {shape!s:22} {row['edge_fraction']:6.1%} edges  CE {base * 1e3:7.1f} ms   {ratios}", flush=True
-        )
+    return {"device": torch.cuda.get_device_name(), **found} if options.device == "cuda" else found
+
+
+def parse() -> tuple[argparse.Namespace, list[Case]]:
+    """The command line, and the cases it asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--all", action="store_true", help="torch.compile, the reference and a plain unfold too")
+    parser.add_argument("--only", metavar="WORD", default="", help="only the cases with the word in their name")
+    parser.add_argument("--rounds", type=int, default=9, help="timed rounds of each case (default: %(default)s)")
+    parser.add_argument(
+        "--masks", type=Path, metavar="DIR", help="label masks to tile (*.png); generated ones if absent"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write all figures as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios as a bar chart")
+    options = parser.parse_args()
+    cases = CUDA_CASES if options.device == "cuda" else CPU_CASES
+    chosen = [case for case in cases if options.only in case.name]
+    if not chosen:
+        parser.error(f"--only: expected a word of {[case.name for case in cases]} but got {options.only!r}")
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected at least 1 but got {options.rounds}")
+    if options.masks is not None and not any(options.masks.glob("*.png")):
+        parser.error(f"--masks: expected a folder with *.png but got {options.masks}")
+    if (state := edgeloss.backends()[options.device]) != "available":
+        parser.error(f"the fused kernels for {options.device} are {state}")
+    for path in (options.output, options.plot):
+        if path is not None:  # now: not at the end of a long run
+            path.parent.mkdir(parents=True, exist_ok=True)
+    return options, chosen
+
+
+def main() -> int:
+    """Run the cases and print the table."""
+    options, cases = parse()
+    # A file or pipe has no width of its own.
+    console, log = Console(width=None if sys.stdout.isatty() else 200), Console(stderr=True, highlight=False)
+    about = machine(options)
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    rows = [measure(case, options, log) for case in cases]
+    set_checkerboard_bar(rows)
+    console.print(make_table(rows, options.device))
     if options.output:
-        options.output.write_text(json.dumps({"machine": machine, "cases": rows}, indent=1) + "\n")
+        options.output.write_text(json.dumps({"machine": about, "cases": rows}, indent=1) + "\n")
+    if options.plot:
+        name = about.get("device", f"{about['processor']}, {about['threads']} threads")
+        plot(rows, f"{name}, torch {about['torch']}, {about['labels']}", options.plot)
     return 0
 
 

@@ -272,13 +272,13 @@ def _edge_loss_fake(
         return logits.new_empty((count, pixels), dtype=dtype)
 
     searches = edges and decay > 0 and distance is None
-    # The state that forward leaves to backward is each device's own.
+    # The state that forward leaves to backward is in part each device's own.
     if (device or logits.device.type) == "cpu":
-        flags, stats, numbers = int(edges and (maps or searches)), 2 if logits.shape[1] > 2 else 0, 8
+        flags, stats = int(edges and (maps or searches)), 2 if logits.shape[1] > 2 else 0
         listed = pixels + 2 * math.prod(target.shape[:-1]) if edges else 0
     else:
-        flags, stats, numbers = int(edges), 2, 2 * ((1 if power == 1.0 else 2) + (decay > 0))
-        listed = 0
+        flags, stats, listed = int(edges), 2, 0
+    numbers = 2 * ((1 if power == 1.0 else 2) + (decay > 0))
     return (
         logits.new_empty(8, dtype=torch.float64),
         empty(int(maps)),

@@ -53,7 +53,7 @@ struct Call {
   // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
   // takes up no memory. Of each row the first and the end among them.
   int32_t* edge_pixel;           // [B, P], of the image
-  Side<A>* sides;                // [B, P, 2], same and other side
+  A* sides;                      // [B, P, 2, numbers()], same and other side
   int32_t *row_first, *row_end;  // [B, D · H] each
   A* field;                      // [B, P]; read in reach of E only
 
@@ -65,6 +65,36 @@ struct Call {
     for (int64_t c = 0; c < g.classes; ++c) sum += weight_of(c);
     return sum;
   }
+  // What is kept of a side: with power 1 `inverse` alone, and where that can't serve, it is 0 on the other side of the
+  // edge pixel, whose terms were formed of logarithms then and are formed anew.
+  int64_t numbers() const { return (power == A(1) ? 1 : 2) + (has_decay ? 1 : 0); }
+  void keep(int64_t at, int64_t n, const Side<A>* from) const {
+    A* to = sides + 2 * at * numbers();
+    for (const Side<A>* of = from; of < from + 2 * n; ++of) {
+      if (power == A(1)) {
+        *to++ = of->inverse;
+      } else {
+        *to++ = of->first;
+        *to++ = of->log_sum;
+      }
+      if (has_decay) *to++ = of->nearest;
+    }
+  }
+  void recall(int64_t at, int64_t n, Side<A>* to) const {
+    const A* from = sides + 2 * at * numbers();
+    for (Side<A>* of = to; of < to + 2 * n; ++of) {
+      *of = Side<A>();
+      if (power == A(1)) {
+        of->inverse = *from++;
+      } else {
+        of->first = *from++;
+        of->log_sum = *from++;
+      }
+      if (has_decay) of->nearest = *from++;
+    }
+  }
+  bool is_of_means(int64_t at) const { return power == A(1) && sides[(2 * at + 1) * numbers()] > A(0); }
+
   int64_t tile() const {
     // 64 KB: a tile of pixels × classes stays in the second-level cache, its gradient beside it.
     return std::clamp<int64_t>((1 << 16) / (g.classes * static_cast<int64_t>(sizeof(A))) & ~15, 16, kTile);
@@ -431,12 +461,13 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
   for (int64_t at = call.row_first[rows + chunk.first_row]; at < end; at += lanes.edges) {
     const Group<T, A> group(call, chunk.image, call.edge_pixel + base + at, std::min(lanes.edges, end - at), lanes);
     A value[2][kEdges];
-    Side<A>* sides = call.sides + 2 * (base + at);
+    Side<A> sides[2 * kEdges];
     if (call.power == A(1)) {
       terms_of_means(group, lanes, value, sides);
     } else {
       terms_of_logs(group, lanes, value, sides);
     }
+    call.keep(base + at, group.count, sides);
     for (int64_t e = 0; e < group.count; ++e) {
       const int64_t i = base + group.pixel[e];
       const double v = call.pixel_weight_of(i);
@@ -468,11 +499,16 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
   const int32_t end = call.row_end[rows + last - 1];
   for (int32_t done = call.row_first[rows + first]; done < end;) {
     // The ones whose terms were formed of probabilities and the ones of logarithms take turns.
-    const Side<A>* sides = call.sides + 2 * (base + done);
-    const bool means = sides[1].inverse > A(0);
+    const bool means = call.is_of_means(base + done);
     int32_t n = 1;
-    while (n < lanes.edges && done + n < end && (sides[2 * n + 1].inverse > A(0)) == means) ++n;
+    while (n < lanes.edges && done + n < end && call.is_of_means(base + done + n) == means) ++n;
     const Group<T, A> group(call, chunk.image, call.edge_pixel + base + done, n, lanes);
+    Side<A> sides[2 * kEdges];
+    call.recall(base + done, n, sides);
+    if (!means && call.power == A(1)) {
+      A value[2][kEdges];
+      terms_of_logs(group, lanes, value, sides);
+    }
     for (int side = 0; side < 2; ++side) {
       const auto fill = [&](int which, const auto& of) {
         A own[kEdges];
@@ -658,7 +694,7 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
           m ? m + all : nullptr,
           flags.numel() > 0 ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
           edge_pixel,
-          static_cast<Side<A>*>(sides.mutable_data_ptr()),
+          static_cast<A*>(sides.mutable_data_ptr()),
           edges ? edge_pixel + all : nullptr,
           edges ? edge_pixel + all + rows : nullptr,
           static_cast<A*>(field.mutable_data_ptr())};
@@ -719,7 +755,7 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   };
   constexpr ScalarType type = kScalarType<A>;
   Tensor label = empty(1, ScalarType::Short), stats = empty(g.classes > 2 ? 2 : 0, type),
-         sides = empty(edges ? 8 : 0, type);
+         sides = empty(edges ? 2 * ((power == 1 ? 1 : 2) + (decay > 0 ? 1 : 0)) : 0, type);
   Tensor edge_list =
       torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;

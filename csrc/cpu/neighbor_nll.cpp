@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "parallel.h"
+#include "tiles.h"
 #include "vectorize.h"
 
 namespace edgeloss {
 namespace {
 
-constexpr int64_t kTile = 64;    // pixels: 19 classes of them stay in the first-level cache
+constexpr int64_t kPixels = 64;  // 19 classes of them stay in the first-level cache
 constexpr int64_t kPairs = 512;  // of a centre and a neighbour
 
 // v = e^v for v ≤ 0.
@@ -24,40 +25,6 @@ EDGELOSS_INLINE void exponentials(A* v, int64_t n) {
 }
 EDGELOSS_VECTORIZED void exponentials_of(float* v, int64_t n) { exponentials(v, n); }
 void exponentials_of(double* v, int64_t n) { exponentials(v, n); }
-
-// m and r of n pixels, whose classes lie ld apart in x.
-template <typename A>
-EDGELOSS_INLINE void statistics(const A* __restrict x, int64_t ld, int64_t classes, int64_t n, A* __restrict m,
-                                A* __restrict r) {
-  constexpr int64_t kSummed = 32;
-  A part[kTile], others[kTile];
-  for (int64_t j = 0; j < n; ++j) m[j] = x[j];
-  for (int64_t c = 1; c < classes; ++c) {
-    for (int64_t j = 0; j < n; ++j) m[j] = x[c * ld + j] > m[j] ? x[c * ld + j] : m[j];
-  }
-  for (int64_t j = 0; j < n; ++j) {
-    r[j] = A(0);
-    others[j] = A(-1);
-  }
-  for (int64_t begin = 0; begin < classes; begin += kSummed) {
-    for (int64_t j = 0; j < n; ++j) part[j] = A(0);
-    for (int64_t c = begin; c < std::min(begin + kSummed, classes); ++c) {
-      for (int64_t j = 0; j < n; ++j) {
-        const A below = x[c * ld + j] - m[j];
-        part[j] += below == A(0) ? A(0) : exp_negative(below);
-        others[j] += below == A(0) ? A(1) : A(0);
-      }
-    }
-    for (int64_t j = 0; j < n; ++j) r[j] += part[j];
-  }
-  for (int64_t j = 0; j < n; ++j) r[j] += others[j];
-}
-EDGELOSS_VECTORIZED void statistics_of(const float* x, int64_t ld, int64_t classes, int64_t n, float* m, float* r) {
-  statistics(x, ld, classes, n, m, r);
-}
-void statistics_of(const double* x, int64_t ld, int64_t classes, int64_t n, double* m, double* r) {
-  statistics(x, ld, classes, n, m, r);
-}
 
 // The neighbours of a row's pixels, one number after another: calls body(number, shift, first, last), where pixels
 // first to last - 1 of the row have the neighbour of that number, `shift` pixels on.
@@ -116,14 +83,15 @@ void find_read(const NeighborNll<T, A, W>& image, int64_t row, uint8_t* read) {
 template <typename T, typename A, typename W>
 void statistics_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
   const Geometry& g = image.g;
-  std::vector<A> x(g.logits * kTile);
-  int64_t pixels[kTile], count = 0;
-  A m[kTile], r[kTile];
+  std::vector<A> x(g.logits * kPixels);
+  int64_t pixels[kPixels], count = 0;
+  A m[kPixels], r[kPixels], unused[kPixels];
+  const std::vector<int32_t> no_label(kPixels, kIgnored);
   const auto flush = [&] {
     for (int64_t c = 0; c < g.logits; ++c) {
-      for (int64_t j = 0; j < count; ++j) x[c * kTile + j] = image.x.at(pixels[j], c);
+      for (int64_t j = 0; j < count; ++j) x[c * kPixels + j] = image.x.at(pixels[j], c);
     }
-    statistics_of(x.data(), kTile, g.logits, count, m, r);
+    tile_statistics(x.data(), kPixels, g.logits, count, no_label.data(), m, r, unused);
     for (int64_t j = 0; j < count; ++j) {
       image.m[pixels[j]] = m[j];
       image.r[pixels[j]] = r[j];
@@ -136,7 +104,7 @@ void statistics_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
     for (int64_t column = 0; column < g.width; ++column) {
       if (!read[column]) continue;
       pixels[count++] = row * g.width + column;
-      if (count == kTile) flush();
+      if (count == kPixels) flush();
     }
   }
   flush();
@@ -206,15 +174,15 @@ void backward_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, const
                     const Steps& steps) {
   const Geometry& g = image.g;
   const int64_t last = chunk.last_row * g.width;
-  std::vector<A> e(g.logits * kTile), sums(g.logits * kTile);  // the classes of a pixel together
+  std::vector<A> e(g.logits * kPixels), sums(g.logits * kPixels);  // the classes of a pixel together
   const int64_t start = chunk.first_row * g.width;
   std::vector<uint8_t> is_read(last - start);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     find_read(image, row, is_read.data() + row * g.width - start);
   }
-  int64_t read[kTile];
-  for (int64_t p = start; p < last; p += kTile) {
-    const int64_t n = std::min(kTile, last - p);
+  int64_t read[kPixels];
+  for (int64_t p = start; p < last; p += kPixels) {
+    const int64_t n = std::min(kPixels, last - p);
     int64_t count = 0;
     for (int64_t j = 0; j < n; ++j) {
       if (is_read[p + j - start]) read[count++] = j;

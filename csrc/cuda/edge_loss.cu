@@ -643,12 +643,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     const A m = call.m[i], r = call.r[i];
     CrossEntropyGradient<A> all(call, upstream, i, y);
     int likely = -1;   // the class k ≠ y with p(k) > 1/2 that edge pixels want less of
-    A likely_sum = 0;  // Σ π p(k) for it
+    A likely_sum = 0;  // Σ π · slope for it
     // More other classes than fit at a time take several rounds, each for those above the last.
     int floor = -1;
     bool is_first = true, more = false;
     do {
-      Shares<A> shares;  // Σ π p(k) / (1 - p(k)) for the others
+      Shares<A> shares;  // Σ π · slope for the others
       for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
         const int64_t centre = at.base + n;
         if (!call.edge[centre]) return;
@@ -667,11 +667,11 @@ __global__ void __launch_bounds__(kThreads, 1)
           all.at_y += wanted;
         } else if (is_likely(x_k, m, r)) {
           likely = k;
-          likely_sum += wanted * p;
-        } else {  // ∂O = π p(k) at k, -π p(c) p(k) / (1 - p(k)) elsewhere
-          const A odds = wanted * (p / complement);
-          if (is_first) all.alpha -= odds;
-          shares.add(k, odds);
+          likely_sum += wanted * other_slope(p, complement, true);
+        } else {
+          const A value = wanted * other_slope(p, complement, false);
+          if (is_first) all.alpha -= value;
+          shares.add(k, value);
         }
       });
 

@@ -127,9 +127,7 @@ def evaluate(
         distance = torch.full((y.numel(),), math.inf, dtype=wide, device=y.device)
         distance[wanted] = local_distance(y, valid, wanted, radius, spacing)
         distance = distance.view_as(y)
-    log_w = None
-    if decay is not None and distance is not None:
-        log_w = -(distance.to(wide) / decay).clamp(max=torch.finfo(wide).max)
+    log_w = log_weights(distance, decay)
     same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
     found = LossMaps(
         cross_entropy_map(x, y, valid, weight, label_smoothing),
@@ -208,6 +206,14 @@ def edge_mask(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     return valid & ((largest > label) | (smallest < label))
 
 
+def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
+    """log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
+    if distance is None or decay is None:
+        return None
+    wide = _widest(distance.device)
+    return -(distance.to(wide) / decay).clamp(max=torch.finfo(wide).max)
+
+
 def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
     """The pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
     return _window_max(mask.to(torch.float32), radius) > 0
@@ -223,26 +229,63 @@ def edge_terms(
     power: float,
 ) -> tuple[Tensor, Tensor]:
     """The maps S and O [B, *S], 0 off the edge mask; log_w [B, *S], None for equal weights."""
+    found = pairs(x, y, valid, mask, log_w, radius)
+    same_side, other_side = side_terms(found, found.t, power)
+    empty = x.new_zeros(y.numel())
+    return (
+        empty.index_copy(0, found.centre, same_side).view_as(y),
+        empty.index_copy(0, found.centre, other_side).view_as(y),
+    )
+
+
+class Pairs(NamedTuple):
+    """Every pair (i, n) of an edge pixel i and a neighbour n, and what the edge terms of i read of n.
+
+    Attributes:
+        centre: the edge pixels, [M].
+        row: i = centre[row], [P].
+        n: the neighbour, [P].
+        is_same: y_n = y_i, so that n belongs to S_i and else to O_i; bool [P].
+        t: a_n = log p_n(y_i) on the same side, b_n = log(1 - p_n(y_i)) on the other; [P], differentiable.
+        log_w: [P].
+    """
+
+    centre: Tensor
+    row: Tensor
+    n: Tensor
+    is_same: Tensor
+    t: Tensor
+    log_w: Tensor
+
+
+def pairs(x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, log_w: Tensor | None, radius: Sequence[int]) -> Pairs:
+    """The pairs of the edge mask's pixels; log_w [B, *S], None for equal weights."""
     centre = mask.flatten().nonzero().squeeze(1)
     y_flat = y.flatten()
     reach = _clipped(radius, y.shape)
     grid = Grid(valid, reach)
     place = grid.place(centre)
-    pairs = [grid.pairs(place, offset) for offset in offsets(reach)] or [(centre[:0], centre[:0])]
-    row, n = (torch.cat(side) for side in zip(*pairs, strict=True))  # every pair (i, n), i = centre[row]
+    found = [grid.pairs(place, offset) for offset in offsets(reach)] or [(centre[:0], centre[:0])]
+    row, n = (torch.cat(side) for side in zip(*found, strict=True))
 
     k = y_flat[centre][row]
     shifted, log_sum, at = _gathered(x, n)
     a = _take(shifted.flatten(), at * x.shape[1] + k) - _take(log_sum, at)
     w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
     is_same = y_flat[n] == k
-    same, other = is_same.nonzero().squeeze(1), (~is_same).nonzero().squeeze(1)
+    other = (~is_same).nonzero().squeeze(1)
     b = _log_one_minus_p(_take(a, other), k[other], at[other], shifted, log_sum)
+    return Pairs(centre, row, n, is_same, a.index_copy(0, other, b), w)
 
-    same_side = _negative_log_mean(_take(a, same), w[same], row[same], len(centre), power)
-    other_side = _negative_log_mean(b, w[other], row[other], len(centre), power)
-    empty = x.new_zeros(y.numel())
-    return empty.index_copy(0, centre, same_side).view_as(y), empty.index_copy(0, centre, other_side).view_as(y)
+
+def side_terms(found: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
+    """S and O of the edge pixels, [M] each, of pairs whose t may be another tensor, such as a leaf."""
+
+    def term(chosen: Tensor) -> Tensor:
+        at = chosen.nonzero().squeeze(1)
+        return _negative_log_mean(_take(t, at), found.log_w[at], found.row[at], len(found.centre), power)
+
+    return term(found.is_same), term(~found.is_same)
 
 
 def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeloss import _validation, reference
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.reference import readable_logits
 
 
 class Arrays(NamedTuple):
@@ -21,9 +21,8 @@ class Arrays(NamedTuple):
         classes: how many classes there are; 2 for the one logit of the binary case.
         target: [B, H, W] int64, the labels; -1 on ignored pixels.
         prediction: [B, H, W] int64, the class of the largest logit; -1 where a logit is nan.
-        cross_entropy: [B, H, W] float, the loss map of that name.
-        edge: [B, H, W] float, the loss map of that name.
-        edge_mask: [B, H, W] bool, the pixels on which the edge map is computed.
+        terms: 0-d, by name: ``loss`` and what the criterion returns as its terms.
+        maps: the loss maps as arrays [B, H, W], by name; ``distance`` only where the criterion has a ``decay``.
         gradient: [B, h, w] float64, the L2 norm over the classes of the loss's gradient with respect to the logits, in
             the logits' own resolution.
     """
@@ -31,9 +30,8 @@ class Arrays(NamedTuple):
     classes: int
     target: npt.NDArray[np.int64]
     prediction: npt.NDArray[np.int64]
-    cross_entropy: npt.NDArray[Any]
-    edge: npt.NDArray[Any]
-    edge_mask: npt.NDArray[np.bool_]
+    terms: dict[str, float]
+    maps: dict[str, npt.NDArray[Any]]
     gradient: npt.NDArray[np.float64]
 
 
@@ -54,32 +52,141 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
     Raises:
         ValueError: a volume (pass a slice), no pixel, or other shapes than these; and whatever ``criterion`` refuses.
     """
+    criterion, logits, target = _prepared(logits, target, criterion)
+    with torch.inference_mode(False), torch.enable_grad():  # copies, since tensors of inference mode know no backward
+        leaf = logits.detach().clone()
+        leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
+        loss, maps, terms = criterion(leaf, target.clone(), return_maps=True, return_terms=True)
+        loss = loss.sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+
+    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
+    scores = reference.readable_logits(leaf.detach(), valid)
+    return Arrays(
+        classes=scores.shape[1],
+        target=y.masked_fill(~valid, -1).cpu().numpy(),
+        prediction=scores.argmax(1).masked_fill(scores.isnan().any(1), -1).cpu().numpy(),
+        terms={"loss": loss.item()} | {name: term.item() for name, term in terms.items()},
+        maps={name: value.cpu().numpy() for name, value in maps._asdict().items() if value is not None},
+        # In double precision: the squares of small float32 gradients would be 0.
+        gradient=torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).cpu().numpy(),
+    )
+
+
+class Likely(NamedTuple):
+    """The classes that a prediction holds for most probable, the first before all others.
+
+    Attributes:
+        classes: [T, B, H, W] int64; -1 where a logit is nan.
+        probabilities: [T, B, H, W] float; nan there.
+    """
+
+    classes: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[Any]
+
+
+def compute_likely(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 3) -> Likely:
+    """The most probable classes of each pixel; arguments as in :func:`compute_arrays`.
+
+    Args:
+        logits: [B, C, H, W] or [C, H, W] floating.
+        target: [B, H, W] or [H, W] integer.
+        criterion: the loss; its ``ignore_index`` and ``upsample`` count.
+        count: how many classes T; fewer where there are not as many.
+
+    Returns:
+        Likely, on the CPU.
+    """
+    criterion, logits, target = _prepared(logits, target, criterion)
+    _, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
+    scores = reference.readable_logits(logits.detach(), valid)
+    failed = scores.isnan().any(1, keepdim=True)
+    classes = scores.topk(min(count, scores.shape[1]), dim=1).indices
+    p = scores.softmax(1).gather(1, classes).masked_fill(failed, torch.nan)
+    return Likely(classes.masked_fill(failed, -1).movedim(1, 0).cpu().numpy(), p.movedim(1, 0).cpu().numpy())
+
+
+class Neighbors(NamedTuple):
+    """What the neighbours of each edge pixel add to its two terms: the T that weigh most, of all its neighbours.
+
+    The edge pixels i, M of them, come in the order of the flattened batch.
+
+    Attributes:
+        step: [2, T, M] int64, rows down and columns right from the edge pixel; (0, 0) where there are fewer than T.
+        probability: [T, M] float, p_n(y_i), what the neighbour gives to the class of the edge pixel.
+        nll: [T, M] float, its part before the mean: -log p_n(y_i) on the same side, -log(1 - p_n(y_i)) on the other.
+        share: [T, M] float, its part π_n of the term's gradient.
+    """
+
+    step: npt.NDArray[np.int64]
+    probability: npt.NDArray[Any]
+    nll: npt.NDArray[Any]
+    share: npt.NDArray[Any]
+
+
+def compute_neighbors(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
+) -> Neighbors:
+    """Which neighbours an edge pixel's loss comes from; arguments as in :func:`compute_arrays`.
+
+    Those come first that weigh most: weight times ``nll``, which for ``power=0`` is their part of the term.
+
+    Args:
+        logits: [B, C, H, W] or [C, H, W] floating.
+        target: [B, H, W] or [H, W] integer.
+        criterion: the loss; its radius, power and decay count.
+        count: how many neighbours T to tell of; fewer where there are not as many.
+
+    Returns:
+        Neighbors, on the CPU.
+    """
+    criterion, logits, target = _prepared(logits, target, criterion)
+    radius = _validation.radius_per_axis(criterion.radius, 2)
+    spacing = _validation.spacing_per_axis(criterion.spacing, 2)
+    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
+    x = reference.readable_logits(logits.detach(), valid)
+    mask = reference.edge_mask(y, valid, radius)
+    distance = None
+    if criterion.decay is not None:
+        near = (valid & reference.within_reach(mask, radius)).flatten().nonzero().squeeze(1)
+        distance = x.new_zeros(y.numel())
+        distance[near] = reference.local_distance(y, valid, near, radius, spacing).to(x.dtype)
+        distance = distance.view_as(y)
+    found = reference.pairs(x, y, valid, mask, reference.log_weights(distance, criterion.decay), radius)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = found.t.clone().requires_grad_()
+        terms = torch.cat(reference.side_terms(found, leaf, criterion.power)).sum()
+        share = -torch.autograd.grad(terms, leaf)[0]
+
+    nll = -found.t
+    p = torch.where(found.is_same, found.t.exp(), -found.t.expm1())
+    weighs = (nll * found.log_w.exp()).nan_to_num(torch.inf)  # what isn't finite weighs most
+    # The pairs of one edge pixel side by side, those that weigh most first; the stable sort keeps that order.
+    order = weighs.argsort(descending=True)
+    order = order[found.row[order].argsort(stable=True)]
+    row = found.row[order]
+    rank = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
+    order, rank = order[rank < count], rank[rank < count]
+    row, n = found.row[order], found.n[order]
+
+    width = y.shape[2]
+    centre = found.centre[row]
+    table = x.new_full((3, count, len(found.centre)), torch.nan)
+    table[:, rank, row] = torch.stack([p[order], nll[order], share[order].to(x.dtype)])
+    step = torch.zeros(2, count, len(found.centre), dtype=torch.int64, device=y.device)
+    # Of one image both: the difference of the rows is that of the rows in the whole batch.
+    step[:, rank, row] = torch.stack([n // width - centre // width, n % width - centre % width])
+    probability, nll, share = table.cpu().numpy()
+    return Neighbors(step.cpu().numpy(), probability, nll, share)
+
+
+def _prepared(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
+    """A criterion for one look at a batch, and the batch."""
     criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
     criterion.sync_normalizer = False  # a figure is one rank's affair: the others would be waited for in vain
     if criterion.validate == "async":
         criterion.validate = "sync"  # there is no next call that would tell of a bad label
-    logits, target = _batched(logits, target)
-
-    with torch.inference_mode(False), torch.enable_grad():  # copies, since tensors of inference mode know no backward
-        leaf = logits.detach().clone()
-        leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
-        target = target.clone()
-        loss, maps = criterion(leaf, target, return_maps=True)
-        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-
-    target = target.long()
-    ignored = (target == criterion.ignore_index) | (target < 0) | (target >= max(2, logits.shape[1]))
-    scores = readable_logits(leaf.detach(), ~ignored)
-    return Arrays(
-        classes=scores.shape[1],
-        target=target.masked_fill(ignored, -1).cpu().numpy(),
-        prediction=scores.argmax(1).masked_fill(scores.isnan().any(1), -1).cpu().numpy(),
-        cross_entropy=maps.cross_entropy.cpu().numpy(),
-        edge=maps.edge.cpu().numpy(),
-        edge_mask=maps.edge_mask.cpu().numpy(),
-        # In double precision: the squares of small float32 gradients would be 0.
-        gradient=torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).cpu().numpy(),
-    )
+    return criterion, *_batched(logits, target)
 
 
 def _batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ def panel(
     class_names: Sequence[str] | None = None,
     palette: Sequence[Any] | npt.NDArray[Any] | None = None,
     title: str | None = None,
+    terms: bool = False,
 ) -> Figure:
     """Draws what the loss sees: image, truth, prediction, cross-entropy map, edge map and gradient.
 
@@ -78,10 +79,11 @@ def panel(
         palette: at least C colours, each an integer triple in 0 ... 255 or whatever Matplotlib calls a colour;
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: one line above everything.
+        terms: draw the two edge terms apart too.
 
     Returns:
-        The figure. In each row its axes are image, ground truth, prediction, cross-entropy, edge map and gradient, the
-        last three each followed by its colour bar.
+        The figure. In each row its axes are image, ground truth, prediction, then cross-entropy, edge map, gradient
+        and, with ``terms``, same side and other side, each followed by its colour bar.
 
     Raises:
         ValueError: a volume (pass a slice), no pixel, other shapes than these, an image of another size or range, too
@@ -103,9 +105,11 @@ def panel(
     if len(names) < seen.classes:
         raise ValueError(f"expected at least {seen.classes} class_names but got {len(names)}")
 
-    maps = _maps(seen)
+    maps = _maps(seen, terms=terms)
     key = _key(seen, maps, names, colors)
-    layout = _layout(seen.target.shape, 2 + (images is not None), [len(name) for name, _ in key], title is not None)
+    layout = _layout(
+        seen.target.shape, 2 + (images is not None), len(maps), [len(name) for name, _ in key], title is not None
+    )
     figure = Figure(figsize=(layout.width, layout.height), dpi=_DPI)
 
     height, width = seen.target.shape[1:]
@@ -177,16 +181,23 @@ class _Map(NamedTuple):
     outline: str  # the colour of the borders of the truth
 
 
-def _maps(seen: Arrays) -> list[_Map]:
-    void = seen.target < 0
+def _maps(seen: Arrays, *, terms: bool) -> list[_Map]:
+    void, edges = seen.target < 0, seen.maps["edge_mask"]
     same_size = seen.gradient.shape == void.shape  # the cells of a lower resolution have no label of their own
     cell_void = void if same_size else np.zeros(seen.gradient.shape, dtype=bool)
     still = (seen.gradient == 0) & ~cell_void
-    return [
-        _map("cross-entropy", seen.cross_entropy, ~void, void, np.zeros_like(void), outline="white"),
-        _map("edge map", seen.edge, seen.edge_mask, void, ~seen.edge_mask & ~void, outline="black"),
+
+    def of_edges(name: str, values: _Array) -> _Map:
+        return _map(name, values, edges, void, ~edges & ~void, outline="black")
+
+    maps = [
+        _map("cross-entropy", seen.maps["cross_entropy"], ~void, void, np.zeros_like(void), outline="white"),
+        of_edges("edge map", seen.maps["edge"]),
         _map("log10 |gradient|", seen.gradient, ~cell_void, cell_void, still, outline="white", log=True),
     ]
+    if terms:
+        maps += [of_edges("same side", seen.maps["same_side"]), of_edges("other side", seen.maps["other_side"])]
+    return maps
 
 
 def _map(
@@ -298,8 +309,8 @@ class _Layout(NamedTuple):
     key_columns: int
 
 
-def _layout(shape: tuple[int, ...], pictures: int, letters: list[int], titled: bool) -> _Layout:
-    """Places the pictures of a batch of [H, W] images, followed by three maps with bars, above a key.
+def _layout(shape: tuple[int, ...], pictures: int, maps: int, letters: list[int], titled: bool) -> _Layout:
+    """Places the pictures of a batch of [H, W] images, followed by maps with bars, above a key.
 
     A single image stands over its maps, or left of them if it is wide; all in one row if it is tall or has no picture
     for the place over a map.
@@ -307,6 +318,7 @@ def _layout(shape: tuple[int, ...], pictures: int, letters: list[int], titled: b
     Args:
         shape: (B, H, W).
         pictures: how many there are before the maps, 2 or 3.
+        maps: how many there are, 3 or more.
         letters: the lengths of the key's entries.
         titled: keep room for a line at the top.
     """
@@ -314,11 +326,11 @@ def _layout(shape: tuple[int, ...], pictures: int, letters: list[int], titled: b
     aspect = min(max(height / width, 1 / 8), 4)  # beyond that a picture is stretched, so that it can be seen
     beside = batch == 1 and aspect < 0.6
     if beside:
-        places = [(row, 0) for row in range(pictures)] + [(row, 1) for row in range(3)]
+        places = [(row, 0) for row in range(pictures)] + [(i % 3, 1 + i // 3) for i in range(maps)]
     elif batch == 1 and aspect <= 1.5 and pictures == 3:
-        places = [(0, column) for column in range(3)] + [(1, column) for column in range(3)]
+        places = [(i // 3, i % 3) for i in range(3 + maps)]
     else:
-        places = [(0, column) for column in range(pictures + 3)]
+        places = [(0, column) for column in range(pictures + maps)]
     rows, columns = (max(place) + 1 for place in zip(*places, strict=True))
 
     area = min(max(height * width / _DPI**2, 6.5), 14)  # more for a large image, whose edges would fade

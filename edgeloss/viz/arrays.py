@@ -101,7 +101,10 @@ def compute_likely(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
     _, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
     scores = reference.readable_logits(logits.detach(), valid)
     failed = scores.isnan().any(1, keepdim=True)
+    first = scores.argmax(1, keepdim=True)
     classes = scores.topk(min(count, scores.shape[1]), dim=1).indices
+    # Among equals topk and argmax may choose differently: the prediction comes first.
+    classes = torch.cat([first, classes.where(classes != first, classes[:, :1])[:, 1:]], dim=1)
     p = scores.softmax(1).gather(1, classes).masked_fill(failed, torch.nan)
     return Likely(classes.masked_fill(failed, -1).movedim(1, 0).cpu().numpy(), p.movedim(1, 0).cpu().numpy())
 

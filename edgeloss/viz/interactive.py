@@ -30,13 +30,20 @@ from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 _Array = npt.NDArray[Any]
 
-# How exact the numbers behind the pixels are: bits of a significand, and how many of the most probable classes are
-# told. The first line that keeps the page small enough is taken.
-_LEVELS = ((8, 3), (6, 3), (5, 3), (4, 3), (3, 3), (3, 2), (2, 1))
+# How exact the numbers behind the pixels are: bits of a significand, the smallest step of probabilities and losses, and
+# how many of the most probable classes are told. The first line that keeps the page small enough is taken.
+_LEVELS = (
+    (8, 2.0**-13, 3),
+    (7, 2.0**-10, 3),
+    (6, 2.0**-8, 3),
+    (5, 2.0**-7, 3),
+    (4, 2.0**-6, 3),
+    (3, 2.0**-5, 2),
+    (2, 2.0**-4, 1),
+)
 _MAX_BYTES = 14_000_000
 _NEIGHBORS = 8  # of an edge pixel
 _MAX_PAIRS = 1_500_000  # neighbours in all: fewer of each where the edge pixels are very many
-_FLOOR = 2.0**-13  # probabilities and losses are told in steps of at least this
 _BINS = 60
 _REACH = 2**15  # added to a neighbour's steps, so that they are no less than 0
 
@@ -114,8 +121,8 @@ def report(
     }
     pictures = [] if images is None else [_picture(picture) for picture in images]
     room = _MAX_BYTES - len(_library()) - sum(map(len, pictures))
-    for bits, count in _LEVELS:
-        shown = [_image(index, seen, layers, likely, neighbors, bits, count) for index in range(len(seen.target))]
+    for level in _LEVELS:
+        shown = [_image(index, seen, layers, likely, neighbors, *level) for index in range(len(seen.target))]
         if sum(len(array["data"]) for one in shown for array in one["arrays"].values()) <= room:
             break
     for one, picture in zip(shown, pictures, strict=False):
@@ -131,8 +138,8 @@ def report(
         css=_asset("report.css"),
         table=_table(seen, names, colors),
         footer=html.escape(
-            f"edgeloss {version('edgeloss')} · drawn by Plotly · numbers are rounded to {2.0 ** -(bits + 1):.1%}, "
-            f"probabilities and losses to {_FLOOR:.4f} at least"
+            f"edgeloss {version('edgeloss')} · drawn by Plotly · numbers are rounded to {2.0 ** -(level[0] + 1):.1%}, "
+            f"probabilities and losses to {level[1] / 2:.1g}"
             + (f" · the neighbours shown are the {fixed['maxNeighbors']} that weigh most" if edges else "")
         ),
         # "<" would end the script early; JSON has another way to write it.
@@ -177,6 +184,7 @@ def _image(
     likely: Likely,
     neighbors: Neighbors,
     bits: int,
+    step: float,
     count: int,
 ) -> dict[str, Any]:
     """All that the page knows of one image, but its picture."""
@@ -187,10 +195,11 @@ def _image(
         "edge_mask": _labels(seen.maps["edge_mask"][index].astype(np.int64), 2),
     }
     for rank in range(min(count, len(likely.classes))):
-        arrays[f"class_{rank}"] = _labels(likely.classes[rank, index], classes)
-        arrays[f"probability_{rank}"] = _floats(likely.probabilities[rank, index], bits, _FLOOR)
+        if rank:  # the first is the prediction
+            arrays[f"class_{rank}"] = _labels(likely.classes[rank, index], classes)
+        arrays[f"probability_{rank}"] = _floats(likely.probabilities[rank, index], bits, step)
     for key, _, values in layers:
-        arrays[key] = _floats(values[index], bits, 0 if key in ("gradient", "distance") else _FLOOR)
+        arrays[key] = _floats(values[index], bits, 0 if key in ("gradient", "distance") else step)
 
     before, here = (int(seen.maps["edge_mask"][part].sum()) for part in (slice(index), index))
     mine = slice(before, before + here)
@@ -198,9 +207,9 @@ def _image(
         down, right = neighbors.step[:, rank, mine]
         arrays[f"down_{rank}"] = _labels(down + _REACH, _REACH)
         arrays[f"right_{rank}"] = _labels(right + _REACH, _REACH)
-        arrays[f"given_{rank}"] = _floats(neighbors.probability[rank, mine], bits, _FLOOR)
-        arrays[f"nll_{rank}"] = _floats(neighbors.nll[rank, mine], bits, _FLOOR)
-        arrays[f"share_{rank}"] = _floats(neighbors.share[rank, mine], bits, _FLOOR)
+        arrays[f"given_{rank}"] = _floats(neighbors.probability[rank, mine], bits, step)
+        arrays[f"nll_{rank}"] = _floats(neighbors.nll[rank, mine], bits, step)
+        arrays[f"share_{rank}"] = _floats(neighbors.share[rank, mine], bits, step)
 
     return {
         "arrays": arrays,
@@ -226,15 +235,15 @@ def _labels(values: _Array, classes: int) -> dict[str, Any]:
     return {"kind": dtype.__name__, "shape": values.shape, "data": _packed(values.astype(dtype))}
 
 
-def _floats(values: _Array, bits: int, floor: float) -> dict[str, Any]:
+def _floats(values: _Array, bits: int, step: float) -> dict[str, Any]:
     """Numbers ≥ 0 in 16 bits: the exponent of float32 and 8 bits of the significand, of which ``bits`` are used.
 
     The high bytes come first, then the low ones: alike stands beside alike, and packs well.
     """
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values, dtype=np.float32)
-    if floor:
-        single = np.where(single < 1, np.rint(np.minimum(single, 1) / floor) * np.float32(floor), single)
+    if step:
+        single = np.where(single < 1, np.rint(np.minimum(single, 1) / step) * np.float32(step), single)
     drop = 23 - bits
     # Rounding may carry into the exponent, as it should; inf has no significand to round, and nan keeps its quiet bit.
     code = (single.view(np.uint32).astype(np.uint64) + (1 << (drop - 1))) >> drop << (8 - bits)
@@ -259,11 +268,14 @@ def _library() -> str:
 
 
 def _picture(rgb: _Array) -> str:
-    """An image [H, W, 3] in [0, 1] as a data URI: exact if it is small, else a good JPEG."""
+    """An image [H, W, 3] in [0, 1] as a data URI: exact if it is small, else as good a JPEG as keeps it small."""
     picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
     kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
-    file = io.BytesIO()
-    picture.save(file, kind, quality=92)
+    for quality in (92, 80, 60, 30):
+        file = io.BytesIO()
+        picture.save(file, kind, quality=quality)
+        if file.tell() <= _MAX_BYTES / 10:
+            break
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -179,8 +179,8 @@ const tell = (y, x) => {
 
   element("h3", "Most probable", panel);
   const likely = table(panel, "likely");
-  for (let k = 0; arrays[`class_${k}`]; k++) {
-    const { values, none } = arrays[`class_${k}`];
+  for (let k = 0; arrays[`probability_${k}`]; k++) {
+    const { values, none } = k ? arrays[`class_${k}`] : prediction;
     if (values[at] === none) continue;
     row(likely, (cell) => named(cell, values[at], none, "loud"), number(arrays[`probability_${k}`].values[at]));
   }
@@ -292,14 +292,15 @@ const fit = () => {
   return Plotly.relayout(views, { height: Math.min(Math.max(height, 240), 0.78 * window.innerHeight) });
 };
 
+const limited = (value, count) => Math.min(Math.max(value, 0), count - 1);
+
 const move = (event) => {
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   if (event.key === "Escape") forget();
   if (!held || !steps[event.key] || event.target.tagName === "SELECT") return;
   event.preventDefault();
   const { rows, columns } = image.arrays.truth;
-  const limit = (value, count) => Math.min(Math.max(value, 0), count - 1);
-  held = [limit(held[0] + steps[event.key][0], rows), limit(held[1] + steps[event.key][1], columns)];
+  held = [limited(held[0] + steps[event.key][0], rows), limited(held[1] + steps[event.key][1], columns)];
   tell(...held);
 };
 
@@ -340,16 +341,18 @@ const start = async () => {
   pick.addEventListener("change", () => open(Number(pick.value)));
   menu.forEach((one, side) => one.addEventListener("change", () => show(side, one.value)));
   pane.forEach((one, side) => one.querySelector(".largest").addEventListener("click", () => largest(side)));
-  const under = (event) => {
-    const { x, y } = event.points[0];
-    return [Math.round(y), Math.round(x)];
+  // Where the pointer is, not the point that Plotly found: of a layer of lower resolution that is a cell's middle.
+  const under = ({ xvals, yvals }) => {
+    const { rows, columns } = image.arrays.truth;
+    return [limited(Math.round(yvals[0]), rows), limited(Math.round(xvals[0]), columns)];
   };
+  let pointed;
   views.on("plotly_hover", (event) => {
-    const [y, x] = under(event);
-    if (!held && !(seen && seen[0] === y && seen[1] === x)) tell(y, x);
+    pointed = under(event);
+    if (!held && !(seen && seen[0] === pointed[0] && seen[1] === pointed[1])) tell(...pointed);
   });
-  views.on("plotly_click", (event) => {
-    held = under(event);
+  views.on("plotly_click", () => {
+    held = pointed;
     tell(...held);
   });
   document.addEventListener("keydown", move);

@@ -33,14 +33,14 @@ def apply_where(
 
     Differentiable any number of times, backward and forward, and by the transforms of :mod:`torch.func`, except that
     ``vmap`` can't batch the mask itself, since samples would differ in their number of elements; batches go in as they
-    are. ``torch.compile`` takes it, with ``fullgraph=True`` too, and without a recompile when the number of elements
-    changes. Finding the elements waits for the device, as indexing by a mask does.
+    are. ``torch.compile`` takes it, with ``fullgraph=True`` in one graph for any number of elements, but
+    differentiates compiled code only once. Finding the elements waits for the device, as indexing by a mask does.
 
     Args:
         mask: bool, any shape.
         fn: an elementwise function. It is called once, with one 1-D tensor [N] for each tensor of x, of the N masked
             elements in row-major order, and returns a tensor [N] of any dtype. N may be 0.
-        x: a tensor or a sequence of them, on the mask's device. They are broadcast with the mask and each other.
+        x: a tensor or a tuple of them, on the mask's device. They are broadcast with the mask and each other.
         fill: the result elsewhere: a number; a tensor, broadcast too; or a function as fn is, of the other elements.
 
     Returns:
@@ -64,11 +64,11 @@ def apply_where(
         >>> x.grad
         tensor([0.0000, 1.0000, 0.5000])
     """
-    inputs = [x] if isinstance(x, Tensor) else list(x)
+    inputs: list[Tensor] = list(x) if isinstance(x, Sequence) else [x]
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise TypeError(f"mask: expected a bool tensor, but got {_got(mask)}; pass mask.bool() or a comparison")
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
-        raise TypeError(f"x: expected a tensor or a sequence of tensors, but got {', '.join(map(_got, inputs)) or x!r}")
+        raise TypeError(f"x: expected a tensor or a tuple of tensors, but got {', '.join(map(_got, inputs)) or 'none'}")
     if callable(fill):
         # False has the lowest dtype of all, so that the other branch keeps its own.
         fill = apply_where(~mask, fill, inputs, False)
@@ -149,9 +149,9 @@ def check_gradients(
     doubled = [x.detach().double().requires_grad_(x.requires_grad) if _is_floating(x) else x for x in given]
     exact = copy.deepcopy(fn).double() if isinstance(fn, nn.Module) else fn
     with torch.enable_grad():
-        fn(*given)  # an error here is one of the caller's own
+        outputs = _outputs(fn, given)  # an error here is the caller's own
         try:
-            exact(*doubled)
+            exact_outputs = _outputs(exact, doubled)
         except (RuntimeError, TypeError, ValueError) as error:
             raise TypeError(
                 f"fn: expected a function that takes float64 inputs too, but it raised {error!r}; pass the tensors that"
@@ -159,7 +159,7 @@ def check_gradients(
             ) from error
         try:
             gradcheck(exact, doubled, eps=eps, atol=atol, rtol=rtol)
-            trouble = _trouble_in_own_precision(fn, given, exact, doubled, atol, rtol)
+            trouble = _trouble_in_own_precision(outputs, given, _jacobian(exact_outputs, doubled), atol, rtol)
         except GradcheckError as error:
             trouble = _diagnosis(exact, doubled, eps, atol, rtol) or str(error)
     if trouble and raise_exception:
@@ -175,18 +175,15 @@ def _leaves(inputs: Sequence[Any]) -> list[Any]:
     if not any(_is_floating(x) for x in inputs):
         got = ", ".join(map(_got, inputs)) or "none"
         raise ValueError(f"inputs: expected at least one floating tensor, but got {got}")
-    chosen = [_is_floating(x) and x.requires_grad for x in inputs]
-    if not any(chosen):
-        chosen = [_is_floating(x) for x in inputs]
+    checked = _checked(inputs) or [j for j, x in enumerate(inputs) if _is_floating(x)]
     return [
-        x.detach().clone().requires_grad_(checked) if isinstance(x, Tensor) else x
-        for x, checked in zip(inputs, chosen, strict=True)
+        x.detach().clone().requires_grad_(j in checked) if isinstance(x, Tensor) else x for j, x in enumerate(inputs)
     ]
 
 
 def _checked(inputs: Sequence[Any]) -> list[int]:
-    """The numbers of the inputs whose gradients are to be checked."""
-    return [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
+    """Which of the inputs have a gradient to check."""
+    return [j for j, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
 
 
 def _outputs(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
@@ -196,49 +193,43 @@ def _outputs(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
     return [y for y in floating if y.requires_grad] or floating
 
 
-def _flat(outputs: Sequence[Tensor]) -> Tensor:
-    return torch.cat([y.flatten().double() for y in outputs])
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in tensors])
 
 
-def _gradient(y: Tensor, inputs: Sequence[Any], cotangent: Tensor) -> list[Tensor]:
-    """The gradients of y · cotangent, 0 where nothing requires grad."""
-    leaves = [inputs[i] for i in _checked(inputs)]
-    if not y.requires_grad:
-        return [torch.zeros_like(x) for x in leaves]
-    return list(torch.autograd.grad(y, leaves, cotangent, retain_graph=True, materialize_grads=True))
+def _jacobian(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> Tensor:
+    """Autograd's, float64: a row for each element of the outputs, a column for each of the checked inputs."""
+    y, leaves = _flat(outputs), [inputs[j] for j in _checked(inputs)]
+    rows = torch.zeros(len(y), sum(x.numel() for x in leaves), dtype=torch.float64, device=y.device)
+    if y.requires_grad:
+        for row, one in zip(rows, torch.eye(len(y)).to(y), strict=True):
+            row.copy_(_flat(torch.autograd.grad(y, leaves, one, retain_graph=True, materialize_grads=True)))
+    return rows
 
 
-def _excess(got: Tensor, expected: Tensor, allowed: Tensor | float) -> Tensor:
+def _excess(got: Tensor, expected: Tensor, allowed: Tensor) -> Tensor:
     """The difference in units of what is allowed; inf where only one is finite, 0 where both are equally infinite."""
     return ((got - expected).abs() / allowed).masked_fill(got == expected, 0.0).nan_to_num(nan=math.inf)
 
 
 def _trouble_in_own_precision(
-    fn: Callable[..., Any],
-    given: Sequence[Any],
-    exact: Callable[..., Any],
-    doubled: Sequence[Any],
-    atol: float,
-    rtol: float,
+    outputs: Sequence[Tensor], given: Sequence[Any], exact: Tensor, atol: float, rtol: float
 ) -> str | None:
-    """Where the gradient in the dtype of the inputs is not that in float64, for a random sum of the outputs."""
-    y, y_exact = _flat(_outputs(fn, given)), _flat(_outputs(exact, doubled))
-    random = torch.Generator().manual_seed(0)
-    cotangent = (torch.rand(len(y), generator=random, dtype=torch.float64) + 0.5).to(y.device)
-    gradients = zip(_gradient(y, given, cotangent), _gradient(y_exact, doubled, cotangent), strict=True)
-    for i, (got, expected) in zip(_checked(given), gradients, strict=True):
-        if not got.numel():
-            continue
-        allowed = atol + max(rtol, 32 * torch.finfo(got.dtype).eps) * float(expected.abs().max())
-        excess = _excess(got.double(), expected, allowed)
-        if excess.max() > 1:
-            at = _unravel(int(excess.argmax()), got)
-            name = str(got.dtype).removeprefix("torch.")
-            return (
-                f"precision: input {i} at {list(at)}: expected {expected[at].item():.6g}, the right gradient, which"
-                f" float64 gives, but got {got[at].item():.6g} in {name}"
-            )
-    return None
+    """Where the gradient in the inputs' own dtype is not the exact one, beside the largest of the same output."""
+    got = _jacobian(outputs, given)
+    if not got.numel():
+        return None
+    rtol = max(rtol, 32 * max(torch.finfo(given[j].dtype).eps for j in _checked(given)))
+    excess = _excess(got, exact, atol + rtol * exact.abs().amax(dim=1, keepdim=True))
+    if not (excess > 1).any():
+        return None
+    worst = row, column = _unravel(int(excess.argmax()), excess)
+    j, at = _element(column, given, _checked(given))
+    i, to = _element(row, outputs)
+    return (
+        f"precision: input {j} at {at}, output {i} at {to}: expected {exact[worst]:.6g}, the right gradient, which"
+        f" float64 gives, but got {got[worst]:.6g} in {_dtype_name(given[j])}"
+    )
 
 
 def _diagnosis(fn: Callable[..., Any], inputs: list[Any], eps: float, atol: float, rtol: float) -> str | None:
@@ -246,31 +237,31 @@ def _diagnosis(fn: Callable[..., Any], inputs: list[Any], eps: float, atol: floa
     with _Downcasts() as downcasts:  # type: ignore[no-untyped-call]
         outputs = _outputs(fn, inputs)
     y = _flat(outputs)
-    if not torch.allclose(y, _flat(_outputs(fn, inputs)), rtol=1e-7, atol=0.0, equal_nan=True):
-        return "not deterministic: two calls of fn on equal inputs differ; dropout in training mode?"
+    # Eight calls, since a dropout of few elements may well do the same twice.
+    if not all(torch.allclose(y, _flat(_outputs(fn, inputs)), rtol=1e-7, atol=0.0, equal_nan=True) for _ in range(8)):
+        return "not deterministic: calls of fn on equal inputs differ; dropout in training mode?"
     if not y.isfinite().all():
         row = int(y.isfinite().int().argmin())
-        return f"not finite: {_name(row, outputs)} is {y[row].item()}; check where fn is finite"
+        i, to = _element(row, outputs)
+        return f"not finite: output {i} at {to} is {y[row]}; check where fn is finite"
 
-    def slope(j: int, at: tuple[int, ...], low: float, high: float) -> Tensor:
+    def slope(j: int, at: list[int], low: float, high: float) -> Tensor:
         def moved(step: float) -> Tensor:
             x = inputs[j].detach().clone()
-            x[at] += step
+            x[tuple(at)] += step
             return _flat(_outputs(fn, [*inputs[:j], x.requires_grad_(), *inputs[j + 1 :]])).detach()
 
         return (moved(high) - moved(low)) / (high - low)
 
-    # The Jacobian both ways: a row for each element of the outputs, a column for each of the inputs.
-    analytical = torch.stack(
-        [torch.cat([g.flatten() for g in _gradient(y, inputs, e)]) for e in torch.eye(len(y)).to(y)]
-    )
-    columns = [(j, _unravel(k, inputs[j])) for j in _checked(inputs) for k in range(inputs[j].numel())]
+    analytical = _jacobian(outputs, inputs)
+    columns = [_element(k, inputs, _checked(inputs)) for k in range(analytical.shape[1])]
     numerical = torch.stack([slope(j, at, -eps, eps) for j, at in columns], dim=1)
     excess = _excess(analytical, numerical, atol + rtol * numerical.abs())
     if not (excess > 1).any():
         return None
     row, column = _unravel(int(excess.argmax()), excess)
     j, at = columns[column]
+    i, to = _element(row, outputs)
     got, expected = analytical[row, column].item(), numerical[row, column].item()
 
     # Where there is a derivative, the slopes to both sides agree at some step. Lost digits hide it from small steps.
@@ -297,8 +288,8 @@ def _diagnosis(fn: Callable[..., Any], inputs: list[Any], eps: float, atol: floa
     if (wrong := int((excess > 1).sum())) > 1:
         hint = f" (the worst of {wrong} that fail, of {excess.numel()}){hint}"
     return (
-        f"{kind}: input {j} at {list(at)}, {_name(row, outputs)}: expected {expected:.6g}, the finite difference, but"
-        f" got {got:.6g}{hint}"
+        f"{kind}: input {j} at {at}, output {i} at {to}: expected {expected:.6g}, the finite difference, but got"
+        f" {got:.6g}{hint}"
     )
 
 
@@ -311,17 +302,17 @@ class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         exact = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in args)
         if self.first is None and exact and _is_floating(result) and result.dtype != torch.float64:
-            self.first = f"{func} gives {str(result.dtype).removeprefix('torch.')}"
+            self.first = f"{func} gives {_dtype_name(result)}"
         return result
 
 
-def _name(row: int, outputs: Sequence[Tensor]) -> str:
-    """The element of the outputs that is a row of the Jacobian."""
-    for i, y in enumerate(outputs):
-        if row < y.numel():
-            return f"output {i} at {list(_unravel(row, y))}"
-        row -= y.numel()
-    raise AssertionError(row)
+def _element(k: int, tensors: Sequence[Any], of: Sequence[int] | None = None) -> tuple[int, list[int]]:
+    """Of the elements of all tensors, one after another, the number and index of the k-th."""
+    for i in range(len(tensors)) if of is None else of:
+        if k < tensors[i].numel():
+            return i, list(_unravel(k, tensors[i]))
+        k -= tensors[i].numel()
+    raise IndexError(k)
 
 
 def _unravel(k: int, x: Tensor) -> tuple[int, ...]:
@@ -330,6 +321,10 @@ def _unravel(k: int, x: Tensor) -> tuple[int, ...]:
 
 def _is_floating(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _dtype_name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _got(value: object) -> str:

@@ -188,6 +188,12 @@ def test_dtype_is_that_of_where(given: torch.dtype, result: torch.dtype, fill: f
     torch.testing.assert_close(y, torch.where(mask, x.to(result), fill), rtol=0, atol=0, equal_nan=True)
 
 
+def test_dtype_of_two_functions() -> None:
+    x, mask = torch.arange(3), torch.tensor([True, False, True])
+    assert apply_where(mask, torch.square, x, torch.neg).dtype == torch.int64
+    assert apply_where(mask, torch.square, x, torch.sqrt).dtype == torch.float32
+
+
 @pytest.mark.parametrize("x", [torch.rand(2, 3), torch.tensor(0.5), torch.zeros(2, 3)])
 def test_gradcheck_backward_twice_forward_and_batched(x: Tensor) -> None:
     x = x.double().requires_grad_()

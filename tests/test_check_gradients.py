@@ -17,10 +17,10 @@ from edgeloss.numerics import apply_where, check_gradients
 X = torch.tensor([0.3, 1.2, 2.5])
 
 
-def square(backward: Callable[[Tensor, Tensor], Tensor], forward: Callable[[Tensor], Tensor] = torch.square) -> Any:
-    """A square with a backward pass of one's own."""
+def function(backward: Callable[[Tensor, Tensor], Tensor], forward: Callable[[Tensor], Tensor] = torch.square) -> Any:
+    """A function, the square by default, with a backward pass of one's own."""
 
-    class Square(torch.autograd.Function):
+    class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             ctx.save_for_backward(x)
@@ -30,7 +30,7 @@ def square(backward: Callable[[Tensor, Tensor], Tensor], forward: Callable[[Tens
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             return backward(ctx.saved_tensors[0], grad)
 
-    return Square.apply
+    return Function.apply
 
 
 def in_numpy_float32(x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def in_numpy_float32(x: Tensor) -> Tensor:
         lambda x: (x.sum(), [x.square()][0], x.detach()),
         lambda x: x.expand(2, 3).prod(),
         lambda x: apply_where(x > 1, torch.log, x, 0.0),
-        square(lambda x, grad: 2 * x * grad),
+        function(lambda x, grad: 2 * x * grad),
     ],
 )
 def test_right_gradients(fn: Any, dtype: torch.dtype) -> None:
@@ -91,12 +91,12 @@ def test_inputs_are_left_alone() -> None:
 def test_works_where_gradients_are_off() -> None:
     with torch.no_grad():
         assert check_gradients(torch.tanh, X)
-        assert not check_gradients(square(lambda x, grad: x * grad), X, raise_exception=False)
+        assert not check_gradients(function(lambda x, grad: x * grad), X, raise_exception=False)
 
 
 def test_only_inputs_that_require_grad_are_checked_if_any_does() -> None:
     def fn(a: Tensor, b: Tensor) -> Tensor:
-        return a.square() + square(lambda x, grad: x * grad)(b)
+        return a.square() + function(lambda x, grad: x * grad)(b)
 
     assert check_gradients(fn, X.clone().requires_grad_(), X)
     with pytest.raises(GradcheckError, match="wrong gradient: input 1 "):
@@ -104,7 +104,7 @@ def test_only_inputs_that_require_grad_are_checked_if_any_does() -> None:
 
 
 def test_tolerances() -> None:
-    slightly_wrong = square(lambda x, grad: 2.01 * x * grad)
+    slightly_wrong = function(lambda x, grad: 2.01 * x * grad)
     assert not check_gradients(slightly_wrong, X, raise_exception=False)
     assert check_gradients(slightly_wrong, X, rtol=0.01)
     assert check_gradients(slightly_wrong, X, atol=0.1)
@@ -126,20 +126,20 @@ def masked(x: Tensor) -> Tensor:
     [
         # Half the gradient, worst where it is largest; not multiplied by the output's; detached.
         (
-            square(lambda x, grad: x * grad),
+            function(lambda x, grad: x * grad),
             X,
             r"wrong gradient: input 0 at \[2\], output 0 at \[2\]: expected 5, the finite difference, but got 2.5"
             r" \(the worst of 3 that fail, of 9\)$",
         ),
         (
-            square(lambda x, grad: 2 * x),
+            function(lambda x, grad: 2 * x),
             X,
             r"wrong gradient: input 0 at \[2\], output 0 at \[0\]: expected 0, .*got 5 ",
         ),
         (lambda x: x.detach() * 2, X, r"wrong gradient: .*expected 2, .*got 0 .*; no output requires grad: detached"),
         # Of several outputs and axes.
         (
-            lambda x: (x.sum(), square(lambda x, grad: torch.where(x == 5, 0 * grad, 2 * x * grad))(x)),
+            lambda x: (x.sum(), function(lambda x, grad: torch.where(x == 5, 0 * grad, 2 * x * grad))(x)),
             torch.arange(6.0).view(2, 3),
             r"wrong gradient: input 0 at \[1, 2\], output 1 at \[1, 2\]: expected 10, .*but got 0$",
         ),
@@ -147,19 +147,21 @@ def masked(x: Tensor) -> Tensor:
         (masked, torch.tensor([0.25, 0.75]), r"wrong gradient: input 0 at \[0\].*expected 2, .*got nan.*apply_where$"),
         # Curved so much that larger steps mislead.
         (
-            lambda x: square(lambda x, grad: x * grad)(x.log()),
+            lambda x: function(lambda x, grad: x * grad)(x.log()),
             torch.tensor([1e-4]),
             "wrong gradient: .*but got -92103.4$",
         ),
+        # Wrong by what the finite difference of a larger step is off: not mistaken for noise.
+        (function(lambda x, grad: 1e-4 * grad, lambda x: x**3), torch.tensor(0.0), "wrong gradient: .*but got 0.0001$"),
         # A rounding inside; and the wrong gradient below it.
         (lambda x: x.float().exp(), X, r"precision: .*; fn leaves float64, aten._to_copy.default gives float32: keep"),
         (lambda x: x.half().exp().to(x), X, "precision: .*; fn leaves float64, aten._to_copy.default gives float16"),
         (
-            square(lambda x, grad: 2 * x * grad, in_numpy_float32),
+            function(lambda x, grad: 2 * x * grad, in_numpy_float32),
             X,
             r"precision: input 0 at \[2\], .*but got 5 .*; fn loses digits inside: with eps=0.001 they agree$",
         ),
-        (square(lambda x, grad: x * grad, in_numpy_float32), X, "wrong gradient: "),
+        (function(lambda x, grad: x * grad, in_numpy_float32), X, "wrong gradient: "),
         (lossy, torch.tensor([1.0, 20.0]), r"precision: input 0 at \[1\], .*but got -1; fn loses digits inside"),
         # Right in float64, and in float32 it is not: digits lost beside a large number, an overflow.
         (
@@ -189,7 +191,7 @@ def test_the_message_tells_what_is_wrong(fn: Any, x: Tensor, message: str) -> No
 def test_what_else_gradcheck_finds() -> None:
     """Such as a backward pass that differs from call to call: its own message."""
     calls = iter(range(1000))
-    changing = square(lambda x, grad: (2 * x + (next(calls) % 2) * 1e-7) * grad)
+    changing = function(lambda x, grad: (2 * x + (next(calls) % 2) * 1e-7) * grad)
     with pytest.raises(GradcheckError, match="not reentrant"):
         check_gradients(changing, X)
 

@@ -1,0 +1,297 @@
+"""apply_where: a function on masked elements only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from edgeloss.numerics import apply_where
+
+pytestmark = [
+    # torch's forward mode and its compiler use their own torch.jit.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
+    # Where a graph breaks, torch.compile looks at the .grad of the tensors in between.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+INF, NAN = math.inf, math.nan
+
+
+def inverse_gamma(x: Tensor) -> Tensor:
+    return apply_where(x > 0.003, torch.sqrt, x, lambda dark: 12.9 * dark)
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    return apply_where(x != 0, torch.reciprocal, x, 0.0)
+
+
+@pytest.fixture(params=["eager", "compiled", "one graph", pytest.param("inductor", marks=pytest.mark.slow)])
+def transform(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Leaves a function as it is, or compiles it."""
+    if request.param == "eager":
+        return lambda fn: fn
+    torch._dynamo.reset()
+    backend = "inductor" if request.param == "inductor" else "aot_eager"
+    return lambda fn: torch.compile(fn, backend=backend, fullgraph=request.param != "compiled")
+
+
+def test_masked_division(transform: Callable[[Any], Any]) -> None:
+    """PyTorch issue 4132: a quotient by 0 that is masked out gives its numerator a gradient of nan."""
+    x = torch.ones(2, requires_grad=True)
+    divisor = torch.tensor([0.0, 1.0], requires_grad=True)
+    (x / divisor)[divisor != 0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.isnan().tolist() == [True, False]
+    x.grad = divisor.grad = None
+
+    def quotient(x: Tensor, divisor: Tensor) -> Tensor:
+        return apply_where(divisor != 0, torch.div, (x, divisor), 0.0)
+
+    transform(quotient)(x, divisor).sum().backward()
+    assert x.grad.tolist() == [0, 1]
+    assert divisor.grad is not None
+    assert divisor.grad.tolist() == [0, -1]
+
+
+def test_inverse_gamma(transform: Callable[[Any], Any]) -> None:
+    """The mean squared distance of x to its own inverse gamma: a line of slope 12.9 up to 0.003, then the root."""
+    x = torch.tensor([0.0, 0.0025, 0.5, 0.8, 1.0], requires_grad=True)
+    (torch.where(x > 0.003, x.sqrt(), 12.9 * x) - x).square().mean().backward()
+    assert x.grad is not None
+    assert x.grad[0].isnan()
+    x.grad = None
+    loss = (transform(inverse_gamma)(x) - x).square().mean()
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0105, abs=5e-5)
+    torch.testing.assert_close(x.grad, torch.tensor([0.0, 0.1416, -0.0243, -0.0167, 0.0]), atol=5e-5, rtol=0.0)
+
+
+VALUES = [NAN, INF, -INF, 0.0, -1.0, 0.5, 2.0, 1e-30]
+
+
+@given(st.lists(st.sampled_from(VALUES), max_size=9))
+def test_logarithm_of_positive_elements(values: list[float]) -> None:
+    x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    y = apply_where((x > 0) & (x < INF), torch.log, x, -7.0)
+    (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    inside = [0 < v < INF for v in values]
+    assert y.tolist() == pytest.approx([math.log(v) if i else -7.0 for v, i in zip(values, inside, strict=True)])
+    assert gradient.tolist() == pytest.approx([1 / v if i else 0.0 for v, i in zip(values, inside, strict=True)])
+    assert second.tolist() == pytest.approx([-1 / v**2 if i else 0.0 for v, i in zip(values, inside, strict=True)])
+
+
+def test_fn_sees_the_masked_elements_once() -> None:
+    seen: list[tuple[list[float], list[float]]] = []
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        seen.append((a.tolist(), b.tolist()))
+        return a + b
+
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    a, b = torch.arange(3.0), torch.tensor([[10.0], [20.0]])
+    y = apply_where(mask, fn, (a, b), -1)
+    assert seen == [([0.0, 2.0, 2.0], [10.0, 10.0, 20.0])]
+    assert y.tolist() == [[10, -1, 12], [-1, -1, 22]]
+
+
+# One mask for all samples, one a sample, and x, the mask or fill alone as large as the result; no element at all.
+@pytest.mark.parametrize(
+    ("x", "mask", "fill"),
+    [
+        ((4, 3, 5), (5,), ()),
+        ((4, 3, 5), (4, 1, 1), (3, 1)),
+        ((5,), (4, 3, 5), (1,)),
+        ((1, 1), (5,), (4, 3, 1)),
+        ((), (), ()),
+        ((), (7,), ()),
+        ((0, 3), (3,), (1, 3)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("chosen", ["none", "some", "all"])
+def test_batches_and_broadcasting(x: Any, mask: Any, fill: Any, chosen: str) -> None:
+    """Against torch.where, with a function that is finite everywhere: value, first and second derivatives."""
+    where = {"none": torch.zeros(mask), "some": torch.rand(mask), "all": torch.ones(mask)}[chosen] > 0.5
+    leaves = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in (x, fill)]
+    weight = torch.randn(torch.broadcast_shapes(x, mask, fill), dtype=torch.float64)
+
+    def derivatives(y: Tensor) -> list[Tensor]:
+        first = torch.autograd.grad((y.square() * weight).sum(), leaves, create_graph=True)
+        return [y, *first, *torch.autograd.grad(sum(g.sum() for g in first), leaves)]
+
+    found = derivatives(apply_where(where, torch.sin, leaves[0], leaves[1]))
+    expected = derivatives(torch.where(where, leaves[0].sin(), leaves[1]))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("strided", [lambda t: t.mT, lambda t: t[:, ::2], lambda t: t[:1].expand(3, 4)])
+def test_any_strides(strided: Callable[[Tensor], Tensor]) -> None:
+    x = strided(torch.rand(3, 4))
+    mask = strided(torch.rand(3, 4) > 0.5)
+    assert torch.equal(apply_where(mask, torch.sqrt, x, 2.0), torch.where(mask, x.sqrt(), 2.0))
+
+
+def test_gradient_of_what_fn_closes_over() -> None:
+    x, mask = torch.tensor([0.0, 4.0]), torch.tensor([False, True])
+    exponent, scale = torch.tensor(-0.5, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+    torch.where(mask, scale * x**exponent, 0.0).sum().backward()
+    assert exponent.grad is not None
+    assert scale.grad is not None
+    assert exponent.grad.isnan()
+    assert scale.grad.isnan()
+    exponent.grad = scale.grad = None
+    apply_where(mask, lambda t: scale * t**exponent, x, 0.0).sum().backward()
+    assert scale.grad == pytest.approx(0.5)
+    assert exponent.grad == pytest.approx(1.5 * math.log(4))
+
+
+def test_gradient_of_fill() -> None:
+    x = torch.tensor([NAN, 4.0], requires_grad=True)
+    fill = torch.tensor([2.0, INF], requires_grad=True)
+    y = apply_where(torch.tensor([False, True]), torch.sqrt, x, fill)
+    y.square().sum().backward()
+    assert y.tolist() == [2, 2]
+    assert x.grad is not None
+    assert fill.grad is not None
+    assert x.grad.tolist() == [0, 1]
+    assert fill.grad.tolist() == [4, 0]
+
+
+def test_fill_by_a_function_of_the_others() -> None:
+    x = torch.tensor([[-4.0, 0.0], [4.0, 1.0]], requires_grad=True)
+    y = apply_where(x > 0, torch.sqrt, x, lambda t: 1 / (t - 1))
+    y.sum().backward()
+    assert y.tolist() == [[pytest.approx(-0.2), -1], [2, 1]]
+    assert x.grad is not None
+    assert x.grad.tolist() == [[pytest.approx(-0.04), -1], [0.25, 0.5]]
+
+
+@pytest.mark.parametrize("given", [torch.bool, torch.int64, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("result", [torch.bool, torch.int32, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "fill",
+    [False, 0, 0.5, NAN, torch.ones(3, dtype=torch.int16), torch.ones(3, dtype=torch.float64), torch.tensor(0.5)],
+)
+def test_dtype_is_that_of_where(given: torch.dtype, result: torch.dtype, fill: float | Tensor) -> None:
+    x, mask = torch.ones(3, dtype=given), torch.tensor([True, False, True])
+    y = apply_where(mask, lambda t: t.to(result), x, fill)
+    torch.testing.assert_close(y, torch.where(mask, x.to(result), fill), rtol=0, atol=0, equal_nan=True)
+
+
+def test_dtype_of_two_functions() -> None:
+    x, mask = torch.arange(3), torch.tensor([True, False, True])
+    assert apply_where(mask, torch.square, x, torch.neg).dtype == torch.int64
+    assert apply_where(mask, torch.square, x, torch.sqrt).dtype == torch.float32
+
+
+@pytest.mark.parametrize("x", [torch.rand(2, 3), torch.tensor(0.5), torch.zeros(2, 3)])
+def test_gradcheck_backward_twice_forward_and_batched(x: Tensor) -> None:
+    x = x.double().requires_grad_()
+    mask = x > 0.3
+    fill = torch.rand_like(x).requires_grad_()
+
+    def fn(x: Tensor, fill: Tensor) -> Tensor:
+        return apply_where(mask, torch.rsqrt, x, fill)
+
+    everything = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+    assert gradcheck(fn, (x, fill), **everything)
+    assert gradgradcheck(fn, (x, fill), check_fwd_over_rev=True, check_batched_grad=True)
+
+
+def test_function_transforms() -> None:
+    x = torch.tensor([0.0, 1.0, 4.0])
+    diagonal = torch.tensor([12.9, 0.5, 0.25])
+    torch.testing.assert_close(torch.func.jacrev(inverse_gamma)(x), diagonal.diag())
+    torch.testing.assert_close(torch.func.jacfwd(inverse_gamma)(x), diagonal.diag())
+    hessian = torch.func.hessian(lambda x: inverse_gamma(x).sum())(x)
+    torch.testing.assert_close(hessian, torch.tensor([0.0, -0.25, -0.25 / 8]).diag())
+
+
+def test_vmap_batches_all_but_the_mask() -> None:
+    x, mask = torch.rand(4, 3), torch.tensor([True, False, True])
+    y = torch.vmap(lambda row: apply_where(mask, torch.sqrt, row, 0.0))(x)
+    assert torch.equal(y, apply_where(mask, torch.sqrt, x, 0.0))
+    with pytest.raises(RuntimeError, match="dynamic shape"):
+        torch.vmap(reciprocal)(x)
+
+
+@pytest.mark.parametrize("fn", [inverse_gamma, reciprocal])
+def test_compiled_for_any_mask(fn: Callable[[Tensor], Tensor], transform: Callable[[Any], Any]) -> None:
+    compiled = transform(fn)
+    # A mask of some elements, of none, of all, of one; batches; nan and inf where the mask is not set or is.
+    for x in (
+        torch.tensor([0.0, 0.002, 0.5, 0.8, 1.0]),
+        torch.zeros(5),
+        torch.ones(5),
+        torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]),
+        torch.randn(3, 4).relu(),
+        torch.randn(2, 3, 4).relu(),
+        torch.tensor([NAN, -INF, 0.0, 1.0]),
+    ):
+        results = []
+        for way in (fn, compiled):
+            leaf = x.clone().requires_grad_()
+            y = way(leaf)
+            y.square().sum().backward()
+            results.append((y, leaf.grad))
+        torch.testing.assert_close(results[1], results[0], equal_nan=True)
+
+
+def test_one_graph_for_any_number_of_elements() -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(inverse_gamma, backend=counter, fullgraph=True)
+    for count in (2, 0, 1, 5, 3):
+        x = (torch.arange(5) < count).float().requires_grad_()
+        compiled(x).sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, torch.where(x > 0, 0.5, 12.9))
+    assert counter.frame_count == 1
+
+
+MASK = torch.tensor([True, False])
+
+
+@pytest.mark.parametrize(
+    ("mask", "fn", "x", "fill", "error", "message"),
+    [
+        (
+            MASK.float(),
+            torch.sqrt,
+            MASK,
+            0,
+            TypeError,
+            r"mask: expected a bool tensor, but got float32 \[2\]; pass mask",
+        ),
+        ([True], torch.sqrt, MASK, 0, TypeError, "mask: expected a bool tensor, but got list"),
+        (MASK, torch.sqrt, 1.0, 0, TypeError, "x: expected a tensor or a tuple of tensors, but got float"),
+        (MASK, torch.sqrt, (MASK, 1.0), 0, TypeError, r"x: expected .* but got bool \[2\], float"),
+        (MASK, torch.sqrt, (), 0, TypeError, r"x: expected .* but got none"),
+        (MASK, torch.sqrt, MASK, "0", TypeError, "fill: expected a number, a tensor or a function, but got str"),
+        (MASK, torch.sqrt, torch.ones(3), 0, ValueError, r"shapes that broadcast, but got \[2\], \[3\]"),
+        (
+            MASK,
+            torch.sqrt,
+            MASK,
+            torch.ones(4, 3),
+            ValueError,
+            r"shapes that broadcast, but got \[2\], \[2\], \[4, 3\]",
+        ),
+        (MASK, torch.sqrt, MASK.to("meta"), 0, ValueError, "on one device, but got cpu, meta"),
+        (MASK, torch.sum, MASK, 0, ValueError, r"fn: expected to return a tensor \[1\], .* but got int64 \[\]"),
+        (MASK, lambda t: 1.0, MASK, 0, ValueError, r"fn: expected to return a tensor \[1\], .* but got float"),
+    ],
+)
+def test_wrong_input(mask: Any, fn: Any, x: Any, fill: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        apply_where(mask, fn, x, fill)

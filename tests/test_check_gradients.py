@@ -1,0 +1,211 @@
+"""check_gradients: right gradients pass in any dtype, and wrong ones are told from precision trouble."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.numerics import apply_where, check_gradients
+
+X = torch.tensor([0.3, 1.2, 2.5])
+
+
+def function(backward: Callable[[Tensor, Tensor], Tensor], forward: Callable[[Tensor], Tensor] = torch.square) -> Any:
+    """A function, the square by default, with a backward pass of one's own."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return backward(ctx.saved_tensors[0], grad)
+
+    return Function.apply
+
+
+def in_numpy_float32(x: Tensor) -> Tensor:
+    """Rounds where torch does not see it, as a kernel may."""
+    return torch.from_numpy(x.detach().numpy().astype("float32")).to(x) ** 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.tanh,
+        lambda x: torch.softmax(x, 0),
+        lambda x: (x.sum(), x.square(), x.detach()),
+        lambda x: x.expand(2, 3).prod(),
+        lambda x: apply_where(x > 1, torch.log, x, 0.0),
+        function(lambda x, grad: 2 * x * grad),
+    ],
+)
+def test_right_gradients(fn: Any, dtype: torch.dtype) -> None:
+    assert check_gradients(fn, X.to(dtype))
+
+
+def test_gradcheck_itself_fails_in_float32() -> None:
+    x = X.clone().requires_grad_()
+    with pytest.warns(UserWarning, match="not a double precision"), pytest.raises(GradcheckError):
+        gradcheck(torch.tanh, (x,))
+    assert check_gradients(torch.tanh, x)
+
+
+# No element, no axis, overlapping memory, other strides: gradcheck takes not all of them.
+@pytest.mark.parametrize("x", [torch.zeros(0), torch.tensor(0.3), X[:1].expand(3), torch.rand(2, 3, 2).mT])
+def test_any_shape(x: Tensor) -> None:
+    assert check_gradients(torch.tanh, x)
+
+
+def test_the_loss() -> None:
+    logits, target = torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+    assert check_gradients(EdgeAwareLoss(weight=torch.tensor([1.0, 2.0, 3.0])), logits, target)
+
+
+def test_a_module_is_copied() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    assert check_gradients(module, torch.randn(4, 3))
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.dtype == before[name].dtype
+
+
+def test_inputs_are_left_alone() -> None:
+    x, labels = X.clone().requires_grad_(), torch.tensor([2, 0])
+    assert check_gradients(lambda x, labels, power: x[labels] ** power, x, labels, 3)
+    assert x.grad is None
+    assert torch.equal(x, X)
+
+
+def test_works_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        assert check_gradients(torch.tanh, X)
+        assert not check_gradients(function(lambda x, grad: x * grad), X, raise_exception=False)
+
+
+def test_only_inputs_that_require_grad_are_checked_if_any_does() -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        return a.square() + function(lambda x, grad: x * grad)(b)
+
+    assert check_gradients(fn, X.clone().requires_grad_(), X)
+    with pytest.raises(GradcheckError, match="wrong gradient: input 1 "):
+        check_gradients(fn, X, X)
+
+
+def test_tolerances() -> None:
+    slightly_wrong = function(lambda x, grad: 2.01 * x * grad)
+    assert not check_gradients(slightly_wrong, X, raise_exception=False)
+    assert check_gradients(slightly_wrong, X, rtol=0.01)
+    assert check_gradients(slightly_wrong, X, atol=0.1)
+    # A step that is large beside what the function does: the slope of the difference is another.
+    assert not check_gradients(lambda x: (100 * x).sin(), X, eps=1e-2, raise_exception=False)
+
+
+def lossy(x: Tensor) -> Tensor:
+    return (1 - torch.sigmoid(x)).log()
+
+
+def masked(x: Tensor) -> Tensor:
+    """Twice x at 1/4, were it not for what the mask leaves out."""
+    return torch.where(x > 0.5, 1 / (x - 0.25), 2.0 * x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "message"),
+    [
+        # Half the gradient, worst where it is largest; not multiplied by the output's; detached.
+        (
+            function(lambda x, grad: x * grad),
+            X,
+            r"wrong gradient: input 0 at \[2\], output 0 at \[2\]: expected 5, the finite difference, but got 2.5"
+            r" \(the worst of 3 that fail, of 9\)$",
+        ),
+        (
+            function(lambda x, grad: 2 * x),
+            X,
+            r"wrong gradient: input 0 at \[2\], output 0 at \[0\]: expected 0, .*got 5 ",
+        ),
+        (lambda x: x.detach() * 2, X, r"wrong gradient: .*expected 2, .*got 0 .*; no output requires grad: detached"),
+        # Of several outputs and axes.
+        (
+            lambda x: (x.sum(), function(lambda x, grad: torch.where(x == 5, 0 * grad, 2 * x * grad))(x)),
+            torch.arange(6.0).view(2, 3),
+            r"wrong gradient: input 0 at \[1, 2\], output 1 at \[1, 2\]: expected 10, .*but got 0$",
+        ),
+        # A masked inf.
+        (masked, torch.tensor([0.25, 0.75]), r"wrong gradient: input 0 at \[0\].*expected 2, .*got nan.*apply_where$"),
+        # Curved so much that larger steps mislead.
+        (
+            lambda x: function(lambda x, grad: x * grad)(x.log()),
+            torch.tensor([1e-4]),
+            "wrong gradient: .*but got -92103.4$",
+        ),
+        # Wrong by what the finite difference of a larger step is off: not mistaken for noise.
+        (function(lambda x, grad: 1e-4 * grad, lambda x: x**3), torch.tensor(0.0), "wrong gradient: .*but got 0.0001$"),
+        # A rounding inside; and the wrong gradient below it.
+        (lambda x: x.float().exp(), X, r"precision: .*; fn leaves float64, aten._to_copy.default gives float32: keep"),
+        (lambda x: x.half().exp().to(x), X, "precision: .*; fn leaves float64, aten._to_copy.default gives float16"),
+        (
+            function(lambda x, grad: 2 * x * grad, in_numpy_float32),
+            X,
+            r"precision: input 0 at \[2\], .*but got 5 .*; fn loses digits inside: with eps=0.001 they agree$",
+        ),
+        (function(lambda x, grad: x * grad, in_numpy_float32), X, "wrong gradient: "),
+        (lossy, torch.tensor([1.0, 20.0]), r"precision: input 0 at \[1\], .*but got -1; fn loses digits inside"),
+        # Right in float64, and in float32 it is not: digits lost beside a large number, an overflow.
+        (
+            lambda x: 1 / (x + 1e5 - 1e5),
+            torch.tensor([0.5, 0.3]),
+            r"precision: input 0 at \[1\], output 0 at \[1\]: expected -11.1111, the right gradient,"
+            r" which float64 gives, but got -11.3\d* in float32$",
+        ),
+        (lambda x: (x + 1e4).exp().log(), torch.tensor([-9.5e3]), r"precision: .*expected .*, but got nan in float32$"),
+        # Kinks and jumps, at the point and within a step of it.
+        (torch.relu, torch.tensor([1.0, 0.0]), r"no derivative: input 0 at \[1\].*0 to the left and 1 to the right$"),
+        (torch.relu, torch.tensor(1e-7), r"no derivative: input 0 at \[\].*0.1 to the left and 1 to the right$"),
+        (torch.floor, torch.tensor([1.5, 2.0]), r"no derivative: input 0 at \[1\].*1e\+06 to the left and 0 to the"),
+        (torch.sqrt, torch.tensor([0.0, 1.0]), r"no derivative: input 0 at \[0\].*got inf.*nan to the left"),
+        (lambda x: x.abs().sqrt(), torch.tensor(0.0), "no derivative: .*got nan; the slope is -1000 .* and 1000"),
+        (torch.log, torch.tensor([1.0, 0.0]), r"not finite: output 0 at \[1\] is -inf"),
+        (nn.Dropout(), X, "not deterministic: calls of fn on equal inputs differ; dropout in training mode"),
+    ],
+)
+def test_the_message_tells_what_is_wrong(fn: Any, x: Tensor, message: str) -> None:
+    with pytest.raises(GradcheckError) as caught:
+        check_gradients(fn, x)
+    assert re.match(message, str(caught.value)), caught.value
+    assert not check_gradients(fn, x, raise_exception=False)
+
+
+def test_what_else_gradcheck_finds() -> None:
+    """Such as a backward pass that differs from call to call: its own message."""
+    calls = iter(range(1000))
+    changing = function(lambda x, grad: (2 * x + (next(calls) % 2) * 1e-7) * grad)
+    with pytest.raises(GradcheckError, match="not reentrant"):
+        check_gradients(changing, X)
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "error", "message"),
+    [
+        (torch.abs, (torch.tensor([1j]),), TypeError, r"expected real tensors, but got complex64 \[1\]"),
+        (torch.abs, (torch.tensor([1]), 2.0), ValueError, r"at least one floating tensor, but got int64 \[1\], float"),
+        (torch.abs, (), ValueError, "at least one floating tensor, but got none"),
+        (lambda x: x @ torch.ones(3), (X,), TypeError, "expected a function that takes float64 inputs too.*as inputs"),
+        (lambda x: x @ torch.ones(2), (X,), RuntimeError, "inconsistent tensor size"),  # the caller's own error
+    ],
+)
+def test_wrong_input(fn: Any, inputs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check_gradients(fn, *inputs)

@@ -308,7 +308,7 @@ def _loaded(path: Path) -> Tensor:
         return content.detach()
     array: npt.NDArray[Any]
     if path.suffix.lower() == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             array = archive[_only({name: name for name in archive.files}, path)]
     else:
         array = np.lib.format.open_memmap(path, mode="r")  # tells of a truncated file before any of it is read

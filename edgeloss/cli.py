@@ -256,7 +256,8 @@ class _Drawing(NamedTuple):
         from edgeloss.viz import panel
 
         options = self._options(case)
-        options["title"] = options["title"].replace("$", r"\$")  # which would begin a formula
+        options["title"] = _no_formula(options["title"])
+        options["class_names"] = None if self.names is None else [_no_formula(name) for name in self.names]
         picture = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of a name in another script
@@ -328,6 +329,11 @@ def view(
         page = drawing.page(reading.read(files[0]), suffix)
     with atomic_write(output) as file:
         file.write(page)
+
+
+def _no_formula(text: str) -> str:
+    """Text that Matplotlib shows as it is: a dollar would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def _view_folder(
@@ -459,11 +465,12 @@ def metrics(
       edgeloss metrics --pred predictions --mask masks --classes 11
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
     """
-    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU  # which tells of torchmetrics where it is missing
-    from torchmetrics.classification import MulticlassJaccardIndex
+    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 
     reading = _reading(classes, ignore_index, pred_kind)
     assert reading.classes is not None
+    from torchmetrics.classification import MulticlassJaccardIndex  # edgeloss.metrics has told of it if it is missing
+
     count, options = reading.classes, {"ignore_index": reading.ignore_index, "average": "none"}
     measures = {
         "iou": MulticlassJaccardIndex(count, zero_division=math.nan, **options),

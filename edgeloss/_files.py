@@ -376,19 +376,21 @@ class Files(NamedTuple):
     image: Path | None
 
 
-def match(prediction: Path, mask: Path, image: Path | None = None) -> list[Files]:
+def match(prediction: Path, mask: Path, image: Path | None = None, *, skip_missing: bool = False) -> list[Files]:
     """Pair files, or the files of folders by name; hidden files and those of other kinds are not looked at.
 
     Args:
         prediction: a file or a folder of them.
         mask: likewise.
         image: likewise, or None.
+        skip_missing: leave out the names that are missing from one of the folders.
 
     Returns:
         One element an image, by name.
 
     Raises:
-        InputError: if files and folders are mixed, a folder is empty, or a name is missing from one of them.
+        InputError: if files and folders are mixed, a folder is empty, a name is missing from one of them, or no name is
+            in all of them.
     """
     kinds = {prediction: LABELS, mask: LABELS} | ({} if image is None else {image: IMAGES})
     for path in kinds:
@@ -401,8 +403,15 @@ def match(prediction: Path, mask: Path, image: Path | None = None) -> list[Files
     found = {folder: _by_stem(folder, suffixes) for folder, suffixes in kinds.items()}
     names = sorted(set().union(*found.values()))
     for folder, files in found.items():
-        if missing := [name for name in names if name not in files]:
-            raise InputError(f"{folder}: expected a file for each name but got none for {_listed(missing)}")
+        missing = [name for name in names if name not in files]
+        if missing and not skip_missing:
+            raise InputError(
+                f"{folder}: expected a file for each name but got none for {_listed(missing)}; --skip-missing leaves"
+                " out names that are not everywhere"
+            )
+    names = [name for name in names if all(name in files for files in found.values())]
+    if not names:
+        raise InputError(f"{prediction}: expected names as in {mask} but got none that is in all folders")
     return [
         Files(name, found[prediction][name], found[mask][name], None if image is None else found[image][name])
         for name in names

@@ -103,6 +103,9 @@ IgnoreIndex = Annotated[
     ),
 ]
 Kind = Annotated[PredKind, typer.Option(help="What --pred holds.")]
+SkipMissing = Annotated[
+    bool, typer.Option("--skip-missing", help="Of folders, leave out names that are not in every one.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 # The options of the loss that a command can take: their types and what they mean. Names and defaults are the loss's.
@@ -156,6 +159,8 @@ class _Reading(NamedTuple):
         case = _files.read_case(files, kind=self.kind, classes=self.classes, ignore_index=self.ignore_index)
         if case.broken:
             _say(f"note: {files.prediction}: {case.broken} of {case.logits.numel()} values are not finite")
+        if case.logits.shape[1] <= 2 and case.target.unique().tolist() == [0, self.ignore_index]:
+            _say(f"note: {files.mask}: holds 0 and {self.ignore_index}, which does not count; class 1 is written as 1")
         return case
 
 
@@ -248,7 +253,8 @@ class _Drawing(NamedTuple):
         if suffix == ".html":
             from edgeloss.viz import report
 
-            return report(case.logits, case.target, **self._options(case)).encode()
+            text: str = report(case.logits, case.target, **self._options(case))
+            return text.encode()
         return self.figure(case, suffix, self.dpi)
 
     def figure(self, case: Case, suffix: str, dpi: int) -> bytes:
@@ -297,6 +303,7 @@ def view(
     ignore_index: IgnoreIndex = None,
     pred_kind: Kind = PredKind.auto,
     page_format: Annotated[PageFormat, typer.Option("--format", help="Of a folder's pages.")] = PageFormat.png,
+    skip_missing: SkipMissing = False,
     terms: Annotated[bool, typer.Option("--terms", help="Show the two edge terms apart, too.")] = False,
     dpi: Annotated[int, typer.Option(min=20, max=600, help="Dots per inch of a picture.")] = 200,
     loss: Mapping[str, Any],
@@ -316,7 +323,7 @@ def view(
     reading = _reading(classes, ignore_index, pred_kind)
     colors = None if palette is None else _files.read_palette(palette)
     drawing = _Drawing(_criterion(loss, reading.ignore_index), reading.names, colors, palette, terms, dpi)
-    files = _files.match(pred, mask, image)
+    files = _files.match(pred, mask, image, skip_missing=skip_missing)
     if any(path is not None and output.resolve() == path.resolve() for path in (pred, mask, image)):
         raise InputError(f"{output}: is one of the inputs; expected another place to write to")
     if pred.is_dir():
@@ -447,6 +454,7 @@ def metrics(
     classes: Annotated[str, typer.Option(metavar="N|FILE", help=CLASSES_HELP)],
     ignore_index: IgnoreIndex = None,
     pred_kind: Kind = PredKind.auto,
+    skip_missing: SkipMissing = False,
     table_format: Annotated[
         TableFormat, typer.Option("--format", help="How to write the figures.")
     ] = TableFormat.table,
@@ -455,7 +463,7 @@ def metrics(
 ) -> None:
     r"""Measure predictions, by class and in the mean.
 
-    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and IoU in a trimap.
+    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
 
     Files, or folders whose files are matched by name; counts add up over all images. A class that does not occur has no
     figure and no part in the mean.
@@ -465,20 +473,22 @@ def metrics(
       edgeloss metrics --pred predictions --mask masks --classes 11
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
     """
-    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU  # first: it tells how to get torchmetrics
+
+    # isort: split
+    from torchmetrics.classification import MulticlassJaccardIndex
 
     reading = _reading(classes, ignore_index, pred_kind)
     assert reading.classes is not None
-    from torchmetrics.classification import MulticlassJaccardIndex  # edgeloss.metrics has told of it if it is missing
-
-    count, options = reading.classes, {"ignore_index": reading.ignore_index, "average": "none"}
+    count: int = reading.classes
+    options: dict[str, Any] = {"ignore_index": reading.ignore_index, "average": "none"}
     measures = {
         "iou": MulticlassJaccardIndex(count, zero_division=math.nan, **options),
         "boundary_iou": BoundaryIoU(count, **options),
         **{f"boundary_f1_{radius}px": BoundaryF1(count, radius=radius, **options) for radius in (1, 3, 5)},
-        "trimap_iou": TrimapIoU(count, **options),
+        "trimap_iou_3px": TrimapIoU(count, radius=3, **options),
     }
-    cases = _files.match(pred, mask)
+    cases = _files.match(pred, mask, skip_missing=skip_missing)
     for files in _one_by_one(cases):
         case = reading.read(files)
         if case.broken:

@@ -301,6 +301,14 @@ def test_tells_of_what_is_not_finite_and_draws_it(run: Run, folder: Path) -> Non
     assert (folder / "panel.png").exists()
 
 
+def test_tells_of_a_binary_mask_whose_class_1_is_void(run: Run, folder: Path) -> None:
+    Image.fromarray(np.where(mask_array() == 1, 255, 0).astype(np.uint8)).save(folder / "mask.png")
+    np.save(folder / "pred.npy", half_logits()[:1].numpy())
+    ran = run("view", *arguments(folder), "-o", folder / "panel.png")
+    assert ran.code == 0
+    assert ran.err.endswith("mask.png: holds 0 and 255, which does not count; class 1 is written as 1\n")
+
+
 @pytest.mark.skipif(not hasattr(viz, "report"), reason="there is no report yet")
 def test_view_writes_a_report(run: Run, folder: Path) -> None:
     assert run("view", *arguments(folder), "-o", folder / "report.html").code == 0
@@ -395,6 +403,76 @@ def test_hostile_names_are_only_names(run: Run, folders: Path) -> None:
     assert {name.replace("\n", "\\n") for name in HOSTILE} <= set(page.texts)
     assert not any("onerror" in attrs for _, attrs in page.tags)
     assert sum(tag == "img" for tag, _ in page.tags) == 3 + len(HOSTILE)
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+
+def measure(run: Run, folders: Path, *options: object) -> Ran:
+    return run("metrics", "--pred", folders / "preds", "--mask", folders / "masks", "--classes", C, *options)
+
+
+def test_metrics_are_those_of_the_library_over_all_images(run: Run, folders: Path) -> None:
+    from torchmetrics.classification import MulticlassJaccardIndex
+
+    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+
+    for i, name in enumerate("abc"):
+        np.save(folders / "preds" / f"{name}.npy", half_logits(i).numpy())  # of half the masks' resolution
+        (folders / "preds" / f"{name}.pt").unlink()
+    logits = torch.stack([half_logits(i) for i in range(3)])
+    labels = torch.nn.functional.interpolate(logits, (H, W), mode="bilinear").argmax(1)
+    target = torch.from_numpy(mask_array()).long().expand(3, H, W)
+    found = json.loads(measure(run, folders, "--json").out)
+    assert found["images"] == 3
+    for name, metric in {
+        "iou": MulticlassJaccardIndex(C, average="none", ignore_index=255),
+        "boundary_iou": BoundaryIoU(C, average="none", ignore_index=255),
+        "boundary_f1_1px": BoundaryF1(C, average="none", ignore_index=255, radius=1),
+        "boundary_f1_3px": BoundaryF1(C, average="none", ignore_index=255, radius=3),
+        "boundary_f1_5px": BoundaryF1(C, average="none", ignore_index=255, radius=5),
+        "trimap_iou_3px": TrimapIoU(C, average="none", ignore_index=255, radius=3),
+    }.items():
+        expected = metric(labels, target)
+        assert [found["classes"][str(c)][name] for c in range(C)] == pytest.approx(expected.tolist())
+        assert found["mean"][name] == pytest.approx(float(expected.mean()))
+
+
+def test_a_class_that_does_not_occur_has_no_figure(run: Run, folders: Path) -> None:
+    for path in (folders / "preds").iterdir():
+        path.unlink()
+    for name in "abc":
+        Image.fromarray(mask_array()).save(folders / "preds" / f"{name}.png")  # all right, also under void
+    options = ["--classes", folders / "classes.txt", "-o", folders / "metrics"]
+    (folders / "classes.txt").write_text("0 ground\n1 box\n2 bar\n3 unicorn\n255 void\n")
+
+    assert measure(run, folders, *options, "--format", "json") == (0, "", "")
+    found = json.loads((folders / "metrics").read_text())
+    assert set(found["classes"]["unicorn"].values()) == {None}
+    assert set(found["mean"].values()) == set(found["classes"]["box"].values()) == {1.0}
+
+    assert measure(run, folders, *options, "--format", "csv") == (0, "", "")
+    lines = (folders / "metrics").read_text().splitlines()
+    assert lines[0] == "class,iou,boundary_iou,boundary_f1_1px,boundary_f1_3px,boundary_f1_5px,trimap_iou_3px"
+    assert lines[2:] == ["box" + 6 * ",1.0", "bar" + 6 * ",1.0", "unicorn" + 6 * ",", "mean" + 6 * ",1.0"]
+
+    assert measure(run, folders, *options) == (0, "", "")
+    lines = (folders / "metrics").read_text().splitlines()
+    assert lines[-2].split() == ["unicorn", *6 * "-"]
+    assert lines[-1].split() == ["mean", *6 * ["1.0000"]]
+    assert len({len(line) for line in lines}) == 1  # columns stand under each other
+
+
+def test_metrics_measure_one_pair_of_files(run: Run, folder: Path) -> None:
+    assert json.loads(run("metrics", *arguments(folder), "--classes", C, "--json").out)["images"] == 1
+
+
+def test_metrics_refuse_what_has_no_largest_logit(run: Run, folders: Path) -> None:
+    torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
+    ran = measure(run, folders, "-o", folders / "metrics.csv")
+    assert ran.code == 2
+    assert ran.err.endswith(f"edgeloss: error: {folders / 'preds' / 'b.pt'}: expected finite values to measure\n")
+    assert not (folders / "metrics.csv").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
@@ -599,6 +677,17 @@ def test_folders_must_fit(run: Run, folders: Path, change: Callable[[Path], Any]
     assert ran.code == 2
     assert message in ran.err
     assert not (folders / "pages").exists()
+
+
+def test_names_that_are_not_everywhere_can_be_left_out(run: Run, folders: Path) -> None:
+    (folders / "masks" / "b.png").unlink()
+    (folders / "preds" / "c.pt").unlink()
+    assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40, "--skip-missing").code == 0
+    assert sorted(path.name for path in (folders / "pages").iterdir()) == ["a.png", "index.html"]
+    (folders / "images" / "a.jpg").unlink()
+    ran = run(*view_folders(folders), "-o", folders / "pages", "--skip-missing")
+    assert ran.code == 2
+    assert "got none that is in all folders" in ran.err
 
 
 def test_ctrl_c_leaves_nothing_half(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

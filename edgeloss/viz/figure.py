@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
-import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import ListedColormap, Normalize, to_rgb
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
@@ -21,10 +19,8 @@ from torch import Tensor
 
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz.arrays import Arrays, compute_arrays
-from edgeloss.viz.palette import LOUD, NOTHING, VOID, distinct_colors
-
-# Perceptually uniform, without its darkest colours: a small loss on an edge is told from the black around it.
-_CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
+from edgeloss.viz.contents import CMAP, Drawn, Extend, class_colors, class_labels, maps_of, rgb_images
+from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 # Lengths in inches.
 _MARGIN = 0.12
@@ -40,8 +36,6 @@ _LETTER = 0.062  # width of a letter of the key, on the safe side
 _DPI = 200
 
 _Array = npt.NDArray[Any]
-_Masked = np.ma.MaskedArray[Any, Any]
-_Extend = Literal["neither", "min", "max", "both"]
 _Color = tuple[float, float, float]
 _Box = tuple[float, float, float, float]
 
@@ -99,13 +93,11 @@ def panel(
         >>> figure.savefig("panel.png")  # doctest: +SKIP
     """
     seen = compute_arrays(logits, target, criterion)
-    images = None if image is None else _rgb(image, seen.target.shape)
-    colors = _colors(palette, seen.classes)
-    names = [str(c) for c in range(seen.classes)] if class_names is None else [str(name) for name in class_names]
-    if len(names) < seen.classes:
-        raise ValueError(f"expected at least {seen.classes} class_names but got {len(names)}")
+    images = None if image is None else rgb_images(image, seen.target.shape)
+    colors = class_colors(palette, seen.classes)
+    names = class_labels(class_names, seen.classes)
 
-    maps = _maps(seen, terms=terms)
+    maps = maps_of(seen, terms=terms)
     key = _key(seen, maps, names, colors)
     layout = _layout(
         seen.target.shape, 2 + (images is not None), len(maps), [len(name) for name, _ in key], title is not None
@@ -165,113 +157,7 @@ def panel(
     return figure
 
 
-# ----------------------------------------------------------------------------------------------------------- contents
-
-
-class _Map(NamedTuple):
-    """One kind of map for the whole batch, as it is coloured."""
-
-    name: str
-    stats: list[str]  # one line an image
-    values: _Masked  # [B, h, w], masked where not finite
-    void: _Array  # [B, h, w] bool, painted grey
-    nothing: _Array  # [B, h, w] bool, painted black
-    norm: Normalize
-    extend: _Extend
-    outline: str  # the colour of the borders of the truth
-
-
-def _maps(seen: Arrays, *, terms: bool) -> list[_Map]:
-    void, edges = seen.target < 0, seen.maps["edge_mask"]
-    same_size = seen.gradient.shape == void.shape  # the cells of a lower resolution have no label of their own
-    cell_void = void if same_size else np.zeros(seen.gradient.shape, dtype=bool)
-    still = (seen.gradient == 0) & ~cell_void
-
-    def of_edges(name: str, values: _Array) -> _Map:
-        return _map(name, values, edges, void, ~edges & ~void, outline="black")
-
-    maps = [
-        _map("cross-entropy", seen.maps["cross_entropy"], ~void, void, np.zeros_like(void), outline="white"),
-        of_edges("edge map", seen.maps["edge"]),
-        _map("log10 |gradient|", seen.gradient, ~cell_void, cell_void, still, outline="white", log=True),
-    ]
-    if terms:
-        maps += [of_edges("same side", seen.maps["same_side"]), of_edges("other side", seen.maps["other_side"])]
-    return maps
-
-
-def _map(
-    name: str,
-    values: _Array,
-    counted: _Array,
-    void: _Array,
-    nothing: _Array,
-    *,
-    outline: str,
-    log: bool = False,
-) -> _Map:
-    """Statistics and colours of a map [B, h, w] ≥ 0; the colours of its logarithm, with ``log``.
-
-    Mean, maximum and the range of the colours come from the finite values among those ``counted``.
-    """
-    finite = np.isfinite(values)
-    values = values.astype(np.float64)
-    stats = []
-    for image, inside, failed in zip(values, counted & finite, (~finite).sum((1, 2)), strict=True):
-        some = image[inside]
-        mean = np.sum(some / max(some.size, 1))  # which no sum of huge values overflows
-        line = f"mean {mean:.3g} · max {some.max():.3g}" if some.size else "nothing to measure"
-        stats.append(f"{line} · {failed} not finite" if failed else line)
-    if log:
-        values = np.log10(np.maximum(values, np.nextafter(0, 1)))  # finite at 0, which is painted over
-    norm, extend = _norm(values[counted & finite & ~nothing], log)
-    return _Map(name, stats, np.ma.array(values, mask=~finite), void, nothing, norm, extend, outline)
-
-
-def _norm(values: _Array, log: bool) -> tuple[Normalize, _Extend]:
-    """The range of the colours, from 0 or, of logarithms, over 1 to 8 decades, and the arrows that it calls for."""
-    if not values.size:
-        return Normalize(-1, 0) if log else Normalize(0, 1), "neither"
-    # Of a few values none is an outlier: "higher" takes the largest of up to 200.
-    high = float(np.percentile(values, 99.5, method="higher"))
-    if not log and high == 0:  # nearly all of it 0
-        high = float(values.max()) or 1.0
-    low = min(max(float(np.percentile(values, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
-    below, above = values.min() < low, values.max() > high
-    return Normalize(low, high), "both" if below and above else "min" if below else "max" if above else "neither"
-
-
-def _rgb(image: Tensor, shape: tuple[int, ...]) -> _Array:
-    """An image of the user's as [B, H, W, 3] in [0, 1]."""
-    pictures = image[None] if image.ndim == 3 else image
-    batch, height, width = shape
-    if pictures.shape not in ((batch, 3, height, width), (batch, 1, height, width)):
-        raise ValueError(
-            f"expected image [{batch}, 3, {height}, {width}] or one grey channel but got {list(image.shape)}"
-        )
-    array = pictures.detach().cpu().double().numpy()
-    if image.dtype == torch.uint8:
-        array = array / 255
-    if not (array.min() >= -0.01 and array.max() <= 1.01):  # a resize may overshoot a little
-        raise ValueError(
-            f"expected a floating image in [0, 1] or a uint8 one but got {image.dtype} from {array.min():.3g} to "
-            f"{array.max():.3g}: undo the normalisation"
-        )
-    return np.broadcast_to(np.moveaxis(array.clip(0, 1), 1, -1), (batch, height, width, 3))
-
-
-def _colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array:
-    """The user's colours or ours, [classes, 3] in [0, 1]."""
-    if palette is None:
-        return distinct_colors(classes)
-    if len(palette) < classes:
-        raise ValueError(f"expected at least {classes} colours in palette but got {len(palette)}")
-    of_255 = [not isinstance(color, str) and np.asarray(color).dtype.kind in "iu" for color in palette]
-    scaled = [tuple(np.asarray(c) / 255) if whole else c for c, whole in zip(palette, of_255, strict=True)]
-    return np.array([to_rgb(color) for color in scaled[:classes]])
-
-
-def _key(seen: Arrays, maps: list[_Map], names: Sequence[str], colors: _Array) -> list[tuple[str, _Color]]:
+def _key(seen: Arrays, maps: list[Drawn], names: Sequence[str], colors: _Array) -> list[tuple[str, _Color]]:
     """The names and colours that occur."""
     present = np.union1d(seen.target, seen.prediction)
     special = [
@@ -386,7 +272,7 @@ def _show(
     A map is not averaged where it is finer than the paper: a mean of colours means nothing, and edges would fade.
     """
     extent = (*axes.get_xlim(), *axes.get_ylim())
-    return axes.imshow(values, cmap=_CMAP, norm=norm, extent=extent, aspect="auto", interpolation=interpolation)
+    return axes.imshow(values, cmap=CMAP, norm=norm, extent=extent, aspect="auto", interpolation=interpolation)
 
 
 def _cover(axes: Axes, masks: dict[_Color, _Array]) -> None:
@@ -418,7 +304,7 @@ def _outline(axes: Axes, borders: _Array, color: str, width: float) -> None:
     axes.add_collection(lines, autolim=False)
 
 
-def _color_bar(figure: Figure, box: _Box, picture: AxesImage, extend: _Extend) -> None:
+def _color_bar(figure: Figure, box: _Box, picture: AxesImage, extend: Extend) -> None:
     left, bottom, width, height = box
     axes = figure.add_axes(_in_figure(figure, (left + width + _BAR_GAP, bottom, _BAR, height)))
     bar = figure.colorbar(

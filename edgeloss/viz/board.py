@@ -1,0 +1,73 @@
+"""Loss maps in TensorBoard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import Normalize
+from torch import Tensor
+
+from edgeloss.reference import LossMaps
+from edgeloss.viz.contents import drawn_map, painted
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+def log_maps(
+    writer: SummaryWriter,
+    tag: str,
+    maps: LossMaps,
+    step: int | None = None,
+    *,
+    high: float | None = None,
+    count: int = 4,
+) -> None:
+    """Logs loss maps as pictures and histograms: ``tag/cross_entropy``, ``tag/same_side`` and so on.
+
+    The pictures are coloured as those of :func:`~edgeloss.viz.panel`, black off the edge mask and magenta where a value
+    is not finite; the histograms tell of the finite values, of the edge terms on the edge mask only, and so give the
+    scale.
+
+    Args:
+        writer: a ``torch.utils.tensorboard.SummaryWriter`` or alike.
+        tag: the name that the maps go under.
+        maps: [B, H, W] each, on any device, as ``return_maps=True`` gives them. Of volumes the middle slice is shown.
+        step: the training step.
+        high: the value of the brightest colour, the same at every step; None fits it to each map, to all but its
+            largest 0.5 %.
+        count: how many images of the batch become pictures.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss import EdgeAwareLoss
+        >>> from torch.utils.tensorboard import SummaryWriter
+        >>> writer = SummaryWriter("runs/maps")  # doctest: +SKIP
+        >>> loss, maps = EdgeAwareLoss()(torch.randn(2, 3, 8, 8), torch.randint(3, (2, 8, 8)), return_maps=True)
+        >>> log_maps(writer, "train", maps, step=0)  # doctest: +SKIP
+    """
+    mask = _slices(maps.edge_mask)
+    for name, values in maps._asdict().items():
+        if values is None or name == "edge_mask":
+            continue
+        array = _slices(values)
+        counted = np.ones_like(mask) if name in ("cross_entropy", "distance") else mask
+        if name == "distance":  # inf is "beyond the window", no failure
+            counted = np.isfinite(array)
+            array = np.where(counted, array, 0)
+        drawn = drawn_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
+        if high is not None:
+            drawn = drawn._replace(norm=Normalize(0, high))
+        finite = drawn.values[counted].compressed()
+        if finite.size:
+            writer.add_histogram(f"{tag}/{name}", finite, step)
+        if array.size:
+            writer.add_images(f"{tag}/{name}", painted(drawn)[:count].transpose(0, 3, 1, 2), step)
+
+
+def _slices(values: Tensor) -> npt.NDArray[Any]:
+    """[B, H, W], of volumes the middle slice of each."""
+    values = values if values.ndim == 3 else values[:, values.shape[1] // 2]
+    return np.asarray(values.detach().cpu().numpy())

@@ -1,0 +1,389 @@
+"""One self-contained HTML page: every map of the loss, and behind every pixel the numbers that made it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import importlib.util
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import to_hex
+from PIL import Image
+from torch import Tensor
+
+from edgeloss.fields import boundary_distance
+from edgeloss.loss import EdgeAwareLoss
+from edgeloss.viz.arrays import Arrays, Likely, Neighbors, compute_arrays, compute_likely, compute_neighbors
+from edgeloss.viz.contents import CMAP, Drawn, class_colors, class_labels, drawn_map, maps_of, rgb_images
+from edgeloss.viz.palette import LOUD, NOTHING, VOID
+
+_Array = npt.NDArray[Any]
+
+# How exact the numbers behind the pixels are: bits of a significand, and how many of the most probable classes are
+# told. The first line that keeps the page small enough is taken.
+_LEVELS = ((8, 3), (6, 3), (5, 3), (4, 3), (3, 3), (3, 2), (2, 1))
+_MAX_BYTES = 14_000_000
+_NEIGHBORS = 8  # of an edge pixel
+_MAX_PAIRS = 1_500_000  # neighbours in all: fewer of each where the edge pixels are very many
+_FLOOR = 2.0**-13  # probabilities and losses are told in steps of at least this
+_BINS = 60
+_REACH = 2**15  # added to a neighbour's steps, so that they are no less than 0
+
+
+def report(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    image: Tensor | None = None,
+    criterion: EdgeAwareLoss | None = None,
+    class_names: Sequence[str] | None = None,
+    palette: Sequence[Any] | npt.NDArray[Any] | None = None,
+    title: str | None = None,
+) -> str:
+    """A page to explore what the loss sees: :func:`~edgeloss.viz.panel` with the numbers behind it.
+
+    Two views side by side, zoomed together, each show a layer of choice: image, ground truth, prediction,
+    cross-entropy, same side, other side, edge map, distance to the nearest other label, or gradient. Pointing at a
+    pixel shows its labels, its most probable classes, every term, and the neighbours that its edge terms come from,
+    with what each gives to the pixel's class and its share of the gradient. Below are histograms and a table by class.
+
+    The page is one file that needs no server and no network. Its numbers are rounded to some 0.2 %; coarser, and it
+    says how coarse, where the file would pass 15 MB: a noisy image of 1024 × 2048 pixels. Needs the extra
+    ``edgeloss[viz]``, and a browser from 2023 on.
+
+    Args:
+        logits: [B, C, H, W] or [C, H, W] floating, any device. C = 1 is binary. The page shows one image at a time.
+        target: [B, H, W] or [H, W] integer, on the same device. With ``criterion.upsample`` it may be larger.
+        image: [B, 3, H, W] or [3, H, W], or one grey channel, in the target's size: floating in [0, 1] or uint8. None
+            leaves the layer out.
+        criterion: the loss to look into; ``EdgeAwareLoss()`` if None.
+        class_names: at least C names; the numbers if None.
+        palette: at least C colours, each an integer triple in 0 ... 255 or whatever Matplotlib calls a colour;
+            :func:`~edgeloss.viz.distinct_colors` if None.
+        title: the page's; escaped, as are the names.
+
+    Returns:
+        The page, to be written as UTF-8.
+
+    Raises:
+        ImportError: without Plotly.
+        ValueError: as :func:`~edgeloss.viz.panel`.
+
+    Example:
+        >>> import torch
+        >>> target = torch.zeros(48, 64, dtype=torch.int64)
+        >>> target[12:36, 20:50] = 1
+        >>> page = report(torch.randn(2, 48, 64), target, class_names=["ground", "<box>"])
+        >>> page.startswith("<!doctype html>"), "&lt;box&gt;" in page
+        (True, True)
+        >>> _ = pathlib.Path("report.html").write_text(page, encoding="utf-8")  # doctest: +SKIP
+    """
+    if importlib.util.find_spec("plotly") is None:
+        raise ImportError('edgeloss.viz.report needs plotly: pip install "edgeloss[viz]"')
+
+    criterion = EdgeAwareLoss() if criterion is None else criterion
+    seen = compute_arrays(logits, target, criterion)
+    images = None if image is None else rgb_images(image, seen.target.shape)
+    colors = [to_hex(color) for color in class_colors(palette, seen.classes)]
+    names = class_labels(class_names, seen.classes)
+    edges = int(seen.maps["edge_mask"].sum())
+    likely = compute_likely(logits, target, criterion)
+    neighbors = compute_neighbors(logits, target, criterion, count=min(max(_MAX_PAIRS // max(edges, 1), 1), _NEIGHBORS))
+    layers = _layers(seen, criterion)
+
+    fixed = {
+        "names": names,
+        "colors": colors,
+        "special": {"void": to_hex(VOID), "loud": to_hex(LOUD), "nothing": to_hex(NOTHING)},
+        "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
+        "figure": json.loads(_views()),
+        "histograms": json.loads(_histograms(seen)),
+        "maxNeighbors": len(neighbors.nll),
+        "reach": _REACH,
+    }
+    pictures = [] if images is None else [_picture(picture) for picture in images]
+    room = _MAX_BYTES - len(_library()) - sum(map(len, pictures))
+    for bits, count in _LEVELS:
+        shown = [_image(index, seen, layers, likely, neighbors, bits, count) for index in range(len(seen.target))]
+        if sum(len(array["data"]) for one in shown for array in one["arrays"].values()) <= room:
+            break
+    for one, picture in zip(shown, pictures, strict=False):
+        one["picture"] = picture
+
+    title = "edgeloss report" if title is None else title
+    terms = " · ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in seen.terms.items())
+    size = " × ".join(map(str, seen.target.shape[1:]))
+    return Template(_asset("report.html")).substitute(
+        title=html.escape(title),
+        about=html.escape(str(criterion).replace("\n", " ")),
+        figures=html.escape(f"{size} pixels · {terms}"),
+        css=_asset("report.css"),
+        table=_table(seen, names, colors),
+        footer=html.escape(
+            f"edgeloss {version('edgeloss')} · drawn by Plotly · numbers are rounded to {2.0 ** -(bits + 1):.1%}, "
+            f"probabilities and losses to {_FLOOR:.4f} at least"
+            + (f" · the neighbours shown are the {fixed['maxNeighbors']} that weigh most" if edges else "")
+        ),
+        # "<" would end the script early; JSON has another way to write it.
+        data=json.dumps(fixed | {"images": shown}, allow_nan=False).replace("<", "\\u003c"),
+        library=_library(),
+        script=_asset("report.js"),
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("edgeloss.viz") / "page" / name).read_text(encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------------- the numbers
+
+
+def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, Drawn, _Array]]:
+    """Key, colours and values of every map, in the order of the menus."""
+    cross_entropy, edge, gradient, same_side, other_side = maps_of(seen, terms=True)
+    void = seen.target < 0
+    distance = seen.maps.get("distance")
+    name = "distance"
+    if distance is None:  # the loss reads none: show the exact one
+        distance = boundary_distance(seen.target, ignore_index=-1)
+    # Where there is no other label within the window, there is nothing to show: no failure.
+    far = np.isinf(distance)
+    drawn = drawn_map(name, np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
+    return [
+        ("cross_entropy", cross_entropy, seen.maps["cross_entropy"]),
+        ("same_side", same_side, seen.maps["same_side"]),
+        ("other_side", other_side, seen.maps["other_side"]),
+        ("edge", edge, seen.maps["edge"]),
+        ("distance", drawn, distance),
+        ("gradient", gradient, seen.gradient),
+    ]
+
+
+def _image(
+    index: int,
+    seen: Arrays,
+    layers: list[tuple[str, Drawn, _Array]],
+    likely: Likely,
+    neighbors: Neighbors,
+    bits: int,
+    count: int,
+) -> dict[str, Any]:
+    """All that the page knows of one image, but its picture."""
+    classes = seen.classes
+    arrays = {
+        "truth": _labels(seen.target[index], classes),
+        "prediction": _labels(seen.prediction[index], classes),
+        "edge_mask": _labels(seen.maps["edge_mask"][index].astype(np.int64), 2),
+    }
+    for rank in range(min(count, len(likely.classes))):
+        arrays[f"class_{rank}"] = _labels(likely.classes[rank, index], classes)
+        arrays[f"probability_{rank}"] = _floats(likely.probabilities[rank, index], bits, _FLOOR)
+    for key, _, values in layers:
+        arrays[key] = _floats(values[index], bits, 0 if key in ("gradient", "distance") else _FLOOR)
+
+    before, here = (int(seen.maps["edge_mask"][part].sum()) for part in (slice(index), index))
+    mine = slice(before, before + here)
+    for rank in range(len(neighbors.nll)):
+        down, right = neighbors.step[:, rank, mine]
+        arrays[f"down_{rank}"] = _labels(down + _REACH, _REACH)
+        arrays[f"right_{rank}"] = _labels(right + _REACH, _REACH)
+        arrays[f"given_{rank}"] = _floats(neighbors.probability[rank, mine], bits, _FLOOR)
+        arrays[f"nll_{rank}"] = _floats(neighbors.nll[rank, mine], bits, _FLOOR)
+        arrays[f"share_{rank}"] = _floats(neighbors.share[rank, mine], bits, _FLOOR)
+
+    return {
+        "arrays": arrays,
+        "layers": [
+            {
+                "key": key,
+                "name": drawn.name,
+                "stats": drawn.stats[index],
+                "low": float(drawn.norm.vmin or 0),
+                "high": float(drawn.norm.vmax or 0),
+                "log": key == "gradient",
+                "extend": drawn.extend,
+                "nothing": {"distance": "far", "gradient": "zero", "cross_entropy": ""}.get(key, "off the edges"),
+            }
+            for key, drawn, _ in layers
+        ],
+    }
+
+
+def _labels(values: _Array, classes: int) -> dict[str, Any]:
+    """Small whole numbers; the largest of the type stands for -1."""
+    dtype = np.uint8 if classes <= 255 else np.uint16
+    return {"kind": dtype.__name__, "shape": values.shape, "data": _packed(values.astype(dtype))}
+
+
+def _floats(values: _Array, bits: int, floor: float) -> dict[str, Any]:
+    """Numbers ≥ 0 in 16 bits: the exponent of float32 and 8 bits of the significand, of which ``bits`` are used.
+
+    The high bytes come first, then the low ones: alike stands beside alike, and packs well.
+    """
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(values, dtype=np.float32)
+    if floor:
+        single = np.where(single < 1, np.rint(np.minimum(single, 1) / floor) * np.float32(floor), single)
+    drop = 23 - bits
+    # Rounding may carry into the exponent, as it should; inf has no significand to round, and nan keeps its quiet bit.
+    code = (single.view(np.uint32).astype(np.uint64) + (1 << (drop - 1))) >> drop << (8 - bits)
+    code = code.astype(np.uint16)
+    return {
+        "kind": "float",
+        "shape": values.shape,
+        "data": _packed(np.stack([code >> 8, code & 255]).astype(np.uint8)),
+    }
+
+
+def _packed(values: _Array) -> str:
+    return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> str:
+    """Plotly's script, packed: a third of its size."""
+    import plotly.offline
+
+    return base64.b64encode(zlib.compress(plotly.offline.get_plotlyjs().encode(), 9)).decode()
+
+
+def _picture(rgb: _Array) -> str:
+    """An image [H, W, 3] in [0, 1] as a data URI: exact if it is small, else a good JPEG."""
+    picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
+    kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
+    file = io.BytesIO()
+    picture.save(file, kind, quality=92)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# --------------------------------------------------------------------------------------------------------- the figures
+
+
+def _views() -> str:
+    """The two views, still without pictures, as Plotly's JSON."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.01)
+    for column in (1, 2):
+        figure.add_trace(go.Image(source=_EMPTY, hoverinfo="none"), row=1, col=column)
+        marker = {"color": to_hex(LOUD), "size": 5, "symbol": "square"}
+        figure.add_trace(go.Scatter(x=[], y=[], mode="markers", marker=marker, hoverinfo="skip"), row=1, col=column)
+    figure.update_xaxes(matches="x", visible=False)
+    figure.update_yaxes(matches="y", visible=False)
+    figure.update_layout(
+        template="none",
+        margin={"l": 0, "r": 0, "t": 0, "b": 0},
+        showlegend=False,
+        dragmode="zoom",
+        hovermode="closest",
+        plot_bgcolor="#eee",
+        modebar={"bgcolor": "rgba(255,255,255,0.6)"},
+    )
+    figure.layout.yaxis.scaleanchor = "x"
+    return str(figure.to_json())
+
+
+# One transparent pixel.
+_EMPTY = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+
+
+def _histograms(seen: Arrays) -> str:
+    """How the values of each map are spread over its pixels, the batch together, as Plotly's JSON."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    valid, edges = seen.target >= 0, seen.maps["edge_mask"]
+    moving = seen.gradient[(seen.gradient > 0) & np.isfinite(seen.gradient)]
+    shown = {
+        "cross-entropy": seen.maps["cross_entropy"][valid],
+        "same side": seen.maps["same_side"][edges],
+        "other side": seen.maps["other_side"][edges],
+        "log10 |gradient|": np.log10(moving),
+    }
+    figure = make_subplots(rows=1, cols=len(shown), subplot_titles=list(shown), horizontal_spacing=0.05)
+    for column, values in enumerate(shown.values(), start=1):
+        counts, borders = np.histogram(values[np.isfinite(values)].astype(np.float64), _BINS)
+        middle = (borders[1:] + borders[:-1]) / 2
+        bars = go.Bar(
+            x=middle.tolist(), y=counts.tolist(), width=float(borders[1] - borders[0]), marker_color="#31688e"
+        )
+        bars.hovertemplate = "%{x:.3g}: %{y} pixels<extra></extra>"
+        figure.add_trace(bars, row=1, col=column)
+    figure.update_yaxes(type="log", title_text="", dtick=1)
+    figure.update_yaxes(title_text="pixels", col=1)
+    figure.update_layout(
+        template="plotly_white",
+        height=230,
+        margin={"l": 50, "r": 10, "t": 30, "b": 30},
+        showlegend=False,
+        bargap=0,
+    )
+    return str(figure.to_json())
+
+
+def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
+    """The classes that occur, in the batch together, as HTML."""
+    valid, edges = seen.target >= 0, seen.maps["edge_mask"]
+    truth, prediction = seen.target[valid], seen.prediction[valid]
+
+    def count(labels: _Array) -> _Array:
+        return np.bincount(labels[labels >= 0], minlength=seen.classes)
+
+    def mean(name: str, where: _Array) -> _Array:
+        where = where & np.isfinite(seen.maps[name])
+        total = np.bincount(seen.target[where], seen.maps[name][where].astype(np.float64), seen.classes)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(total / count(seen.target[where]))
+
+    pixels, predicted, right = count(truth), count(prediction), count(truth[truth == prediction])
+    with np.errstate(invalid="ignore"):
+        iou = right / (pixels + predicted - right)
+    rim = count(seen.target[edges])
+    edge_means = [mean(name, edges) for name in ("same_side", "other_side", "edge")]
+    with np.errstate(invalid="ignore"):
+        part = np.nan_to_num(edge_means[2]) * rim / np.sum(np.nan_to_num(edge_means[2]) * rim)
+    rows = [
+        (
+            f'<span class="swatch" style="background:{colors[k]}"></span>{html.escape(names[k])}',
+            f"{pixels[k]}",
+            _cell(iou[k], ".1%"),
+            _cell(mean_ce, ".3f"),
+            f"{rim[k]}",
+            *(_cell(values[k], ".3f") for values in edge_means),
+            _cell(part[k], ".1%"),
+        )
+        for k, mean_ce in enumerate(mean("cross_entropy", valid))
+        if pixels[k] or predicted[k]
+    ]
+    head = (
+        "class",
+        "pixels",
+        "IoU",
+        "cross-entropy",
+        "edge pixels",
+        "same side",
+        "other side",
+        "edge",
+        "of all edge loss",
+    )
+    return f"<table><thead>{_row(head, 'th')}</thead><tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table>"
+
+
+def _row(cells: Iterable[str], tag: str) -> str:
+    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _cell(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)

@@ -1,0 +1,364 @@
+"use strict";
+// The page's own part: unpacks the numbers, paints layers from them, and tells of the pixel under the pointer.
+// Names and titles come from files: they go into the page as text only, never as markup.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const views = document.getElementById("views");
+const pane = [...document.querySelectorAll(".pane")];
+const menu = pane.map((part) => part.querySelector("select"));
+const panel = document.getElementById("pixel");
+const hint = panel.innerHTML;
+
+const unpack = async (text) => {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+};
+
+// Labels as they are; floats from the high and the low byte of exponent and significand.
+const decode = async ({ kind, shape, data: text }) => {
+  const bytes = await unpack(text);
+  const [rows, columns] = shape;
+  if (kind === "uint8") return { rows, columns, values: bytes, none: 255 };
+  if (kind === "uint16") return { rows, columns, values: new Uint16Array(bytes.buffer), none: 65535 };
+  const count = bytes.length / 2;
+  const bits = new Uint32Array(count);
+  for (let i = 0; i < count; i++) bits[i] = ((bytes[i] << 8) | bytes[count + i]) << 15;
+  return { rows, columns, values: new Float32Array(bits.buffer) };
+};
+
+const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+const colors = data.colors.map(rgb);
+const scale = data.scale.map(rgb);
+const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgb(hex)]));
+
+let image; // the one shown: arrays, layers, pictures painted so far
+let held = null; // the pixel that a click holds, [row, column]
+let seen = null; // the pixel last told of
+
+// ------------------------------------------------------------------------------------------------------------- layers
+
+const labelColor = (label, none, absent) => (label === none ? absent : colors[label]);
+
+const mapColor = (layer, value, at) => {
+  const { truth, edge_mask: mask } = image.arrays;
+  const same = layer.rows === truth.rows && layer.columns === truth.columns;
+  if (same && truth.values[at] === truth.none) return special.void;
+  if (layer.nothing === "far" && value === Infinity) return special.nothing;
+  if (!Number.isFinite(value)) return special.loud;
+  if (layer.nothing === "zero" && value === 0) return special.nothing;
+  if (layer.nothing === "off the edges" && !mask.values[at]) return special.nothing;
+  const part = ((layer.log ? Math.log10(value) : value) - layer.low) / (layer.high - layer.low);
+  return scale[Math.min(Math.max(Math.floor(part * scale.length), 0), scale.length - 1)];
+};
+
+const paint = (key) => {
+  const { rows, columns, values, none } = image.arrays[key];
+  const layer = { ...image.layers.find((one) => one.key === key), rows, columns };
+  const absent = key === "truth" ? special.void : special.loud;
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [columns, rows];
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(columns, rows);
+  for (let i = 0, at = 0; at < values.length; at++) {
+    const color = none === undefined ? mapColor(layer, values[at], at) : labelColor(values[at], none, absent);
+    pixels.data[i++] = color[0];
+    pixels.data[i++] = color[1];
+    pixels.data[i++] = color[2];
+    pixels.data[i++] = 255;
+  }
+  context.putImageData(pixels, 0, 0);
+  return canvas.toDataURL();
+};
+
+// Pixels that are not finite, so that one of a million is seen.
+const failures = (key) => {
+  const { columns, values, none } = image.arrays[key];
+  const layer = image.layers.find((one) => one.key === key);
+  const found = [];
+  for (let at = 0; at < values.length && found.length < 2000; at++) {
+    const failed = none === undefined ? !Number.isFinite(values[at]) : key === "prediction" && values[at] === none;
+    if (failed && !(layer && layer.nothing === "far")) found.push([Math.floor(at / columns), at % columns]);
+  }
+  return found;
+};
+
+const show = async (side, key) => {
+  const { rows, columns } = image.arrays.truth;
+  if (!image.pictures[key]) image.pictures[key] = paint(key);
+  const { rows: ownRows, columns: ownColumns } = key === "picture" ? { rows, columns } : image.arrays[key];
+  const [dx, dy] = [columns / ownColumns, rows / ownRows]; // a gradient may be of lower resolution
+  const marks = key === "picture" ? [] : failures(key);
+  const place = { dx: [dx], dy: [dy], x0: [(dx - 1) / 2], y0: [(dy - 1) / 2] };
+  await Plotly.restyle(views, { source: [image.pictures[key]], ...place }, [2 * side]);
+  const [x, y] = [marks.map((mark) => mark[1] * dx + (dx - 1) / 2), marks.map((mark) => mark[0] * dy + (dy - 1) / 2)];
+  await Plotly.restyle(views, { x: [x], y: [y] }, [2 * side + 1]);
+
+  const layer = image.layers.find((one) => one.key === key);
+  const bar = pane[side].querySelector(".bar");
+  bar.classList.toggle("on", Boolean(layer));
+  pane[side].querySelector(".largest").hidden = !layer;
+  pane[side].querySelector(".stats").textContent = layer ? layer.stats : "";
+  if (layer) {
+    const [low, high] = bar.querySelectorAll("span");
+    low.textContent = (layer.extend === "min" || layer.extend === "both" ? "≤ " : "") + number(layer.low);
+    high.textContent = (layer.extend === "max" || layer.extend === "both" ? "≥ " : "") + number(layer.high);
+    bar.querySelector("i").style.background = `linear-gradient(to right, ${data.scale.join(",")})`;
+  }
+  views.dataset[side ? "right" : "left"] = key; // for those who read the page by program
+};
+
+// --------------------------------------------------------------------------------------------------- the pixel's facts
+
+const number = (value) => {
+  if (!Number.isFinite(value)) return String(value);
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : size < 1000 ? value.toPrecision(3) : value.toFixed(0);
+};
+
+const element = (tag, text = "", parent = null, name = "") => {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (name) made.className = name;
+  if (parent) parent.append(made);
+  return made;
+};
+
+const named = (parent, label, none, absent) => {
+  const swatch = element("span", "", parent, "swatch");
+  swatch.style.background = label === none ? data.special[absent] : data.colors[label];
+  parent.append(label === none ? (absent === "void" ? "ignored" : "not finite") : data.names[label]);
+};
+
+const row = (table, ...cells) => {
+  const line = element("tr", "", table);
+  for (const cell of cells) {
+    const place = element("td", typeof cell === "string" ? cell : "", line);
+    if (typeof cell === "function") cell(place);
+    if (/^(NaN|-?Infinity)$/.test(place.textContent)) place.className = "loud";
+  }
+  return line;
+};
+
+const table = (parent, id, ...head) => {
+  const made = element("table", "", parent);
+  made.id = id;
+  if (head.length) for (const name of head) element("th", name, made.tHead?.rows[0] ?? made.createTHead().insertRow());
+  return made.createTBody();
+};
+
+// The neighbours of an edge pixel, from the list of edge pixels in the order of the image.
+const neighbors = (at) => {
+  const arrays = image.arrays;
+  const place = image.rank[at];
+  const { columns } = arrays.truth;
+  const found = [];
+  for (let k = 0; place >= 0 && k < data.maxNeighbors; k++) {
+    const [down, right] = ["down", "right"].map((way) => arrays[`${way}_${k}`].values[place] - data.reach);
+    if (!down && !right) continue; // there are fewer
+    const [given, nll, share] = ["given", "nll", "share"].map((name) => arrays[`${name}_${k}`].values[place]);
+    const label = arrays.truth.values[at + down * columns + right];
+    found.push({ down, right, label, same: label === arrays.truth.values[at], given, nll, share });
+  }
+  return found;
+};
+
+const tell = (y, x) => {
+  seen = [y, x];
+  const arrays = image.arrays;
+  const { truth, prediction, edge_mask: mask } = arrays;
+  const at = y * truth.columns + x;
+  const valid = truth.values[at] !== truth.none;
+  panel.replaceChildren();
+  element("h2", `Row ${y}, column ${x}${held ? " (held)" : ""}`, panel);
+
+  const labels = table(panel, "labels");
+  row(labels, "truth", (cell) => named(cell, truth.values[at], truth.none, "void"));
+  row(labels, "prediction", (cell) => named(cell, prediction.values[at], prediction.none, "loud"));
+
+  element("h3", "Most probable", panel);
+  const likely = table(panel, "likely");
+  for (let k = 0; arrays[`class_${k}`]; k++) {
+    const { values, none } = arrays[`class_${k}`];
+    if (values[at] === none) continue;
+    row(likely, (cell) => named(cell, values[at], none, "loud"), number(arrays[`probability_${k}`].values[at]));
+  }
+
+  element("h3", valid ? "Terms" : "Terms: an ignored pixel has none", panel);
+  const terms = table(panel, "terms");
+  for (const { key, name, log } of image.layers) {
+    const { rows, columns, values } = arrays[key];
+    const own = Math.floor((y * rows) / truth.rows) * columns + Math.floor((x * columns) / truth.columns);
+    const off = ["same_side", "other_side", "edge"].includes(key) && !mask.values[at];
+    row(terms, log ? "|gradient|" : name, off ? "no edge" : number(values[own])).dataset.key = key;
+  }
+
+  const around = neighbors(at);
+  if (around.length) {
+    element("h3", `Neighbours, by what they give to “${data.names[truth.values[at]]}”`, panel);
+    const list = table(panel, "neighbors", "down, right", "side", "class", "gives", "loss", "share");
+    for (const { down, right, label, same, given, nll, share } of around) {
+      const line = row(
+        list,
+        `${down}, ${right}`,
+        same ? "same" : "other",
+        (cell) => named(cell, label, truth.none, "void"),
+        number(given),
+        number(nll),
+        `${(100 * share).toFixed(0)} %`,
+      );
+      line.title = "its loss alone, and its share of the gradient of the side's term";
+    }
+  }
+  outline(y, x, around);
+};
+
+const outline = (y, x, around) => {
+  const box = (down, right, color, width) =>
+    ["", "2"].map((axis) => ({
+      type: "rect",
+      xref: `x${axis}`,
+      yref: `y${axis}`,
+      x0: x + right - 0.5,
+      x1: x + right + 0.5,
+      y0: y + down - 0.5,
+      y1: y + down + 0.5,
+      line: { color, width },
+    }));
+  const boxes = around.flatMap(({ down, right, same }) => box(down, right, same ? "#00c8ff" : "#ff7f0e", 1));
+  Plotly.relayout(views, { shapes: [...boxes, ...box(0, 0, "#ff0000", 2)] });
+};
+
+const forget = () => {
+  held = seen = null;
+  panel.innerHTML = hint;
+  Plotly.relayout(views, { shapes: [] });
+};
+
+const zoomTo = (y, x) => {
+  const { columns } = image.arrays.truth;
+  const reach = Math.min(24, columns / 2);
+  const across = views.clientHeight / (views.clientWidth * 0.495);
+  const ranges = {
+    "xaxis.range": [x - reach, x + reach],
+    "yaxis.range": [y + reach * across, y - reach * across],
+  };
+  return Plotly.relayout(views, ranges);
+};
+
+// --------------------------------------------------------------------------------------------------------------- start
+
+const open = async (index) => {
+  const packed = data.images[index];
+  const names = Object.keys(packed.arrays);
+  const found = await Promise.all(names.map((name) => decode(packed.arrays[name])));
+  const arrays = Object.fromEntries(names.map((name, k) => [name, found[k]]));
+  const rank = new Int32Array(arrays.edge_mask.values.length).fill(-1);
+  for (let at = 0, count = 0; at < rank.length; at++) if (arrays.edge_mask.values[at]) rank[at] = count++;
+  const shown = views.dataset;
+  image = { arrays, rank, layers: packed.layers, pictures: packed.picture ? { picture: packed.picture } : {} };
+  forget();
+
+  const choices = [
+    ...(packed.picture ? [["picture", "image"]] : []),
+    ["truth", "ground truth"],
+    ["prediction", "prediction"],
+    ...packed.layers.map(({ key, name }) => [key, name]),
+  ];
+  const before = [shown.left ?? choices[0][0], shown.right ?? "edge"];
+  for (const side of [0, 1]) {
+    menu[side].replaceChildren(...choices.map(([key, name]) => new Option(name, key, false, key === before[side])));
+    await show(side, menu[side].value);
+  }
+
+  const key = document.getElementById("key");
+  key.replaceChildren();
+  const present = new Set([...arrays.truth.values, ...arrays.prediction.values]);
+  [...present]
+    .filter((label) => label !== arrays.truth.none)
+    .sort((a, b) => a - b)
+    .forEach((label) => named(element("span", "", key), label, -1, ""));
+  for (const [name, meaning] of [["void", "ignored"], ["nothing", "no edge, zero gradient, far"], ["loud", "not finite"]]) {
+    const entry = element("span", "", key);
+    element("span", "", entry, "swatch").style.background = data.special[name];
+    entry.append(meaning);
+  }
+};
+
+const fit = () => {
+  const { rows, columns } = image.arrays.truth;
+  const height = (views.clientWidth * 0.495 * rows) / columns;
+  return Plotly.relayout(views, { height: Math.min(Math.max(height, 240), 0.78 * window.innerHeight) });
+};
+
+const move = (event) => {
+  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  if (event.key === "Escape") forget();
+  if (!held || !steps[event.key] || event.target.tagName === "SELECT") return;
+  event.preventDefault();
+  const { rows, columns } = image.arrays.truth;
+  const limit = (value, count) => Math.min(Math.max(value, 0), count - 1);
+  held = [limit(held[0] + steps[event.key][0], rows), limit(held[1] + steps[event.key][1], columns)];
+  tell(...held);
+};
+
+const largest = (side) => {
+  const { rows, columns, values } = image.arrays[menu[side].value];
+  const { truth } = image.arrays;
+  const worst = failures(menu[side].value)[0];
+  let best = worst ? worst[0] * columns + worst[1] : 0; // what is not finite comes first
+  if (!worst)
+    for (let at = 0; at < values.length; at++)
+      if (Number.isFinite(values[at]) && !(values[best] >= values[at])) best = at;
+  const y = Math.floor(((Math.floor(best / columns) + 0.5) * truth.rows) / rows);
+  const x = Math.floor((((best % columns) + 0.5) * truth.columns) / columns);
+  held = [y, x];
+  zoomTo(y, x).then(() => tell(y, x));
+};
+
+const start = async () => {
+  const library = document.createElement("script");
+  library.textContent = new TextDecoder().decode(await unpack(document.getElementById("library").textContent));
+  document.head.append(library);
+  document.getElementById("wait").remove();
+
+  // These buttons and no others: Plotly may bring one along that would send the images to somebody's server.
+  const buttons = [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
+  const config = { responsive: true, scrollZoom: true, displaylogo: false, modeBarButtons: buttons };
+  await Plotly.newPlot(views, data.figure.data, data.figure.layout, config);
+  await open(0);
+  await fit();
+  // So that a double click shows the whole image again.
+  const { rows, columns } = image.arrays.truth;
+  await Plotly.relayout(views, { "xaxis.range": [-0.5, columns - 0.5], "yaxis.range": [rows - 0.5, -0.5] });
+  await Plotly.newPlot("histograms", data.histograms.data, data.histograms.layout, { responsive: true, displayModeBar: false });
+
+  const pick = document.getElementById("image");
+  pick.replaceChildren(...data.images.map((_, index) => new Option(String(index), String(index))));
+  document.getElementById("choice").hidden = data.images.length < 2;
+  pick.addEventListener("change", () => open(Number(pick.value)));
+  menu.forEach((one, side) => one.addEventListener("change", () => show(side, one.value)));
+  pane.forEach((one, side) => one.querySelector(".largest").addEventListener("click", () => largest(side)));
+  const under = (event) => {
+    const { x, y } = event.points[0];
+    return [Math.round(y), Math.round(x)];
+  };
+  views.on("plotly_hover", (event) => {
+    const [y, x] = under(event);
+    if (!held && !(seen && seen[0] === y && seen[1] === x)) tell(y, x);
+  });
+  views.on("plotly_click", (event) => {
+    held = under(event);
+    tell(...held);
+  });
+  document.addEventListener("keydown", move);
+  window.addEventListener("resize", fit);
+  document.body.dataset.ready = "true";
+};
+
+start().catch((error) => {
+  const told = element("p", `This page could not be drawn: ${error.message}`, document.querySelector("main"), "loud");
+  told.id = "failure";
+  throw error;
+});

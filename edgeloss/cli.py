@@ -159,7 +159,8 @@ class _Reading(NamedTuple):
         case = _files.read_case(files, kind=self.kind, classes=self.classes, ignore_index=self.ignore_index)
         if case.broken:
             _say(f"note: {files.prediction}: {case.broken} of {case.logits.numel()} values are not finite")
-        if case.logits.shape[1] <= 2 and case.target.unique().tolist() == [0, self.ignore_index]:
+        void = case.target == self.ignore_index
+        if case.logits.shape[1] <= 2 and void.any() and not (case.target[~void] != 0).any():
             _say(f"note: {files.mask}: holds 0 and {self.ignore_index}, which does not count; class 1 is written as 1")
         return case
 
@@ -573,10 +574,10 @@ def diagnose(
     case = reading.read(files[0])
     with _naming(pred):
         report = doctor.diagnose(criterion, case.logits, case.target)
-    if figure is not None:
-        with atomic_write(figure) as file:
-            report.figure().savefig(file, format=figure.suffix.lower()[1:])
     typer.echo(_json(report.to_dict()) if as_json else str(report))
+    if figure is not None:
+        with _naming(pred), atomic_write(figure) as file:
+            report.figure().savefig(file, format=figure.suffix.lower()[1:])
     if not report.ok:
         raise typer.Exit(1)
 

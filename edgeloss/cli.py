@@ -262,13 +262,10 @@ class _Drawing(NamedTuple):
         """A picture of the panel."""
         from edgeloss.viz import panel
 
-        options = self._options(case)
-        options["title"] = _no_formula(options["title"])
-        options["class_names"] = None if self.names is None else [_no_formula(name) for name in self.names]
         picture = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of a name in another script
-            panel(case.logits, case.target, terms=self.terms, **options).savefig(picture, format=suffix[1:], dpi=dpi)
+            panel(case.logits, case.target, terms=self.terms, **self._options(case)).savefig(picture, format=suffix[1:], dpi=dpi)
         return picture.getvalue()
 
     def _options(self, case: Case) -> dict[str, Any]:
@@ -337,11 +334,6 @@ def view(
         page = drawing.page(reading.read(files[0]), suffix)
     with atomic_write(output) as file:
         file.write(page)
-
-
-def _no_formula(text: str) -> str:
-    """Text that Matplotlib shows as it is: a dollar would begin a formula."""
-    return text.replace("$", r"\$")
 
 
 def _view_folder(

@@ -135,7 +135,7 @@ def panel(
 
     left, bottom = _MARGIN / layout.width, _MARGIN / layout.height
     if title is not None:
-        figure.text(left, 1 - bottom, title, va="top", weight="bold", size=10)
+        figure.text(left, 1 - bottom, title, va="top", weight="bold", size=10, parse_math=False)
     legend = figure.legend(
         [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in key],
         ["name"] * len(key),
@@ -153,6 +153,7 @@ def panel(
         columnspacing=1.2,
     )
     for text, (name, _) in zip(legend.get_texts(), key, strict=True):
+        text.set_parse_math(False)  # a "$" is one
         text.set_text(name)  # given as a label, a name like _background_ would be dropped by Matplotlib before 3.10
     return figure
 

@@ -126,7 +126,7 @@ class Report:
 
         if self.gradient is None:
             raise ValueError(f"expected a loss with a gradient but got none from {self.name}: see the findings")
-        return gradient_figure(self.gradient, self._ignored, title=f"gradient of {self.name}")
+        return gradient_figure(self.gradient, self._ignored, title=f"log10 |gradient| of {self.name}")
 
 
 def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwargs: object) -> Report:
@@ -212,7 +212,7 @@ def _diagnose(case: _Case) -> Report:
             findings += _bad_run(case, labels, given, exact, origin)
         if isinstance(case.loss_fn, EdgeAwareLoss):
             sections.append(terms := _terms(case, case.loss_fn))
-            if not given.is_finite():
+            if terms.children and not given.is_finite():
                 findings.append(_guilty(terms, case.logits))
 
     findings.sort(key=lambda finding: _LEVELS.index(finding.level))
@@ -643,8 +643,7 @@ def _deviation(x: Tensor, exact: Tensor) -> float:
 def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
     """Value and gradient of each term that has a weight, by itself and before that weight.
 
-    From the terms' maps in plain PyTorch, each of which has a graph of its own: to set the other terms' weights to 0
-    would leave 0 · nan of them.
+    From the terms' maps in plain PyTorch, since to set the other terms' weights to 0 would leave 0 · nan of them.
     """
     dims = case.logits.dim() - 2
     dtype = torch.float64 if case.logits.dtype == torch.float64 else torch.float32
@@ -697,7 +696,13 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
 
 def _guilty(terms: Node, logits: Tensor) -> Finding:
     """Which term of a loss that is not finite is to blame."""
-    bad = [term.name for term in terms.children if any(stats.bad for _, stats in term.tensors())]
+
+    def bad_in(part: str) -> list[str]:
+        lines = ((term.name, line.stats) for term in terms.children for line in term.children if line.name == part)
+        return [name for name, stats in lines if stats is not None and stats.bad]
+
+    # The terms share operations, and with them gradients of 0 · nan, but no values.
+    bad = bad_in("loss") or bad_in("gradient")
     good = [term.name for term in terms.children if term.name not in bad]
     if not bad:
         message = "terms: each of them is finite by itself in plain PyTorch."

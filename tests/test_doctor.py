@@ -538,6 +538,17 @@ def test_terms_of_bad_logits() -> None:
     assert report.findings[-1].advice == "They pass on what the logits bring in."
 
 
+def test_terms_that_cannot_be_told_apart() -> None:
+    class Soft(EdgeAwareLoss):
+        def forward(self, logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+            return (logits.log() * target).sum()
+
+    x, _ = scene()
+    report = diagnose(Soft(), x, x.softmax(1))
+    assert report.to_dict()["terms"].startswith("could not be told apart; ")
+    assert not any(finding.message.startswith("terms") for finding in report.findings)
+
+
 def test_what_a_subclass_adds_is_no_term() -> None:
     class Ours(EdgeAwareLoss):
         def forward(self, logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
@@ -576,7 +587,7 @@ def test_figure_counts_what_is_not_finite() -> None:
     assert list(captions(report)) == ["image 0", "image 1"]
     assert [text.split(" · ")[-1] for text in captions(report).values()] == [f"{count} not finite" for count in bad]
     figure = report.figure()
-    assert figure.texts[0].get_text() == "gradient of leaky_edges"
+    assert figure.texts[0].get_text() == "log10 |gradient| of leaky_edges"
     figure.draw_without_rendering()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not finite"]
 

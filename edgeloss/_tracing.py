@@ -53,21 +53,34 @@ class Origin:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = (__file__, os.path.join(os.path.dirname(__file__), "doctor.py"))
-_FRAME = re.compile(r'File "(.+)", line (\d+)')
+_HERE = os.path.dirname(__file__) + os.sep
+_DIAGNOSIS = (__file__, _HERE + "doctor.py")
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is none of the user's."""
+    return not file or file.startswith((_TORCH, _HERE))
 
 
 def place(frames: Iterable[tuple[str, int]]) -> tuple[str, int, str]:
-    """File, line and text of the innermost line outside torch that a diagnosis called; else the innermost of torch.
+    """File, line and text of the innermost line that a diagnosis called: of the user's, else of this package or torch.
 
     Args:
         frames: file and line, the innermost first.
     """
-    outward = itertools.dropwhile(lambda frame: frame[0] in _OWN, frames)
-    called = list(itertools.takewhile(lambda frame: frame[0] not in _OWN, outward))
-    own = (frame for frame in called if not frame[0].startswith(_TORCH))
-    file, line = next(own, called[0] if called else ("", 0))
+
+    def rank(frame: tuple[str, int]) -> int:
+        return sum(frame[0].startswith(prefix) for prefix in (_TORCH, _TORCH + "_")) * 2 + frame[0].startswith(_HERE)
+
+    outward = itertools.dropwhile(lambda frame: frame[0] in _DIAGNOSIS, frames)
+    called = itertools.takewhile(lambda frame: frame[0] not in _DIAGNOSIS, outward)
+    file, line = min(called, key=rank, default=("", 0))
     return file, line, linecache.getline(file, line).strip()
+
+
+def frames_in(text: str) -> Iterator[tuple[str, int]]:
+    """File and line of each frame of a traceback, the innermost first."""
+    return ((file, int(line)) for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)))
 
 
 def shown_line(file: str, line: int, source: str) -> str:
@@ -85,7 +98,7 @@ def _state(x: Tensor) -> int:
 
 
 def _made(x: Tensor) -> str:
-    return " · ".join(measure(x).bad_kinds())
+    return ", ".join(measure(x).bad_kinds())
 
 
 def _address(x: Tensor) -> int:
@@ -170,13 +183,12 @@ def watch_backward(loss: Tensor, watch: Watch) -> list[Origin]:
     """
     found: list[Origin] = []
 
-    def hook(name: str, stack: list[str]) -> Callable[[Sequence[Tensor | None], Sequence[Tensor | None]], None]:
+    def hook(name: str, stack: str) -> Callable[[Sequence[Tensor | None], Sequence[Tensor | None]], None]:
         def look(after: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> None:
             bad = None if found else next((x for x in after if x is not None and not all_finite(x)), None)
             if bad is None or not all(x is None or all_finite(x) for x in before):
                 return
-            matches = filter(None, map(_FRAME.search, reversed(stack)))
-            file, line, source = place((match[1], int(match[2])) for match in matches)
+            file, line, source = place(frames_in(stack))
             # Bad values that the loss has masked away meet the derivative of the operation that saw them.
             found.append(Origin(name, _made(bad), file, line, source, watch.origin_in(file, line, name)))
 
@@ -189,7 +201,7 @@ def watch_backward(loss: Tensor, watch: Watch) -> list[Origin]:
             seen.add(node)
             nodes += [before for before, _ in node.next_functions]
             # The hook knows no node: together they would live for ever.
-            stack = node.metadata.get("traceback_", [])  # type: ignore[attr-defined]
+            stack = "".join(node.metadata.get("traceback_", []))  # type: ignore[attr-defined]
             node.register_hook(hook(node.name(), stack))
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
@@ -303,4 +304,5 @@ def short(obj: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """What an error is and says, in short."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}".splitlines()[0], 200, placeholder=" …").rstrip(".")

@@ -7,8 +7,10 @@ import copy
 import dataclasses
 import functools
 import math
+import re
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from edgeloss import _validation, reference
-from edgeloss._tracing import Origin, Watch, base_name, place, shown_line, watch_backward
+from edgeloss._tracing import Origin, Watch, base_name, frames_in, is_library, place, shown_line, watch_backward
 from edgeloss._trees import (
     FEW,
     Node,
@@ -124,7 +126,7 @@ class Report:
 
         if self.gradient is None:
             raise ValueError(f"expected a loss with a gradient but got none from {self.name}: see the findings")
-        return gradient_figure(self.gradient, self._ignored, title=f"gradient of {self.name}")
+        return gradient_figure(self.gradient, self._ignored, title=f"log10 |gradient| of {self.name}")
 
 
 def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwargs: object) -> Report:
@@ -198,19 +200,19 @@ def _diagnose(case: _Case) -> Report:
             lines = [node(name, tensor) for name, tensor in tensors.items() if tensor is not None]
             sections.append(Node(part, "" if lines else "none", children=lines))
         findings += given.notes
-        if exact.error:
-            findings.append(Finding("note", f"float64: could not be run; {exact.error}."))
         if given.error:
-            advice = "Do what the message asks for; the forward pass is fine."
-            findings.append(Finding("error", f"gradient: the backward pass raised {given.error}.", advice))
+            advice = "Do what the message asks for; it is the backward pass that fails."
+            findings.append(Finding("error", f"gradient: {given.error}{case.failing_derivative()}.", advice))
+        elif exact.error:
+            findings.append(Finding("note", f"float64: could not be run; {exact.error}."))
         if given.is_finite():
             findings += _odd_run(labels, given, exact)
         else:
             origin = case.trace()
-            findings += _bad_run(case.logits, labels, given, exact, origin)
+            findings += _bad_run(case, labels, given, exact, origin)
         if isinstance(case.loss_fn, EdgeAwareLoss):
             sections.append(terms := _terms(case, case.loss_fn))
-            if not given.is_finite():
+            if terms.children and not given.is_finite():
                 findings.append(_guilty(terms, case.logits))
 
     findings.sort(key=lambda finding: _LEVELS.index(finding.level))
@@ -283,8 +285,8 @@ class _Case(NamedTuple):
                 run.gradient = _gradient(loss, leaf)
             except Exception as error:  # whatever a stranger's loss may raise is what the report is about
                 frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-                file, line, source = place(reversed(frames))
-                run.error = first_line(error).rstrip(".") + (f" at {shown_line(file, line, source)}" if file else "")
+                where = place(reversed(frames))
+                run.error = first_line(error) + ("" if is_library(where[0]) else f" at {shown_line(*where)}")
             run.is_random = not torch.equal(before, self._random_state())
         if run.loss is not None and run.gradient is None and not run.error:
             message = "gradient: there is none, since no differentiable way leads from the logits to the loss."
@@ -305,6 +307,18 @@ class _Case(NamedTuple):
                 return next(iter(found), None)
             except Exception:  # not all that runs can be watched; the rest of the report stands without
                 return None
+
+    def failing_derivative(self) -> str:
+        """The operation and line of a backward pass that raises, which anomaly detection warns of."""
+        with self._forked(), torch.autograd.set_detect_anomaly(True), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with contextlib.suppress(Exception):
+                leaf, loss = self._forward(self.logits.dtype, [])
+                _gradient(loss, leaf)
+        for message in (str(warning.message) for warning in told):
+            if match := re.search(r"Error detected in (\w+)", message):
+                return f" in {match[1]} of {shown_line(*place(frames_in(message)))}"
+        return ""
 
     def _forward(self, dtype: torch.dtype, notes: list[Finding], watch: Watch | None = None) -> tuple[Tensor, Tensor]:
         """The logits as a leaf, and the loss with its graph."""
@@ -376,9 +390,12 @@ class _Double(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
         def widened(value: object) -> object:
-            if isinstance(value, Tensor):
-                return value.double() if value.is_floating_point() else value
-            return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+            if isinstance(value, torch.dtype):
+                return torch.float64 if value.is_floating_point else value
+            # One that is float64 must stay itself, since the call may write into it.
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+                return value.double()
+            return value
 
         args, kwargs = tree_map(widened, (tuple(args), dict(kwargs or {})))
         return (Tensor.double if func in self._CASTS else func)(*args, **kwargs)
@@ -431,10 +448,9 @@ def _bad_input(path: str, stats: Stats) -> Finding:
     return Finding("warning", message, "Make sure that the loss never reads those values.")
 
 
-def _bad_run(
-    logits: Tensor, labels: _Labels | None, given: _Run, exact: _Run, origin: Origin | None
-) -> Iterator[Finding]:
+def _bad_run(case: _Case, labels: _Labels | None, given: _Run, exact: _Run, origin: Origin | None) -> Iterator[Finding]:
     """What to say of a loss or a gradient that is not finite."""
+    logits, inputs = case.logits, tree_leaves((case.logits, case.target))
     follows = False
     for part in ("loss", "gradient"):
         tensor, wide = getattr(given, part), getattr(exact, part)
@@ -446,9 +462,13 @@ def _bad_run(
         if follows:
             yield Finding("error", f"{message}; as follows from the loss.")
             return
-        advice = _advice(origin) or "Feed the operation only what is safe for it, by selecting before it."
-        if not all_finite(logits):
-            advice = "Mend the logits first: what they bring in, no loss can put right."
+        advice = _advice(origin) or "Feed that operation only what is safe for it, by selecting before it."
+        if origin is None:
+            advice = "No operation was seen to make it: look for constants, buffers and arguments that are not finite."
+        if labels is not None and not labels.valid.any():
+            advice = "Return 0 where no label counts, or skip such batches: a mean over nothing is 0 / 0."
+        if not all(all_finite(value) for value in inputs if isinstance(value, Tensor)):
+            advice = "Mend what goes in first: no loss can put it right."
         elif wide is not None and all_finite(wide):
             message += "; float64 is fine, so it is the precision and not the formula"
             if logits.dtype.itemsize == 2 or tensor.dtype.itemsize == 2:
@@ -467,9 +487,8 @@ def _where(bad: Tensor, logits: Tensor, labels: _Labels | None) -> str:
         logits: [B, C, *S].
         labels: of the pixels.
     """
-    if logits.dim() < 2:
+    if logits.dim() < 2 or bool((pixels := bad.any(1)).all()):
         return ""
-    pixels = bad.any(1)
     places = {"where the logits are not finite": ~logits.isfinite().all(1)}
     if labels is not None and labels.fit(logits):
         places["on ignored pixels"] = ~labels.valid
@@ -565,8 +584,8 @@ class _Labels(NamedTuple):
             values = torch.unique(self.y[wrong]).tolist()
             shown = ", ".join(map(str, values[:FEW])) + (", …" if len(values) > FEW else "")
             message = (
-                f"target: {int(wrong.sum())} labels outside of the classes 0 to {self.classes - 1}: {shown};"
-                f" first at {first_index(wrong)}."
+                f"target: labels outside of the classes 0 to {self.classes - 1} at {int(wrong.sum())} of"
+                f" {wrong.numel()} places: {shown}; first at {first_index(wrong)}."
             )
             yield Finding("warning", message, "Map them to classes, or tell the loss to ignore them by ignore_index.")
         if self.y.numel() and not self.valid.any():
@@ -579,11 +598,12 @@ class _Labels(NamedTuple):
 
 def _odd_run(labels: _Labels | None, given: _Run, exact: _Run) -> Iterator[Finding]:
     """What is finite, but likely wrong."""
-    gradient, wide = given.gradient, exact.gradient
+    gradient, wide, underflows = given.gradient, exact.gradient, False
     if gradient is not None and gradient.numel() and (labels is None or labels.valid.any()):
         there = torch.zeros_like(gradient, dtype=torch.bool) if wide is None or given.is_random else wide != 0
         lost, of = int((there & (gradient == 0)).sum()), int(there.sum())
-        if lost >= 0.01 * max(of, 1) and gradient.dtype == torch.float16:
+        underflows = lost >= 0.01 * max(of, 1) and gradient.dtype == torch.float16
+        if underflows:
             message = f"gradient: {lost} of {of} values ({lost / of:.2%}) that float64 finds are 0 in float16."
             yield Finding("warning", message, "Scale the loss (torch.amp.GradScaler), or give it float32 logits.")
         elif not of and not gradient.any():
@@ -595,12 +615,14 @@ def _odd_run(labels: _Labels | None, given: _Run, exact: _Run) -> Iterator[Findi
         return
     for part in ("loss", "gradient"):
         tensor, wide = getattr(given, part), getattr(exact, part)
-        if tensor is None or wide is None or tensor.shape != wide.shape:
+        if tensor is None or wide is None or tensor.shape != wide.shape or not tensor.is_floating_point():
             continue
         if not all_finite(wide):
             message = f"{part}: finite, but{_badness(measure(wide)).replace(':', '', 1)} in float64."
             yield Finding("warning", message, "Look for a constant that is tuned to the precision.")
-        elif (deviation := _deviation(tensor, wide)) > math.sqrt(torch.finfo(tensor.dtype).eps):  # half of the digits
+        elif (deviation := _deviation(tensor, wide)) > max(0.01, math.sqrt(torch.finfo(tensor.dtype).eps)):
+            if part == "gradient" and underflows:
+                break  # which explains it
             message = f"{part}: differs from float64 by {deviation:.2%}."
             advice = "Look for a difference of large numbers or a sum of very many, and form that in float64."
             yield Finding("warning", message, advice)
@@ -621,8 +643,7 @@ def _deviation(x: Tensor, exact: Tensor) -> float:
 def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
     """Value and gradient of each term that has a weight, by itself and before that weight.
 
-    From the terms' maps in plain PyTorch, each of which has a graph of its own: to set the other terms' weights to 0
-    would leave 0 · nan of them.
+    From the terms' maps in plain PyTorch, since to set the other terms' weights to 0 would leave 0 · nan of them.
     """
     dims = case.logits.dim() - 2
     dtype = torch.float64 if case.logits.dtype == torch.float64 else torch.float32
@@ -675,7 +696,13 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
 
 def _guilty(terms: Node, logits: Tensor) -> Finding:
     """Which term of a loss that is not finite is to blame."""
-    bad = [term.name for term in terms.children if any(stats.bad for _, stats in term.tensors())]
+
+    def bad_in(part: str) -> list[str]:
+        lines = ((term.name, line.stats) for term in terms.children for line in term.children if line.name == part)
+        return [name for name, stats in lines if stats is not None and stats.bad]
+
+    # The terms share operations, and with them gradients of 0 · nan, but no values.
+    bad = bad_in("loss") or bad_in("gradient")
     good = [term.name for term in terms.children if term.name not in bad]
     if not bad:
         message = "terms: each of them is finite by itself in plain PyTorch."

@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from edgeloss.viz import figure as parts
+from edgeloss.viz.contents import drawn_map
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 
@@ -59,7 +60,7 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
         norm, void = norm[batch, chosen], void[batch, chosen]
 
     still = (norm == 0) & ~void
-    drawn = parts._map("log10 |gradient|", norm, ~void, void, still, outline="white", log=True)
+    drawn = drawn_map("log10 |gradient|", norm, ~void, void, still, outline="white", log=True)
     failed = np.ma.getmaskarray(drawn.values)
 
     columns = min(len(norm), 4)
@@ -69,7 +70,7 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
     high = wide * aspect
     across = wide + parts._BAR_GAP + parts._BAR + parts._TICKS
     down = parts._CAPTION + high + parts._GAP
-    foot = parts._MARGIN + parts._LINE + parts._GAP
+    foot = parts._MARGIN + parts._LINE
     size = (columns * across + 2 * parts._MARGIN, foot + rows * down + parts._TITLE * (title is not None))
     figure = Figure(figsize=size, dpi=parts._DPI)
     for image, name in enumerate(names):

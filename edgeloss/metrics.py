@@ -397,9 +397,8 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
     map of words has a bit for each class on whose border a pixel is, and the words within the disk are joined.
     """
     _, batch, height, width = y.shape
-    row = (
-        width + 2 * radius
-    )  # of the padded maps, in which a shift by the radius leads neither out nor to another image
+    # Of the padded maps, in which a shift by the radius leads neither out nor into another image.
+    row = width + 2 * radius
     area = row * (height + 2 * radius)
     disk = [
         dy * row + dx

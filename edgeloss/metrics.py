@@ -283,7 +283,7 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
         _validation.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
     valid &= (predicted >= 0) & (predicted < num_classes)
     dtype = torch.int16 if num_classes < 2**15 else torch.int32  # the narrower, the faster to go over
-    return torch.stack([predicted, y]).to(dtype).masked_fill_(~valid, -1)
+    return torch.stack([predicted.to(dtype), y.to(dtype)]).masked_fill_(~valid, -1)
 
 
 # ------------------------------------------------------------------------------------ bands: Boundary IoU, trimap IoU
@@ -346,20 +346,17 @@ def _sliding_max(x: Tensor, size: int, *, dim: int) -> Tensor:
 def _overlap(y: Tensor, band: Tensor, num_classes: int) -> Tensor:
     """Intersection and union of the two maps [2, B, H, W] on the band, one or one a map: [2, C]."""
     pred, target = y.masked_fill(~band, -1)
-    shared, predicted, there = _count(
-        torch.stack([pred.masked_fill(pred != target, -1), pred, target]).flatten(1), num_classes
-    )
-    return torch.stack([shared, predicted + there - shared])
+    shared = pred.masked_fill(pred != target, -1)
+    both, predicted, there = (_count(labels, num_classes) for labels in (shared, pred, target))
+    return torch.stack([both, predicted + there - both])
 
 
 def _count(labels: Tensor, bins: int) -> Tensor:
-    """How often labels from 0 to bins - 1 are in each row of labels [R, N], -1 left out: [R, bins] int64."""
-    rows = len(labels)
-    # Not bincount: it waits for the device to tell the largest label.
-    index = labels.long() + 1 + (bins + 1) * torch.arange(rows, device=labels.device)[:, None]
-    counts = torch.zeros(rows * (bins + 1), dtype=torch.int64, device=labels.device)
-    one = torch.ones((), dtype=torch.int64, device=labels.device)
-    return counts.scatter_add_(0, index.flatten(), one.expand(index.numel())).view(rows, bins + 1)[:, 1:]
+    """How often each label from 0 to bins - 1 is there, -1 left out: [bins] int64."""
+    index = labels.flatten().long() + 1
+    counts = torch.zeros(bins + 1, dtype=torch.int64, device=labels.device)
+    # Not bincount, which waits for the device to find the largest label.
+    return counts.scatter_add_(0, index, counts.new_ones(()).expand_as(index))[1:]
 
 
 def iou(counts: Tensor, average: Average, ignore_index: int) -> Tensor:
@@ -400,9 +397,8 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
     map of words has a bit for each class on whose border a pixel is, and the words within the disk are joined.
     """
     _, batch, height, width = y.shape
-    row = (
-        width + 2 * radius
-    )  # of the padded maps, in which a shift by the radius leads neither out nor to another image
+    # Of the padded maps, in which a shift by the radius leads neither out nor into another image.
+    row = width + 2 * radius
     area = row * (height + 2 * radius)
     disk = [
         dy * row + dx
@@ -434,10 +430,9 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
 
     counts = []
     for (pixel, label), found in zip(borders, near, strict=True):
-        index = (label + pixel // area * num_classes).masked_fill(label < 0, -1).flatten()
-        rows = torch.stack([index.masked_fill(~found.flatten(), -1), index])
-        counts.append(_count(rows, batch * num_classes).view(2, batch, num_classes))
-    return torch.cat(counts).transpose(0, 1)
+        index = (label + pixel // area * num_classes).masked_fill(label < 0, -1)
+        counts += [_count(index.masked_fill(~found, -1), batch * num_classes), _count(index, batch * num_classes)]
+    return torch.stack(counts).view(4, batch, num_classes).transpose(0, 1)
 
 
 def _border(labels: Tensor, row: int) -> tuple[Tensor, Tensor]:

@@ -96,10 +96,11 @@ def slow_boundary_f1(
 
     def border(y: np.ndarray, void: np.ndarray, c: int) -> np.ndarray:
         found = np.zeros(y.shape, dtype=bool)
-        for i, j in np.ndindex(y.shape):
-            for n in ((i, j + 1), (i + 1, j), (i + 1, j + 1)):
-                if n[0] < y.shape[0] and n[1] < y.shape[1] and not void[i, j] and not void[n]:
-                    found[i, j] |= y[i, j] != y[n] if class_agnostic else (y[i, j] == c) != (y[n] == c)
+        height, width = y.shape
+        for down, right in ((0, 1), (1, 0), (1, 1)):
+            here, there = np.s_[: height - down, : width - right], np.s_[down:, right:]
+            differs = y[here] != y[there] if class_agnostic else (y[here] == c) != (y[there] == c)
+            found[here] |= differs & ~void[here] & ~void[there]
         return found
 
     images = []  # one [4, C] each
@@ -253,7 +254,7 @@ def test_boundary_f1_of_single_pixels_by_hand() -> None:
     # (2, 1), (1, 2) and (1, 1) in the target. The one in the corner looks at nothing: (3, 3), (3, 4) and (4, 3).
     target, pred = torch.zeros(2, 1, 5, 5, dtype=torch.long)
     target[0, 2, 2] = pred[0, 4, 4] = 1
-    # Between (3, 3) and (2, 2) it is √2; next come (3, 4) and (2, 2), (3, 3) and (1, 2), √5; then (1, 1) and (3, 3), √8.
+    # (3, 3) and (2, 2) are √2 apart; (3, 4) and (2, 2), as (3, 3) and (1, 2), √5; (3, 3) and (1, 1) √8.
     for radius, precision, recall in ((1, 0, 0), (2, 1 / 3, 1 / 4), (3, 1, 1)):
         for score, value in (("precision", precision), ("recall", recall)):
             found = boundary_f1(pred, target, 2, radius=radius, score=score, average="none")

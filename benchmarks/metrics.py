@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Time the boundary metrics over a folder of masks, against the same masks moved by some pixels as a prediction.
+
+Reading the masks is not timed. Each metric is timed alone, by batches, from labels to its value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from speed import processor
+from torchmetrics import Metric
+
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+
+EXAMPLE = "example: python benchmarks/metrics.py --masks ../shared/camvid/val/masks --classes 11 --threads 2"
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE)
+    parser.add_argument("--masks", type=Path, required=True, metavar="DIR", help="label masks of one size (*.png)")
+    parser.add_argument("--classes", type=int, required=True, help="how many there are")
+    parser.add_argument("--void", type=int, default=255, help="label of void pixels (default: %(default)s)")
+    parser.add_argument("--shift", type=int, default=2, help="pixels down and right (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="images a batch (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="the fastest counts (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    options = parser.parse_args()
+    if not any(options.masks.glob("*.png")):
+        parser.error(f"--masks: expected a folder with *.png but got {options.masks}")
+    return options
+
+
+def timed(metric: Metric, pred: torch.Tensor, target: torch.Tensor, batch: int) -> tuple[float, float]:
+    """How many seconds the metric takes for the set, and its value."""
+    metric.reset()
+    start = time.perf_counter()
+    for p, t in zip(pred.split(batch), target.split(batch), strict=True):
+        metric.update(p, t)
+    value = metric.compute().item()  # waits for the device
+    return time.perf_counter() - start, value
+
+
+def main() -> None:
+    """Time all metrics and print a table."""
+    options = parse()
+    torch.set_num_threads(options.threads)
+    files = sorted(options.masks.glob("*.png"))
+    target = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files]).to(options.device)
+    pred = target.roll((options.shift, options.shift), (1, 2))
+    pred[pred == options.void] = 0
+    arguments = {"num_classes": options.classes, "ignore_index": options.void}
+    metrics: dict[str, Metric] = {
+        "Boundary IoU, ratio 0.02": BoundaryIoU(**arguments),
+        **{f"Boundary F1, radius {r}": BoundaryF1(radius=r, **arguments) for r in (1, 3, 5)},
+        **{f"trimap IoU, radius {r}": TrimapIoU(radius=r, **arguments) for r in (1, 3, 5)},
+    }
+    table = Table("metric", "value", "s", "ms an image", caption=f"{list(target.shape)}, batches of {options.batch}")
+    total = 0.0
+    for name, metric in metrics.items():
+        metric.to(options.device)
+        seconds, value = min(timed(metric, pred, target, options.batch) for _ in range(options.rounds))
+        table.add_row(name, f"{value:.4f}", f"{seconds:.2f}", f"{seconds / len(files) * 1e3:.1f}")
+        total += seconds
+    table.add_row("all", "", f"{total:.2f}", f"{total / len(files) * 1e3:.1f}")
+    console = Console()
+    console.print(f"{processor()}, {options.device}, {options.threads} threads, torch {torch.__version__}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

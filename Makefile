@@ -35,12 +35,21 @@ opencv-libraries:
 	@apt-get update -qq && apt-get install -qq -y libgl1 libglib2.0-0 >/dev/null
 	@$(BIN)/python -c 'import cv2'
 
+# The HTML report is tested in a browser. Without one those tests are skipped, but in CI.
+.PHONY: browser
+browser:
+	@echo "==> installing a browser for the tests (chromium, chromium-driver)"
+	@command -v apt-get >/dev/null || { echo "there is no chromedriver on PATH; install Chromium and its driver"; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "no chromedriver; run: sudo apt-get install chromium chromium-driver"; exit 1; }
+	@apt-get update -qq && apt-get install -qq -y chromium chromium-driver >/dev/null
+
 # Passive waiting: where other programs use the cores too, spinning threads slow a small network down many times.
 demo: setup  ## train on data/shapes with EdgeAwareLoss and write loss-map pictures to runs/shapes
 	@echo "==> training on data/shapes"
 	@OMP_WAIT_POLICY=passive $(BIN)/python examples/train.py --config configs/shapes.yaml
 
-test: setup  ## run all tests (CI=true: the slow ones too)
+test: setup  ## run all tests (CI=true: the slow ones and those in a browser too)
+	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
 	@echo "==> testing"
 	@$(BIN)/python -m pytest -n auto
 

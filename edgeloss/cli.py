@@ -265,7 +265,8 @@ class _Drawing(NamedTuple):
         picture = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of a name in another script
-            panel(case.logits, case.target, terms=self.terms, **self._options(case)).savefig(picture, format=suffix[1:], dpi=dpi)
+            drawn = panel(case.logits, case.target, terms=self.terms, **self._options(case))
+            drawn.savefig(picture, format=suffix[1:], dpi=dpi)
         return picture.getvalue()
 
     def _options(self, case: Case) -> dict[str, Any]:

@@ -152,7 +152,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             origin = self.origin_of(*worst)
             if not worst:
                 origin = Origin(name, _made(out), file, line, source, self.origin_of(*infinite))
-            if origin is not None:
+            if origin is None:  # it came in so; another tensor may have been at its address before
+                self._origins.pop(_address(out), None)
+            else:
                 self._origins[_address(out)] = origin
                 self._at.setdefault((file, line), []).append((name, origin))
         return result

@@ -175,7 +175,7 @@ def assert_as_slow(
         (boundary_f1, {"radius": 1, "per_image": True}),
         (boundary_f1, {"radius": 3, "class_agnostic": True, "per_image": True, "score": "precision"}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_as_slow(function: Callable[..., torch.Tensor], options: Any, size: tuple[int, int], classes: int) -> None:
     pred, target = blobs(3, *size, classes)

@@ -260,6 +260,10 @@ def test_one_image_needs_no_batch() -> None:
     assert pickle.dumps(one) == pickle.dumps(other)
 
 
+def test_a_dollar_in_a_name_is_no_formula() -> None:
+    render(panel(*scene(classes=2), class_names=["$", "a$x^$"], title="$x^$"))  # a formula of this kind can't be drawn
+
+
 def test_a_batch_has_a_row_per_image_on_common_scales() -> None:
     logits, target = scene(batch=3)
     figure = panel(logits, target, image=torch.rand(3, 1, 12, 16))

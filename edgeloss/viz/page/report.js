@@ -341,18 +341,20 @@ const start = async () => {
   pick.addEventListener("change", () => open(Number(pick.value)));
   menu.forEach((one, side) => one.addEventListener("change", () => show(side, one.value)));
   pane.forEach((one, side) => one.querySelector(".largest").addEventListener("click", () => largest(side)));
-  // Where the pointer is, not the point that Plotly found: of a layer of lower resolution that is a cell's middle.
-  const under = ({ xvals, yvals }) => {
+  const pixel = (y, x) => {
     const { rows, columns } = image.arrays.truth;
-    return [limited(Math.round(yvals[0]), rows), limited(Math.round(xvals[0]), columns)];
+    return [limited(Math.round(y), rows), limited(Math.round(x), columns)];
   };
-  let pointed;
-  views.on("plotly_hover", (event) => {
-    pointed = under(event);
+  let pointed = [-1, -1];
+  views.on("plotly_hover", ({ xvals, yvals }) => {
+    // Where the pointer is, not the point that Plotly found: of a layer of lower resolution that is a cell's middle.
+    pointed = pixel(yvals[0], xvals[0]);
     if (!held && !(seen && seen[0] === pointed[0] && seen[1] === pointed[1])) tell(...pointed);
   });
-  views.on("plotly_click", () => {
-    held = pointed;
+  views.on("plotly_click", ({ points: [{ x, y, data: layer }] }) => {
+    // A quick click comes before the pointer is told of: then the cell has to do.
+    const known = Math.abs(pointed[0] - y) <= layer.dy / 2 && Math.abs(pointed[1] - x) <= layer.dx / 2;
+    held = known ? pointed : pixel(y, x);
     tell(...held);
   });
   document.addEventListener("keydown", move);

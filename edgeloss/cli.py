@@ -307,7 +307,7 @@ def view(
     dpi: Annotated[int, typer.Option(min=20, max=600, help="Dots per inch of a picture.")] = 200,
     loss: Mapping[str, Any],
 ) -> None:
-    r"""Draw what the loss sees in a prediction.
+    """Draw what the loss sees in a prediction.
 
     Image, truth, prediction, loss maps and gradient: a picture, or with .html a report to explore.
 
@@ -318,7 +318,7 @@ def view(
       edgeloss view --image a.jpg --mask a.png --pred a.npy -o panel.png
       edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt
       edgeloss view --image images --mask masks --pred logits -o pages --classes 11
-    """
+    """  # noqa: D301
     reading = _reading(classes, ignore_index, pred_kind)
     colors = None if palette is None else _files.read_palette(palette)
     drawing = _Drawing(_criterion(loss, reading.ignore_index), reading.names, colors, palette, terms, dpi)
@@ -455,7 +455,7 @@ def metrics(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file to write to, instead of here.")] = None,
 ) -> None:
-    r"""Measure predictions, by class and in the mean.
+    """Measure predictions, by class and in the mean.
 
     IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
 
@@ -466,7 +466,7 @@ def metrics(
     Examples:
       edgeloss metrics --pred predictions --mask masks --classes 11
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
-    """
+    """  # noqa: D301
     from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU  # first: it tells how to get torchmetrics
 
     # isort: split
@@ -546,7 +546,7 @@ def diagnose(
     figure: Annotated[Path | None, typer.Option(help="A .png, .pdf or .svg to draw the findings to.")] = None,
     loss: Mapping[str, Any],
 ) -> None:
-    r"""Look for what is wrong with a prediction.
+    """Look for what is wrong with a prediction.
 
     With its labels, its loss and its gradient, too. The exit code is 1 when something is not finite.
 
@@ -554,7 +554,7 @@ def diagnose(
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
       edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure findings.png
-    """
+    """  # noqa: D301
     from edgeloss import doctor
 
     reading = _reading(classes, ignore_index, pred_kind)
@@ -577,7 +577,7 @@ def diagnose(
 
 @app.command()
 def info(*, as_json: AsJson = False) -> None:
-    r"""Tell versions, devices and backends.
+    """Tell versions, devices and backends.
 
     To paste into a bug report.
 
@@ -585,7 +585,7 @@ def info(*, as_json: AsJson = False) -> None:
     Examples:
       edgeloss info
       edgeloss info --json
-    """
+    """  # noqa: D301
     cuda = torch.version.cuda
     found: dict[str, Any] = {
         "edgeloss": _version("edgeloss"),

@@ -131,6 +131,8 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
     tag, site = unpack(archive)
     assert tag.startswith("cp310-abi3-")
     assert (site / "edgeloss" / "_C.abi3.so").exists()
+    pages = [path.name for path in (source / "edgeloss" / "viz" / "page").iterdir()]
+    assert {path.name for path in (site / "edgeloss" / "viz" / "page").iterdir()} == set(pages) != set()
     assert reason(site) == "available"
     assert reason(site, CUDA_STATE).endswith(
         "the library was built without CUDA kernels: it was installed with EDGELOSS_BUILD=cpu"

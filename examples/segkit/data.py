@@ -395,8 +395,7 @@ def _count_pixels(path: Path) -> int:
     """The number of pixels that an image file says it has."""
     try:
         with Image.open(path) as image:
-            width, height = image.size
-            return width * height
+            return int(np.prod(image.size))
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more for one and the same reason
         raise ValueError(f"{path}: can't be read as an image ({error})") from error
 
@@ -438,8 +437,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
         return image
     # INTER_AREA averages when it shrinks, but turns pixels into blocks when it enlarges.
     smooth = cv2.INTER_AREA if height <= rows and width <= columns else cv2.INTER_LINEAR
-    resized = cv2.resize(np.ascontiguousarray(image), (width, height), interpolation=smooth)
-    return resized.astype(np.uint8, copy=False)
+    return np.asarray(cv2.resize(np.ascontiguousarray(image), (width, height), interpolation=smooth), dtype=np.uint8)
 
 
 def _resize_mask(mask: Labels, height: int, width: int) -> Labels:

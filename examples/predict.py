@@ -124,8 +124,8 @@ def open_predictor(options: argparse.Namespace) -> Predictor:
         size = None
     elif options.window is not None and size is not None:
         raise InputError(
-            f"--window: expected --scale too: training resized images to {size[0]} × {size[1]}, and only you know by what"
-            " factor that was; 1 leaves them as they are"
+            f"--window: expected --scale too: training resized images to {size[0]} × {size[1]}, and only you know by"
+            " what factor that was; 1 leaves them as they are"
         )
     colors = layouts.colors(config["data"].get("layout", ""))
     return Predictor(

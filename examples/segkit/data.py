@@ -449,7 +449,7 @@ def _resize_mask(mask: Labels, height: int, width: int) -> Labels:
     # the 1/2, which moves borders by up to half a pixel, and its INTER_NEAREST_EXACT leaves ties to rounding.
     row = (2 * np.arange(height) + 1) * rows // (2 * height)
     column = (2 * np.arange(width) + 1) * columns // (2 * width)
-    return mask[row[:, None], column]
+    return np.asarray(mask[row[:, None], column])
 
 
 def _window(have: int, want: int, rng: np.random.Generator) -> tuple[slice, slice]:

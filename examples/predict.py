@@ -255,7 +255,8 @@ def predict(options: argparse.Namespace, console: Console) -> None:
                 raise InputError(f"{path}: does not fit into the memory of {predictor.device}; try --window") from error
     seconds = time.perf_counter() - start
     where = ", ".join(str(output / kind) for kind in wanted)
-    console.print(f"{len(images)} images in {seconds:.1f} s ({len(images) / seconds:.1f} images/s): {where}")
+    count = f"{len(images)} image{'s' if len(images) > 1 else ''}"
+    console.print(f"{count} in {seconds:.1f} s ({len(images) / seconds:.1f} a second): {where}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -294,7 +295,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error("--overlap: expected --window too")
         if not 0 <= options.overlap <= min(options.window) // 2:
             parser.error(
-                f"--overlap: expected 0 to half of the window's {min(options.window)} but got {options.overlap}"
+                f"--overlap: expected 0 to {min(options.window) // 2}, half a window, but got {options.overlap}"
             )
     if options.batch_size < 1:
         parser.error(f"--batch-size: expected at least 1 but got {options.batch_size}")

@@ -7,7 +7,7 @@ measures them.
 
 An image is resized as in training, or by --scale, and the logits are brought to its own size. With --window it goes
 through the network in overlapping windows: then the memory depends on the window and the image's width alone, but for
-the image and its labels themselves, 4 bytes a pixel, and as much again to resize or draw it.
+the image itself and its labels, up to 20 bytes a pixel while they are read and drawn.
 """
 
 from __future__ import annotations

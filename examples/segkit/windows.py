@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Network = Callable[[Tensor], Tensor]  # images [B, 3, h, w] to logits [B, C, h, w]
-Crop = Callable[
-    [slice, slice], Tensor
-]  # rows and columns to that part of the image, [3, h, w], as the network takes it
+Crop = Callable[[slice, slice], Tensor]  # rows and columns to that part of the image, [3, h, w], normalized
 
 
 def cover(length: int, window: int, overlap: int) -> list[tuple[int, Tensor]]:

@@ -137,7 +137,7 @@ def open_predictor(options: argparse.Namespace) -> Predictor:
         size=None if size is None else (size[0], size[1]),
         scale=options.scale,
         window=None if options.window is None else tuple(options.window),
-        overlap=min(options.window) // 4 if options.window and options.overlap is None else options.overlap or 0,
+        overlap=options.overlap,
         batch_size=options.batch_size,
     )
 
@@ -290,13 +290,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--scale: expected a factor > 0 but got {options.scale}")
     if options.window is not None and min(options.window) < 1:
         parser.error(f"--window: expected height and width >= 1 but got {options.window}")
-    if options.overlap is not None:
-        if options.window is None:
-            parser.error("--overlap: expected --window too")
-        if not 0 <= options.overlap <= min(options.window) // 2:
-            parser.error(
-                f"--overlap: expected 0 to {min(options.window) // 2}, half a window, but got {options.overlap}"
-            )
+    if options.overlap is not None and options.window is None:
+        parser.error("--overlap: expected --window too")
+    side = min(options.window or [0])
+    if options.overlap is None:
+        options.overlap = side // 4
+    if not 0 <= options.overlap <= side // 2:
+        parser.error(f"--overlap: expected 0 to {side // 2}, half a window, but got {options.overlap}")
     if options.batch_size < 1:
         parser.error(f"--batch-size: expected at least 1 but got {options.batch_size}")
     return options

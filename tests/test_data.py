@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +20,18 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import make_shapes
-from segkit.data import MEAN, STD, Augment, SegmentationFolder, denormalize, read_classes
+from edgeloss._files import read_classes
+from segkit.data import (
+    MEAN,
+    STD,
+    Augment,
+    SegmentationFolder,
+    _Cache,
+    denormalize,
+    normalize,
+    seed_worker,
+    waited,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ROOT / "data" / "shapes"
@@ -24,6 +40,10 @@ COUNTS = {"train": 64, "val": 16}
 CLASSES = 10
 
 Bytes = npt.NDArray[np.uint8]
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
+# Python 3.12 and later
+fork_warns = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 
 def pixels(path: Path) -> Bytes:
@@ -173,7 +193,7 @@ def test_read_classes_names_file_and_line(text: str, message: str, tmp_path: Pat
 
 
 def test_read_classes_without_a_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt"):
+    with pytest.raises(ValueError, match=r"nowhere\.txt: No such file"):
         read_classes(tmp_path / "nowhere.txt")
 
 
@@ -222,6 +242,12 @@ def test_loads_the_set() -> None:
         np.testing.assert_allclose(denormalize(image).numpy(), rgb.transpose(2, 0, 1), atol=1e-6)
     with pytest.raises(IndexError):
         dataset[16]
+
+
+def test_normalize_undoes_denormalize() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    back = (denormalize(normalize(pixels)) * 255).round().to(torch.uint8)
+    np.testing.assert_array_equal(back.permute(1, 2, 0).numpy(), pixels)
 
 
 def test_denormalize_takes_batches_and_clips() -> None:
@@ -413,8 +439,8 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(folder: Path) -> None
         assert not torch.equal(other, first)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
+@on_linux
+@fork_warns
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_set_epoch_reaches_workers_that_live_on(start: str, folder: Path) -> None:
     dataset = SegmentationFolder(folder, num_classes=10, augment=Augment())
@@ -425,6 +451,167 @@ def test_set_epoch_reaches_workers_that_live_on(start: str, folder: Path) -> Non
         for index in range(3):
             assert torch.equal(image[index], dataset[index][0])
             assert torch.equal(mask[index], dataset[index][1])
+
+
+# The loader: workers, cache and clock
+
+
+def load(dataset: SegmentationFolder, workers: int, start: str | None = None) -> list[torch.Tensor]:
+    """All images and labels of an epoch, in order."""
+    loader = DataLoader(
+        dataset, num_workers=workers, multiprocessing_context=start if workers else None, worker_init_fn=seed_worker
+    )
+    return [part for batch in loader for part in batch]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@on_linux
+@fork_warns
+@pytest.mark.parametrize(
+    ("workers", "start"), [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("size", [None, (30, 50)])
+@pytest.mark.parametrize("augment", [None, Augment()], ids=["plain", "augmented"])
+def test_cache_gives_the_same_without_reading_again(
+    workers: int, start: str | None, size: tuple[int, int] | None, augment: Augment | None, folder: Path
+) -> None:
+    save(folder, "b", blocks(70, 90))  # images of two sizes
+    plain = SegmentationFolder(folder, num_classes=10, size=size, augment=augment)
+    cached = SegmentationFolder(folder, num_classes=10, size=size, augment=augment, cache=True)
+    expected = []
+    for epoch in range(2):
+        plain.set_epoch(epoch)
+        expected.append(load(plain, 0))
+    assert same(load(cached, workers, start), expected[0])
+    for kind in ("images", "masks"):
+        shutil.rmtree(folder / kind)
+    cached.set_epoch(1)
+    assert same(load(cached, workers, start), expected[1])  # what other processes have read
+
+
+def test_cache_is_filled_when_asked_for(folder: Path) -> None:
+    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    first = dataset[1][0]
+    (folder / "images" / "b.png").unlink()
+    assert torch.equal(dataset[1][0], first)
+    (folder / "images" / "c.png").unlink()
+    with pytest.raises(ValueError, match=r"c\.png: No such file"):
+        dataset[2]
+
+
+def test_what_a_sample_changes_stays_out_of_the_cache(folder: Path) -> None:
+    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    image, labels = (part.clone() for part in dataset[0])
+    for _ in range(2):
+        again = dataset[0]
+        assert torch.equal(again[0], image)
+        assert torch.equal(again[1], labels)
+        again[0].zero_()
+        again[1].zero_()
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "label_bytes"),
+    [
+        ({}, 2 * 60 * 80 + 70 * 90, 1),
+        ({"size": (30, 50)}, 3 * 30 * 50, 1),
+        ({"size": (30, 50), "augment": Augment()}, 2 * 60 * 80 + 70 * 90, 1),  # every epoch resizes to another size
+        ({"num_classes": 300}, 2 * 60 * 80 + 70 * 90, 4),
+        ({"ignore_index": -100}, 2 * 60 * 80 + 70 * 90, 4),
+    ],
+)
+@pytest.mark.parametrize("cache", [False, True])
+def test_cache_tells_its_memory_before_it_takes_it(
+    options: dict[str, Any], pixels: int, label_bytes: int, cache: bool, folder: Path
+) -> None:
+    save(folder, "b", blocks(70, 90))
+    dataset = SegmentationFolder(folder, **{"num_classes": 10, "cache": cache, **options})
+    assert dataset.cache_bytes == pixels * (3 + label_bytes)
+    if cache:
+        assert dataset._cache is not None
+        assert dataset._cache._images.nbytes + dataset._cache._labels.nbytes == dataset.cache_bytes
+
+
+def test_cache_keeps_large_and_negative_labels(tmp_path: Path) -> None:
+    save(tmp_path, "a", blocks(classes=2))
+    Image.fromarray(blocks(classes=2).astype(np.uint16) * 300).save(tmp_path / "masks" / "a.png")
+    dataset = SegmentationFolder(tmp_path, num_classes=301, ignore_index=-100, cache=True)
+    assert torch.equal(dataset[0][1], torch.from_numpy(blocks(classes=2)).long() * 300)
+    assert torch.equal(dataset[0][1], dataset[0][1])
+
+
+def test_cache_leaves_out_what_does_not_fit_its_place(folder: Path) -> None:
+    """A file that was exchanged for one of another size since the memory was taken."""
+    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    neighbors = dataset[0][0], dataset[2][0]
+    save(folder, "b", blocks(70, 90))
+    assert dataset[1][1].shape == dataset[1][1].shape == (70, 90)
+    assert torch.equal(dataset[0][0], neighbors[0])
+    assert torch.equal(dataset[2][0], neighbors[1])
+
+
+def test_cache_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("shared memory is no file system here")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
+    with pytest.raises(
+        ValueError, match=re.escape("the cache takes 4.0 GiB of shared memory but /dev/shm has 1.0 GiB")
+    ):
+        _Cache([2**20] * 1024, torch.uint8)
+
+
+def test_cache_names_the_image_whose_size_it_can_not_read(folder: Path) -> None:
+    (folder / "images" / "b.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"b\.png: can't be read as an image"):
+        SegmentationFolder(folder, num_classes=10, cache=True)
+
+
+class Drawing(SegmentationFolder):
+    """Samples that draw from the global generators, as a transform may."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: D105
+        drawn = (random.random(), float(np.random.random()), float(torch.rand(())))
+        return torch.tensor(drawn, dtype=torch.float64), torch.tensor(i)
+
+
+@on_linux
+@fork_warns
+def test_workers_draw_by_seed_epoch_and_worker_alone(folder: Path) -> None:
+    def drawn(seed: int, epoch: int) -> torch.Tensor:
+        dataset = Drawing(folder, num_classes=10, seed=seed)
+        dataset.set_epoch(epoch)
+        return torch.stack(load(dataset, 2, "fork")[::2]).flatten(
+            1
+        )  # samples 0 and 2 from one worker, 1 from the other
+
+    first = drawn(0, 0)
+    torch.rand(3)  # from which torch alone would seed its workers
+    assert torch.equal(drawn(0, 0), first)
+    assert first.unique().numel() == 9  # no two generators, workers or samples alike
+    for other in (drawn(1, 0), drawn(0, 1)):
+        assert not (other == first).any()
+
+
+def test_waited_counts_the_time_in_the_iterable_alone() -> None:
+    def slow() -> Iterator[int]:
+        time.sleep(0.02)
+        for i in range(3):
+            time.sleep(0.02)
+            yield i
+        time.sleep(0.02)
+
+    elements = waited(slow())
+    assert elements.seconds == 0
+    found = []
+    for element in elements:
+        found.append(element)
+        time.sleep(0.1)
+    assert found == [0, 1, 2]
+    assert 0.1 <= elements.seconds < 0.3  # five naps here, three long ones outside
+    assert list(waited([1, 2])) == [1, 2]
 
 
 # The loader: what it refuses
@@ -520,12 +707,12 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
         (_truncate, "masks/b.png", ": can't be read as an image ("),
         (lambda path: path.write_text("no picture"), "images/b.png", ": can't be read as an image (cannot identify"),
         (lambda path: path.write_bytes(b""), "masks/b.png", ": can't be read as an image (cannot identify"),
-        (lambda path: path.unlink(), "masks/b.png", ": can't be read as an image ([Errno 2] No such file"),
+        (lambda path: path.unlink(), "masks/b.png", ": No such file"),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
         (
             lambda path: Image.new("RGB", (80, 60)).save(path),
             "masks/b.png",
-            ": expected one channel of class indices but got colors (mode RGB)",
+            ": expected one channel of class indices but got colours (mode RGB)",
         ),
         (
             lambda path: Image.new("I;16", (80, 60)).save(path),

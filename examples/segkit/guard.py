@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, diagnose
 from segkit.checkpoint import atomic_write
+from segkit.distributed import rank, sum_over_ranks, world_size
 from segkit.engine import NonFiniteLossError
 
 Action = Literal["stop", "skip"]
@@ -94,7 +94,7 @@ class NanGuard:
             for name, value in {"loss": loss, "gradient": gradient_norm}.items()
         }
         bad = [name for name, value in values.items() if not math.isfinite(value)]
-        if not _on_any_rank(bool(bad), logits.device):
+        if not any(sum_over_ranks([len(bad)])):
             self._row = 0
             return True
 
@@ -126,8 +126,7 @@ class NanGuard:
         criterion.sync_normalizer = False  # a rank that diagnoses would be waited for, or wait, in vain
         report = diagnose(criterion, logits, target)
         is_fine = report.ok and math.isfinite(values["loss"])
-        one_is_not = _on_any_rank(not is_fine, logits.device)
-        if is_fine and one_is_not:
+        if any(sum_over_ranks([not is_fine])) and is_fine:
             return None
         told = str(report)
         if is_fine:
@@ -143,7 +142,7 @@ class NanGuard:
         tensors = {"images": images, "logits": logits, "target": target}
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step_{step}{_rank_suffix()}.pt"
+        path = self.folder / (f"step_{step}" + f"_rank_{rank()}" * (world_size() > 1) + ".pt")
         with atomic_write(path) as file:  # copies, since of a view all that it looks into would be written
             torch.save(about | {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}, file)
         with atomic_write(path.with_suffix(".txt")) as file:
@@ -162,20 +161,6 @@ _FROM_THE_NETWORK = (
 )
 
 
-def _rank_suffix() -> str:
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return f"_rank_{dist.get_rank()}" if several else ""
-
-
 def _for_json(value: float) -> float | str:
     """Strict JSON has no nan or inf, but words."""
     return value if math.isfinite(value) else str(value)
-
-
-def _on_any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is up on any rank of ``torch.distributed``; without it, the flag."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return flag
-    flags = torch.tensor(int(flag), device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags)

@@ -88,7 +88,7 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     norms = []
     for kept in weights:
         term = copy.copy(criterion)
-        term.sync_normalizer = False  # not all ranks need call this; the shares are the same
+        term.sync_normalizer = False  # of this batch by itself: the other ranks need not call this
         for name in weights:
             if name != kept:
                 setattr(term, name, 0.0)

@@ -159,11 +159,10 @@ class RunFiles:
             "classes": list(classes),
             "versions": {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES},
         }
-        purge = None
         if history:
             self._write_tables()
-            purge = int(history[-1]["epoch"] or 0) + 1
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        # Of a run that was killed there may be events of later epochs, which come again.
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
 
     def add_epoch(self, row: Row) -> None:
         """Write the figures of an epoch everywhere; None becomes an empty cell and a JSON null."""

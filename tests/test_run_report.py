@@ -220,7 +220,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
 
     assert page.title == f"Run {tmp_path.name}"
     (about,) = texts("header p")
-    assert "4 epochs in 2 min 40 s · best mean IoU 75.0% in epoch 2 · last 40.0% · 2 steps skipped" in about
+    assert "4 epochs in 0:02:40 hours · best mean IoU 75.0% in epoch 2 · last 40.0% · 2 steps skipped" in about
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     drawn = page.execute_script("return [...document.querySelectorAll('.curves .js-plotly-plot')].length")
     assert drawn == len(texts(".curves h3")) == 8

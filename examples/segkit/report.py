@@ -97,7 +97,7 @@ def draw_panel(
     index: int,
     *,
     classes: Sequence[str],
-    title: str,
+    title: str | None = None,
 ) -> Figure:
     """Draw what the loss sees of one image of a data set.
 
@@ -107,7 +107,7 @@ def draw_panel(
         dataset: the images and labels.
         index: which one.
         classes: the classes' names.
-        title: of the picture.
+        title: of the picture; None for none.
     """
     image, labels = dataset[index]
     with torch.no_grad():

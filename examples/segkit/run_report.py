@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -102,17 +103,16 @@ def _has(history: Sequence[Row], key: str) -> bool:
 
 def _about(history: Sequence[Row], best: Row) -> str:
     """The line below the title."""
-    seconds = round(sum(row.get("seconds") or 0.0 for row in history))
+    seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
     skipped = round(sum(row.get("skipped") or 0.0 for row in history))
     parts = [
-        f"{history[-1]['epoch']} epochs in "
-        + (f"{seconds // 60} min {seconds % 60} s" if seconds >= 60 else f"{seconds} s"),
+        f"{history[-1]['epoch']} epochs in {seconds} hours",
         f"best mean IoU {shown('miou', best.get('val/miou'))} in epoch {best['epoch']}",
         f"last {shown('miou', history[-1].get('val/miou'))}",
     ]
-    return html.escape(
-        " · ".join(parts + [f"{skipped} steps skipped, whose loss or gradient was not finite"] * (skipped > 0))
-    )
+    if skipped:
+        parts.append(f"{skipped} steps skipped, whose loss or gradient was not finite")
+    return html.escape(" · ".join(parts))
 
 
 def _curve(history: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _curve(history: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         hovermode="x unified",
     )
-    figure.update_xaxes(title_text="epoch", tickformat="d")
+    figure.update_xaxes(title_text="epoch", dtick=1 if len(history) <= 10 else None)  # no ticks between two epochs
     tick, told = (".0%", ".1%") if is_share(keys[0]) else (None, ".4g")
     figure.update_yaxes(rangemode="tozero", tickformat=tick, hoverformat=told)
     found: dict[str, Any] = json.loads(str(figure.to_json()))

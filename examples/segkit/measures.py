@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import multiclass_jaccard_index
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.functional import normalizers
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-from segkit.distributed import gather
+from segkit.distributed import gather, sum_over_ranks
 
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # of which the figure of each class is kept too
 
@@ -71,7 +71,8 @@ def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, 
 def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) -> dict[str, float]:
     """How hard each term of the loss pulls at the logits, in comparison.
 
-    Three times forward and backward through the loss, not through the network: call it every so many steps.
+    Three times forward and backward through the loss, not through the network: call it every so many steps. A
+    collective under ``torch.distributed``: the ranks' batches count as one, exactly so with ``sync_normalizer=True``.
 
     Args:
         criterion: the loss.
@@ -88,7 +89,6 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     norms = []
     for kept in weights:
         term = copy.copy(criterion)
-        term.sync_normalizer = False  # of this batch by itself: the other ranks need not call this
         for name in weights:
             if name != kept:
                 setattr(term, name, 0.0)
@@ -96,9 +96,9 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(term(leaf, target), leaf)
         norms.append(torch.linalg.vector_norm(gradient))
-    found = torch.stack(norms)
-    shares = (found / found.sum()).nan_to_num(0.0).tolist()
-    return dict(zip(("cross_entropy", "same_side", "other_side"), shares, strict=True))
+    found = [math.sqrt(total) for total in sum_over_ranks([norm**2 for norm in torch.stack(norms).tolist()])]
+    names = ("cross_entropy", "same_side", "other_side")
+    return {name: norm / (sum(found) or 1.0) for name, norm in zip(names, found, strict=True)}
 
 
 class ImageFigures(NamedTuple):

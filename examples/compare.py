@@ -2,14 +2,14 @@
 """Draw the curves of two or more runs into one figure, and print their first and last epoch as a Markdown table."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from segkit.report import Row, read_history
 
 # What is drawn: a key of metrics.json, its title, and whether it is a share.
 CURVES = (
@@ -20,21 +20,7 @@ CURVES = (
 )
 
 
-def read_run(folder: Path) -> list[dict[str, Any]]:
-    """The figures of a run, one dict an epoch.
-
-    Raises:
-        ValueError: if the folder holds no metrics of a run.
-    """
-    path = folder / "metrics.json"
-    try:
-        epochs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the metrics of a run ({error})") from error
-    return epochs
-
-
-def draw(runs: dict[str, list[dict[str, Any]]]) -> Figure:
+def draw(runs: dict[str, list[Row]]) -> Figure:
     """One picture for each curve, one line for each run."""
     figure = Figure(figsize=(13, 3), layout="constrained")
     all_axes = figure.subplots(1, len(CURVES))
@@ -53,7 +39,7 @@ def draw(runs: dict[str, list[dict[str, Any]]]) -> Figure:
     return figure
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+def table(runs: dict[str, list[Row]]) -> str:
     """A Markdown table: a row for each run, and in each cell the first and the last epoch."""
     lines = [
         "| run | epochs | " + " | ".join(title for _, title, _ in CURVES) + " |",
@@ -80,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [folder.resolve().name for folder in options.runs]
         if len(set(names)) < len(names):
             names = [str(folder) for folder in options.runs]
-        runs = {name: read_run(folder) for name, folder in zip(names, options.runs, strict=True)}
+        runs = {name: read_history(folder) for name, folder in zip(names, options.runs, strict=True)}
         draw(runs).savefig(options.output, dpi=200)
     except (OSError, ValueError) as error:
         print(f"compare.py: {error}", file=sys.stderr)

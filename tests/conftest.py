@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -107,3 +108,45 @@ def camvid() -> Path:
     if not root.is_dir():
         pytest.skip(f"no CamVid at {root}")
     return root
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Any]:
+    """A browser without a window."""
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        message = "no browser: apt-get install chromium chromium-driver"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--window-size=1500,1000",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def browse(driver: Any) -> Iterator[Callable[[Path], Any]]:
+    """Opens a page and waits until it has drawn itself; what the browser complains of fails the test."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def open_page(path: Path) -> Any:
+        driver.get(path.as_uri())
+        done = "return document.body.dataset.ready || document.querySelector('#failure')"
+        WebDriverWait(driver, 15).until(lambda d: d.execute_script(done))
+        return driver
+
+    yield open_page
+    assert [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import importlib.util
 import io
 import json
-import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.resources import files
 from string import Template
 from typing import Any
 
@@ -24,6 +21,7 @@ from torch import Tensor
 
 from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays, Likely, Neighbors, compute_arrays, compute_likely, compute_neighbors
 from edgeloss.viz.contents import CMAP, Drawn, class_colors, class_labels, drawn_map, maps_of, rgb_images
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
@@ -114,13 +112,13 @@ def report(
         "colors": colors,
         "special": {"void": to_hex(VOID), "loud": to_hex(LOUD), "nothing": to_hex(NOTHING)},
         "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
-        "figure": json.loads(_views()),
-        "histograms": json.loads(_histograms(seen)),
+        "view": json.loads(_views()),
+        "figures": {"histograms": json.loads(_histograms(seen))},
         "maxNeighbors": len(neighbors.nll),
         "reach": _REACH,
     }
     pictures = [] if images is None else [_picture(picture) for picture in images]
-    room = _MAX_BYTES - len(_library()) - sum(map(len, pictures))
+    room = _MAX_BYTES - len(pages.library()) - sum(map(len, pictures))
     for level in _LEVELS:
         shown = [_image(index, seen, layers, likely, neighbors, *level) for index in range(len(seen.target))]
         if sum(len(array["data"]) for one in shown for array in one["arrays"].values()) <= room:
@@ -128,29 +126,22 @@ def report(
     for one, picture in zip(shown, pictures, strict=False):
         one["picture"] = picture
 
-    title = "edgeloss report" if title is None else title
     terms = " · ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in seen.terms.items())
     size = " × ".join(map(str, seen.target.shape[1:]))
-    return Template(_asset("report.html")).substitute(
-        title=html.escape(title),
-        about=html.escape(str(criterion).replace("\n", " ")),
-        figures=html.escape(f"{size} pixels · {terms}"),
-        css=_asset("report.css"),
-        table=_table(seen, names, colors),
+    about = str(criterion).replace("\n", " ")
+    return pages.page(
+        title="edgeloss report" if title is None else title,
+        header=f'<p>{html.escape(about)}</p>\n<p class="figures">{size} pixels · {terms}</p>',
+        body=Template(pages.asset("report.html")).substitute(table=_table(seen, names, colors)),
         footer=html.escape(
             f"edgeloss {version('edgeloss')} · drawn by Plotly · numbers are rounded to {2.0 ** -(level[0] + 1):.1%}, "
             f"probabilities and losses to {level[1] / 2:.1g}"
             + (f" · the neighbours shown are the {fixed['maxNeighbors']} that weigh most" if edges else "")
         ),
-        # "<" would end the script early; JSON has another way to write it.
-        data=json.dumps(fixed | {"images": shown}, allow_nan=False).replace("<", "\\u003c"),
-        library=_library(),
-        script=_asset("report.js"),
+        data=fixed | {"images": shown},
+        css=pages.asset("report.css"),
+        script=pages.asset("report.js"),
     )
-
-
-def _asset(name: str) -> str:
-    return (files("edgeloss.viz") / "page" / name).read_text(encoding="utf-8")
 
 
 # --------------------------------------------------------------------------------------------------------- the numbers
@@ -259,14 +250,6 @@ def _packed(values: _Array) -> str:
     return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
 
 
-@functools.lru_cache(maxsize=1)
-def _library() -> str:
-    """Plotly's script, packed: a third of its size."""
-    import plotly.offline
-
-    return base64.b64encode(zlib.compress(plotly.offline.get_plotlyjs().encode(), 9)).decode()
-
-
 def _picture(rgb: _Array) -> str:
     """An image [H, W, 3] in [0, 1] as a data URI: exact if it is small, else as good a JPEG as keeps it small."""
     picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
@@ -276,7 +259,7 @@ def _picture(rgb: _Array) -> str:
         picture.save(file, kind, quality=quality)
         if file.tell() <= _MAX_BYTES / 10:
             break
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return pages.data_uri(file.getvalue(), kind)
 
 
 # --------------------------------------------------------------------------------------------------------- the figures
@@ -370,11 +353,11 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
         (
             f'<span class="swatch" style="background:{colors[k]}"></span>{html.escape(names[k])}',
             f"{pixels[k]}",
-            _cell(iou[k], ".1%"),
-            _cell(mean_ce, ".3f"),
+            pages.cell(iou[k], ".1%"),
+            pages.cell(mean_ce, ".3f"),
             f"{rim[k]}",
-            *(_cell(values[k], ".3f") for values in edge_means),
-            _cell(part[k], ".1%"),
+            *(pages.cell(values[k], ".3f") for values in edge_means),
+            pages.cell(part[k], ".1%"),
         )
         for k, mean_ce in enumerate(mean("cross_entropy", valid))
         if pixels[k] or predicted[k]
@@ -390,12 +373,4 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
         "edge",
         "of all edge loss",
     )
-    return f"<table><thead>{_row(head, 'th')}</thead><tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table>"
-
-
-def _row(cells: Iterable[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _cell(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else format(value, form)
+    return pages.table(head, rows)

@@ -1,13 +1,15 @@
 """What a run leaves behind: tables of figures, TensorBoard events, pictures, and lines on the terminal."""
 
 import csv
+import io
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import (
@@ -21,14 +23,27 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from edgeloss import EdgeAwareLoss, LossMaps
+from edgeloss.viz import log_maps, panel
 from segkit.checkpoint import atomic_write
 from segkit.config import Config, ConfigError
+from segkit.data import SegmentationFolder, denormalize
 
 Row = Mapping[str, float | None]  # the figures of one epoch
 
-_OURS = ("metrics.csv", "metrics.json", "best.pt", "last.pt", "panels/epoch_*.png", "tensorboard/events.*")
+_OURS = (
+    "metrics.csv",
+    "metrics.json",
+    "report.html",
+    "best.pt",
+    "last.pt",
+    "panels/epoch_*.png",
+    "nan/step_*",
+    "tensorboard/events.*",
+)
 _LIBRARIES = ("edgeloss", "torch", "torchmetrics", "numpy")
 
 # What an epoch's line and the last table show, of all that the files hold.
@@ -39,6 +54,7 @@ _LINE = {
     "val/same_side": "same side",
     "val/other_side": "other side",
     "val/miou": "mIoU",
+    "val/boundary_iou": "boundary IoU",
     "val/edge_accuracy": "edge accuracy",
 }
 _SUMMARY = (
@@ -49,6 +65,8 @@ _SUMMARY = (
     "val/other_side",
     "val/edge",
     "val/miou",
+    "val/boundary_iou",
+    "val/boundary_f1_3",
     "val/accuracy",
     "val/edge_accuracy",
     "val/interior_accuracy",
@@ -72,6 +90,52 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"output: {error}") from error
 
 
+def draw_panel(
+    predict: Callable[[Tensor], Tensor],
+    criterion: EdgeAwareLoss,
+    dataset: SegmentationFolder,
+    index: int,
+    *,
+    classes: Sequence[str],
+    title: str | None = None,
+) -> Figure:
+    """Draw what the loss sees of one image of a data set.
+
+    Args:
+        predict: images [1, 3, H, W] to logits, on the device of its choice; the model in evaluation mode.
+        criterion: the loss.
+        dataset: the images and labels.
+        index: which one.
+        classes: the classes' names.
+        title: of the picture; None for none.
+    """
+    image, labels = dataset[index]
+    with torch.no_grad():
+        logits = predict(image[None])
+    return panel(
+        logits,
+        labels[None].to(logits.device),
+        image=denormalize(image),
+        criterion=criterion,
+        class_names=classes,
+        title=title,
+    )
+
+
+def read_history(folder: Path) -> list[Row]:
+    """The figures of each epoch of a run.
+
+    Raises:
+        ValueError: if the folder holds no metrics of a run.
+    """
+    path = folder / "metrics.json"
+    try:
+        epochs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not the metrics of a run ({error})") from error
+    return epochs
+
+
 class RunFiles:
     """``metrics.csv``, ``metrics.json``, ``panels/`` and ``tensorboard/`` of one run.
 
@@ -79,38 +143,55 @@ class RunFiles:
         folder: the run's folder.
         config: stored with the metrics.
         classes: the classes' names, stored with the metrics.
+        history: the epochs that an earlier run in the folder is taken up after, such as the first few of
+            `read_history`. What the folder tells of later ones is taken back, TensorBoard's curves included.
+
+    Attributes:
+        history: the figures of all epochs so far.
     """
 
-    def __init__(self, folder: Path, config: Config, classes: Sequence[str]) -> None:
+    def __init__(self, folder: Path, config: Config, classes: Sequence[str], history: Sequence[Row] = ()) -> None:
         """Open the TensorBoard file."""
         self.folder = folder
-        self.history: list[Row] = []
+        self.history = list(history)
         self._about = {
             "config": asdict(config),
             "classes": list(classes),
             "versions": {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES},
         }
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        if history:
+            self._write_tables()
+        # Of a run that was killed there may be events of later epochs, which come again.
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
 
     def add_epoch(self, row: Row) -> None:
         """Write the figures of an epoch everywhere; None becomes an empty cell and a JSON null."""
         self.history.append(row)
-        with (self.folder / "metrics.csv").open("a", newline="") as file:
-            table = csv.DictWriter(file, list(row))
-            if len(self.history) == 1:
-                table.writeheader()
-            table.writerow(row)
-        with atomic_write(self.folder / "metrics.json") as file:
-            file.write(json.dumps(self._about | {"epochs": self.history}, indent=1, allow_nan=False).encode())
+        self._write_tables()
         for name, value in row.items():
             if value is not None:
                 self._board.add_scalar(name, value, int(row["epoch"] or 0))
         self._board.flush()
 
+    def _write_tables(self) -> None:
+        text = io.StringIO(newline="")
+        # In order of appearance: a run that is taken up may measure more than it did before.
+        table = csv.DictWriter(text, list(dict.fromkeys(name for row in self.history for name in row)))
+        table.writeheader()
+        table.writerows(self.history)
+        with atomic_write(self.folder / "metrics.csv") as file:
+            file.write(text.getvalue().encode())
+        with atomic_write(self.folder / "metrics.json") as file:
+            file.write(json.dumps(self._about | {"epochs": self.history}, indent=1, allow_nan=False).encode())
+
     def add_panel(self, name: str, figure: Figure, epoch: int) -> None:
         """Write a picture as PNG and to TensorBoard."""
         figure.savefig(self.folder / "panels" / f"epoch_{epoch:03d}_{name}.png")
         self._board.add_figure(name, figure, epoch)
+
+    def add_maps(self, tag: str, maps: LossMaps, epoch: int) -> None:
+        """Write loss maps to TensorBoard, as pictures and histograms under ``TAG/cross_entropy`` and so on."""
+        log_maps(self._board, tag, maps, epoch)
 
     def close(self) -> None:
         """Finish the TensorBoard file."""
@@ -139,7 +220,7 @@ def progress_bar(console: Console) -> Progress:
 
 def epoch_line(row: Row, epochs: int) -> str:
     """One line about an epoch."""
-    figures = "  ".join(f"{label} {_shown(name, row[name])}" for name, label in _LINE.items())
+    figures = "  ".join(f"{label} {shown(name, row[name])}" for name, label in _LINE.items() if name in row)
     return f"epoch {row['epoch']}/{epochs}  {figures}  {row['images_per_second']:.0f} images/s  {row['seconds']:.1f} s"
 
 
@@ -147,11 +228,18 @@ def summary(first: Row, last: Row) -> Table:
     """The first and the last epoch side by side."""
     table = Table("", f"epoch {first['epoch']}", f"epoch {last['epoch']}")
     for name in _SUMMARY:
-        table.add_row(name, _shown(name, first[name]), _shown(name, last[name]))
+        if name in last:
+            table.add_row(name, shown(name, first.get(name)), shown(name, last[name]))
     return table
 
 
-def _shown(name: str, value: float | None) -> str:
+def is_share(name: str) -> bool:
+    """Whether a figure of that name is a share, told in percent."""
+    return any(word in name for word in ("iou", "f1", "accuracy", "share", "fraction"))
+
+
+def shown(name: str, value: float | None) -> str:
+    """A figure as it is told."""
     if value is None:
         return "none"
-    return f"{value:.1%}" if name.endswith(("iou", "accuracy")) else f"{value:.4f}"
+    return f"{value:.1%}" if is_share(name) else f"{value:.4f}"

@@ -1,19 +1,10 @@
-"use strict";
-// The page's own part: unpacks the numbers, paints layers from them, and tells of the pixel under the pointer.
-// Names and titles come from files: they go into the page as text only, never as markup.
+// The report's own part: unpacks the numbers, paints layers from them, and tells of the pixel under the pointer.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const views = document.getElementById("views");
 const pane = [...document.querySelectorAll(".pane")];
 const menu = pane.map((part) => part.querySelector("select"));
 const panel = document.getElementById("pixel");
 const hint = panel.innerHTML;
-
-const unpack = async (text) => {
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-};
 
 // Labels as they are; floats from the high and the low byte of exponent and significand.
 const decode = async ({ kind, shape, data: text }) => {
@@ -115,14 +106,6 @@ const number = (value) => {
   const size = Math.abs(value);
   if (size === 0) return "0";
   return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : size < 1000 ? value.toPrecision(3) : value.toFixed(0);
-};
-
-const element = (tag, text = "", parent = null, name = "") => {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  if (name) made.className = name;
-  if (parent) parent.append(made);
-  return made;
 };
 
 const named = (parent, label, none, absent) => {
@@ -319,21 +302,13 @@ const largest = (side) => {
 };
 
 const start = async () => {
-  const library = document.createElement("script");
-  library.textContent = new TextDecoder().decode(await unpack(document.getElementById("library").textContent));
-  document.head.append(library);
   document.getElementById("wait").remove();
-
-  // These buttons and no others: Plotly may bring one along that would send the images to somebody's server.
-  const buttons = [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
-  const config = { responsive: true, scrollZoom: true, displaylogo: false, modeBarButtons: buttons };
-  await Plotly.newPlot(views, data.figure.data, data.figure.layout, config);
+  await Plotly.newPlot(views, data.view.data, data.view.layout, { ...plotting, scrollZoom: true });
   await open(0);
   await fit();
   // So that a double click shows the whole image again.
   const { rows, columns } = image.arrays.truth;
   await Plotly.relayout(views, { "xaxis.range": [-0.5, columns - 0.5], "yaxis.range": [rows - 0.5, -0.5] });
-  await Plotly.newPlot("histograms", data.histograms.data, data.histograms.layout, { responsive: true, displayModeBar: false });
 
   const pick = document.getElementById("image");
   pick.replaceChildren(...data.images.map((_, index) => new Option(String(index), String(index))));
@@ -359,11 +334,6 @@ const start = async () => {
   });
   document.addEventListener("keydown", move);
   window.addEventListener("resize", fit);
-  document.body.dataset.ready = "true";
 };
 
-start().catch((error) => {
-  const told = element("p", `This page could not be drawn: ${error.message}`, document.querySelector("main"), "loud");
-  told.id = "failure";
-  throw error;
-});
+begin(start);

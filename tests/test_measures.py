@@ -1,0 +1,163 @@
+"""What is measured besides the loss: scores of a set, each term's pull, and the worst images."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss, metrics
+from segkit.measures import BY_CLASS, ImageFigures, WorstImages, flatten, gradient_shares, validation_metrics
+
+VOID = 255
+CLASSES = ["a", "b", "c", "never"]
+
+
+def scene(batch: int = 3) -> tuple[Tensor, Tensor]:
+    """Logits of 4 classes, of which the last occurs nowhere, and a target with void pixels and edges."""
+    target = torch.randint(3, (batch, 4, 5)).repeat_interleave(6, 1).repeat_interleave(6, 2)
+    target[:, :2] = VOID
+    logits = 2 * torch.randn(batch, 4, 24, 30)
+    logits[:, 3] = -20
+    return logits, target
+
+
+def test_validation_metrics_are_those_of_the_whole_set() -> None:
+    logits, target = scene()
+    found = validation_metrics(4, VOID)
+    for one in range(3):
+        found.update(logits[one : one + 1].argmax(1), target[one : one + 1])
+    figures = flatten(found.compute(), CLASSES)
+
+    options: dict[str, Any] = {"num_classes": 4, "ignore_index": VOID}
+    expected = {
+        "boundary_iou": metrics.boundary_iou(logits, target, **options),
+        "boundary_iou_narrow": metrics.boundary_iou(logits, target, ratio=0.005, **options),
+        "trimap_iou_3": metrics.trimap_iou(logits, target, radius=3, **options),
+        **{f"boundary_f1_{r}": metrics.boundary_f1(logits, target, radius=r, **options) for r in (1, 3, 5)},
+    }
+    for name, value in expected.items():
+        assert figures[name] == pytest.approx(float(value)), name
+    labels, valid = logits.argmax(1), target != VOID
+    for k, name in enumerate(CLASSES[:3]):
+        there, given = (target == k) & valid, (labels == k) & valid
+        assert figures[f"iou/{name}"] == pytest.approx(float((there & given).sum() / (there | given).sum()))
+    assert figures["miou"] == pytest.approx(sum(figures[f"iou/{name}"] or 0.0 for name in "abc") / 3)
+    assert [figures[f"{kind}/never"] for kind in BY_CLASS] == [None] * 3
+    assert figures.keys() == {"miou", *expected} | {f"{kind}/{name}" for kind in BY_CLASS for name in CLASSES}
+
+
+def test_nothing_to_measure_is_none() -> None:
+    found = validation_metrics(4, VOID)
+    found.update(torch.zeros(1, 8, 8, dtype=torch.int64), torch.full((1, 8, 8), VOID))
+    assert set(flatten(found.compute(), CLASSES).values()) == {None}
+
+
+@pytest.mark.parametrize("options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"power": 0.0, "decay": 2.0}])
+def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> None:
+    logits, target = scene()
+    leaf = logits.double().requires_grad_()
+    gradients: list[Tensor] = []
+    for change in ({"edge_weight": 0.0}, {"other_side_weight": 0.0}, {}):  # losses of one term more each
+        loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
+        gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
+    norms = [float(gradient.norm()) for gradient in gradients]
+    found = gradient_shares(EdgeAwareLoss(ignore_index=VOID, **options), logits, target)
+    assert list(found) == ["cross_entropy", "same_side", "other_side"]
+    assert list(found.values()) == pytest.approx([norm / sum(norms) for norm in norms], rel=1e-4)
+
+
+def test_shares_of_terms_without_a_pull() -> None:
+    logits, target = scene()
+    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0), logits, target)
+    assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
+    nothing = gradient_shares(EdgeAwareLoss(ignore_index=VOID), logits, torch.full_like(target, VOID))
+    assert set(nothing.values()) == {0.0}
+
+
+def test_shares_leave_everything_as_it_is() -> None:
+    logits, target = scene()
+    logits = logits.half().requires_grad_()
+    criterion = EdgeAwareLoss(ignore_index=VOID, sync_normalizer=True)
+    before = criterion.options()
+    with torch.no_grad():
+        found = gradient_shares(criterion, logits, target)
+    assert sum(found.values()) == pytest.approx(1)
+    assert logits.grad is None
+    assert criterion.options() == before
+
+
+def test_worst_images_and_their_figures() -> None:
+    logits, target = scene(batch=5)
+    target[3] = 1  # an image without an edge
+    criterion = EdgeAwareLoss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]))
+    worst = WorstImages(criterion, 4, 3)
+    for names, part in ((["i0", "i1"], slice(0, 2)), (["i2", "i3", "i4"], slice(2, 5))):
+        _, maps = criterion(logits[part], target[part], return_maps=True)
+        worst.update(names, maps, logits[part].argmax(1), target[part])
+    worst.update([], maps, logits.argmax(1), target)  # a batch that only keeps step with other ranks
+
+    expected = {}
+    for i in (0, 1, 2, 4):
+        _, terms = criterion(logits[i : i + 1], target[i : i + 1], return_terms=True)
+        score = validation_metrics(4, VOID)
+        score.update(logits[i : i + 1].argmax(1), target[i : i + 1])
+        miou = flatten(score.compute(), CLASSES)["miou"]
+        expected[f"i{i}"] = (float(terms["edge"]), float(terms["cross_entropy"]), miou)
+    ranked = sorted(expected, key=lambda name: -expected[name][0])[:3]
+    found = worst.ranked()
+    assert [image.name for image in found] == ranked
+    for name, *figures in found:
+        assert figures == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_what_is_not_finite_is_worst_and_equals_go_by_name() -> None:
+    logits, target = scene(batch=1)
+    criterion = EdgeAwareLoss(ignore_index=VOID)
+    worst = WorstImages(criterion, 4, 3)
+    for name in ("z", "a", "m"):
+        x = torch.full_like(logits, math.nan) if name == "m" else logits
+        _, maps = criterion(x, target, return_maps=True)
+        worst.update([name], maps, logits.argmax(1), target)
+    assert [image.name for image in worst.ranked()] == ["m", "a", "z"]
+
+
+def one_rank(rank: int, world: int, folder: str) -> None:
+    """Three of five images each, one of them on both ranks; of the shares two and three."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    logits, target = scene(batch=5)
+    criterion = EdgeAwareLoss(ignore_index=VOID)
+    synced, mine = EdgeAwareLoss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
+    shares = gradient_shares(synced, logits[mine], target[mine])
+    worst = WorstImages(criterion, 4, 4)
+    for i in (0, 1, 2) if rank == 0 else (2, 3, 4):
+        _, maps = criterion(logits[i : i + 1], target[i : i + 1], return_maps=True)
+        worst.update([f"i{i}"], maps, logits[i : i + 1].argmax(1), target[i : i + 1])
+    torch.save([shares, [tuple(image) for image in worst.ranked()]], Path(folder, f"{rank}.pt"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ranks_measure_as_one(tmp_path: Path) -> None:
+    mp.spawn(one_rank, (2, str(tmp_path)), nprocs=2)
+    torch.manual_seed(0)
+    logits, target = scene(batch=5)
+    criterion = EdgeAwareLoss(ignore_index=VOID)
+    alone = WorstImages(criterion, 4, 4)
+    _, maps = criterion(logits, target, return_maps=True)
+    alone.update([f"i{i}" for i in range(5)], maps, logits.argmax(1), target)
+    for rank in range(2):
+        shares, images = torch.load(tmp_path / f"{rank}.pt")
+        assert shares == pytest.approx(gradient_shares(criterion, logits, target), rel=1e-5)
+        found = [ImageFigures(*image) for image in images]
+        assert [image.name for image in found] == [image.name for image in alone.ranked()]
+        for image, other in zip(found, alone.ranked(), strict=True):
+            assert image[1:] == pytest.approx(other[1:])

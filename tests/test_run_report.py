@@ -1,0 +1,255 @@
+"""What a run leaves behind: tables that an interrupted run goes on with, and the page that sums it up."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.viz import panel
+from segkit.config import Config
+from segkit.data import SegmentationFolder
+from segkit.measures import ImageFigures
+from segkit.report import Row, RunFiles, draw_panel, epoch_line, prepare_folder, read_history, summary
+from segkit.run_report import write_run_report
+
+CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
+HOSTILE = """x" onerror="document.title='caught'"><img src=x onerror="document.title='caught'">.png"""
+
+
+def row_of(epoch: int, miou: float | None = None) -> Row:
+    """The figures of an epoch, the mean IoU ``miou`` or one that grows."""
+    miou = epoch / 10 if miou is None else miou
+    row: dict[str, float | None] = {"epoch": epoch, "lr": 0.01 / epoch, "edge_weight": 0.5, "seconds": 40.0}
+    row |= {"images_per_second": 12.5}
+    for split in ("train", "val"):
+        terms = ("loss", "cross_entropy", "same_side", "other_side")
+        row |= {f"{split}/{name}": place + 1 / epoch for place, name in enumerate(terms)}
+    row |= {f"train/gradient_share/{name}": 1 / 3 for name in ("cross_entropy", "same_side", "other_side")}
+    row |= {"val/miou": miou, "val/boundary_iou": miou / 2, "val/boundary_f1_3": None}
+    for k, name in enumerate(CLASSES):
+        row |= {f"val/iou/{name}": miou + k / 100, f"val/boundary_iou/{name}": None, f"val/boundary_f1_3/{name}": miou}
+    return row
+
+
+def folder_of(root: Path) -> Path:
+    prepare_folder(root / "run", overwrite=False)
+    return root / "run"
+
+
+def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows."""
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, pytest.approx(event.value)) for event in events.Scalars(tag)]
+
+
+# ----------------------------------------------------------------------------------------------------------- the files
+
+
+def test_a_run_taken_up_reads_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """The earlier run got to epoch 4, the checkpoint is of epoch 2."""
+    folder = folder_of(tmp_path)
+    files = RunFiles(folder, Config(output=""), CLASSES)
+    for epoch in (1, 2, 3, 4):
+        files.add_epoch(row_of(epoch, miou=0.1))
+    files.close()
+
+    files = RunFiles(folder, Config(output=""), CLASSES, history=read_history(folder)[:2])
+    assert read_history(folder) == [row_of(1, 0.1), row_of(2, 0.1)]  # before any epoch: a crash leaves no more
+    for epoch in (3, 4, 5):
+        files.add_epoch(row_of(epoch, miou=0.9))
+    files.close()
+    mious = [0.1, 0.1, 0.9, 0.9, 0.9]
+    assert [row["val/miou"] for row in read_history(folder)] == mious
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["val/miou"]) for row in rows] == mious
+    assert [row["val/boundary_f1_3"] for row in rows] == [""] * 5
+    assert curve(folder, "val/miou") == list(enumerate(mious, start=1))
+    assert curve(folder, "train/gradient_share/same_side") == [(epoch, 1 / 3) for epoch in range(1, 6)]
+
+
+def test_figures_that_only_later_epochs_have(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    files = RunFiles(folder, Config(output=""), CLASSES, history=[{"epoch": 1, "lr": 0.5}])
+    files.add_epoch({"epoch": 2, "lr": 0.25, "edge_weight": 0.125})
+    files.close()
+    with (folder / "metrics.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["epoch", "lr", "edge_weight"], ["1", "0.5", ""], ["2", "0.25", "0.125"]]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_what_is_no_history_is_told(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=r"metrics\.json: not the metrics of a run"):
+        read_history(tmp_path)
+
+
+def test_maps_go_to_tensorboard(tmp_path: Path) -> None:
+    files = RunFiles(folder_of(tmp_path), Config(output=""), CLASSES)
+    target = torch.zeros(2, 8, 8, dtype=torch.int64)
+    target[:, 3:] = 1
+    _, maps = EdgeAwareLoss()(torch.randn(2, 3, 8, 8), target, return_maps=True)
+    files.add_maps("val", maps, 3)
+    files.close()
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert {tag.split("/")[1] for tag in events.Tags()["images"]} == {
+        "cross_entropy",
+        "same_side",
+        "other_side",
+        "edge",
+    }
+    assert [event.step for event in events.Histograms("val/edge")] == [3]
+
+
+def test_a_new_run_clears_what_the_guard_and_the_report_left(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "nan").mkdir()
+    left = [folder / "nan" / "step_3.pt", folder / "report.html"]
+    for path in [*left, folder / "notes.txt"]:
+        path.write_text("x")
+    prepare_folder(folder, overwrite=True)
+    assert not any(path.exists() for path in left)
+    assert (folder / "notes.txt").exists()
+
+
+def test_lines_tell_shares_in_percent() -> None:
+    line = epoch_line(row_of(3), 5)
+    assert "mIoU 30.0%  boundary IoU 15.0%" in line
+    cells = {row: list(column.cells) for row, column in enumerate(summary(row_of(1), row_of(3)).columns)}
+    told = dict(zip(cells[0], zip(cells[1], cells[2], strict=True), strict=True))
+    assert told["val/boundary_f1_3"] == ("none", "none")
+    assert told["val/boundary_iou"] == ("5.0%", "15.0%")
+    assert told["val/loss"] == ("1.0000", "0.3333")
+
+
+def test_draw_panel_shows_the_image_of_the_index(tmp_path: Path) -> None:
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+    for name, size in (("a", (8, 8)), ("b", (12, 20))):
+        mask = np.zeros(size, np.uint8)
+        mask[4:] = 1
+        Image.fromarray(np.dstack([90 * mask] * 3)).save(tmp_path / "images" / f"{name}.png")
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{name}.png")
+    dataset = SegmentationFolder(tmp_path, num_classes=2)
+    figure = draw_panel(
+        lambda images: images[:, :2], EdgeAwareLoss(ignore_index=255), dataset, 1, classes=["a", "b"], title="of b"
+    )
+    assert "12 × 20 pixels" in [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert "of b" in [text.get_text() for text in figure.texts]
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def worst() -> list[tuple[ImageFigures, Any]]:
+    target = torch.zeros(16, 24, dtype=torch.int64)
+    target[4:, 6:] = 1
+    return [
+        (ImageFigures(name, edge, 0.5, 0.25), panel(torch.randn(3, 16, 24), target))
+        for name, edge in ((HOSTILE, 3.25), ("plain", 1.5))
+    ]
+
+
+def carried(path: Path) -> dict[str, Any]:
+    """The figures within a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    figures: dict[str, Any] = json.loads(found[1])["figures"]
+    return figures
+
+
+def test_curves_hold_the_history(tmp_path: Path) -> None:
+    history = [row_of(epoch) for epoch in (1, 2, 3)]
+    figures = carried(write_run_report(tmp_path, history, CLASSES, []))
+    traces = [(trace["name"], trace["x"], trace["y"]) for figure in figures.values() for trace in figure["data"]]
+    for name, key in (("train", "train/loss"), ("val", "val/loss"), ("mean IoU", "val/miou"), ("lr", "lr")):
+        assert (name, [1, 2, 3], [row[key] for row in history]) in traces
+    assert ("same side", [1, 2, 3], [1 / 3] * 3) in traces  # its share
+    assert "boundary F1, 3 px" not in [name for name, *_ in traces]  # nothing was measured
+
+
+def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
+    history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
+    figures = carried(write_run_report(tmp_path, history, CLASSES, []))
+    (trace,) = (trace for figure in figures.values() for trace in figure["data"] if trace["name"] == "mean IoU")
+    assert trace["y"] == [0.1, None, 0.3]
+
+
+def test_a_run_without_an_epoch_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected at least one epoch to report but got none"):
+        write_run_report(tmp_path, [], CLASSES, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    folder = tmp_path / "a <i>run"
+    folder.mkdir()
+    path = write_run_report(folder, [row_of(1)], CLASSES, worst(), config={"output": "</pre><img src=x>"})
+    page = path.read_text("utf-8")
+    assert page.count("</script>") == 3  # those of the template
+    assert page.count("<img ") == 2
+    for markup in ("<i>", "<b>car", "<img src=x", 'x" onerror'):
+        assert markup not in page
+
+
+Browse = Callable[[Path], Any]
+
+
+def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
+    history = [row_of(1), row_of(2, miou=0.75), row_of(3, miou=0.75), {**row_of(4), "skipped": 2}]
+    page = browse(write_run_report(tmp_path, history, CLASSES, worst(), config={"epochs": 4, "output": HOSTILE}))
+
+    def texts(selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
+        found: list[str] = page.execute_script(script, selector)
+        return found
+
+    assert page.title == f"Run {tmp_path.name}"
+    (about,) = texts("header p")
+    assert "4 epochs in 0:02:40 hours · best mean IoU 75.0% in epoch 2 · last 40.0% · 2 steps skipped" in about
+    assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
+    drawn = page.execute_script("return [...document.querySelectorAll('.curves .js-plotly-plot')].length")
+    assert drawn == len(texts(".curves h3")) == 8
+    assert len(texts(".curves .scatterlayer .trace")) == 2 + 3 + 3 + 2 + 3 + 1 + 1 + 1
+    titles = page.execute_script(
+        "return [...new Set([...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title))]"
+    )
+    assert titles == ["Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]  # none that sends anything anywhere
+
+    assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
+    assert texts(".tables th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 3 px"]
+    cells = np.array(texts(".tables td")).reshape(2, len(CLASSES) + 1, 4)
+    assert cells[0, :, 0].tolist() == [*CLASSES, "mean"]
+    assert cells[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
+    assert cells[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
+
+    assert texts("figcaption b") == [HOSTILE, "plain"]
+    assert "edge loss 3.25 · cross-entropy 0.5 · mean IoU 25.0%" in texts("figcaption")[0]
+    assert "epochs: 4" in texts("pre")[0]
+    pictures = page.execute_script("return [...document.querySelectorAll('figure img')].map((one) => one.src)")
+    for source in pictures:
+        kind, content = source.split(",")
+        assert kind == "data:image/jpeg;base64"
+        with Image.open(io.BytesIO(base64.b64decode(content))) as picture:
+            assert picture.size[0] > 400
+    assert HOSTILE in page.execute_script("return document.querySelector('figure img').alt")
+
+
+def test_a_single_epoch_is_best_and_last(browse: Browse, tmp_path: Path) -> None:
+    page = browse(write_run_report(tmp_path, [row_of(1)], CLASSES, []))
+    script = "return [...document.querySelectorAll('h2, .tables h3')].map((one) => one.textContent)"
+    assert page.execute_script(script) == ["Classes in validation", "epoch 1, best and last"]

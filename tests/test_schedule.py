@@ -1,0 +1,66 @@
+"""The weight of the edge terms in the course of a training."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from segkit import schedule
+from segkit.schedule import edge_weight
+
+
+def test_example() -> None:
+    assert doctest.testmod(schedule).failed == 0
+
+
+def test_constant_is_constant() -> None:
+    assert {edge_weight(step, 7, weight=0.3, kind="constant", warmup=0.5) for step in range(8)} == {0.3}
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0.07, 0.5, 1.0])  # 0.07 · 100 is 7.000000000000001
+def test_rises_to_the_weight_and_stays(kind: Any, warmup: float) -> None:
+    total = 100
+    weights = [edge_weight(step, total, weight=2.0, kind=kind, warmup=warmup) for step in range(total + 2)]
+    over = round(warmup * total)
+    assert weights[0] == 0
+    assert all(before < after for before, after in pairwise(weights[: over + 1]))
+    assert set(weights[over:]) == {2.0}
+
+
+def test_shapes_of_the_rise() -> None:
+    linear, cosine = (
+        [edge_weight(step, 40, weight=1.0, kind=kind, warmup=0.5) for step in range(20)]
+        for kind in ("linear", "cosine")
+    )
+    assert linear == pytest.approx([step / 20 for step in range(20)])
+    assert cosine[10] == pytest.approx(0.5)
+    assert cosine[5] == pytest.approx((1 - math.sqrt(0.5)) / 2)
+    assert [1 - value for value in cosine[:0:-1]] == pytest.approx(cosine[1:])  # the end mirrors the start
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_no_warmup_is_the_full_weight_at_once(kind: Any) -> None:
+    assert edge_weight(0, 10, weight=0.5, kind=kind, warmup=0.0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "square"}, "expected kind to be one of constant, linear, cosine but got 'square'"),
+        ({"weight": -1.0}, "expected a finite weight >= 0 but got -1.0"),
+        ({"weight": math.nan}, "expected a finite weight"),
+        ({"weight": math.inf}, "expected a finite weight"),
+        ({"warmup": 500.0}, r"expected warmup to be a share of all steps, in \[0, 1\], but got 500.0"),
+        ({"warmup": math.nan}, "expected warmup"),
+        ({"step": -1}, "expected step >= 0 and total >= 1 but got -1 and 10"),
+        ({"total": 0}, "expected step >= 0 and total >= 1"),
+    ],
+)
+def test_wrong_values_are_told(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        edge_weight(**({"step": 0, "total": 10, "weight": 1.0, "kind": "linear", "warmup": 0.5} | change))

@@ -104,7 +104,7 @@ def test_metrics_csv_and_json_agree(run: Path) -> None:
     terms = {"loss", "cross_entropy", "same_side", "other_side", "edge", "edge_fraction"}
     measures = {"miou", "accuracy", "edge_accuracy", "interior_accuracy"} | {f"iou/{name}" for name in CLASSES}
     expected = {f"train/{name}" for name in terms} | {f"val/{name}" for name in terms | measures}
-    assert rows[0].keys() == expected | {"epoch", "lr", "seconds", "images_per_second"}
+    assert rows[0].keys() == expected | {"epoch", "lr", "edge_weight", "seconds", "images_per_second"}
 
 
 def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
@@ -147,9 +147,9 @@ def test_batches_depend_on_seed_and_epoch_alone(config: Path) -> None:
     dataset = SegmentationFolder(config.parent / "train", num_classes=3, ignore_index=VOID, augment=Augment())
 
     def read(seed: int, epoch: int) -> tuple[list[str], dict[str, torch.Tensor]]:
-        loaded = list(batches(dataset, 2, 0, seed=seed, epoch=epoch))
-        names = [name for batch, _, _ in loaded for name in batch]
-        return names, dict(zip(names, torch.cat([images for _, images, _ in loaded]), strict=True))
+        loaded = [batch for (batch,) in batches(dataset, 2, 0, seed=seed, epoch=epoch)]
+        names = [name for batch in loaded for name in batch.names]
+        return names, dict(zip(names, torch.cat([batch.images for batch in loaded]), strict=True))
 
     first, second, again, other = read(0, 1), read(0, 2), read(0, 1), read(3, 1)
     assert sorted(first[0]) == dataset.names
@@ -170,17 +170,33 @@ def test_learning_lowers_the_loss(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("epoch=3", "epoch"),
-        ("data.trian=x", "data.trian"),
-        ("epochs=many", "epochs"),
+        ("epoch=3", "epoch: no such key; the nearest is epochs"),
+        ("data.trian=x", "data.trian: no such key; the nearest is data.train"),
+        ("lr=1", "lr: no such key; the nearest is optim.lr"),
+        ("epochs=many", "epochs: expected int but got 'many'"),
+        ("epochs=1.5", "epochs: expected int but got 1.5"),
+        ("optim.clip=true", "optim.clip: expected float | None but got True"),
+        ("edge_schedule.kind=steep", "edge_schedule.kind must be one of constant, linear, cosine"),
+        ("edge_schedule.warmup=2", "edge_schedule.warmup must be in [0, 1]"),
+        ("precision=half", "precision must be one of float32, bfloat16, float16"),
+        ("precision=float16", "precision: float16 needs a CUDA device; expected float32 or bfloat16 on cpu"),
+        (
+            "accumulate=3",
+            "batch_size: expected at least accumulate × processes = 3 × 1 images but got 2",
+        ),
+        ("ema=1", "ema must be in [0, 1)"),
+        ("checkpoint_every=-1", "checkpoint_every must be at least 0"),
+        ("resume=nowhere.pt", "no checkpoint at nowhere.pt"),
         ("epochs=0", "epochs"),
-        ("data=4", "data"),
+        ("data=4", "data: expected a section of keys but got 4"),
+        ("data.size=[a,b]", "data.size[0]: expected list[int] | None but got 'a'"),
         ("data.size=[32]", "data.size"),
         ("epochs", "key=value"),
-        ("loss.egde_weight=1", "egde_weight"),
-        ("loss.edge_weight=-1", "edge_weight"),
+        ("loss.egde_weight=1", "loss.egde_weight: no such key; the nearest is loss.edge_weight"),
+        ("loss.edge_weight=-1", "edge_weight: expected a finite number ≥ 0, but got -1"),
+        ("loss.edge_weight=much", "edge_weight: expected a finite number ≥ 0, but got 'much'"),
         ("loss.weight=[1,2]", "weight"),
-        ("loss.reduction=sum", "reduction"),
+        ("loss.reduction=sum", "loss.reduction: the trainer sets it"),
         ("data.train=nowhere", "nowhere"),
         ("data.classes=nowhere.txt", "nowhere.txt"),
         ("data.augment.flip=2", "flip"),
@@ -197,7 +213,10 @@ def test_user_errors_are_one_line(
     assert expected in line
 
 
-@pytest.mark.parametrize(("text", "expected"), [("output: [", "YAML"), ("epochs: 1", "output"), (None, "No such file")])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("output: [", "YAML"), ("epochs: 1", "output"), ("- 1", "expected keys"), (None, "No such file")],
+)
 def test_config_file_errors_are_one_line(
     text: str | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,8 +258,10 @@ def test_configs_set_every_key(name: str) -> None:
     schema = OmegaConf.to_container(OmegaConf.structured(Config))
     assert isinstance(schema, dict)
     assert keys.keys() == schema.keys()
-    for section in ("data", "model", "optim"):
+    for section in ("data", "model", "optim", "edge_schedule"):
         assert keys[section].keys() == schema[section].keys()
+    uncommented = {line.split(":")[0].strip() for line in path.read_text().splitlines() if line and "#" not in line}
+    assert uncommented <= {"data", "model"}  # sections
     assert train.make_criterion(load_config(path).loss, 11, VOID).edge_weight > 0
 
 

@@ -1,6 +1,7 @@
 """What a run leaves behind: tables of figures, TensorBoard events, pictures, and lines on the terminal."""
 
 import csv
+import io
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -79,27 +80,30 @@ class RunFiles:
         folder: the run's folder.
         config: stored with the metrics.
         classes: the classes' names, stored with the metrics.
+        history: the figures of the epochs so far, of a run that goes on.
     """
 
-    def __init__(self, folder: Path, config: Config, classes: Sequence[str]) -> None:
+    def __init__(self, folder: Path, config: Config, classes: Sequence[str], history: Sequence[Row] = ()) -> None:
         """Open the TensorBoard file."""
         self.folder = folder
-        self.history: list[Row] = []
+        self.history = list(history)
         self._about = {
             "config": asdict(config),
             "classes": list(classes),
             "versions": {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES},
         }
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        # Of a run that was killed there may be events of a later epoch, which comes again.
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1 if history else None)
 
     def add_epoch(self, row: Row) -> None:
         """Write the figures of an epoch everywhere; None becomes an empty cell and a JSON null."""
         self.history.append(row)
-        with (self.folder / "metrics.csv").open("a", newline="") as file:
-            table = csv.DictWriter(file, list(row))
-            if len(self.history) == 1:
-                table.writeheader()
-            table.writerow(row)
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, list(row))
+        table.writeheader()
+        table.writerows(self.history)
+        with atomic_write(self.folder / "metrics.csv") as file:
+            file.write(text.getvalue().encode())
         with atomic_write(self.folder / "metrics.json") as file:
             file.write(json.dumps(self._about | {"epochs": self.history}, indent=1, allow_nan=False).encode())
         for name, value in row.items():

@@ -251,7 +251,7 @@ def resume(training: Training, source: Path, config: Config, classes: Sequence[s
                 raise CheckpointError(f"{source}: expected {name} {value} but got {found}")
         training.load_state_dict(checkpoint)
     except KeyError as error:
-        raise CheckpointError(f"{source}: has weights but no {error} to go on from") from error
+        raise CheckpointError(f"{source}: holds weights but no {error} to go on from") from error
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
 

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
 from PIL import Image
+from small_run import CLASSES, VOID, metrics_of, run_in, write_config
 
 import compare
 import train
@@ -27,56 +27,11 @@ from segkit.engine import batches, lr_factor
 from segkit.model import UNet
 
 ROOT = Path(__file__).resolve().parent.parent
-VOID = 255
-CLASSES = ["ground", "box", "bar"]
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration with a data set of its own: 5 training and 3 validation images, in batches of 2."""
-    root = tmp_path_factory.mktemp("train")
-    rng = np.random.default_rng(0)
-    colors = np.array([[60, 90, 60], [200, 60, 60], [70, 70, 220]])
-    for split, count in {"train": 5, "val": 3}.items():
-        for kind in ("images", "masks"):
-            (root / split / kind).mkdir(parents=True)
-        for i in range(count):
-            mask = np.zeros((32, 32), np.uint8)
-            top, left = rng.integers(2, 14, 2)
-            mask[top : top + 12, left : left + 12] = 1
-            mask[:, 26:29] = 2
-            image = np.clip(colors[mask] + rng.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
-            mask[:3] = VOID
-            Image.fromarray(image).save(root / split / "images" / f"{split}{i}.png")
-            Image.fromarray(mask).save(root / split / "masks" / f"{split}{i}.png")
-    (root / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(CLASSES)) + f"{VOID} void\n")
-    values = {
-        "output": str(root / "run"),
-        "epochs": 2,
-        "batch_size": 2,
-        "panels": 2,
-        "device": "cpu",
-        "data": {
-            "train": str(root / "train"),
-            "val": str(root / "val"),
-            "classes": str(root / "classes.txt"),
-            "workers": 0,
-        },
-        "model": {"width": 8, "levels": 3},
-    }
-    path = root / "config.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-def run_in(folder: Path, config: Path, *overrides: str) -> int:
-    return train.main(["--config", str(config), f"output={folder}", "panels=0", *overrides])
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """The figures of each epoch, without the clock's."""
-    epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in epochs]
+    return write_config(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")

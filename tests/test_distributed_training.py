@@ -36,7 +36,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("distributed"))
 
 
-# ------------------------------------------------------------------------------------------------- one step, one measure
+# ----------------------------------------------------------------------------------------------- one step, one measure
 
 
 def batch(case: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +144,7 @@ def test_shares_make_up_the_batch(world: int, accumulate: int, length: int, monk
     assert len(shares[0]) == min(accumulate, math.ceil(length / world))
 
 
-# ------------------------------------------------------------------------------------------------------- the whole command
+# --------------------------------------------------------------------------------------------------- the whole command
 
 
 def start(processes: int, folder: Path, config: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -191,6 +191,7 @@ def test_two_processes_train_as_one(two: Path, config: Path, tmp_path: Path) -> 
     assert ours["step"] == theirs["step"] == 6
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_number_of_processes(two: Path, config: Path, tmp_path: Path) -> None:
     assert run_in(tmp_path, config, "ema=0.9", "epochs=1") == 0
     code, output = finish(start(3, tmp_path, config, "ema=0.9", "resume=auto", "batch_size=3", "epochs=2"))
@@ -250,8 +251,9 @@ def test_a_killed_process_ends_the_run(config: Path, tmp_path: Path) -> None:
     assert run_in(tmp_path, config, "resume=auto", f"epochs={load_checkpoint(tmp_path / 'last.pt')['epoch'] + 1}") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_after_the_same_step(number: signal.Signals, config: Path, tmp_path: Path) -> None:
     with start(2, tmp_path, config, "epochs=100000") as process:
         lines_until(process, "epoch 2/")

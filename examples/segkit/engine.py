@@ -122,7 +122,8 @@ def seed_everything(seed: int, *position: int) -> None:
 
 def lr_factor(step: int, *, total: int, warmup: int, power: float) -> float:
     """Share of the full learning rate at a step: a linear rise, times a polynomial fall to 0 at `total`."""
-    return min(1.0, (step + 1) / max(warmup, 1)) * math.pow(1 - step / total, power)
+    left = max(0.0, 1 - step / total)  # a run that goes on with larger batches has planned fewer steps than it takes
+    return min(1.0, (step + 1) / max(warmup, 1)) * math.pow(left, power)
 
 
 def batches(

@@ -16,14 +16,16 @@ import yaml
 from omegaconf import OmegaConf
 from PIL import Image
 from small_run import CLASSES, VOID, metrics_of, run_in, write_config
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import compare
 import train
 from edgeloss import EdgeAwareLoss
-from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.config import Config, load_config
 from segkit.data import Augment, SegmentationFolder
-from segkit.engine import batches, lr_factor
+from segkit.engine import MicroBatch, NonFiniteLossError, Placement, Training, batches, lr_factor, train_step
 from segkit.model import UNet
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -282,6 +284,153 @@ def test_signal_leaves_a_loadable_checkpoint(number: signal.Signals, config: Pat
     checkpoint = load_checkpoint(tmp_path / "last.pt")
     assert checkpoint["epoch"] >= 2
     assert checkpoint["step"] >= 6
+
+
+def small_training(
+    *, scaler: torch.amp.GradScaler | None = None, ema: float | None = None
+) -> tuple[Training, EdgeAwareLoss, list[MicroBatch]]:
+    """A network with a step to take: gradient descent at rate 1."""
+    network = UNet(3, width=8, levels=2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+    averaged = None if ema is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(ema))
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    training = Training(network, optimizer, LambdaLR(optimizer, lambda step: 1.0), scaler, averaged)
+    labels = torch.zeros(2, 8, 8, dtype=torch.int64)
+    labels[:, 2:5, 3:] = 1
+    return training, EdgeAwareLoss(), [MicroBatch(["a", "b"], torch.randn(2, 3, 8, 8), labels)]
+
+
+CPU = Placement(torch.device("cpu"))
+
+
+def gradient(training: Training) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in training.network.parameters()]
+
+
+def weights(network: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in network.parameters()]
+
+
+def test_a_scaled_loss_gives_the_same_step() -> None:
+    plain, criterion, batch = small_training()
+    scaled, _, _ = small_training(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    load_weights(scaled.network, plain.network.state_dict())
+    for training in (plain, scaled):
+        train_step(training, training.network, criterion, batch, place=CPU, clip=0.1)
+    torch.testing.assert_close(gradient(scaled), gradient(plain))  # clipped after it is scaled back
+    torch.testing.assert_close(weights(scaled.network), weights(plain.network))
+
+
+def test_a_step_of_an_overflown_gradient_is_left_out() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    training, _, batch = small_training(scaler=scaler, ema=0.5)
+    criterion = EdgeAwareLoss(ce_weight=1e3)  # times the scale beyond float32
+    before = weights(training.network)
+    figures = train_step(training, training.network, criterion, batch, place=CPU)
+    assert math.isfinite(figures["loss"])
+    assert training.step == 0
+    assert scaler.get_scale() == 2.0**126
+    torch.testing.assert_close(weights(training.network), before, rtol=0, atol=0)
+    assert training.ema.n_averaged == 0
+    while training.step == 0:  # each halves the scale, until one fits
+        train_step(training, training.network, criterion, batch, place=CPU)
+    assert training.ema.n_averaged == 1
+    assert all(weight.isfinite().all() for weight in weights(training.network))
+
+
+def test_a_gradient_that_is_not_finite_is_told_before_it_reaches_a_weight() -> None:
+    training, criterion, batch = small_training()
+    training.network.head.weight.register_hook(lambda gradient: gradient * math.inf)
+    before = weights(training.network)
+    with pytest.raises(NonFiniteLossError, match=r"the gradient's norm is (inf|nan) at step 1, the loss \d"):
+        train_step(training, training.network, criterion, batch, place=CPU)
+    torch.testing.assert_close(weights(training.network), before, rtol=0, atol=0)
+
+
+def test_clipping_bounds_the_step() -> None:
+    training, criterion, batch = small_training()
+    before = weights(training.network)
+    train_step(training, training.network, criterion, batch, place=CPU, clip=1e-2)
+    steps = [new - old for new, old in zip(weights(training.network), before, strict=True)]
+    assert torch.nn.utils.get_total_norm(steps).item() == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_weights_are_averaged() -> None:
+    training, criterion, batch = small_training(ema=0.9)
+    expected = None
+    for _ in range(3):
+        train_step(training, training.network, criterion, batch, place=CPU)
+        new = weights(training.network)
+        expected = new if expected is None else [0.9 * a + 0.1 * b for a, b in zip(expected, new, strict=True)]
+    torch.testing.assert_close(weights(training.averaged), expected)
+
+
+def test_averaged_weights_are_those_that_are_measured(config: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path / "off", config) == 0
+    assert run_in(tmp_path / "same", config, "ema=0") == 0  # the average of the last weights alone
+    assert run_in(tmp_path / "on", config, "ema=0.9") == 0
+    off, same, on = (metrics_of(tmp_path / name) for name in ("off", "same", "on"))
+    assert off == same
+    for first, second in zip(off, on, strict=True):
+        assert first["train/loss"] == second["train/loss"]
+        assert first["val/loss"] != second["val/loss"]
+
+
+def test_the_edge_weight_rises_as_configured(config: Path, tmp_path: Path) -> None:
+    schedule = ("edge_schedule.kind=linear", "edge_schedule.warmup=1.0", "loss.edge_weight=0.6")
+    assert run_in(tmp_path, config, *schedule, "optim.lr=0") == 0
+    first, second = metrics_of(tmp_path)  # 6 steps: 0, 0.1, 0.2; 0.3, 0.4, 0.5, of 2, 2 and 1 images
+    assert first["edge_weight"] == pytest.approx((0 * 2 + 0.1 * 2 + 0.2) / 5)
+    assert second["edge_weight"] == pytest.approx((0.3 * 2 + 0.4 * 2 + 0.5) / 5)
+    assert first["val/loss"] == second["val/loss"]  # by the full weight, so that epochs can be compared
+
+
+def test_bfloat16_trains(config: Path, tmp_path: Path) -> None:
+    options = ("epochs=8", "optim.lr=0.01")
+    assert run_in(tmp_path / "half", config, *options, "precision=bfloat16") == 0
+    assert run_in(tmp_path / "full", config, *options) == 0
+    half, full = (metrics_of(tmp_path / name) for name in ("half", "full"))
+    assert half[0]["train/loss"] != full[0]["train/loss"]
+    assert half[0]["train/loss"] == pytest.approx(full[0]["train/loss"], rel=2e-2)
+    assert half[-1]["val/loss"] < 0.7 * half[0]["val/loss"]
+    assert {weight.dtype for weight in load_checkpoint(tmp_path / "half" / "last.pt")["model"].values()} == {
+        torch.float32
+    }
+
+
+def test_the_loss_reads_half_precision_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, criterion, batch = small_training()
+    seen = []
+    criterion.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].dtype))
+    place = Placement(torch.device("cpu"), torch.bfloat16)
+    train_step(training, training.network, criterion, batch, place=place)
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("option", ["channels_last=false", "accumulate=2"])
+def test_what_should_change_nothing_changes_nothing(option: str, config: Path, tmp_path: Path, run: Path) -> None:
+    assert run_in(tmp_path, config, option) == 0
+    for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
+        assert got == pytest.approx(expected, rel=1e-2, abs=1e-2)  # but the rounding that AdamW divides by
+
+
+def test_a_compiled_network_trains_as_a_plain_one(
+    config: Path, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_by = []
+    compile_module = torch.nn.Module.compile
+
+    def compile_quickly(module: torch.nn.Module) -> None:  # without code of its own, whose compilation takes minutes
+        compiled_by.append("aot_eager")
+        compile_module(module, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_quickly)
+    assert run_in(tmp_path, config, "compile=true", "ema=0.5") == 0
+    assert compiled_by == ["aot_eager"]
+    for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
+        assert got["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-2)
+    compiled, plain = (load_checkpoint(folder / "last.pt")["model"] for folder in (tmp_path, run))
+    assert compiled.keys() == plain.keys()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (33, 47)])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a compact U-Net with the edge-aware loss on a folder of images and masks.
+"""Train a compact U-Net with the edge-aware loss on a folder of images and masks, in one process or in several.
 
 A run leaves in its output folder: metrics.csv and metrics.json (loss terms, IoU of each class, accuracy on and off the
 edges), best.pt (by mean IoU) and last.pt, pictures of the loss maps under panels/, and tensorboard/.
@@ -18,135 +18,188 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 from rich.console import Console
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import panel
-from segkit.checkpoint import save_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
 from segkit.data import Augment, SegmentationFolder, denormalize, read_classes
+from segkit.distributed import process_group, rank, world_size
 from segkit.engine import (
     DataError,
     Interrupted,
     NonFiniteLossError,
+    Placement,
+    Training,
     batches,
     evaluate,
     lr_factor,
     seed_everything,
     stop_on_signals,
-    train_epoch,
+    train_step,
 )
 from segkit.model import UNet
 from segkit.report import RunFiles, epoch_line, prepare_folder, progress_bar, summary
+from segkit.schedule import edge_weight
 
 EXAMPLES = """\
 examples:
   python examples/train.py --config configs/shapes.yaml
   python examples/train.py --config configs/shapes.yaml output=runs/plain loss.edge_weight=0   # cross-entropy alone
   python examples/train.py --config configs/camvid.yaml epochs=3 data.workers=2
+  python examples/train.py --config configs/camvid.yaml resume=auto   # go on after an interruption
+  torchrun --nproc_per_node=2 examples/train.py --config configs/camvid.yaml   # the same on two processes or GPUs
   tensorboard --logdir runs
 
 keys and their defaults (??? must be given; what each one means stands in configs/shapes.yaml):
 """
 
 
-def train(config: Config, console: Console) -> int:
-    """Run a training from start to end.
+def train(config: Config, console: Console, device: torch.device) -> int:
+    """Run a training from start to end, or from a checkpoint on.
 
     Args:
         config: what to do.
         console: where to tell about it.
+        device: where to compute.
 
     Returns:
         The exit code: 0, or 130 if the run was interrupted.
 
     Raises:
-        ConfigError: if data, loss, device or output folder can't be had as the configuration wants them.
+        CheckpointError: if the run can't go on from a checkpoint.
+        ConfigError: if data, loss or output folder can't be had as the configuration wants them.
         DataError: if an image or mask can't be used.
         NonFiniteLossError: if the loss becomes nan or infinite.
     """
     seed_everything(config.seed)
-    device = find_device(config.device)
+    is_main = rank() == 0  # the process that writes
+    folder = Path(config.output)
+    place = find_place(config, device)
     classes, void, train_set, val_set = open_data(config)
     criterion = make_criterion(config.loss, len(classes), void).to(device)
-    model = UNet(len(classes), **asdict(config.model)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr, weight_decay=config.optim.weight_decay)
     steps = math.ceil(len(train_set) / config.batch_size)
+
+    network = UNet(len(classes), **asdict(config.model)).to(device, memory_format=place.memory_format)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config.optim.lr, weight_decay=config.optim.weight_decay)
     warmup = round(config.optim.warmup * steps)
     schedule = partial(lr_factor, total=config.epochs * steps, warmup=warmup, power=config.optim.power)
-    scheduler = LambdaLR(optimizer, schedule)
-    folder = Path(config.output)
-    prepare_folder(folder, overwrite=config.overwrite)
-    files = RunFiles(folder, config, classes)
+    ema = None if config.ema is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(config.ema))
+    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
+    training = Training(network, optimizer, LambdaLR(optimizer, schedule), scaler, ema)
+    source = find_checkpoint(config)
+    if source is not None:
+        resume(training, source, config, classes)
+    if is_main and (source is None or source.resolve().parent != folder.resolve()):
+        prepare_folder(folder, overwrite=config.overwrite)
+    files = RunFiles(folder, config, classes, training.history) if is_main else None
 
-    def checkpoint() -> dict[str, Any]:
-        return {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
-            "epoch": len(files.history),  # complete ones
-            "step": scheduler.last_epoch,  # optimizer steps, those of an interrupted epoch included
-            "config": asdict(config),
-            "classes": classes,
-            "ignore_index": void,
-            "metrics": files.history[-1] if files.history else None,
-        }
+    if config.compile:
+        network.compile()
+    model: nn.Module = network
+    if dist.is_initialized():
+        model = DistributedDataParallel(network, device_ids=[device] if device.type == "cuda" else None)
 
-    parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    def save(name: str) -> None:
+        if is_main:
+            about = {"config": asdict(config), "classes": classes, "ignore_index": void}
+            save_checkpoint(folder / name, training.state_dict() | about)
+
+    parameters = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     console.print(
         f"{len(train_set)} training and {len(val_set)} validation images, {len(classes)} classes,"
-        f" {parameters:.2f} M parameters, {device}"
+        f" {parameters:.2f} M parameters, {device}" + f" and {world_size() - 1} more" * (world_size() > 1)
     )
-    best = -1.0
+    if source is not None:
+        console.print(f"going on from {source}, step {training.step}")
+    full_edge_weight = criterion.edge_weight
     with stop_on_signals() as stop_if_asked, progress_bar(console) as bar:
         task = bar.add_task("", terms="")
 
-        def on_step(images: int, terms: dict[str, float]) -> None:
+        def on_step(images: int, figures: dict[str, float] | None = None) -> None:
+            bar.update(task, advance=images, terms="  ".join(f"{k} {v:.3f}" for k, v in (figures or {}).items()))
             stop_if_asked()
-            bar.update(task, advance=images, terms="  ".join(f"{name} {value:.3f}" for name, value in terms.items()))
 
         try:
-            for epoch in range(1, config.epochs + 1):
-                start = time.perf_counter()
-                rate = float(scheduler.get_last_lr()[0])
-                bar.reset(task, total=len(train_set), description=f"epoch {epoch}/{config.epochs}")
-                data = batches(train_set, config.batch_size, config.data.workers, seed=config.seed, epoch=epoch)
-                trained = train_epoch(
-                    model, criterion, optimizer, scheduler, data, device=device, clip=config.optim.clip, on_step=on_step
+            for epoch in range(training.epoch + 1, config.epochs + 1):
+                bar.reset(
+                    task,
+                    total=len(train_set),
+                    completed=training.batch * config.batch_size,
+                    description=f"epoch {epoch}/{config.epochs}",
                 )
-                seconds = time.perf_counter() - start
+                data = batches(
+                    train_set,
+                    config.batch_size,
+                    config.data.workers,
+                    seed=config.seed,
+                    epoch=epoch,
+                    accumulate=config.accumulate,
+                    skip=training.batch,
+                )
+                start = time.perf_counter()
+                for micro_batches in data:
+                    seed_everything(config.seed, epoch, training.batch, rank())
+                    criterion.edge_weight = edge_weight(
+                        training.step, config.epochs * steps, weight=full_edge_weight, **asdict(config.edge_schedule)
+                    )
+                    figures = {"lr": training.scheduler.get_last_lr()[0], "edge_weight": criterion.edge_weight}
+                    figures |= train_step(
+                        training, model, criterion, micro_batches, place=place, clip=config.optim.clip
+                    )
+                    images = min(config.batch_size, len(train_set) - training.batch * config.batch_size)
+                    now = time.perf_counter()
+                    training.count(images, now - start, figures)
+                    start = now
+                    if config.checkpoint_every and training.step % config.checkpoint_every == 0:
+                        save("last.pt")
+                    on_step(images, figures)
+
+                start = time.perf_counter()
                 bar.reset(task, total=len(val_set), description="validation")
+                criterion.edge_weight = full_edge_weight  # one yardstick for all epochs
                 data = batches(val_set, config.batch_size, config.data.workers)
-                validated = evaluate(model, criterion, data, classes=classes, device=device, on_step=on_step)
+                validated = evaluate(training.averaged, criterion, data, classes=classes, place=place, on_step=on_step)
+                trained, seconds = training.means(), training.sums["seconds"]
                 row = {
                     "epoch": epoch,
-                    "lr": rate,
-                    "seconds": time.perf_counter() - start,
-                    "images_per_second": len(train_set) / seconds,
+                    "lr": trained.pop("lr"),
+                    "edge_weight": trained.pop("edge_weight"),
+                    "seconds": seconds + time.perf_counter() - start,
+                    "images_per_second": training.sums["images"] / seconds,
                     **{f"train/{name}": value for name, value in trained.items()},
                     **{f"val/{name}": value for name, value in validated.items()},
                 }
-                files.add_epoch(row)
                 console.print(epoch_line(row, config.epochs))
-                save_checkpoint(folder / "last.pt", checkpoint())
-                if (miou := validated["miou"] or 0.0) > best:
-                    best = miou
-                    save_checkpoint(folder / "best.pt", checkpoint())
-                if epoch in (1, config.epochs) or (config.panel_every and epoch % config.panel_every == 0):
-                    draw_panels(model, criterion, val_set, classes, device, config.panels, files, epoch)
+                miou = validated["miou"] or 0.0
+                is_best, training.best = miou > training.best, max(miou, training.best)
+                training.end_epoch(row)
+                save("last.pt")
+                if is_best:
+                    save("best.pt")
+                if files is not None:
+                    files.add_epoch(row)
+                    if epoch in (1, config.epochs) or (config.panel_every and epoch % config.panel_every == 0):
+                        draw_panels(training.averaged, criterion, val_set, classes, place, config.panels, files, epoch)
         except Interrupted:
-            save_checkpoint(folder / "last.pt", checkpoint())
-            console.print(f"interrupted after step {scheduler.last_epoch}; the weights are in {folder / 'last.pt'}")
+            save("last.pt")
+            console.print(f"interrupted after step {training.step}; resume=auto goes on from {folder / 'last.pt'}")
             return 130
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"epoch {epoch}: {error}") from error
         finally:
-            files.close()
-    console.print(summary(files.history[0], files.history[-1]))
-    console.print(f"best mIoU {best:.1%}; metrics, checkpoints, panels and TensorBoard events are in {folder}")
+            if files is not None:
+                files.close()
+    console.print(summary(training.history[0], training.history[-1]))
+    console.print(f"best mIoU {training.best:.1%}; metrics, checkpoints, panels and TensorBoard events are in {folder}")
     return 0
 
 
@@ -158,6 +211,49 @@ def find_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch raises either, depending on how it was built
         raise ConfigError(f"device: {str(error).splitlines()[0]}") from error
+
+
+def find_place(config: Config, device: torch.device) -> Placement:
+    """Where and how to compute."""
+    if config.precision == "float16" and device.type != "cuda":
+        raise ConfigError(f"precision: float16 needs a CUDA device; expected float32 or bfloat16 on {device.type}")
+    if config.batch_size < config.accumulate * world_size():
+        raise ConfigError(
+            f"batch_size: expected at least accumulate × processes = {config.accumulate} × {world_size()} images"
+            f" but got {config.batch_size}"
+        )
+    memory_format = torch.channels_last if config.channels_last else torch.preserve_format
+    return Placement(device, getattr(torch, config.precision), memory_format)
+
+
+def find_checkpoint(config: Config) -> Path | None:
+    """The checkpoint to go on from, if there is to be one."""
+    if config.resume != "auto":
+        return None if config.resume is None else Path(config.resume)
+    path = Path(config.output) / "last.pt"
+    return path if path.exists() else None
+
+
+def resume(training: Training, source: Path, config: Config, classes: Sequence[str]) -> None:
+    """Go on from a checkpoint.
+
+    Raises:
+        CheckpointError: if it can't be read, or is of another network, other classes, or another order of images.
+    """
+    checkpoint = load_checkpoint(source)
+    try:
+        expected = {"classes": list(classes)}
+        if checkpoint["batch"]:  # its place in the epoch is told in batches
+            expected |= {"seed": config.seed, "batch_size": config.batch_size}
+        for name, value in expected.items():
+            found = checkpoint[name] if name in checkpoint else checkpoint["config"][name]
+            if found != value:
+                raise CheckpointError(f"{source}: expected {name} {value} but got {found}")
+        training.load_state_dict(checkpoint)
+    except KeyError as error:
+        raise CheckpointError(f"{source}: holds weights but no {error} to go on from") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from error
 
 
 def open_data(config: Config) -> tuple[list[str], int, SegmentationFolder, SegmentationFolder]:
@@ -185,7 +281,7 @@ def make_criterion(options: dict[str, Any], num_classes: int, ignore_index: int)
     try:
         if options.get("weight") is not None:
             options["weight"] = torch.tensor(options["weight"], dtype=torch.float32)
-        criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", **options)
+        criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", sync_normalizer=True, **options)
         criterion(torch.zeros(1, num_classes, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss: {error}") from error
@@ -197,7 +293,7 @@ def draw_panels(
     criterion: EdgeAwareLoss,
     dataset: SegmentationFolder,
     classes: Sequence[str],
-    device: torch.device,
+    place: Placement,
     count: int,
     files: RunFiles,
     epoch: int,
@@ -207,11 +303,11 @@ def draw_panels(
     for index in sorted({round(i) for i in np.linspace(0, len(dataset) - 1, count)}):
         image, labels = dataset[index]
         with torch.no_grad():
-            logits = model(image[None].to(device))
+            logits = place.run(model, image[None])
         name = dataset.names[index]
         figure = panel(
             logits,
-            labels[None].to(device),
+            labels[None].to(place.device),
             image=denormalize(image),
             criterion=criterion,
             class_names=classes,
@@ -231,10 +327,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
     options = parser.parse_intermixed_args(arguments)
     try:
-        return train(
-            load_config(options.config, options.overrides), Console(highlight=False, markup=False, soft_wrap=True)
-        )
-    except (ConfigError, DataError, NonFiniteLossError) as error:
+        config = load_config(options.config, options.overrides)
+        with process_group(find_device(config.device)) as device:
+            quiet = rank() != 0
+            return train(config, Console(highlight=False, markup=False, soft_wrap=True, quiet=quiet), device)
+    except (CheckpointError, ConfigError, DataError, NonFiniteLossError) as error:
+        if dist.is_torchelastic_launched():  # torchrun shows which process failed first, and why
+            raise
         print(f"train.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before or after the loop, which has its own way to stop
@@ -242,4 +341,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(record(main)())  # for torchrun, an error goes into its report

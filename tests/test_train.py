@@ -10,73 +10,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
 from PIL import Image
+from small_run import CLASSES, VOID, metrics_of, run_in, write_config
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import compare
 import train
 from edgeloss import EdgeAwareLoss
-from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.config import Config, load_config
 from segkit.data import Augment, SegmentationFolder
-from segkit.engine import batches, lr_factor
+from segkit.engine import MicroBatch, NonFiniteLossError, Placement, Training, batches, lr_factor, train_step
 from segkit.model import UNet
 
 ROOT = Path(__file__).resolve().parent.parent
-VOID = 255
-CLASSES = ["ground", "box", "bar"]
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A configuration with a data set of its own: 5 training and 3 validation images, in batches of 2."""
-    root = tmp_path_factory.mktemp("train")
-    rng = np.random.default_rng(0)
-    colors = np.array([[60, 90, 60], [200, 60, 60], [70, 70, 220]])
-    for split, count in {"train": 5, "val": 3}.items():
-        for kind in ("images", "masks"):
-            (root / split / kind).mkdir(parents=True)
-        for i in range(count):
-            mask = np.zeros((32, 32), np.uint8)
-            top, left = rng.integers(2, 14, 2)
-            mask[top : top + 12, left : left + 12] = 1
-            mask[:, 26:29] = 2
-            image = np.clip(colors[mask] + rng.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
-            mask[:3] = VOID
-            Image.fromarray(image).save(root / split / "images" / f"{split}{i}.png")
-            Image.fromarray(mask).save(root / split / "masks" / f"{split}{i}.png")
-    (root / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(CLASSES)) + f"{VOID} void\n")
-    values = {
-        "output": str(root / "run"),
-        "epochs": 2,
-        "batch_size": 2,
-        "panels": 2,
-        "device": "cpu",
-        "data": {
-            "train": str(root / "train"),
-            "val": str(root / "val"),
-            "classes": str(root / "classes.txt"),
-            "workers": 0,
-        },
-        "model": {"width": 8, "levels": 3},
-    }
-    path = root / "config.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-def run_in(folder: Path, config: Path, *overrides: str) -> int:
-    return train.main(["--config", str(config), f"output={folder}", "panels=0", *overrides])
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """The figures of each epoch, without the clock's."""
-    epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in epochs]
+    return write_config(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +61,7 @@ def test_metrics_csv_and_json_agree(run: Path) -> None:
     terms = {"loss", "cross_entropy", "same_side", "other_side", "edge", "edge_fraction"}
     measures = {"miou", "accuracy", "edge_accuracy", "interior_accuracy"} | {f"iou/{name}" for name in CLASSES}
     expected = {f"train/{name}" for name in terms} | {f"val/{name}" for name in terms | measures}
-    assert rows[0].keys() == expected | {"epoch", "lr", "seconds", "images_per_second"}
+    assert rows[0].keys() == expected | {"epoch", "lr", "edge_weight", "seconds", "images_per_second"}
 
 
 def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
@@ -147,9 +104,9 @@ def test_batches_depend_on_seed_and_epoch_alone(config: Path) -> None:
     dataset = SegmentationFolder(config.parent / "train", num_classes=3, ignore_index=VOID, augment=Augment())
 
     def read(seed: int, epoch: int) -> tuple[list[str], dict[str, torch.Tensor]]:
-        loaded = list(batches(dataset, 2, 0, seed=seed, epoch=epoch))
-        names = [name for batch, _, _ in loaded for name in batch]
-        return names, dict(zip(names, torch.cat([images for _, images, _ in loaded]), strict=True))
+        loaded = [batch for (batch,) in batches(dataset, 2, 0, seed=seed, epoch=epoch)]
+        names = [name for batch in loaded for name in batch.names]
+        return names, dict(zip(names, torch.cat([batch.images for batch in loaded]), strict=True))
 
     first, second, again, other = read(0, 1), read(0, 2), read(0, 1), read(3, 1)
     assert sorted(first[0]) == dataset.names
@@ -170,17 +127,33 @@ def test_learning_lowers_the_loss(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("epoch=3", "epoch"),
-        ("data.trian=x", "data.trian"),
-        ("epochs=many", "epochs"),
+        ("epoch=3", "epoch: no such key; the nearest is epochs"),
+        ("data.trian=x", "data.trian: no such key; the nearest is data.train"),
+        ("lr=1", "lr: no such key; the nearest is optim.lr"),
+        ("epochs=many", "epochs: expected int but got 'many'"),
+        ("epochs=1.5", "epochs: expected int but got 1.5"),
+        ("optim.clip=true", "optim.clip: expected float | None but got True"),
+        ("edge_schedule.kind=steep", "edge_schedule.kind must be one of constant, linear, cosine"),
+        ("edge_schedule.warmup=2", "edge_schedule.warmup must be in [0, 1]"),
+        ("precision=half", "precision must be one of float32, bfloat16, float16"),
+        ("precision=float16", "precision: float16 needs a CUDA device; expected float32 or bfloat16 on cpu"),
+        (
+            "accumulate=3",
+            "batch_size: expected at least accumulate × processes = 3 × 1 images but got 2",
+        ),
+        ("ema=1", "ema must be in [0, 1)"),
+        ("checkpoint_every=-1", "checkpoint_every must be at least 0"),
+        ("resume=nowhere.pt", "no checkpoint at nowhere.pt"),
         ("epochs=0", "epochs"),
-        ("data=4", "data"),
+        ("data=4", "data: expected a section of keys but got 4"),
+        ("data.size=[a,b]", "data.size[0]: expected list[int] | None but got 'a'"),
         ("data.size=[32]", "data.size"),
         ("epochs", "key=value"),
-        ("loss.egde_weight=1", "egde_weight"),
-        ("loss.edge_weight=-1", "edge_weight"),
+        ("loss.egde_weight=1", "loss.egde_weight: no such key; the nearest is loss.edge_weight"),
+        ("loss.edge_weight=-1", "edge_weight: expected a finite number ≥ 0, but got -1"),
+        ("loss.edge_weight=much", "edge_weight: expected a finite number ≥ 0, but got 'much'"),
         ("loss.weight=[1,2]", "weight"),
-        ("loss.reduction=sum", "reduction"),
+        ("loss.reduction=sum", "loss.reduction: the trainer sets it"),
         ("data.train=nowhere", "nowhere"),
         ("data.classes=nowhere.txt", "nowhere.txt"),
         ("data.augment.flip=2", "flip"),
@@ -197,7 +170,10 @@ def test_user_errors_are_one_line(
     assert expected in line
 
 
-@pytest.mark.parametrize(("text", "expected"), [("output: [", "YAML"), ("epochs: 1", "output"), (None, "No such file")])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("output: [", "YAML"), ("epochs: 1", "output"), ("- 1", "expected keys"), (None, "No such file")],
+)
 def test_config_file_errors_are_one_line(
     text: str | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,8 +215,10 @@ def test_configs_set_every_key(name: str) -> None:
     schema = OmegaConf.to_container(OmegaConf.structured(Config))
     assert isinstance(schema, dict)
     assert keys.keys() == schema.keys()
-    for section in ("data", "model", "optim"):
+    for section in ("data", "model", "optim", "edge_schedule"):
         assert keys[section].keys() == schema[section].keys()
+    uncommented = {line.split(":")[0].strip() for line in path.read_text().splitlines() if line and "#" not in line}
+    assert uncommented <= {"data", "model"}  # sections
     assert train.make_criterion(load_config(path).loss, 11, VOID).edge_weight > 0
 
 
@@ -308,6 +286,153 @@ def test_signal_leaves_a_loadable_checkpoint(number: signal.Signals, config: Pat
     assert checkpoint["step"] >= 6
 
 
+def small_training(
+    *, scaler: torch.amp.GradScaler | None = None, ema: float | None = None
+) -> tuple[Training, EdgeAwareLoss, list[MicroBatch]]:
+    """A network with a step to take: gradient descent at rate 1."""
+    network = UNet(3, width=8, levels=2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+    averaged = None if ema is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(ema))
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    training = Training(network, optimizer, LambdaLR(optimizer, lambda step: 1.0), scaler, averaged)
+    labels = torch.zeros(2, 8, 8, dtype=torch.int64)
+    labels[:, 2:5, 3:] = 1
+    return training, EdgeAwareLoss(), [MicroBatch(["a", "b"], torch.randn(2, 3, 8, 8), labels)]
+
+
+CPU = Placement(torch.device("cpu"))
+
+
+def gradient(training: Training) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in training.network.parameters()]
+
+
+def weights(network: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in network.parameters()]
+
+
+def test_a_scaled_loss_gives_the_same_step() -> None:
+    plain, criterion, batch = small_training()
+    scaled, _, _ = small_training(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    load_weights(scaled.network, plain.network.state_dict())
+    for training in (plain, scaled):
+        train_step(training, training.network, criterion, batch, place=CPU, clip=0.1)
+    torch.testing.assert_close(gradient(scaled), gradient(plain))  # clipped after it is scaled back
+    torch.testing.assert_close(weights(scaled.network), weights(plain.network))
+
+
+def test_a_step_of_an_overflown_gradient_is_left_out() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    training, _, batch = small_training(scaler=scaler, ema=0.5)
+    criterion = EdgeAwareLoss(ce_weight=1e3)  # times the scale beyond float32
+    before = weights(training.network)
+    figures = train_step(training, training.network, criterion, batch, place=CPU)
+    assert math.isfinite(figures["loss"])
+    assert training.step == 0
+    assert scaler.get_scale() == 2.0**126
+    torch.testing.assert_close(weights(training.network), before, rtol=0, atol=0)
+    assert training.ema.n_averaged == 0
+    while training.step == 0:  # each halves the scale, until one fits
+        train_step(training, training.network, criterion, batch, place=CPU)
+    assert training.ema.n_averaged == 1
+    assert all(weight.isfinite().all() for weight in weights(training.network))
+
+
+def test_a_gradient_that_is_not_finite_is_told_before_it_reaches_a_weight() -> None:
+    training, criterion, batch = small_training()
+    training.network.head.weight.register_hook(lambda gradient: gradient * math.inf)
+    before = weights(training.network)
+    with pytest.raises(NonFiniteLossError, match=r"the gradient's norm is (inf|nan) at step 1, the loss \d"):
+        train_step(training, training.network, criterion, batch, place=CPU)
+    torch.testing.assert_close(weights(training.network), before, rtol=0, atol=0)
+
+
+def test_clipping_bounds_the_step() -> None:
+    training, criterion, batch = small_training()
+    before = weights(training.network)
+    train_step(training, training.network, criterion, batch, place=CPU, clip=1e-2)
+    steps = [new - old for new, old in zip(weights(training.network), before, strict=True)]
+    assert torch.nn.utils.get_total_norm(steps).item() == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_weights_are_averaged() -> None:
+    training, criterion, batch = small_training(ema=0.9)
+    expected = None
+    for _ in range(3):
+        train_step(training, training.network, criterion, batch, place=CPU)
+        new = weights(training.network)
+        expected = new if expected is None else [0.9 * a + 0.1 * b for a, b in zip(expected, new, strict=True)]
+    torch.testing.assert_close(weights(training.averaged), expected)
+
+
+def test_averaged_weights_are_those_that_are_measured(config: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path / "off", config) == 0
+    assert run_in(tmp_path / "same", config, "ema=0") == 0  # the average of the last weights alone
+    assert run_in(tmp_path / "on", config, "ema=0.9") == 0
+    off, same, on = (metrics_of(tmp_path / name) for name in ("off", "same", "on"))
+    assert off == same
+    for first, second in zip(off, on, strict=True):
+        assert first["train/loss"] == second["train/loss"]
+        assert first["val/loss"] != second["val/loss"]
+
+
+def test_the_edge_weight_rises_as_configured(config: Path, tmp_path: Path) -> None:
+    schedule = ("edge_schedule.kind=linear", "edge_schedule.warmup=1.0", "loss.edge_weight=0.6")
+    assert run_in(tmp_path, config, *schedule, "optim.lr=0") == 0
+    first, second = metrics_of(tmp_path)  # 6 steps: 0, 0.1, 0.2; 0.3, 0.4, 0.5, of 2, 2 and 1 images
+    assert first["edge_weight"] == pytest.approx((0 * 2 + 0.1 * 2 + 0.2) / 5)
+    assert second["edge_weight"] == pytest.approx((0.3 * 2 + 0.4 * 2 + 0.5) / 5)
+    assert first["val/loss"] == second["val/loss"]  # by the full weight, so that epochs can be compared
+
+
+def test_bfloat16_trains(config: Path, tmp_path: Path) -> None:
+    options = ("epochs=8", "optim.lr=0.01")
+    assert run_in(tmp_path / "half", config, *options, "precision=bfloat16") == 0
+    assert run_in(tmp_path / "full", config, *options) == 0
+    half, full = (metrics_of(tmp_path / name) for name in ("half", "full"))
+    assert half[0]["train/loss"] != full[0]["train/loss"]
+    assert half[0]["train/loss"] == pytest.approx(full[0]["train/loss"], rel=2e-2)
+    assert half[-1]["val/loss"] < 0.7 * half[0]["val/loss"]
+    assert {weight.dtype for weight in load_checkpoint(tmp_path / "half" / "last.pt")["model"].values()} == {
+        torch.float32
+    }
+
+
+def test_the_loss_reads_half_precision_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, criterion, batch = small_training()
+    seen = []
+    criterion.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].dtype))
+    place = Placement(torch.device("cpu"), torch.bfloat16)
+    train_step(training, training.network, criterion, batch, place=place)
+    assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("option", ["channels_last=false", "accumulate=2"])
+def test_what_should_change_nothing_changes_nothing(option: str, config: Path, tmp_path: Path, run: Path) -> None:
+    assert run_in(tmp_path, config, option) == 0
+    for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
+        assert got == pytest.approx(expected, rel=1e-2, abs=1e-2)  # but the rounding that AdamW divides by
+
+
+def test_a_compiled_network_trains_as_a_plain_one(
+    config: Path, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_by = []
+    compile_module = torch.nn.Module.compile
+
+    def compile_quickly(module: torch.nn.Module) -> None:  # without code of its own, whose compilation takes minutes
+        compiled_by.append("aot_eager")
+        compile_module(module, backend="aot_eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_quickly)
+    assert run_in(tmp_path, config, "compile=true", "ema=0.5") == 0
+    assert compiled_by == ["aot_eager"]
+    for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
+        assert got["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-2)
+    compiled, plain = (load_checkpoint(folder / "last.pt")["model"] for folder in (tmp_path, run))
+    assert compiled.keys() == plain.keys()
+
+
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (33, 47)])
 def test_unet_takes_any_size(size: tuple[int, int]) -> None:
     assert UNet(7, width=8)(torch.randn(2, 3, *size)).shape == (2, 7, *size)
@@ -317,7 +442,7 @@ def test_lr_rises_then_falls_to_zero() -> None:
     factors = [lr_factor(step, total=100, warmup=10, power=0.9) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert factors.index(max(factors)) == 9
-    assert factors[100] == 0
+    assert factors[100] == lr_factor(101, total=100, warmup=10, power=0.9) == 0
     assert factors[50] == pytest.approx(0.5**0.9)
     assert math.isclose(lr_factor(0, total=5, warmup=0, power=1.0), 1.0)
 

@@ -1,12 +1,14 @@
 """Files that are either the old ones or the new ones, never half of each."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor, nn
 
 
 class CheckpointError(RuntimeError):
@@ -48,8 +50,8 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
         map_location: the device its tensors are put on.
 
     Returns:
-        The checkpoint's dict. A run's has ``model``, ``optimizer``, ``scheduler``, ``epoch``, ``step``, ``config``,
-        ``classes``, ``ignore_index`` and ``metrics``.
+        The checkpoint's dict. A run's has what `segkit.engine.Training.state_dict` tells, ``config``, ``classes`` and
+        ``ignore_index``.
 
     Raises:
         CheckpointError: if there is no such file, or it isn't a checkpoint, or it is damaged.
@@ -63,3 +65,29 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
     if not isinstance(checkpoint, dict) or "model" not in checkpoint:
         raise CheckpointError(f"{path} holds no model")
     return checkpoint
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Put weights into a model, whether or not DistributedDataParallel or torch.compile was around either.
+
+    Args:
+        model: takes the weights, on the device it is on.
+        weights: by name, on any device.
+
+    Raises:
+        CheckpointError: if names or shapes are another model's.
+    """
+    own = {_bare(name): name for name in model.state_dict()}
+    given = {_bare(name): weight for name, weight in weights.items()}
+    for what, names in {"no": own.keys() - given.keys(), "an unknown": given.keys() - own.keys()}.items():
+        if names:
+            raise CheckpointError(f"the weights are of another model: {what} {min(names)}, and so {len(names)} in all")
+    try:
+        model.load_state_dict({own[name]: weight for name, weight in given.items()})
+    except RuntimeError as error:  # of shapes
+        raise CheckpointError(f"the weights are of another model: {str(error).splitlines()[-1].strip()}") from error
+
+
+def _bare(name: str) -> str:
+    """A weight's name without what wrappers put before it."""
+    return re.sub(r"^((module|_orig_mod)\.)+|_orig_mod\.", "", name)

@@ -1,13 +1,22 @@
 """What a training run can be told: dataclasses for the types, YAML for the values, ``key=value`` for the last word."""
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from edgeloss import EdgeAwareLoss
+from segkit.schedule import Kind
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+SECTION = "a section of keys"
+OURS = ("ignore_index", "reduction", "sync_normalizer")  # arguments of the loss that the trainer sets
 
 
 class ConfigError(ValueError):
@@ -55,20 +64,36 @@ class OptimConfig:
 
 
 @dataclass
+class EdgeScheduleConfig:
+    """How the edge terms come in; the arguments of `segkit.schedule.edge_weight`."""
+
+    kind: str = "constant"
+    warmup: float = 0.0
+
+
+@dataclass
 class Config:
     """A training run; every field is explained in ``configs/shapes.yaml``."""
 
     output: str = MISSING
     overwrite: bool = False
+    resume: str | None = None
+    checkpoint_every: int = 0
     seed: int = 0
     device: str = "auto"
+    precision: str = "float32"
+    channels_last: bool = True
+    compile: bool = False
     epochs: int = 10
     batch_size: int = 8
+    accumulate: int = 1
+    ema: float | None = None
     panels: int = 4
     panel_every: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    edge_schedule: EdgeScheduleConfig = field(default_factory=EdgeScheduleConfig)
     loss: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,6 +103,12 @@ class Config:
             "seed must be at least 0": self.seed >= 0,
             "epochs must be at least 1": self.epochs >= 1,
             "batch_size must be at least 1": self.batch_size >= 1,
+            "accumulate must be at least 1": self.accumulate >= 1,
+            "checkpoint_every must be at least 0": self.checkpoint_every >= 0,
+            "ema must be in [0, 1)": self.ema is None or 0 <= self.ema < 1,
+            f"precision must be one of {', '.join(PRECISIONS)}": self.precision in PRECISIONS,
+            f"edge_schedule.kind must be one of {', '.join(get_args(Kind))}": self.edge_schedule.kind in get_args(Kind),
+            "edge_schedule.warmup must be in [0, 1]": 0 <= self.edge_schedule.warmup <= 1,
             "data.size must be [height, width], both at least 1": size is None or (len(size) == 2 and min(size) > 0),
             "data.augment.scale must be [low, high]": augment is None or len(augment.scale) == 2,
             "model.width must be a positive multiple of 8": self.model.width > 0 and self.model.width % 8 == 0,
@@ -102,12 +133,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: if the file can't be read, a key is unknown or missing, or a value has the wrong type.
     """
     origin = str(path)  # what is being read when an error comes
+    layer: Any = None
     try:
-        config = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
-        for origin in overrides:  # one by one, so that an error can name the one it comes from
-            if "=" not in origin:
+        config: Any = OmegaConf.structured(Config)
+        for origin in (str(path), *overrides):  # one by one, so that an error can name the one it comes from
+            if layer is not None and "=" not in origin:
                 raise ConfigError(f"{origin}: expected key=value")
-            config = OmegaConf.merge(config, OmegaConf.from_dotlist([origin]))
+            layer = OmegaConf.load(path) if layer is None else OmegaConf.from_dotlist([origin])
+            if not isinstance(layer, DictConfig):
+                raise ConfigError(f"{origin}: expected keys with values but got {layer}")
+            for key in (key for key, kind in keys().items() if kind == SECTION):
+                if not isinstance(value := OmegaConf.select(layer, key), DictConfig | None):
+                    raise ConfigError(f"{origin}: {key}: expected {SECTION} but got {value!r}")
+            config = OmegaConf.merge(config, layer)
+            for name in config.loss.keys() - loss_keys().keys():
+                raise ConfigError(f"{origin}: {_unknown(f'loss.{name}')}")
         origin = str(path)
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise ConfigError(f"{origin}: no value for {', '.join(missing)}")
@@ -116,8 +156,41 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{origin}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+    except ConfigKeyError as error:
+        raise ConfigError(f"{origin}: {_unknown(error.full_key)}") from error
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        raise ConfigError(f"{origin}: {key}{str(error).splitlines()[0]}") from error
+        if kind := keys().get((error.full_key or "").partition("[")[0]):
+            value = OmegaConf.select(layer, error.full_key)
+            raise ConfigError(f"{origin}: {error.full_key}: expected {kind} but got {value!r}") from error
+        raise ConfigError(f"{origin}: {str(error).splitlines()[0]}") from error
     assert isinstance(result, Config)
     return result
+
+
+def keys(section: type = Config, prefix: str = "") -> dict[str, str]:
+    """The keys of the configuration, those of its sections behind a dot, and the types of their values."""
+    found = {}
+    for key in fields(section):
+        found[prefix + key.name] = key.type.__name__ if isinstance(key.type, type) else str(key.type)
+        for part in (key.type, *get_args(key.type)):
+            if is_dataclass(part):
+                found |= {prefix + key.name: SECTION} | keys(part, f"{prefix}{key.name}.")
+    return found | {f"loss.{name}": kind for name, kind in loss_keys().items()}
+
+
+def loss_keys() -> dict[str, str]:
+    """The keys of the section of the loss, and the types of their values."""
+    parameters = inspect.signature(EdgeAwareLoss).parameters.items()
+    return {name: str(parameter.annotation) for name, parameter in parameters if name not in OURS}
+
+
+def _unknown(key: str) -> str:
+    """What to say of a key that isn't one."""
+    section, _, name = key.rpartition(".")
+    if section == "loss" and name in OURS:
+        return f"{key}: the trainer sets it"
+
+    def likeness(known: str) -> float:  # to the whole key, or to its last part alone: a section is easily forgotten
+        return max(SequenceMatcher(None, key, text).ratio() for text in (known, known.rpartition(".")[2]))
+
+    return f"{key}: no such key; the nearest is {max(keys(), key=likeness)}"

@@ -1,26 +1,67 @@
-"""One epoch of training, one pass of evaluation, and a way to stop between two steps."""
+"""One step of training, one pass of evaluation, and a way to stop between two steps."""
 
 import math
 import random
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import loss_maps, normalizers
+from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
+from segkit.checkpoint import load_weights
 from segkit.data import SegmentationFolder
+from segkit.distributed import gather, rank, sum_over_ranks, world_size
 
-OnStep = Callable[[int, dict[str, float]], None]  # takes a batch's number of images and, in training, its loss terms
-Batches = Iterable[tuple[list[str], Tensor, Tensor]]  # names, images [B, 3, H, W], labels [B, H, W]
+
+class MicroBatch(NamedTuple):
+    """Images that go through the network together.
+
+    Attributes:
+        names: of the images; none if this one only keeps step with the other processes: its labels are all void then,
+            and it counts in nothing.
+        images: [B, 3, H, W].
+        labels: [B, H, W].
+    """
+
+    names: list[str]
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a network computes, and how.
+
+    Attributes:
+        device: where.
+        dtype: of autocast; float32 for none.
+        memory_format: of the images.
+    """
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.preserve_format
+
+    def run(self, model: nn.Module, images: Tensor) -> Tensor:
+        """The logits of images that lie anywhere; of `dtype`, which the loss reads as it is."""
+        images = images.to(self.device, non_blocking=True, memory_format=self.memory_format)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits: Tensor = model(images)
+        return logits
 
 
 class DataError(ValueError):
@@ -39,8 +80,8 @@ class Interrupted(Exception):  # noqa: N818  (not an error: the user asked for i
 def stop_on_signals() -> Iterator[Callable[[], None]]:
     """Turn Ctrl-C and SIGTERM into `Interrupted`, raised only where the loop calls the function this yields.
 
-    So no optimizer step is cut in half. A second signal meets the handler that was there before, and so ends a run that
-    hangs.
+    So no optimizer step is cut in half, and all processes stop after the same one, whichever got the signal. A second
+    signal meets the handler that was there before, and so ends a run that hangs.
     """
     received: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -50,7 +91,7 @@ def stop_on_signals() -> Iterator[Callable[[], None]]:
         signal.signal(number, before[signal.Signals(number)])
 
     def check() -> None:
-        if received:
+        if sum_over_ranks([len(received)])[0]:
             raise Interrupted
 
     for number in before:
@@ -62,8 +103,18 @@ def stop_on_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the generators of Python, NumPy and PyTorch."""
+def seed_everything(seed: int, *position: int) -> None:
+    """Seed the generators of Python, NumPy and PyTorch.
+
+    Called before each step with its position it makes what the step draws, such as the masks of a dropout, depend
+    on nothing that ran before: a resumed run needs no state of any generator.
+
+    Args:
+        seed: ≥ 0.
+        position: further numbers ≥ 0, which give another seed each.
+    """
+    if position:
+        seed = int(np.random.SeedSequence((seed, *position)).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -71,45 +122,75 @@ def seed_everything(seed: int) -> None:
 
 def lr_factor(step: int, *, total: int, warmup: int, power: float) -> float:
     """Share of the full learning rate at a step: a linear rise, times a polynomial fall to 0 at `total`."""
-    return min(1.0, (step + 1) / max(warmup, 1)) * math.pow(1 - step / total, power)
+    left = max(0.0, 1 - step / total)  # a run that goes on with larger batches has planned fewer steps than it takes
+    return min(1.0, (step + 1) / max(warmup, 1)) * math.pow(left, power)
 
 
 def batches(
-    dataset: SegmentationFolder, size: int, workers: int, *, seed: int | None = None, epoch: int = 0
-) -> Iterator[tuple[list[str], Tensor, Tensor]]:
-    """Load a data set once, batch by batch.
+    dataset: SegmentationFolder,
+    size: int,
+    workers: int,
+    *,
+    seed: int | None = None,
+    epoch: int = 0,
+    accumulate: int = 1,
+    skip: int = 0,
+) -> Iterator[list[MicroBatch]]:
+    """Load a data set once, batch by batch: of each the share of this process.
 
-    Order and augmentation depend on `seed` and `epoch` alone, not on what ran before.
+    Order and augmentation depend on `seed` and `epoch` alone, not on what ran before nor on how many processes there
+    are.
 
     Args:
         dataset: the images and masks.
-        size: images in a batch; the last batch may have fewer.
+        size: images in a batch, over all processes; the last batch may have fewer.
         workers: processes that read ahead; 0 reads in this one.
         seed: of the order; None keeps the data set's own.
         epoch: the epoch.
+        accumulate: parts of this process's share.
+        skip: batches to leave out at the beginning, without reading them.
 
     Yields:
-        Names, images [B, 3, H, W] and labels [B, H, W].
+        The micro-batches of a batch.
 
     Raises:
         DataError: if a file can't be used.
     """
     order = np.arange(len(dataset)) if seed is None else np.random.default_rng((seed, epoch)).permutation(len(dataset))
     dataset.set_epoch(epoch)
-    indices = [order[start : start + size].tolist() for start in range(0, len(order), size)]
+    steps = [share(order[start : start + size].tolist(), accumulate) for start in range(0, len(order), size)][skip:]
+    parts = [part for step in steps for part in step]
     loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
         dataset,
-        batch_sampler=indices,
+        batch_sampler=[part or [0] for part in parts],
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_leave_signals_to_the_main_process,
+        generator=torch.Generator().manual_seed(seed or 0),  # the workers' seeds take nothing from the global generator
     )
+    loaded = zip(parts, loader, strict=True)
     try:
-        for batch, (images, labels) in zip(indices, loader, strict=True):
-            yield [dataset.names[index] for index in batch], images, labels
+        for step in steps:
+            micro_batches = []
+            for part, (images, labels) in islice(loaded, len(step)):
+                if not part:
+                    labels.fill_(dataset.ignore_index)
+                micro_batches.append(MicroBatch([dataset.names[index] for index in part], images, labels))
+            yield micro_batches
     except (OSError, ValueError) as error:
         # A worker's error comes with the worker's traceback; its last line is the message.
         raise DataError(str(error).strip().splitlines()[-1]) from error
+
+
+def share(batch: list[int], accumulate: int) -> list[list[int]]:
+    """The images of a batch that this process takes, in micro-batches.
+
+    Every process gets equally many of these, since each waits for the others once a micro-batch; where images run out
+    they are empty.
+    """
+    mine = batch[rank() :: world_size()]
+    parts = min(accumulate, math.ceil(len(batch) / world_size()))
+    return [mine[part::parts] for part in range(parts)]
 
 
 def _leave_signals_to_the_main_process(worker: int) -> None:
@@ -120,78 +201,186 @@ def _leave_signals_to_the_main_process(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def train_epoch(
+@dataclass
+class Training:
+    """All that training changes, and so what a checkpoint holds.
+
+    Attributes:
+        network: images to logits, without any wrapper.
+        optimizer: of its parameters.
+        scheduler: of the optimizer's learning rate, stepped after each of its steps.
+        scaler: of the loss, for float16; a disabled one changes nothing.
+        ema: exponential moving average of the weights; None for none.
+        epoch: complete epochs.
+        batch: batches of the epoch under way that are done.
+        sums: over these batches: of figures times images, of images, of seconds.
+        history: the figures of each complete epoch.
+        best: the highest mean IoU so far.
+    """
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    scaler: torch.amp.GradScaler
+    ema: AveragedModel | None = None
+    epoch: int = 0
+    batch: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    history: list[Mapping[str, float | None]] = field(default_factory=list)
+    best: float = -1.0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return self.scheduler.last_epoch
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The network to measure and to use: the one with averaged weights where there is one."""
+        return self.network if self.ema is None else self.ema.module
+
+    def count(self, images: int, seconds: float, figures: Mapping[str, float]) -> None:
+        """Note a batch that is done."""
+        self.batch += 1
+        for name, value in {**{name: value * images for name, value in figures.items()}, "images": images}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.sums["seconds"] = self.sums.get("seconds", 0.0) + seconds
+
+    def means(self) -> dict[str, float]:
+        """The figures of the epoch under way, averaged over its images."""
+        return {k: v / self.sums["images"] for k, v in self.sums.items() if k not in ("images", "seconds")}
+
+    def end_epoch(self, row: Mapping[str, float | None]) -> None:
+        """Note an epoch that is done."""
+        self.history.append(row)
+        self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values alone."""
+        return {
+            "model": self.network.state_dict(),
+            "ema": None if self.ema is None else self.ema.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "step": self.step,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "sums": self.sums,
+            "history": self.history,
+            "metrics": self.history[-1] if self.history else None,
+            "best": self.best,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            CheckpointError: if the weights are another network's.
+        """
+        load_weights(self.network, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.ema is not None:  # a run that begins to average begins with the weights it has
+            load_weights(self.ema.module, state["ema"] or state["model"])
+            self.ema.n_averaged.fill_(state["step"])
+        for name in ("epoch", "batch", "sums", "history", "best"):
+            setattr(self, name, state[name])
+
+
+def train_step(
+    training: Training,
     model: nn.Module,
     criterion: EdgeAwareLoss,
-    optimizer: torch.optim.Optimizer,
-    scheduler: LRScheduler,
-    data: Batches,
+    micro_batches: Sequence[MicroBatch],
     *,
-    device: torch.device,
-    clip: float | None,
-    on_step: OnStep,
+    place: Placement,
+    clip: float | None = None,
 ) -> dict[str, float]:
-    """Train for one pass over the data.
+    """Take one optimizer step, with the gradient of the whole batch: of all micro-batches of all processes.
 
     Args:
-        model: images to logits.
-        criterion: the loss.
-        optimizer: of the model's parameters.
-        scheduler: stepped after each optimizer step.
-        data: names, images and labels of each batch.
-        device: where the model is.
+        training: what changes.
+        model: the network of `training`, or the DistributedDataParallel around it.
+        criterion: the loss, with ``sync_normalizer=True`` where there are several processes.
+        micro_batches: this process's share of the batch.
+        place: where and how to compute.
         clip: largest norm of the gradient; None leaves it as it is.
-        on_step: called after each step.
 
     Returns:
-        The loss and its terms, averaged over the images.
+        The loss and its terms, of the whole batch.
 
     Raises:
-        NonFiniteLossError: at the first loss that is nan or infinite, before it reaches the weights.
+        NonFiniteLossError: on every process, if loss or gradient is nan or infinite, before it reaches a weight. With
+            a gradient scaler an infinite gradient raises none: the step is left out, and the next is scaled less.
     """
     model.train()
-    sums: dict[str, float] = defaultdict(float)
-    seen = 0
-    for step, (names, images, labels) in enumerate(data, start=1):
-        loss, terms = criterion(model(images.to(device)), labels.to(device), return_terms=True)
-        values = {"loss": loss.item()} | {name: term.item() for name, term in terms.items()}
-        if not math.isfinite(values["loss"]):
-            raise NonFiniteLossError(f"the loss is {values['loss']} at step {step} on the images {', '.join(names)}")
-        optimizer.zero_grad()
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        scheduler.step()
-        for name, value in values.items():
-            sums[name] += value * len(images)
-        seen += len(images)
-        on_step(len(images), values)
-    return {name: value / seen for name, value in sums.items()}
+    training.optimizer.zero_grad()
+    targets = [labels.to(place.device, non_blocking=True) for _, _, labels in micro_batches]
+    normalizer = None
+    if len(targets) > 1:  # the denominators of the sum of all parts, so that the parts' losses add up to the whole's
+        options = {"weight": criterion.weight, "ignore_index": criterion.ignore_index, "radius": criterion.radius}
+        counts = [torch.stack(normalizers(target, **options)) for target in targets]
+        normalizer = torch.stack(counts).sum(0).unbind()
+    totals = []  # of each micro-batch
+    for i, ((_, images, _), target) in enumerate(zip(micro_batches, targets, strict=True), start=1):
+        is_last = i == len(targets)
+        # The processes exchange gradients once a step, when the last part has added its own.
+        with nullcontext() if is_last or not isinstance(model, DistributedDataParallel) else model.no_sync():
+            loss, terms = criterion(place.run(model, images), target, normalizer=normalizer, return_terms=True)
+            training.scaler.scale(loss).backward()
+        valid = (target != criterion.ignore_index).sum()
+        edges = terms.pop("edge_fraction") * valid
+        totals.append(torch.stack([loss.detach(), *terms.values(), edges, valid]))
+    training.scaler.unscale_(training.optimizer)
+    norm = nn.utils.clip_grad_norm_(training.network.parameters(), math.inf if clip is None else clip)
+
+    # One read from the device a step, for all that the host wants to know.
+    own_loss, *others, norm = torch.stack([*torch.stack(totals).sum(0), norm]).tolist()
+    total_loss, *means, edges, valid = sum_over_ranks([own_loss, *others])
+    # DDP averages over the processes, and so the loss of each is its part of the whole's times their number.
+    figures = {name: value / world_size() for name, value in zip(["loss", *terms], [total_loss, *means], strict=True)}
+    figures["edge_fraction"] = edges / max(valid, 1)
+    is_finite = math.isfinite(figures["loss"])
+    if not is_finite or not (math.isfinite(norm) or training.scaler.is_enabled()):
+        where = f"at step {training.batch + 1}"
+        if is_finite:
+            raise NonFiniteLossError(f"the gradient's norm is {norm} {where}, the loss {figures['loss']}")
+        names = gather([] if math.isfinite(own_loss) else [name for batch in micro_batches for name in batch.names])
+        raise NonFiniteLossError(f"the loss is {figures['loss']} {where} on the images {', '.join(names)}")
+    if math.isfinite(norm):
+        training.scaler.step(training.optimizer)
+        training.scheduler.step()
+        if training.ema is not None:
+            training.ema.update_parameters(training.network)
+    training.scaler.update()
+    return figures
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
     criterion: EdgeAwareLoss,
-    data: Batches,
+    data: Iterable[Sequence[MicroBatch]],
     *,
     classes: Sequence[str],
-    device: torch.device,
-    on_step: OnStep = lambda images, terms: None,
+    place: Placement,
+    on_step: Callable[[int], None] = lambda images: None,
 ) -> dict[str, float | None]:
     """Measure a model on a whole data set, as if all of it were one batch: sums over sums, no mean of means.
 
-    Edge pixels are those with a neighbour (of 8) of another class, whatever the criterion's own radius: one yardstick
-    for every loss.
+    Several processes measure their shares, and each returns the figures of the whole. Edge pixels are those with a
+    neighbour (of 8) of another class, whatever the criterion's own radius: one yardstick for every loss.
 
     Args:
         model: images to logits.
         criterion: the loss; with ``reduction="mean"``.
-        data: names, images and labels of each batch.
+        data: what `batches` yields.
         classes: the classes' names.
-        device: where the model is.
-        on_step: called after each batch.
+        place: where and how to compute.
+        on_step: called after each batch with the number of images.
 
     Returns:
         ``loss`` and its terms; ``accuracy``, ``edge_accuracy`` and ``interior_accuracy``, the share of right labels
@@ -203,12 +392,14 @@ def evaluate(
     """
     model.eval()
     ignore = criterion.ignore_index
-    iou = MulticlassJaccardIndex(len(classes), average="none", ignore_index=ignore, zero_division=math.nan).to(device)
+    iou = MulticlassJaccardIndex(len(classes), average="none", ignore_index=ignore, zero_division=math.nan)
+    iou = iou.to(place.device)  # it adds up over the processes by itself
+    options = {**criterion.options(), "sync_normalizer": False}
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # numerator and denominator
-    for _, images, labels in data:
-        labels = labels.to(device)
-        logits = model(images.to(device))
-        _, terms = criterion(logits, labels, return_terms=True)
+    for names, images, labels in chain.from_iterable(data):
+        labels = labels.to(place.device)
+        logits = place.run(model, images)
+        _, terms = edge_aware_loss(logits, labels, **options, return_terms=True)
         weight, edges = normalizers(labels, weight=criterion.weight, ignore_index=ignore, radius=criterion.radius)
         valid = labels != ignore
         border = loss_maps(logits, labels, ignore_index=ignore).edge_mask
@@ -226,9 +417,10 @@ def evaluate(
         }.items():
             sums[name][0] += part.item()
             sums[name][1] += whole.item()
-        on_step(len(images), {})
+        on_step(len(names))
 
-    result = {name: part / whole if whole else None for name, (part, whole) in sums.items()}
+    numbers = iter(sum_over_ranks(list(chain.from_iterable(sums.values()))))
+    result = {name: part / whole if whole else None for name, part, whole in zip(sums, numbers, numbers, strict=False)}
     loss = criterion.ce_weight * (result["cross_entropy"] or 0.0) + criterion.edge_weight * (result["edge"] or 0.0)
     if not math.isfinite(loss):
         raise NonFiniteLossError(f"the validation loss is {loss}")

@@ -40,7 +40,7 @@ class UNet(nn.Module):
         image: Tensor,  # [B, in_channels, H, W]
     ) -> Tensor:  # [B, num_classes, H, W]
         """Compute the logits of every pixel."""
-        x = image.contiguous(memory_format=torch.channels_last)  # convolutions are a good part faster this way
+        x = image
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             # Rounding up keeps at least one pixel however small the image is.

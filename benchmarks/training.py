@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Time the trainer: images per second of one process and of several, and the loss's share of a training step.
+
+Each process gets one thread and reads its images itself. The speed is that of the last epoch of a run of train.py, so
+that reading and all else is in it; the loss is timed alone, forward and backward, on a batch's own logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from speed import processor
+from torch.optim.lr_scheduler import ConstantLR
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import train  # noqa: E402
+from segkit.config import Config, load_config  # noqa: E402
+from segkit.engine import Training, batches, train_step  # noqa: E402
+from segkit.model import UNet  # noqa: E402
+
+EXAMPLE = (
+    "example: python benchmarks/training.py --config configs/camvid.yaml --output benchmarks/results/training.json"
+)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="of train.py")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="default: 1 2")
+    parser.add_argument("--epochs", type=int, default=2, help="of each run (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="timed for the loss's share (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
+    return parser.parse_intermixed_args()
+
+
+def images_per_second(processes: int, config: Path, overrides: list[str]) -> float:
+    """The speed of training in so many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        command += [str(ROOT / "examples" / "train.py"), "--config", str(config), *overrides]
+        command += [f"output={folder}", "overwrite=true", "panels=0", "data.workers=0"]
+        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        rate: float = json.loads((Path(folder) / "metrics.json").read_text())["epochs"][-1]["images_per_second"]
+        return rate
+
+
+def median_seconds(call: Callable[[], object], times: int) -> float:
+    """How long a call takes, after one that isn't counted."""
+    seconds = []
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def step_and_loss(config: Config, times: int) -> tuple[float, float]:
+    """Seconds of a training step on the first batch, and of the loss in it."""
+    torch.set_num_threads(1)
+    device = train.find_device(config.device)
+    place = train.find_place(config, device)
+    classes, void, dataset, _ = train.open_data(config)
+    criterion = train.make_criterion(config.loss, len(classes), void).to(device)
+    network = UNet(len(classes), width=config.model.width, levels=config.model.levels)
+    network.to(device, memory_format=place.memory_format)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config.optim.lr)
+    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
+    training = Training(network, optimizer, ConstantLR(optimizer), scaler)
+    step = next(batches(dataset, config.batch_size, 0, seed=config.seed, accumulate=config.accumulate))
+    pairs = [(place.run(network, part.images).detach().requires_grad_(), part.labels.to(device)) for part in step]
+
+    def loss_alone() -> None:
+        for logits, labels in pairs:
+            criterion(logits, labels, return_terms=True)[0].backward()
+
+    whole = median_seconds(lambda: train_step(training, network, criterion, step, place=place), times)
+    return whole, median_seconds(loss_alone, times)
+
+
+def main() -> None:
+    """Time, and print a table."""
+    options = parse()
+    config = load_config(options.config, options.overrides)
+    whole, loss = step_and_loss(config, options.steps)
+    overrides = [*options.overrides, f"epochs={options.epochs}"]
+    speeds = {count: images_per_second(count, options.config, overrides) for count in options.processes}
+    result = {
+        "machine": processor(),
+        "torch": torch.__version__,
+        "config": str(options.config),
+        "overrides": options.overrides,
+        "images_per_second": speeds,
+        "step_seconds": whole,
+        "loss_seconds": loss,
+        "loss_share": loss / whole,
+    }
+    print(f"\n{result['machine']}, torch {result['torch']}, {options.config}\n")
+    print("| processes | images/s | of one |\n|---|---|---|")
+    first = next(iter(speeds.values()))
+    for count, speed in speeds.items():
+        print(f"| {count} | {speed:.1f} | {speed / first:.2f} × |")
+    print(f"\nA step of {config.batch_size} images takes {whole:.3f} s, of it {loss / whole:.1%} the loss.")
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A training small enough for a test: its data, its configuration, its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+import train
+
+VOID = 255
+CLASSES = ["ground", "box", "bar"]
+
+
+def write_config(root: Path) -> Path:
+    """A configuration with a data set of its own: 5 training and 3 validation images, in batches of 2."""
+    rng = np.random.default_rng(0)
+    colors = np.array([[60, 90, 60], [200, 60, 60], [70, 70, 220]])
+    for split, count in {"train": 5, "val": 3}.items():
+        for kind in ("images", "masks"):
+            (root / split / kind).mkdir(parents=True)
+        for i in range(count):
+            mask = np.zeros((32, 32), np.uint8)
+            top, left = rng.integers(2, 14, 2)
+            mask[top : top + 12, left : left + 12] = 1
+            mask[:, 26:29] = 2
+            image = np.clip(colors[mask] + rng.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
+            mask[:3] = VOID
+            Image.fromarray(image).save(root / split / "images" / f"{split}{i}.png")
+            Image.fromarray(mask).save(root / split / "masks" / f"{split}{i}.png")
+    (root / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(CLASSES)) + f"{VOID} void\n")
+    values = {
+        "output": str(root / "run"),
+        "epochs": 2,
+        "batch_size": 2,
+        "panels": 2,
+        "device": "cpu",
+        "data": {
+            "train": str(root / "train"),
+            "val": str(root / "val"),
+            "classes": str(root / "classes.txt"),
+            "workers": 0,
+        },
+        "model": {"width": 8, "levels": 3},
+    }
+    path = root / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def run_in(folder: Path, config: Path, *overrides: str) -> int:
+    """Train in this process, without panels; the exit code."""
+    return train.main(["--config", str(config), f"output={folder}", "panels=0", *overrides])
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """The figures of each epoch, without the clock's."""
+    epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in epochs]

@@ -1,0 +1,238 @@
+"""A training that is stopped and goes on gives, bit for bit, what one gives that never stopped."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_run import metrics_of, run_in, write_config
+from torch import nn
+
+import train
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from segkit.engine import Interrupted
+from segkit.model import UNet
+
+ROOT = Path(__file__).resolve().parent.parent
+# All that has a state: AdamW, averaged weights, both schedules, parts of a batch. 2 epochs of 3 steps, and of 2 batches
+# of validation.
+OPTIONS = ("ema=0.9", "optim.clip=1", "accumulate=2", "edge_schedule.kind=cosine", "edge_schedule.warmup=0.7")
+
+
+class Dropping(UNet):
+    """A network that draws random numbers in each step."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Put a dropout before the last layer."""
+        super().__init__(*arguments, **options)
+        self.head = nn.Sequential(nn.Dropout2d(0.5), self.head)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def straight(config: Path) -> Path:
+    """A run that never stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "UNet", Dropping)
+        assert run_in(config.parent / "straight", config, *OPTIONS) == 0
+    return config.parent / "straight"
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Chooses the step after which, as after a signal, runs stop."""
+    monkeypatch.setattr(train, "UNet", Dropping)
+
+    def choose(steps: int) -> None:
+        @contextmanager
+        def stop() -> Iterator[Callable[[], None]]:
+            left = [steps]
+
+            def check() -> None:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Interrupted
+
+            yield check
+
+        monkeypatch.setattr(train, "stop_on_signals", stop)
+
+    return choose
+
+
+def assert_equal_runs(folder: Path, expected: Path) -> None:
+    assert metrics_of(folder) == metrics_of(expected)
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    for name in ("last.pt", "best.pt"):
+        assert plain(load_checkpoint(folder / name)) == plain(load_checkpoint(expected / name))
+
+
+def plain(value: Any) -> Any:
+    """What a checkpoint holds, in a form that == compares bit by bit, without clock and output folder."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items() if k not in ("config", "seconds", "images_per_second")}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+# Within an epoch, at its end, in validation, after it: every step of both epochs; some with workers that read ahead.
+@pytest.mark.parametrize(("steps", "workers"), [*((n, 0) for n in range(1, 11)), (2, 2), (7, 2)])
+def test_stopped_once(
+    steps: int, workers: int, config: Path, tmp_path: Path, straight: Path, stop_after: Callable[[int], None]
+) -> None:
+    stop_after(steps)
+    assert run_in(tmp_path, config, f"data.workers={workers}", *OPTIONS) == 130
+    stop_after(0)
+    assert run_in(tmp_path, config, f"data.workers={workers}", "resume=auto", *OPTIONS) == 0
+    assert_equal_runs(tmp_path, straight)
+
+
+def test_stopped_again_and_again(
+    config: Path, tmp_path: Path, straight: Path, stop_after: Callable[[int], None]
+) -> None:
+    stop_after(3)
+    places = []
+    while run_in(tmp_path, config, "resume=auto", *OPTIONS) == 130:
+        checkpoint = load_checkpoint(tmp_path / "last.pt")
+        places.append((checkpoint["epoch"], checkpoint["batch"]))
+    assert places == [(0, 3), (1, 1), (1, 3)]
+    assert_equal_runs(tmp_path, straight)
+
+
+def test_another_folder_goes_on_from_a_checkpoint(
+    config: Path, tmp_path: Path, straight: Path, stop_after: Callable[[int], None]
+) -> None:
+    stop_after(4)
+    assert run_in(tmp_path / "a", config, *OPTIONS) == 130
+    stop_after(0)
+    assert run_in(tmp_path / "b", config, f"resume={tmp_path / 'a' / 'last.pt'}", *OPTIONS) == 0
+    assert plain(load_checkpoint(tmp_path / "b" / "last.pt")) == plain(load_checkpoint(straight / "last.pt"))
+    assert load_checkpoint(tmp_path / "a" / "last.pt")["step"] == 3
+
+
+def test_a_finished_run_stays_as_it_is(config: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path, config, "resume=auto", "epochs=1") == 0  # nothing to go on from: a new run
+    before = (tmp_path / "last.pt").read_bytes()
+    assert run_in(tmp_path, config, "resume=auto", "epochs=1") == 0
+    assert (tmp_path / "last.pt").read_bytes() == before
+    assert run_in(tmp_path, config, "resume=auto", "epochs=2") == 0  # longer
+    assert [row["epoch"] for row in metrics_of(tmp_path)] == [1, 2]
+
+
+# Trains as the command does, but the third writing of a checkpoint stands still halfway.
+HALFWAY = """
+import sys, time, torch, train
+write, written = torch.save, []
+def save(value, file):
+    written.append(value)
+    if len(written) < 3:
+        return write(value, file)
+    import io
+    whole = io.BytesIO()
+    write(value, whole)
+    file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+    file.flush()
+    print("halfway", flush=True)
+    time.sleep(600)
+torch.save = save
+train.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_killed_while_it_writes_a_checkpoint(config: Path, tmp_path: Path) -> None:
+    options = ("checkpoint_every=1", "data.workers=1")
+    command = [sys.executable, "-c", HALFWAY, "--config", str(config), f"output={tmp_path}", "panels=0", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "examples"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert "halfway\n" in iter(process.stdout.readline, "")
+        process.kill()
+    assert (tmp_path / "last.pt.tmp").exists()
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 2
+    assert run_in(tmp_path, config, "resume=auto", *options) == 0
+    assert run_in(tmp_path / "straight", config) == 0
+    assert_equal_runs(tmp_path, tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("batch_size=1", "last.pt: expected batch_size 1 but got 2"),
+        ("seed=1", "last.pt: expected seed 1 but got 0"),
+        ("model.width=16", "last.pt: the weights are of another model: size mismatch for "),
+        ("model.levels=2", "last.pt: the weights are of another model: an unknown down.2.0.weight, and so 9 in all"),
+        ("model.levels=4", "last.pt: the weights are of another model: no down.3.0.weight, and so 9 in all"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line(
+    change: str,
+    expected: str,
+    config: Path,
+    tmp_path: Path,
+    stop_after: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stop_after(1)
+    monkeypatch.setattr(train, "UNet", UNet)
+    assert run_in(tmp_path, config) == 130
+    capsys.readouterr()
+    assert run_in(tmp_path, config, "resume=auto", change) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_weights_alone_are_no_run(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_checkpoint(tmp_path / "weights.pt", {"model": {}})
+    assert run_in(tmp_path / "run", config, f"resume={tmp_path / 'weights.pt'}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "weights.pt: holds weights but no 'batch' to go on from" in line
+
+
+def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
+    """The model in what training may put around it; of DistributedDataParallel no more than its name."""
+    model = copy.deepcopy(model)
+    if "compiled" in wrapper:
+        model = torch.compile(model, backend="eager")
+    return nn.ModuleDict({"module": model}) if "distributed" in wrapper else model
+
+
+@pytest.mark.parametrize("of", ["", "compiled", "distributed", "compiled, distributed"])
+@pytest.mark.parametrize("to", ["", "compiled", "distributed", "compiled, distributed"])
+def test_weights_load_with_and_without_wrappers(of: str, to: str) -> None:
+    trained = UNet(3, width=8, levels=2)
+    model = wrapped(UNet(3, width=8, levels=2), to)
+    load_weights(model, wrapped(trained, of).state_dict())
+    for ours, theirs in zip(model.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    weights = UNet(3, width=8).state_dict()
+    del weights["head.bias"]
+    with pytest.raises(CheckpointError, match=r"of another model: no head\.bias, and so 1 in all"):
+        load_weights(UNet(3, width=8), weights)
+
+
+def test_a_run_may_begin_to_average(config: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path, config, "epochs=1") == 0
+    first = load_checkpoint(tmp_path / "last.pt")
+    assert first["ema"] is None
+    assert run_in(tmp_path, config, "epochs=2", "resume=auto", "ema=0.999999") == 0
+    averaged = load_checkpoint(tmp_path / "last.pt")["ema"]  # near where it began
+    for name, weight in first["model"].items():
+        torch.testing.assert_close(averaged[name], weight, rtol=1e-3, atol=1e-4)

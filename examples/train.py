@@ -28,10 +28,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz import panel
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
-from segkit.data import Augment, SegmentationFolder, denormalize, read_classes
+from segkit.data import Augment, SegmentationFolder, read_classes
 from segkit.distributed import process_group, rank, world_size
 from segkit.engine import (
     DataError,
@@ -46,8 +45,11 @@ from segkit.engine import (
     stop_on_signals,
     train_step,
 )
+from segkit.guard import NanGuard
+from segkit.measures import WorstImages
 from segkit.model import UNet
-from segkit.report import RunFiles, epoch_line, prepare_folder, progress_bar, summary
+from segkit.report import RunFiles, draw_panel, epoch_line, prepare_folder, progress_bar, summary
+from segkit.run_report import write_run_report
 from segkit.schedule import edge_weight
 
 EXAMPLES = """\
@@ -121,6 +123,8 @@ def train(config: Config, console: Console, device: torch.device) -> int:
     if source is not None:
         console.print(f"going on from {source}, step {training.step}")
     full_edge_weight = criterion.edge_weight
+    guard = NanGuard(folder, criterion, **asdict(config.guard))
+    worst = None
     with stop_on_signals() as stop_if_asked, progress_bar(console) as bar:
         task = bar.add_task("", terms="")
 
@@ -145,6 +149,7 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                     accumulate=config.accumulate,
                     skip=training.batch,
                 )
+                skipped = guard.skipped
                 start = time.perf_counter()
                 for micro_batches in data:
                     seed_everything(config.seed, epoch, training.batch, rank())
@@ -152,12 +157,24 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                         training.step, config.epochs * steps, weight=full_edge_weight, **asdict(config.edge_schedule)
                     )
                     figures = {"lr": training.scheduler.get_last_lr()[0], "edge_weight": criterion.edge_weight}
-                    figures |= train_step(
-                        training, model, criterion, micro_batches, place=place, clip=config.optim.clip
+                    measured = train_step(
+                        training,
+                        model,
+                        criterion,
+                        micro_batches,
+                        number=(epoch - 1) * steps + training.batch + 1,
+                        place=place,
+                        guard=guard,
+                        clip=config.optim.clip,
+                        shares=config.shares_every > 0 and training.batch % config.shares_every == 0,
                     )
                     images = min(config.batch_size, len(train_set) - training.batch * config.batch_size)
                     now = time.perf_counter()
-                    training.count(images, now - start, figures)
+                    if measured is None:
+                        console.print(f"epoch {epoch}: left out: {guard.message}")
+                        training.count(0, now - start, {})
+                    else:
+                        training.count(images, now - start, figures := figures | measured)
                     start = now
                     if config.checkpoint_every and training.step % config.checkpoint_every == 0:
                         save("last.pt")
@@ -167,7 +184,10 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                 bar.reset(task, total=len(val_set), description="validation")
                 criterion.edge_weight = full_edge_weight  # one yardstick for all epochs
                 data = batches(val_set, config.batch_size, config.data.workers)
-                validated = evaluate(training.averaged, criterion, data, classes=classes, place=place, on_step=on_step)
+                worst = WorstImages(criterion, len(classes), config.worst)
+                validated = evaluate(
+                    training.averaged, criterion, data, classes=classes, place=place, worst=worst, on_step=on_step
+                )
                 trained, seconds = training.means(), training.sums["seconds"]
                 row = {
                     "epoch": epoch,
@@ -175,6 +195,7 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                     "edge_weight": trained.pop("edge_weight"),
                     "seconds": seconds + time.perf_counter() - start,
                     "images_per_second": training.sums["images"] / seconds,
+                    "skipped": guard.skipped - skipped,
                     **{f"train/{name}": value for name, value in trained.items()},
                     **{f"val/{name}": value for name, value in validated.items()},
                 }
@@ -198,6 +219,22 @@ def train(config: Config, console: Console, device: torch.device) -> int:
         finally:
             if files is not None:
                 files.close()
+    if worst is not None and (ranked := worst.ranked()) is not None and is_main:
+        predict = partial(place.run, training.averaged.eval())
+        drawn = [
+            (
+                image,
+                draw_panel(
+                    predict,
+                    criterion,
+                    val_set,
+                    val_set.names.index(image.name),
+                    classes=classes,
+                ),
+            )
+            for image in ranked
+        ]
+        write_run_report(folder, training.history, classes, drawn, config=asdict(config))
     console.print(summary(training.history[0], training.history[-1]))
     console.print(f"best mIoU {training.best:.1%}; metrics, checkpoints, panels and TensorBoard events are in {folder}")
     return 0
@@ -299,21 +336,11 @@ def draw_panels(
     epoch: int,
 ) -> None:
     """Write loss-map pictures of `count` images spread evenly over a data set."""
-    model.eval()
     for index in sorted({round(i) for i in np.linspace(0, len(dataset) - 1, count)}):
-        image, labels = dataset[index]
-        with torch.no_grad():
-            logits = place.run(model, image[None])
         name = dataset.names[index]
-        figure = panel(
-            logits,
-            labels[None].to(place.device),
-            image=denormalize(image),
-            criterion=criterion,
-            class_names=classes,
-            title=f"{name}, epoch {epoch}",
-        )
-        files.add_panel(name, figure, epoch)
+        predict = partial(place.run, model.eval())
+        title = f"{name}, epoch {epoch}"
+        files.add_panel(name, draw_panel(predict, criterion, dataset, index, classes=classes, title=title), epoch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,7 +25,9 @@ from edgeloss import EdgeAwareLoss
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.config import Config, load_config
 from segkit.data import Augment, SegmentationFolder
-from segkit.engine import MicroBatch, NonFiniteLossError, Placement, Training, batches, lr_factor, train_step
+from segkit.engine import MicroBatch, Placement, Training, batches, lr_factor, train_step
+from segkit.guard import NanGuard, NonFiniteLossError
+from segkit.measures import BY_CLASS
 from segkit.model import UNet
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +48,7 @@ def test_run_writes_its_files(run: Path) -> None:
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     (events,) = (name for name in files if name.startswith("tensorboard/events."))
     panels = {f"panels/epoch_{epoch:03d}_val{i}.png" for epoch in (1, 2) for i in (0, 2)}
-    assert files - {events} == {"metrics.csv", "metrics.json", "best.pt", "last.pt"} | panels
+    assert files - {events} == {"metrics.csv", "metrics.json", "report.html", "best.pt", "last.pt"} | panels
 
 
 def test_metrics_csv_and_json_agree(run: Path) -> None:
@@ -59,9 +61,12 @@ def test_metrics_csv_and_json_agree(run: Path) -> None:
     assert rows == report["epochs"]
     assert [row["epoch"] for row in rows] == [1, 2]
     terms = {"loss", "cross_entropy", "same_side", "other_side", "edge", "edge_fraction"}
-    measures = {"miou", "accuracy", "edge_accuracy", "interior_accuracy"} | {f"iou/{name}" for name in CLASSES}
-    expected = {f"train/{name}" for name in terms} | {f"val/{name}" for name in terms | measures}
-    assert rows[0].keys() == expected | {"epoch", "lr", "edge_weight", "seconds", "images_per_second"}
+    measures = {"miou", "accuracy", "edge_accuracy", "interior_accuracy"}
+    measures |= {"boundary_iou", "boundary_iou_narrow", "trimap_iou_3"} | {f"boundary_f1_{r}" for r in (1, 3, 5)}
+    measures |= {f"{kind}/{name}" for kind in BY_CLASS for name in CLASSES}
+    shares = {f"train/gradient_share/{name}" for name in ("cross_entropy", "same_side", "other_side")}
+    expected = shares | {f"train/{name}" for name in terms} | {f"val/{name}" for name in terms | measures}
+    assert rows[0].keys() == expected | {"epoch", "lr", "edge_weight", "seconds", "images_per_second", "skipped"}
 
 
 def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:

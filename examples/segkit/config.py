@@ -72,6 +72,15 @@ class EdgeScheduleConfig:
 
 
 @dataclass
+class GuardConfig:
+    """What to do about a loss or gradient that is not finite; arguments of `segkit.guard.NanGuard`."""
+
+    action: str = "stop"
+    limit: int = 4
+    in_a_row: int = 10
+
+
+@dataclass
 class Config:
     """A training run; every field is explained in ``configs/shapes.yaml``."""
 
@@ -90,10 +99,13 @@ class Config:
     ema: float | None = None
     panels: int = 4
     panel_every: int = 0
+    worst: int = 8
+    shares_every: int = 50
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     edge_schedule: EdgeScheduleConfig = field(default_factory=EdgeScheduleConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     loss: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

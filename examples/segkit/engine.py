@@ -18,13 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 from segkit.checkpoint import load_weights
 from segkit.data import SegmentationFolder
-from segkit.distributed import gather, rank, sum_over_ranks, world_size
+from segkit.distributed import rank, sum_over_ranks, world_size
+from segkit.guard import NanGuard, NonFiniteLossError
+from segkit.measures import WorstImages, flatten, gradient_shares, validation_metrics
 
 
 class MicroBatch(NamedTuple):
@@ -66,10 +67,6 @@ class Placement:
 
 class DataError(ValueError):
     """An image or mask that can't be used, told in one line."""
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss became nan or infinite."""
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: the user asked for it)
@@ -214,6 +211,7 @@ class Training:
         epoch: complete epochs.
         batch: batches of the epoch under way that are done.
         sums: over these batches: of figures times images, of images, of seconds.
+        images: over these batches, of those that each figure was measured on.
         history: the figures of each complete epoch.
         best: the highest mean IoU so far.
     """
@@ -226,6 +224,7 @@ class Training:
     epoch: int = 0
     batch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
+    images: dict[str, int] = field(default_factory=dict)
     history: list[Mapping[str, float | None]] = field(default_factory=list)
     best: float = -1.0
 
@@ -242,18 +241,20 @@ class Training:
     def count(self, images: int, seconds: float, figures: Mapping[str, float]) -> None:
         """Note a batch that is done."""
         self.batch += 1
-        for name, value in {**{name: value * images for name, value in figures.items()}, "images": images}.items():
+        for name, value in figures.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value * images
+            self.images[name] = self.images.get(name, 0) + images
+        for name, value in {"images": images, "seconds": seconds}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.sums["seconds"] = self.sums.get("seconds", 0.0) + seconds
 
     def means(self) -> dict[str, float]:
         """The figures of the epoch under way, averaged over its images."""
-        return {k: v / self.sums["images"] for k, v in self.sums.items() if k not in ("images", "seconds")}
+        return {name: self.sums[name] / images for name, images in self.images.items()}
 
     def end_epoch(self, row: Mapping[str, float | None]) -> None:
         """Note an epoch that is done."""
         self.history.append(row)
-        self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
+        self.epoch, self.batch, self.sums, self.images = self.epoch + 1, 0, {}, {}
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values alone."""
@@ -267,6 +268,7 @@ class Training:
             "epoch": self.epoch,
             "batch": self.batch,
             "sums": self.sums,
+            "images": self.images,
             "history": self.history,
             "metrics": self.history[-1] if self.history else None,
             "best": self.best,
@@ -286,7 +288,7 @@ class Training:
         if self.ema is not None:  # a run that begins to average begins with the weights it has
             load_weights(self.ema.module, state["ema"] or state["model"])
             self.ema.n_averaged.fill_(state["step"])
-        for name in ("epoch", "batch", "sums", "history", "best"):
+        for name in ("epoch", "batch", "sums", "images", "history", "best"):
             setattr(self, name, state[name])
 
 
@@ -296,9 +298,12 @@ def train_step(
     criterion: EdgeAwareLoss,
     micro_batches: Sequence[MicroBatch],
     *,
+    number: int,
     place: Placement,
+    guard: NanGuard,
     clip: float | None = None,
-) -> dict[str, float]:
+    shares: bool = False,
+) -> dict[str, float] | None:
     """Take one optimizer step, with the gradient of the whole batch: of all micro-batches of all processes.
 
     Args:
@@ -306,15 +311,18 @@ def train_step(
         model: the network of `training`, or the DistributedDataParallel around it.
         criterion: the loss, with ``sync_normalizer=True`` where there are several processes.
         micro_batches: this process's share of the batch.
+        number: of the batch, from 1 over all epochs, skipped ones included; for the guard.
         place: where and how to compute.
+        guard: looks at loss and gradient before they reach a weight. With a gradient scaler it looks at the loss alone:
+            for an infinite gradient the step is left out, and the next is scaled less.
         clip: largest norm of the gradient; None leaves it as it is.
+        shares: measure how hard each term pulls, on the last micro-batch of every process.
 
     Returns:
-        The loss and its terms, of the whole batch.
+        The loss and its terms, of the whole batch; None if the guard left the step out.
 
     Raises:
-        NonFiniteLossError: on every process, if loss or gradient is nan or infinite, before it reaches a weight. With
-            a gradient scaler an infinite gradient raises none: the step is left out, and the next is scaled less.
+        NonFiniteLossError: on every process, as `guard` does.
     """
     model.train()
     training.optimizer.zero_grad()
@@ -324,32 +332,38 @@ def train_step(
         options = {"weight": criterion.weight, "ignore_index": criterion.ignore_index, "radius": criterion.radius}
         counts = [torch.stack(normalizers(target, **options)) for target in targets]
         normalizer = torch.stack(counts).sum(0).unbind()
-    totals = []  # of each micro-batch
+    totals, all_logits = [], []  # of each micro-batch
     for i, ((_, images, _), target) in enumerate(zip(micro_batches, targets, strict=True), start=1):
         is_last = i == len(targets)
         # The processes exchange gradients once a step, when the last part has added its own.
         with nullcontext() if is_last or not isinstance(model, DistributedDataParallel) else model.no_sync():
-            loss, terms = criterion(place.run(model, images), target, normalizer=normalizer, return_terms=True)
+            logits = place.run(model, images)
+            loss, terms = criterion(logits, target, normalizer=normalizer, return_terms=True)
             training.scaler.scale(loss).backward()
         valid = (target != criterion.ignore_index).sum()
         edges = terms.pop("edge_fraction") * valid
         totals.append(torch.stack([loss.detach(), *terms.values(), edges, valid]))
+        all_logits.append(logits.detach())
     training.scaler.unscale_(training.optimizer)
     norm = nn.utils.clip_grad_norm_(training.network.parameters(), math.inf if clip is None else clip)
 
     # One read from the device a step, for all that the host wants to know.
-    own_loss, *others, norm = torch.stack([*torch.stack(totals).sum(0), norm]).tolist()
+    rows = torch.stack(totals)
+    *losses, norm = torch.stack([*rows[:, 0], norm]).tolist()
+    own_loss, *others = rows.sum(0).tolist()
     total_loss, *means, edges, valid = sum_over_ranks([own_loss, *others])
     # DDP averages over the processes, and so the loss of each is its part of the whole's times their number.
     figures = {name: value / world_size() for name, value in zip(["loss", *terms], [total_loss, *means], strict=True)}
     figures["edge_fraction"] = edges / max(valid, 1)
-    is_finite = math.isfinite(figures["loss"])
-    if not is_finite or not (math.isfinite(norm) or training.scaler.is_enabled()):
-        where = f"at step {training.batch + 1}"
-        if is_finite:
-            raise NonFiniteLossError(f"the gradient's norm is {norm} {where}, the loss {figures['loss']}")
-        names = gather([] if math.isfinite(own_loss) else [name for batch in micro_batches for name in batch.names])
-        raise NonFiniteLossError(f"the loss is {figures['loss']} {where} on the images {', '.join(names)}")
+    # The micro-batch to blame: the first whose loss is not finite, or any, if it is the network's own gradient.
+    worst = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), 0)
+    names, images, _ = micro_batches[worst]
+    checked = 0.0 if training.scaler.is_enabled() else norm
+    if not guard.check(number, names, images, all_logits[worst], targets[worst], own_loss, checked):
+        return None
+    if shares:
+        found = gradient_shares(criterion, all_logits[-1], targets[-1])
+        figures |= {f"gradient_share/{name}": value for name, value in found.items()}
     if math.isfinite(norm):
         training.scaler.step(training.optimizer)
         training.scheduler.step()
@@ -367,6 +381,7 @@ def evaluate(
     *,
     classes: Sequence[str],
     place: Placement,
+    worst: WorstImages | None = None,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> dict[str, float | None]:
     """Measure a model on a whole data set, as if all of it were one batch: sums over sums, no mean of means.
@@ -380,6 +395,7 @@ def evaluate(
         data: what `batches` yields.
         classes: the classes' names.
         place: where and how to compute.
+        worst: is shown every image.
         on_step: called after each batch with the number of images.
 
     Returns:
@@ -392,19 +408,21 @@ def evaluate(
     """
     model.eval()
     ignore = criterion.ignore_index
-    iou = MulticlassJaccardIndex(len(classes), average="none", ignore_index=ignore, zero_division=math.nan)
-    iou = iou.to(place.device)  # it adds up over the processes by itself
+    scores = validation_metrics(len(classes), ignore).to(place.device)  # add up over the processes by themselves
     options = {**criterion.options(), "sync_normalizer": False}
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # numerator and denominator
     for names, images, labels in chain.from_iterable(data):
         labels = labels.to(place.device)
         logits = place.run(model, images)
-        _, terms = edge_aware_loss(logits, labels, **options, return_terms=True)
+        _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
         weight, edges = normalizers(labels, weight=criterion.weight, ignore_index=ignore, radius=criterion.radius)
         valid = labels != ignore
         border = loss_maps(logits, labels, ignore_index=ignore).edge_mask
-        right = logits.argmax(1) == labels
-        iou.update(logits, labels)
+        prediction = logits.argmax(1)
+        right = prediction == labels
+        scores.update(prediction, labels)
+        if worst is not None:
+            worst.update(names, maps, prediction, labels)
         for name, (part, whole) in {
             "cross_entropy": (terms["cross_entropy"] * weight, weight),
             "same_side": (terms["same_side"] * edges, edges),
@@ -424,11 +442,4 @@ def evaluate(
     loss = criterion.ce_weight * (result["cross_entropy"] or 0.0) + criterion.edge_weight * (result["edge"] or 0.0)
     if not math.isfinite(loss):
         raise NonFiniteLossError(f"the validation loss is {loss}")
-    by_class = [None if math.isnan(value) else value for value in iou.compute().tolist()]
-    present = [value for value in by_class if value is not None]
-    return {
-        "loss": loss,
-        **result,
-        "miou": sum(present) / len(present) if present else None,
-        **{f"iou/{name}": value for name, value in zip(classes, by_class, strict=True)},
-    }
+    return {"loss": loss, **result, **flatten(scores.compute(), classes)}

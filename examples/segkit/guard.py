@@ -15,9 +15,12 @@ from torch import Tensor
 from edgeloss import EdgeAwareLoss, diagnose
 from segkit.checkpoint import atomic_write
 from segkit.distributed import rank, sum_over_ranks, world_size
-from segkit.engine import NonFiniteLossError
 
 Action = Literal["stop", "skip"]
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss, or its gradient, became nan or infinite."""
 
 
 class NanGuard:

@@ -39,9 +39,9 @@ def open_train_set(config: Config, *, cache: bool) -> SegmentationDataset:
     """The training images of a configuration."""
     data = config.data
     return open_dataset(
-        "folder",
+        data.layout,
+        data.root,
         data.train,
-        "",
         size=None if data.size is None else (data.size[0], data.size[1]),
         augment=None if data.augment is None else Augment(**asdict(data.augment)),
         seed=config.seed,

@@ -30,7 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from edgeloss import EdgeAwareLoss
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
-from segkit.data import Augment, SegmentationFolder, read_classes
+from segkit.data import Augment, SegmentationDataset, open_dataset, waited
 from segkit.distributed import process_group, rank, world_size
 from segkit.engine import (
     DataError,
@@ -63,6 +63,7 @@ examples:
 
 keys and their defaults (??? must be given; what each one means stands in configs/shapes.yaml):
 """
+MUCH_WAITING = 0.2  # share of an epoch
 
 
 def train(config: Config, console: Console, device: torch.device) -> int:
@@ -86,7 +87,8 @@ def train(config: Config, console: Console, device: torch.device) -> int:
     is_main = rank() == 0  # the process that writes
     folder = Path(config.output)
     place = find_place(config, device)
-    classes, void, train_set, val_set = open_data(config)
+    train_set, val_set = open_data(config)
+    classes, void = train_set.classes, train_set.ignore_index
     criterion = make_criterion(config.loss, len(classes), void).to(device)
     steps = math.ceil(len(train_set) / config.batch_size)
 
@@ -140,17 +142,19 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                     completed=training.batch * config.batch_size,
                     description=f"epoch {epoch}/{config.epochs}",
                 )
-                data = batches(
-                    train_set,
-                    config.batch_size,
-                    config.data.workers,
-                    seed=config.seed,
-                    epoch=epoch,
-                    accumulate=config.accumulate,
-                    skip=training.batch,
+                data = waited(
+                    batches(
+                        train_set,
+                        config.batch_size,
+                        config.data.workers,
+                        seed=config.seed,
+                        epoch=epoch,
+                        accumulate=config.accumulate,
+                        skip=training.batch,
+                    )
                 )
                 skipped = guard.skipped
-                start = time.perf_counter()
+                start, waiting = time.perf_counter(), 0.0
                 for micro_batches in data:
                     seed_everything(config.seed, epoch, training.batch, rank())
                     criterion.edge_weight = edge_weight(
@@ -169,13 +173,14 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                         shares=config.shares_every > 0 and training.batch % config.shares_every == 0,
                     )
                     images = min(config.batch_size, len(train_set) - training.batch * config.batch_size)
-                    now = time.perf_counter()
                     if measured is None:
                         console.print(f"epoch {epoch}: left out: {guard.message}")
-                        training.count(0, now - start, {})
+                        images, figures = 0, {}
                     else:
-                        training.count(images, now - start, figures := figures | measured)
-                    start = now
+                        figures |= measured
+                    now = time.perf_counter()
+                    training.count(images, figures, seconds=now - start, waiting=data.seconds - waiting)
+                    start, waiting = now, data.seconds
                     if config.checkpoint_every and training.step % config.checkpoint_every == 0:
                         save("last.pt")
                     on_step(images, figures)
@@ -191,15 +196,21 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                 trained, seconds = training.means(), training.sums["seconds"]
                 row = {
                     "epoch": epoch,
-                    "lr": trained.pop("lr"),
-                    "edge_weight": trained.pop("edge_weight"),
+                    "lr": trained.pop("lr", None),
+                    "edge_weight": trained.pop("edge_weight", None),
                     "seconds": seconds + time.perf_counter() - start,
                     "images_per_second": training.sums["images"] / seconds,
+                    "waiting": training.sums["waiting"] / seconds,
                     "skipped": guard.skipped - skipped,
                     **{f"train/{name}": value for name, value in trained.items()},
                     **{f"val/{name}": value for name, value in validated.items()},
                 }
                 console.print(epoch_line(row, config.epochs))
+                if row["waiting"] > MUCH_WAITING:
+                    console.print(
+                        f"{row['waiting']:.0%} of the time went by waiting for images:"
+                        " more data.workers or data.cache=true may help"
+                    )
                 miou = validated["miou"] or 0.0
                 is_best, training.best = miou > training.best, max(miou, training.best)
                 training.end_epoch(row)
@@ -293,21 +304,18 @@ def resume(training: Training, source: Path, config: Config, classes: Sequence[s
         raise CheckpointError(f"{source}: {error}") from error
 
 
-def open_data(config: Config) -> tuple[list[str], int, SegmentationFolder, SegmentationFolder]:
-    """The class names, the label that does not count, the training set and the validation set."""
+def open_data(config: Config) -> tuple[SegmentationDataset, SegmentationDataset]:
+    """The training set and the validation set."""
     data = config.data
-    key = "data.classes"  # what is being opened when an error comes
+    key = "data.augment"  # what is being opened when an error comes
     try:
-        classes, void = read_classes(data.classes)
-        void = 255 if void is None else void
-        size = None if data.size is None else (data.size[0], data.size[1])
-        folder = partial(SegmentationFolder, num_classes=len(classes), ignore_index=void, size=size)
-        key = "data.augment"
         augment = None if data.augment is None else Augment(**asdict(data.augment))
+        size = None if data.size is None else (data.size[0], data.size[1])
+        open_split = partial(open_dataset, data.layout, data.root, classes=data.classes, size=size, cache=data.cache)
         key = "data.train"
-        train_set = folder(data.train, augment=augment, seed=config.seed)
+        train_set = open_split(data.train, augment=augment, seed=config.seed)
         key = "data.val"
-        return classes, void, train_set, folder(data.val)
+        return train_set, open_split(data.val)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {error}") from error
 
@@ -328,7 +336,7 @@ def make_criterion(options: dict[str, Any], num_classes: int, ignore_index: int)
 def draw_panels(
     model: nn.Module,
     criterion: EdgeAwareLoss,
-    dataset: SegmentationFolder,
+    dataset: SegmentationDataset,
     classes: Sequence[str],
     place: Placement,
     count: int,

@@ -57,7 +57,10 @@ def run_in(folder: Path, config: Path, *overrides: str) -> int:
     return train.main(["--config", str(config), f"output={folder}", "panels=0", *overrides])
 
 
+CLOCK = ("seconds", "images_per_second", "waiting")
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """The figures of each epoch, without the clock's."""
     epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in epochs]
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in epochs]

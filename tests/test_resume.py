@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_run import metrics_of, run_in, write_config
+from small_run import CLOCK, metrics_of, run_in, write_config
 from torch import nn
 
 import train
@@ -84,7 +84,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.numpy().tobytes()
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items() if k not in ("config", "seconds", "images_per_second")}
+        return {k: plain(v) for k, v in value.items() if k not in ("config", *CLOCK)}
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 

@@ -36,12 +36,15 @@ class AugmentConfig:
 class DataConfig:
     """Where images and masks lie, and how they are read."""
 
+    layout: str = "folder"
+    root: str = "."
     train: str = MISSING
     val: str = MISSING
-    classes: str = MISSING
+    classes: str | None = None
     size: list[int] | None = None
     augment: AugmentConfig | None = field(default_factory=AugmentConfig)
     workers: int = 1
+    cache: bool = False
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 from segkit.checkpoint import load_weights
-from segkit.data import SegmentationFolder
+from segkit.data import SegmentationDataset, seed_worker
 from segkit.distributed import rank, sum_over_ranks, world_size
 from segkit.guard import NanGuard, NonFiniteLossError
 from segkit.measures import WorstImages, flatten, gradient_shares, validation_metrics
@@ -124,7 +124,7 @@ def lr_factor(step: int, *, total: int, warmup: int, power: float) -> float:
 
 
 def batches(
-    dataset: SegmentationFolder,
+    dataset: SegmentationDataset,
     size: int,
     workers: int,
     *,
@@ -162,7 +162,7 @@ def batches(
         batch_sampler=[part or [0] for part in parts],
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
-        worker_init_fn=_leave_signals_to_the_main_process,
+        worker_init_fn=_start_worker,
         generator=torch.Generator().manual_seed(seed or 0),  # the workers' seeds take nothing from the global generator
     )
     loaded = zip(parts, loader, strict=True)
@@ -190,11 +190,12 @@ def share(batch: list[int], accumulate: int) -> list[list[int]]:
     return [mine[part::parts] for part in range(parts)]
 
 
-def _leave_signals_to_the_main_process(worker: int) -> None:
-    """Let workers live through a Ctrl-C, which a terminal sends to all processes, until the main one has seen to it.
+def _start_worker(worker: int) -> None:
+    """Seed a worker, and let it live through a Ctrl-C until the main process, which gets it too, has seen to it.
 
     A forked worker inherits a handler that does; one started afresh, as on macOS and Windows, does not.
     """
+    seed_worker(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -210,7 +211,7 @@ class Training:
         ema: exponential moving average of the weights; None for none.
         epoch: complete epochs.
         batch: batches of the epoch under way that are done.
-        sums: over these batches: of figures times images, of images, of seconds.
+        sums: over these batches: of figures times images, of images, of seconds and of those spent waiting.
         images: over these batches, of those that each figure was measured on.
         history: the figures of each complete epoch.
         best: the highest mean IoU so far.
@@ -238,13 +239,13 @@ class Training:
         """The network to measure and to use: the one with averaged weights where there is one."""
         return self.network if self.ema is None else self.ema.module
 
-    def count(self, images: int, seconds: float, figures: Mapping[str, float]) -> None:
-        """Note a batch that is done."""
+    def count(self, images: int, figures: Mapping[str, float], *, seconds: float, waiting: float) -> None:
+        """Note a batch that is done: what was measured on its images, and how long it and the wait for it took."""
         self.batch += 1
         for name, value in figures.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * images
             self.images[name] = self.images.get(name, 0) + images
-        for name, value in {"images": images, "seconds": seconds}.items():
+        for name, value in {"images": images, "seconds": seconds, "waiting": waiting}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def means(self) -> dict[str, float]:

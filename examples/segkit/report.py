@@ -30,7 +30,7 @@ from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.viz import log_maps, panel
 from segkit.checkpoint import atomic_write
 from segkit.config import Config, ConfigError
-from segkit.data import SegmentationFolder, denormalize
+from segkit.data import SegmentationDataset, denormalize
 
 Row = Mapping[str, float | None]  # the figures of one epoch
 
@@ -93,7 +93,7 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
 def draw_panel(
     predict: Callable[[Tensor], Tensor],
     criterion: EdgeAwareLoss,
-    dataset: SegmentationFolder,
+    dataset: SegmentationDataset,
     index: int,
     *,
     classes: Sequence[str],

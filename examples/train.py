@@ -102,9 +102,9 @@ def train(config: Config, console: Console, device: torch.device) -> int:
     source = find_checkpoint(config)
     if source is not None:
         resume(training, source, config, classes)
-    if is_main and (source is None or source.resolve().parent != folder.resolve()):
+    is_new = source is None or source.resolve().parent != folder.resolve()
+    if is_main and is_new:
         prepare_folder(folder, overwrite=config.overwrite)
-    files = RunFiles(folder, config, classes, training.history) if is_main else None
 
     if config.compile:
         network.compile()
@@ -117,6 +117,9 @@ def train(config: Config, console: Console, device: torch.device) -> int:
             about = {"config": asdict(config), "classes": classes, "ignore_index": void}
             save_checkpoint(folder / name, training.state_dict() | about)
 
+    if is_new:
+        save("last.pt")  # from here on there is always something to go on from
+    files = RunFiles(folder, config, classes, training.history) if is_main else None
     parameters = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     console.print(
         f"{len(train_set)} training and {len(val_set)} validation images, {len(classes)} classes,"
@@ -214,9 +217,9 @@ def train(config: Config, console: Console, device: torch.device) -> int:
                 miou = validated["miou"] or 0.0
                 is_best, training.best = miou > training.best, max(miou, training.best)
                 training.end_epoch(row)
-                save("last.pt")
                 if is_best:
                     save("best.pt")
+                save("last.pt")  # after the best, or a run killed in between would go on without having that
                 if files is not None:
                     files.add_epoch(row)
                     if epoch in (1, config.epochs) or (config.panel_every and epoch % config.panel_every == 0):

@@ -162,10 +162,37 @@ def test_killed_while_it_writes_a_checkpoint(config: Path, tmp_path: Path) -> No
         assert "halfway\n" in iter(process.stdout.readline, "")
         process.kill()
     assert (tmp_path / "last.pt.tmp").exists()
-    assert load_checkpoint(tmp_path / "last.pt")["step"] == 2
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 1  # the first writing is that of the beginning
     assert run_in(tmp_path, config, "resume=auto", *options) == 0
     assert run_in(tmp_path / "straight", config) == 0
     assert_equal_runs(tmp_path, tmp_path / "straight")
+
+
+# At the beginning, best.pt and last.pt after each of the two epochs.
+@pytest.mark.parametrize("count", range(5))
+def test_ended_before_it_writes_a_checkpoint(
+    count: int,
+    config: Path,
+    tmp_path: Path,
+    straight: Path,
+    stop_after: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop_after(0)
+    written = []
+
+    def save(path: Path, checkpoint: dict[str, Any]) -> None:
+        if len(written) == count:
+            raise SystemExit
+        written.append(path)
+        save_checkpoint(path, checkpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "save_checkpoint", save)
+        with pytest.raises(SystemExit):
+            run_in(tmp_path, config, *OPTIONS)
+    assert run_in(tmp_path, config, "resume=auto", *OPTIONS) == 0
+    assert_equal_runs(tmp_path, straight)
 
 
 @pytest.mark.parametrize(

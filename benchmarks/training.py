@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 import train  # noqa: E402
 from segkit.config import Config, load_config  # noqa: E402
 from segkit.engine import Training, batches, train_step  # noqa: E402
+from segkit.guard import NanGuard  # noqa: E402
 from segkit.model import UNet  # noqa: E402
 
 EXAMPLE = (
@@ -75,9 +76,10 @@ def step_and_loss(config: Config, times: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     device = train.find_device(config.device)
     place = train.find_place(config, device)
-    classes, void, dataset, _ = train.open_data(config)
-    criterion = train.make_criterion(config.loss, len(classes), void).to(device)
-    network = UNet(len(classes), width=config.model.width, levels=config.model.levels)
+    dataset, _ = train.open_data(config)
+    classes = len(dataset.classes)
+    criterion = train.make_criterion(config.loss, classes, dataset.ignore_index).to(device)
+    network = UNet(classes, width=config.model.width, levels=config.model.levels)
     network.to(device, memory_format=place.memory_format)
     optimizer = torch.optim.AdamW(network.parameters(), lr=config.optim.lr)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
@@ -89,8 +91,13 @@ def step_and_loss(config: Config, times: int) -> tuple[float, float]:
         for logits, labels in pairs:
             criterion(logits, labels, return_terms=True)[0].backward()
 
-    whole = median_seconds(lambda: train_step(training, network, criterion, step, place=place), times)
-    return whole, median_seconds(loss_alone, times)
+    with tempfile.TemporaryDirectory() as folder:
+        guard = NanGuard(Path(folder), criterion)
+
+        def whole() -> None:
+            train_step(training, network, criterion, step, number=1, place=place, guard=guard)
+
+        return median_seconds(whole, times), median_seconds(loss_alone, times)
 
 
 def main() -> None:

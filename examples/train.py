@@ -128,7 +128,10 @@ def train(config: Config, console: Console, device: torch.device) -> int:
     if source is not None:
         console.print(f"going on from {source}, step {training.step}")
     full_edge_weight = criterion.edge_weight
-    guard = NanGuard(folder, criterion, **asdict(config.guard))
+    try:
+        guard = NanGuard(folder, criterion, **asdict(config.guard))
+    except ValueError as error:
+        raise ConfigError(f"guard: {error}") from error
     worst = None
     with stop_on_signals() as stop_if_asked, progress_bar(console) as bar:
         task = bar.add_task("", terms="")

@@ -98,23 +98,6 @@ def test_what_is_no_history_is_told(text: str | None, tmp_path: Path) -> None:
         read_history(tmp_path)
 
 
-def test_maps_go_to_tensorboard(tmp_path: Path) -> None:
-    files = RunFiles(folder_of(tmp_path), Config(output=""), CLASSES)
-    target = torch.zeros(2, 8, 8, dtype=torch.int64)
-    target[:, 3:] = 1
-    _, maps = EdgeAwareLoss()(torch.randn(2, 3, 8, 8), target, return_maps=True)
-    files.add_maps("val", maps, 3)
-    files.close()
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert {tag.split("/")[1] for tag in events.Tags()["images"]} == {
-        "cross_entropy",
-        "same_side",
-        "other_side",
-        "edge",
-    }
-    assert [event.step for event in events.Histograms("val/edge")] == [3]
-
-
 def test_a_new_run_clears_what_the_guard_and_the_report_left(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder / "nan").mkdir()

@@ -26,8 +26,8 @@ from rich.text import Text
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from edgeloss import EdgeAwareLoss, LossMaps
-from edgeloss.viz import log_maps, panel
+from edgeloss import EdgeAwareLoss
+from edgeloss.viz import panel
 from segkit.checkpoint import atomic_write
 from segkit.config import Config, ConfigError
 from segkit.data import SegmentationDataset, denormalize
@@ -188,10 +188,6 @@ class RunFiles:
         """Write a picture as PNG and to TensorBoard."""
         figure.savefig(self.folder / "panels" / f"epoch_{epoch:03d}_{name}.png")
         self._board.add_figure(name, figure, epoch)
-
-    def add_maps(self, tag: str, maps: LossMaps, epoch: int) -> None:
-        """Write loss maps to TensorBoard, as pictures and histograms under ``TAG/cross_entropy`` and so on."""
-        log_maps(self._board, tag, maps, epoch)
 
     def close(self) -> None:
         """Finish the TensorBoard file."""

@@ -118,6 +118,8 @@ class Config:
             "seed must be at least 0": self.seed >= 0,
             "epochs must be at least 1": self.epochs >= 1,
             "batch_size must be at least 1": self.batch_size >= 1,
+            "worst must be at least 0": self.worst >= 0,
+            "shares_every must be at least 0": self.shares_every >= 0,
             "accumulate must be at least 1": self.accumulate >= 1,
             "checkpoint_every must be at least 0": self.checkpoint_every >= 0,
             "ema must be in [0, 1)": self.ema is None or 0 <= self.ema < 1,

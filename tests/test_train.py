@@ -440,7 +440,9 @@ def test_the_loss_reads_half_precision_as_it_is(tmp_path: Path) -> None:
 def test_what_should_change_nothing_changes_nothing(option: str, config: Path, tmp_path: Path, run: Path) -> None:
     assert run_in(tmp_path, config, option) == 0
     for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
-        assert got == pytest.approx(expected, rel=1e-2, abs=1e-2)  # but the rounding that AdamW divides by
+        alike = {name: value for name, value in expected.items() if "share" not in name}  # of the last part alone
+        # But the rounding that AdamW divides by.
+        assert {name: got[name] for name in alike} == pytest.approx(alike, rel=1e-2, abs=1e-2)
 
 
 def test_a_compiled_network_trains_as_a_plain_one(

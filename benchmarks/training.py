@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -79,7 +80,7 @@ def step_and_loss(config: Config, times: int) -> tuple[float, float]:
     dataset, _ = train.open_data(config)
     classes = len(dataset.classes)
     criterion = train.make_criterion(config.loss, classes, dataset.ignore_index).to(device)
-    network = UNet(classes, width=config.model.width, levels=config.model.levels)
+    network = UNet(classes, **asdict(config.model))
     network.to(device, memory_format=place.memory_format)
     optimizer = torch.optim.AdamW(network.parameters(), lr=config.optim.lr)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")

@@ -332,6 +332,7 @@ def make_criterion(options: dict[str, Any], num_classes: int, ignore_index: int)
     try:
         if options.get("weight") is not None:
             options["weight"] = torch.tensor(options["weight"], dtype=torch.float32)
+        options = {"upsample": True} | options  # of a network with an output stride
         criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", sync_normalizer=True, **options)
         criterion(torch.zeros(1, num_classes, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))
     except (TypeError, ValueError) as error:

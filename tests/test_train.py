@@ -469,6 +469,25 @@ def test_unet_takes_any_size(size: tuple[int, int]) -> None:
     assert UNet(7, width=8)(torch.randn(2, 3, *size)).shape == (2, 7, *size)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_a_network_with_an_output_stride(stride: int) -> None:
+    network = UNet(7, width=8, levels=3, output_stride=stride)
+    for height, width in ((32, 64), (33, 3)):
+        size = -(-height // stride), -(-width // stride)
+        assert network(torch.randn(2, 3, height, width)).shape == (2, 7, *size)
+    with pytest.raises(ValueError, match=r"expected output_stride to be one of \[1, 2, 4\] but got 8"):
+        UNet(7, levels=3, output_stride=8)
+
+
+def test_logits_of_lower_resolution_are_trained_measured_and_drawn(config: Path, tmp_path: Path) -> None:
+    options = ("epochs=8", "optim.lr=0.01", "model.output_stride=2", f"output={tmp_path}")
+    assert train.main(["--config", str(config), *options]) == 0
+    first, *_, last = metrics_of(tmp_path)
+    assert last["val/loss"] < 0.8 * first["val/loss"]
+    assert last["val/miou"] > 0.5
+    assert list((tmp_path / "panels").glob("*.png"))
+
+
 def test_lr_rises_then_falls_to_zero() -> None:
     factors = [lr_factor(step, total=100, warmup=10, power=0.9) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)

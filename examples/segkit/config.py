@@ -53,6 +53,7 @@ class ModelConfig:
 
     width: int = 16
     levels: int = 5
+    output_stride: int = 1
 
 
 @dataclass
@@ -130,6 +131,8 @@ class Config:
             "data.augment.scale must be [low, high]": augment is None or len(augment.scale) == 2,
             "model.width must be a positive multiple of 8": self.model.width > 0 and self.model.width % 8 == 0,
             "model.levels must be at least 1": self.model.levels >= 1,
+            "model.output_stride must be 1, 2, 4 ... up to 2^(levels - 1)": self.model.output_stride
+            in [2**level for level in range(self.model.levels)],
         }
         for rule, holds in rules.items():
             if not holds:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
@@ -418,7 +419,9 @@ def evaluate(
         _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
         weight, edges = normalizers(labels, weight=criterion.weight, ignore_index=ignore, radius=criterion.radius)
         valid = labels != ignore
-        border = loss_maps(logits, labels, ignore_index=ignore).edge_mask
+        border = loss_maps(logits, labels, ignore_index=ignore, upsample=True).edge_mask
+        if logits.shape[2:] != labels.shape[1:]:
+            logits = F.interpolate(logits.float(), labels.shape[1:], mode="bilinear")
         prediction = logits.argmax(1)
         right = prediction == labels
         scores.update(prediction, labels)

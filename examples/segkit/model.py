@@ -24,22 +24,32 @@ class UNet(nn.Module):
         num_classes: number of output channels.
         width: channels at full resolution, a multiple of 8.
         levels: number of resolutions, each half of the one before.
+        output_stride: pixels of the image along a side of one of the logits: 1, 2, 4 ... up to 2**(levels - 1).
         in_channels: channels of the image.
+
+    Raises:
+        ValueError: for an output stride that no level has.
     """
 
-    def __init__(self, num_classes: int, *, width: int = 16, levels: int = 5, in_channels: int = 3) -> None:
+    def __init__(
+        self, num_classes: int, *, width: int = 16, levels: int = 5, output_stride: int = 1, in_channels: int = 3
+    ) -> None:
         """Build the layers."""
         super().__init__()
-        widths = [width * 2**level for level in range(levels)]
+        strides = [2**level for level in range(levels)]
+        if output_stride not in strides:
+            raise ValueError(f"expected output_stride to be one of {strides} but got {output_stride}")
+        widths = [width * stride for stride in strides]
         self.down = nn.ModuleList(_convs(before, after, after) for before, after in pairwise([in_channels, *widths]))
-        self.up = nn.ModuleList(_convs(low + skip, skip) for low, skip in pairwise(reversed(widths)))
-        self.head = nn.Conv2d(width, num_classes, 1)
+        upward = widths[strides.index(output_stride) :][::-1]
+        self.up = nn.ModuleList(_convs(low + skip, skip) for low, skip in pairwise(upward))
+        self.head = nn.Conv2d(width * output_stride, num_classes, 1)
 
     def forward(
         self,
         image: Tensor,  # [B, in_channels, H, W]
-    ) -> Tensor:  # [B, num_classes, H, W]
-        """Compute the logits of every pixel."""
+    ) -> Tensor:  # [B, num_classes, H / output_stride, W / output_stride], rounded up
+        """Compute the logits."""
         x = image
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):

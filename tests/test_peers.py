@@ -163,8 +163,8 @@ def test_active_boundary() -> None:
 
 
 def test_active_boundary_pushes_towards_the_labels() -> None:
-    # As above. Pixel 11 is to differ from its right neighbour rather than from its left one: down the gradient it becomes
-    # like the latter, and the border moves right.
+    # As above. Pixel 11 is to differ from its right neighbour rather than from its left one: down the gradient it
+    # becomes like the latter, and the border moves right.
     p = torch.full((1, 100), 0.2)
     p[:, 11:] = 0.8
     logits = binary(p.tolist())

@@ -31,6 +31,7 @@ from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -179,7 +180,9 @@ def finish(run: Run, place: Place) -> None:
         },
     }
     try:
-        training.to_the_end()
+        # Files are few and small; to decode them anew in every epoch would be a twentieth of it.
+        with patch.object(segkit_data, "_read_image", cache(segkit_data._read_image)):
+            training.to_the_end()
     except DivergedError as error:
         result["failed"] = str(error)
     else:
@@ -201,8 +204,6 @@ class Training:
     def __init__(self, run: Run, place: Place) -> None:
         """Open the data, and the checkpoint where there is one."""
         self.run, self.place = run, place
-        # Files are few and small, and decoding them anew in every epoch is a good part of it.
-        segkit_data._read_image = _read_image
         self.classes, void = read_classes(place.data / "classes.txt")
         self.void = 255 if void is None else void
 
@@ -283,9 +284,6 @@ class Training:
     def _score(self, **about: float) -> None:
         scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device)
         self.curve.append({"epoch": self.epoch, **about, "metrics": scores})
-
-
-_read_image = cache(segkit_data._read_image)
 
 
 def _batches(index: np.ndarray, size: int) -> list[np.ndarray]:

@@ -12,7 +12,8 @@ import pytest
 import quality
 import torch
 import yaml
-from quality import METRICS, Place, Run, Training, check_trials, finish, interval, main, markdown, runs_of, summarise
+from quality import Place, Run, Training, check_trials, finish, main, runs_of
+from quality_report import METRICS, interval, markdown, summarise, trials
 
 from segkit.checkpoint import load_checkpoint
 
@@ -243,7 +244,7 @@ def test_another_baseline() -> None:
 
 def test_trials_are_sorted_by_the_criterion() -> None:
     results = [result_of("weighted", 0, score, k=k) for k, score in ((1, 0.4), (2, 0.6), (8, 0.5))]
-    lines = quality.trials(summarise(results), ["miou", "f1_1"]).splitlines()
+    lines = trials(summarise(results), ["miou", "f1_1"]).splitlines()
     assert "mean of miou, f1_1" in lines[0]
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| **edge-weighted CE (k 2)**",
@@ -282,6 +283,11 @@ def test_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(list((tmp_path / "results").iterdir())) == 3
     assert main(["run", *places, "--loss", "ce", "--option", "k=2"]) == 1
     assert "quality.py: options of ce: expected some of [], but got 'k'" in capsys.readouterr().err
+
+
+def test_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "--results", str(tmp_path)]) == 1
+    assert f"--results: expected files of `run` or `plan` but got none in {tmp_path}" in capsys.readouterr().err
 
 
 def test_cost() -> None:

@@ -182,6 +182,14 @@ def test_sobel() -> None:
     torch.testing.assert_close(down, torch.zeros(4, 5))
 
 
+def test_sobel_is_a_convolution() -> None:
+    kernel = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 2
+    x = torch.randn(2, 3, 5, 7)
+    padded = torch.nn.functional.pad(x, [1] * 4, mode="replicate").flatten(0, 1)[:, None]
+    wanted = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None]).view(2, 3, 2, 5, 7)
+    torch.testing.assert_close(sobel(x), wanted)
+
+
 def test_cpg() -> None:
     # Two rows, labels 0 0 1 1: responses of ±2 at the middle columns, to the right only. Those of p = .1 .3 .6 .8 are
     # 2 (.6 - .1) = 1 and 2 (.8 - .3) = 1, so each of the entries has (2 - 1)².

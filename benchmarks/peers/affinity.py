@@ -21,15 +21,16 @@ def affinity(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     Source: Ke et al., "Adaptive Affinity Fields for Semantic Segmentation", ECCV 2018, without the adaptive sizes.
     """
     p = logits.softmax(1)
-    positive, negative = p.clamp(1e-4, 1), (1 - p).clamp(1e-4, 1)
+    clipped = [x.clamp(1e-4, 1) for x in (p, 1 - p)]
+    logs = [x.log() for x in clipped]
     labels = one_hot(target, logits.shape[1], ignore_index)
     valid = (target != ignore_index)[:, None]
     sums, counts = p.new_zeros(2), p.new_zeros(2, dtype=torch.int64)
     for offset in NEIGHBOURS:
         kl = p.new_zeros(())
-        for x in (positive, negative):
-            centre, neighbour = pairs(x, *offset)
-            kl = kl + neighbour * (neighbour / centre).log()
+        for x, log in zip(clipped, logs, strict=True):
+            log_centre, log_neighbour = pairs(log, *offset)
+            kl = kl + pairs(x, *offset)[1] * (log_neighbour - log_centre)
         here, there = pairs(labels, *offset)
         exists = torch.logical_and(*pairs(valid, *offset))
         edge, same = (here != there) & exists, (here == there) & exists

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from peers.common import mean, one_hot
 
-SOBEL = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]]) / 2
-
 
 def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     """The mean squared difference of the responses, over entries where that of the one-hot labels is not 0.
@@ -27,7 +25,17 @@ def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
 
 
 def sobel(x: Tensor) -> Tensor:
-    """Responses to the right and down [B, C, 2, H, W] of maps [B, C, H, W]."""
-    kernels = torch.stack([SOBEL, SOBEL.T]).to(x)[:, None]
-    padded = F.pad(x, [1] * 4, mode="replicate").flatten(0, 1)[:, None]
-    return F.conv2d(padded, kernels).unflatten(0, x.shape[:2])
+    """Responses to the right and down [B, C, 2, H, W] of maps [B, C, H, W].
+
+    The kernel [[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]] / 2 and its transpose, as a difference along one axis and a sum
+    along the other: on the CPU many times as fast as a convolution.
+    """
+    padded = F.pad(x, [1] * 4, mode="replicate")
+
+    def response(along: int, across: int) -> Tensor:
+        length = x.shape[along]
+        step = padded.narrow(along, 2, length) - padded.narrow(along, 0, length)
+        before, here, after = (step.narrow(across, start, x.shape[across]) for start in range(3))
+        return (before + 2 * here + after) / 2
+
+    return torch.stack([response(-1, -2), response(-2, -1)], 2)

@@ -1,0 +1,36 @@
+"""Boundary loss: probabilities weighted with the signed distance to the border of their class."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeloss.fields import _distance_to
+from peers.common import mean, one_hot
+
+
+def boundary(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
+    """The mean of p_k φ_k over valid pixels and all classes; below 0 where the prediction is good.
+
+    Source: Kervadec et al., "Boundary loss for highly unbalanced segmentation", MIDL 2019. The authors compute φ in the
+    data loader; here, as in a trainer that has none for it, it is a part of the step.
+    """
+    phi = signed_distance(one_hot(target, logits.shape[1], ignore_index))
+    valid = (target != ignore_index)[:, None].expand_as(phi)
+    return mean(logits.softmax(1) * phi, valid)
+
+
+def signed_distance(masks: Tensor) -> Tensor:
+    """φ [B, C, H, W] of masks of that shape, in pixels.
+
+    Outside it is the distance to the mask, inside -(distance to the outside - 1); 0 if there is no inside or no
+    outside.
+    """
+    phi = np.zeros(masks.shape, dtype=np.float32)
+    inside = masks.cpu().numpy()
+    for index in np.ndindex(*masks.shape[:2]):
+        mask = inside[index]
+        if mask.any() and not mask.all():
+            phi[index] = np.where(mask, 1 - _distance_to(~mask, (1, 1)), _distance_to(mask, (1, 1)))
+    return torch.from_numpy(phi).to(masks.device)

@@ -1,0 +1,34 @@
+"""What several of the losses are made of."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the values on a mask of their shape; 0 where it is empty."""
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """The mean over valid pixels; 0 without any, where torch has nan."""
+    total = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
+    return total / (target != ignore_index).sum().clamp(min=1)
+
+
+def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
+    """The labels as a mask for each class [B, C, H, W]; ignored pixels are in none."""
+    classes = torch.arange(num_classes, device=target.device)[:, None, None]
+    return (target[:, None] == classes) & (target != ignore_index)[:, None]
+
+
+def pairs(x: Tensor, dy: int, dx: int) -> tuple[Tensor, Tensor]:
+    """The pixels of maps [..., H, W] that have a neighbour (dy, dx) inside the image, and those neighbours."""
+    height, width = x.shape[-2:]
+
+    def shifted(y: int, x_: int) -> Tensor:
+        return x[..., max(y, 0) : height + min(y, 0), max(x_, 0) : width + min(x_, 0)]
+
+    return shifted(-dy, -dx), shifted(dy, dx)

@@ -1,0 +1,191 @@
+"""The losses as networks are trained with them: what each adds to the cross-entropy, how much of it, and when."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from edgeloss.functional import edge_aware_loss
+from edgeloss.reference import edge_mask
+from peers import regions
+from peers.active_boundary import active_boundary
+from peers.affinity import affinity
+from peers.boundary import boundary
+from peers.common import cross_entropy
+from peers.control import edge_weighted_cross_entropy
+from peers.cpg import cpg
+
+Options = dict[str, Any]
+
+
+class Progress(NamedTuple):
+    """Where a training stands.
+
+    Attributes:
+        step: how many steps are done.
+        steps: how many there will be.
+        epoch: how many epochs are done.
+    """
+
+    step: int = 0
+    steps: int = 1
+    epoch: int = 0
+
+
+Loss = Callable[[Tensor, Tensor, Progress], Tensor]
+
+
+def _ce(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int) -> Tensor:
+    return cross_entropy(logits, target, ignore_index)
+
+
+def _weighted(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, k: float = 4.0) -> Tensor:
+    return edge_weighted_cross_entropy(logits, target, ignore_index=ignore_index, k=k)
+
+
+def _ours(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    edge_weight: float = 0.5,
+    other_side_weight: float = 1.0,
+    same_side_weight: float = 1.0,
+    radius: int = 1,
+    power: float = 1.0,
+    decay: float | None = None,
+    start: float = 0.0,
+    final_edge_weight: float | None = None,
+    k: float = 0.0,
+) -> Tensor:
+    """EdgeAwareLoss, with a schedule and the control's weights where they are asked for.
+
+    Args:
+        logits: [B, C, H, W].
+        target: [B, H, W].
+        progress: where the training stands.
+        ignore_index: the label that does not count.
+        edge_weight: as EdgeAwareLoss has it, and so on to ``decay``.
+        other_side_weight: of O.
+        same_side_weight: of S.
+        radius: of the neighbourhood.
+        power: of the mean.
+        decay: of the weights with the distance.
+        start: share of the steps before which there is cross-entropy alone.
+        final_edge_weight: what edge_weight becomes by and by, from ``start`` to the last step; None keeps it.
+        k: how much more an edge pixel counts, in the cross-entropy too.
+    """
+    done = progress.step / progress.steps
+    if done < start:
+        edge_weight = 0.0
+    elif final_edge_weight is not None:
+        edge_weight += (final_edge_weight - edge_weight) * (done - start) / (1 - start)
+    valid = target != ignore_index
+    return edge_aware_loss(
+        logits,
+        target,
+        ignore_index=ignore_index,
+        edge_weight=edge_weight,
+        other_side_weight=other_side_weight,
+        same_side_weight=same_side_weight,
+        radius=radius,
+        power=power,
+        decay=decay,
+        pixel_weight=1 + k * edge_mask(target, valid, (1, 1)).float() if k else None,
+    )
+
+
+def _abl(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    weight: float = 1.0,
+    lovasz: float = 0.0,
+) -> Tensor:
+    """The authors' recipe has the Lovász term too, with weight 1."""
+    term = active_boundary(logits, target, ignore_index=ignore_index)
+    loss = cross_entropy(logits, target, ignore_index) + weight * term
+    return loss + lovasz * regions.lovasz(logits, target, ignore_index=ignore_index) if lovasz else loss
+
+
+def _with_cross_entropy(
+    term: Callable[..., Tensor], default: float = 1.0, schedule: Callable[[Progress], float] = lambda progress: 1.0
+) -> Callable[..., Tensor]:
+    """Cross-entropy + weight · schedule · term, where the weight is an option."""
+
+    def loss(
+        logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, weight: float = default
+    ) -> Tensor:
+        added = weight * schedule(progress) * term(logits, target, ignore_index=ignore_index)
+        return cross_entropy(logits, target, ignore_index) + added
+
+    return loss
+
+
+RECIPES: dict[str, Callable[..., Tensor]] = {
+    "ce": _ce,
+    "weighted": _weighted,
+    "ours": _ours,
+    "dice": _with_cross_entropy(regions.dice),
+    "lovasz": _with_cross_entropy(regions.lovasz),
+    "boundary": _with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1),
+    "affinity": _with_cross_entropy(affinity, schedule=lambda progress: 10 ** (-progress.step / progress.steps)),
+    "abl": _abl,
+    "cpg": _with_cross_entropy(cpg),
+    "hausdorff": _with_cross_entropy(regions.hausdorff),
+}
+TITLES = {
+    "ce": "cross-entropy",
+    "weighted": "edge-weighted CE",
+    "ours": "edgeloss",
+    "dice": "CE + Dice",
+    "lovasz": "CE + Lovász",
+    "boundary": "CE + boundary loss",
+    "affinity": "CE + affinity 3×3",
+    "abl": "CE + active boundary",
+    "cpg": "CE + CPG",
+    "hausdorff": "CE + Hausdorff DT",
+}
+
+
+def defaults(name: str) -> Options:
+    """The options of a loss and their values.
+
+    Raises:
+        ValueError: if there is no such loss.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
+    parameters = inspect.signature(RECIPES[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "ignore_index"}
+
+
+def completed(name: str, options: Mapping[str, Any]) -> Options:
+    """All options of a loss, those that are given and the defaults of the others.
+
+    Raises:
+        ValueError: for a loss or an option that does not exist.
+        TypeError: for an option that is no number.
+    """
+    known = defaults(name)
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(f"options of {name}: expected some of {list(known)}, but got {key!r}")
+        if value is None and known[key] is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"option {key} of {name}: expected a number, but got {value!r}")
+        known[key] = value if isinstance(known[key], int) else float(value)
+    return known
+
+
+def make(name: str, options: Mapping[str, Any], ignore_index: int) -> Loss:
+    """The loss as a function of logits [B, C, H, W], labels [B, H, W] and the progress."""
+    return partial(RECIPES[name], ignore_index=ignore_index, **completed(name, options))

@@ -1,0 +1,58 @@
+"""Dice of MONAI, Lovász-softmax of kornia, Hausdorff-DT of MONAI: what these lack is the ignored label."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from peers.common import one_hot
+
+# The libraries take seconds to import: inside the functions, so that the processes of other losses do without.
+
+
+def dice(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
+    """The Dice term of :class:`monai.losses.DiceCELoss`, of every image and class by itself.
+
+    Source: Milletari et al. 2016; MONAI's code, with its defaults. An ignored pixel has probability and label 0 in
+    every class, and so no part in intersections and sums.
+    """
+    return _monai("DiceLoss")(*_probabilities_and_labels(logits, target, ignore_index))
+
+
+def hausdorff(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
+    """:class:`monai.losses.HausdorffDTLoss`: four distance transforms an image and class.
+
+    Source: Karimi and Salcudean 2019; MONAI's code, with its defaults. An ignored pixel has probability and label 0.
+    """
+    return _monai("HausdorffDTLoss")(*_probabilities_and_labels(logits, target, ignore_index))
+
+
+def lovasz(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
+    """:func:`kornia.losses.lovasz_softmax_loss` of every image's valid pixels, the mean over images that have any.
+
+    Source: Berman et al. 2018; kornia's code, which takes the mean over all classes, absent ones too.
+    """
+    from kornia.losses import lovasz_softmax_loss
+
+    losses = []
+    for image, labels in zip(logits.flatten(2), target.flatten(1), strict=True):
+        valid = (labels != ignore_index).nonzero().squeeze(1)
+        if len(valid):
+            chosen = image.index_select(1, valid)[None, :, :, None]
+            losses.append(lovasz_softmax_loss(chosen, labels.index_select(0, valid)[None, :, None]))
+    return torch.stack(losses).mean() if losses else logits.sum() * 0
+
+
+@cache
+def _monai(name: str) -> nn.Module:
+    from monai import losses
+
+    loss: nn.Module = getattr(losses, name)(include_background=True)
+    return loss
+
+
+def _probabilities_and_labels(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    p = logits.softmax(1).masked_fill((target == ignore_index)[:, None], 0)
+    return p, one_hot(target, logits.shape[1], ignore_index).to(p.dtype)

@@ -1,0 +1,601 @@
+#!/usr/bin/env python3
+"""Train one network under many losses and compare: scores over seeds, and differences to cross-entropy.
+
+All runs of a seed share their initial weights, the order of the images, augmentation and schedule; only the loss
+differs. A run leaves one JSON file, and what has its file is not run again. A run that was killed goes on after its
+last complete epoch, and on the CPU ends with the same bits. What counts is the last epoch: none is chosen by its score.
+
+`tune` trains on four fifths of the training images and scores on the fifth, with as many trials for every loss as for
+every other: the validation split has no part in any choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.metadata import version
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import yaml
+from peers.recipes import RECIPES, Options, Progress, completed, make
+from quality_report import (
+    BASELINE,
+    METRICS,
+    RADII,
+    RATIOS,
+    SHOWN,
+    Result,
+    label,
+    markdown,
+    plot_bars,
+    plot_curves,
+    read_results,
+    summarise,
+    trials,
+)
+from speed import Labels, alone, forget_peak, processor, regions, resident, scenes, stopwatch
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "examples"))
+
+from segkit import data as segkit_data  # noqa: E402
+from segkit.checkpoint import CheckpointError, atomic_write, load_checkpoint, save_checkpoint  # noqa: E402
+from segkit.data import Augment, SegmentationFolder, read_classes  # noqa: E402
+from segkit.model import UNet  # noqa: E402
+
+EXAMPLES = """\
+examples:
+  python benchmarks/quality.py run --loss ce --seeds 0 1 2
+  python benchmarks/quality.py run --loss ours --option edge_weight=1 --option power=0 --seeds 0 1 2
+  python benchmarks/quality.py tune configs/quality-tune.yaml               # on a held-out fifth of the training images
+  nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
+  python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
+  python benchmarks/quality.py table
+  python benchmarks/quality.py plot
+  python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
+"""
+
+WEIGHT_DECAY = 1e-4
+WARMUP = 1  # epochs of linear rise of the learning rate
+POWER = 0.9  # of its polynomial fall to 0
+HELD_OUT = 5  # one training image of so many
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+# ---------------------------------------------------------------------------------------------------------------- a run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: whatever its weights depend on.
+
+    Attributes:
+        loss: name of a recipe.
+        options: of the loss, completed by their defaults.
+        seed: of the initial weights, the order of the images and their augmentation.
+        data: name of the data set.
+        held_out: leave a fifth of the training images out, to be scored on.
+        epochs: passes over the training images.
+        batch: images a step.
+        size: (height, width) that images are brought to.
+        width: channels of the U-Net at full resolution.
+        lr: highest learning rate.
+    """
+
+    loss: str
+    options: Options
+    seed: int
+    data: str = "camvid"
+    held_out: bool = False
+    epochs: int = 15
+    batch: int = 4
+    size: tuple[int, int] = (180, 240)
+    width: int = 8
+    lr: float = 3e-3
+
+    def __post_init__(self) -> None:
+        """Complete the options, so that equal runs are equal however they are written."""
+        object.__setattr__(self, "options", completed(self.loss, self.options))
+        object.__setattr__(self, "size", tuple(self.size))
+
+    @property
+    def slug(self) -> str:
+        """A name of its own."""
+        values = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+
+
+SETTINGS = [field.name for field in fields(Run) if field.name not in ("loss", "options", "seed", "data", "held_out")]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run finds and leaves things, of which its weights do not depend.
+
+    Attributes:
+        data: folder with train/, val/ and classes.txt.
+        split: folder with images/ and masks/ to score on.
+        results: folder of the result files.
+        state: folder of the checkpoints.
+        device: to train on.
+    """
+
+    data: Path
+    split: Path
+    results: Path
+    state: Path
+    device: str = "cpu"
+
+    def split_name(self, run: Run) -> str:
+        """What the run is scored on."""
+        return "held-out" if run.held_out else self.split.name
+
+    def result(self, run: Run) -> Path:
+        """The file that tells that the run is done."""
+        return self.results / f"{run.slug}-{self.split_name(run)}.json"
+
+
+class DivergedError(ArithmeticError):
+    """The loss is not finite any more."""
+
+
+def finish(run: Run, place: Place) -> None:
+    """Train and score, from where an earlier attempt left off, and write the result.
+
+    A loss that diverges is a result too.
+    """
+    training = Training(run, place)
+    result: Result = {
+        "run": asdict(run),
+        "split": place.split_name(run),
+        "images": {"train": len(training.chosen), "evaluated": sum(len(labels) for _, labels in training.evaluated)},
+        "classes": training.classes,
+        "machine": {
+            "processor": processor() if place.device == "cpu" else torch.cuda.get_device_name(place.device),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy")},
+        },
+    }
+    try:
+        # Files are few and small; to decode them anew in every epoch would be a twentieth of it.
+        with patch.object(segkit_data, "_read_image", cache(segkit_data._read_image)):
+            training.to_the_end()
+    except DivergedError as error:
+        result["failed"] = str(error)
+    else:
+        result["metrics"] = training.curve[-1]["metrics"]
+    result["curve"] = training.curve
+    place.results.mkdir(parents=True, exist_ok=True)
+    with atomic_write(place.result(run)) as file:
+        file.write((json.dumps(result) + "\n").encode())
+
+
+class Training:
+    """A network on its way.
+
+    Args:
+        run: what to train.
+        place: where.
+    """
+
+    def __init__(self, run: Run, place: Place) -> None:
+        """Open the data, and the checkpoint where there is one."""
+        self.run, self.place = run, place
+        self.classes, void = read_classes(place.data / "classes.txt")
+        self.void = 255 if void is None else void
+
+        def folder(root: Path, augment: Augment | None = None) -> SegmentationFolder:
+            size, seed = run.size, run.seed
+            return SegmentationFolder(
+                root, num_classes=len(self.classes), ignore_index=self.void, size=size, augment=augment, seed=seed
+            )
+
+        self.train_set = folder(place.data / "train", Augment())
+        everything = np.arange(len(self.train_set))
+        held_out = np.sort(np.random.default_rng(0).permutation(everything)[: len(everything) // HELD_OUT])
+        self.chosen = np.setdiff1d(everything, held_out) if run.held_out else everything
+        scored = folder(place.data / "train" if run.held_out else place.split)
+        self.evaluated = [
+            _stacked(scored, index, "cpu")
+            for index in _batches(held_out if run.held_out else np.arange(len(scored)), 8)
+        ]
+
+        torch.manual_seed(run.seed)
+        self.model = UNet(len(self.classes), width=run.width).to(place.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, weight_decay=WEIGHT_DECAY)
+        self.criterion = make(run.loss, run.options, self.void)
+        self.epoch = 0  # how many are complete
+        self.curves: dict[str, list[Result]] = {}  # by the split they are of
+        self.checkpoint = place.state / f"{run.slug}.pt"
+        if self.checkpoint.exists():
+            state = load_checkpoint(self.checkpoint, map_location=place.device)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.epoch, self.curves = state["epoch"], state["curves"]
+        self.curve = self.curves.setdefault(place.split_name(run), [])
+
+    def to_the_end(self) -> None:
+        """Train what is left, scoring and saving after every epoch.
+
+        Raises:
+            DivergedError: if the loss becomes nan or infinite.
+        """
+        while self.epoch < self.run.epochs:
+            start = time.perf_counter()
+            loss = self._train_epoch()
+            seconds = time.perf_counter() - start
+            self.epoch += 1
+            self._score(loss=loss, seconds=round(seconds, 1))
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curves": self.curves})
+            scores = "  ".join(f"{METRICS[name]} {self.curve[-1]['metrics'][name]:.2%}" for name in SHOWN)
+            progress = f"{self.epoch}/{self.run.epochs}"
+            print(f"{self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
+        if not self.curve or self.curve[-1]["epoch"] < self.epoch:  # trained before, and scored on another split
+            self._score()
+
+    def _train_epoch(self) -> float:
+        run = self.run
+        steps_an_epoch = math.ceil(len(self.chosen) / run.batch)
+        steps = run.epochs * steps_an_epoch
+        self.train_set.set_epoch(self.epoch)
+        order = np.random.default_rng((run.seed, self.epoch)).permutation(self.chosen)
+        self.model.train()
+        total = 0.0
+        for step, index in enumerate(_batches(order, run.batch), start=self.epoch * steps_an_epoch):
+            images, labels = _stacked(self.train_set, index, self.place.device)
+            rise = min(1.0, (step + 1) / (WARMUP * steps_an_epoch))
+            for group in self.optimizer.param_groups:
+                group["lr"] = run.lr * rise * (1 - step / steps) ** POWER
+            loss = self.criterion(self.model(images), labels, Progress(step, steps, self.epoch))
+            value = loss.item()
+            if not math.isfinite(value):
+                raise DivergedError(f"the loss is {value} in step {step + 1} of {steps}, epoch {self.epoch + 1}")
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += value * len(index)
+        return total / len(self.chosen)
+
+    def _score(self, **about: float) -> None:
+        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device)
+        self.curve.append({"epoch": self.epoch, **about, "metrics": scores})
+
+
+def _batches(index: np.ndarray, size: int) -> list[np.ndarray]:
+    return [index[start : start + size] for start in range(0, len(index), size)]
+
+
+def _stacked(dataset: SegmentationFolder, index: Iterable[int], device: str) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*(dataset[int(i)] for i in index), strict=True)
+    return torch.stack(images).to(device), torch.stack(labels).to(device)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], num_classes: int, void: int, device: str
+) -> dict[str, Any]:
+    """All metrics over a split, and ``iou``, the list of those of the classes, None where one does not occur."""
+    from torchmetrics import MetricCollection
+    from torchmetrics.classification import MulticlassJaccardIndex
+
+    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+
+    labels = {"num_classes": num_classes, "ignore_index": void}
+    collection = MetricCollection(
+        {
+            "iou": MulticlassJaccardIndex(average="none", zero_division=math.nan, **labels),
+            **{name: BoundaryIoU(ratio=ratio, **labels) for name, ratio in RATIOS.items()},
+            **{
+                f"{s}_{r}": BoundaryF1(radius=r, score=s, **labels)
+                for s in ("f1", "precision", "recall")
+                for r in RADII
+            },
+            **{f"trimap_{r}": TrimapIoU(radius=r, **labels) for r in RADII},
+        }
+    ).to(device)
+    model.eval()
+    for images, target in batches:
+        collection.update(model(images.to(device)).argmax(1), target.to(device))
+    values = collection.compute()
+    return {
+        "miou": round(values["iou"].nanmean().item(), 6),
+        **{name: round(values[name].item(), 6) for name in METRICS if name != "miou"},
+        "iou": [None if math.isnan(value) else round(value, 6) for value in values["iou"].tolist()],
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- many runs
+
+
+def runs_of(plan: Mapping[str, Any], *, data: str, held_out: bool = False) -> list[Run]:
+    """The runs of a plan, all losses of one seed before those of the next.
+
+    Args:
+        plan: settings that all runs share, and ``runs``, a list of ``loss``, ``seeds`` and, maybe, ``options``.
+        data: name of the data set.
+        held_out: score on a part of the training images.
+
+    Raises:
+        ValueError: for a key that is not known or missing.
+    """
+    settings = {key: value for key, value in plan.items() if key != "runs"}
+    if wrong := settings.keys() - set(SETTINGS):
+        raise ValueError(f"plan: expected runs and some of {SETTINGS}, but got {sorted(wrong)}")
+    runs = []
+    for entry in plan.get("runs") or []:
+        if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
+            raise ValueError(f"plan: expected runs with loss, seeds and, maybe, options, but got {entry}")
+        for seed in entry["seeds"]:
+            options = entry.get("options") or {}
+            runs.append(Run(entry["loss"], options, seed, data=data, held_out=held_out, **settings))
+    if not runs:
+        raise ValueError("plan: expected a list of runs but got none")
+    return sorted(runs, key=lambda run: run.seed)
+
+
+def check_trials(runs: Iterable[Run]) -> None:
+    """Every loss that has options is to have as many trials as every other.
+
+    Raises:
+        ValueError: if that is not so.
+    """
+    trials = Counter(run.loss for run in runs if run.options)
+    if len(set(trials.values())) > 1:
+        raise ValueError(f"plan: expected as many trials of every loss, but got {dict(trials)}")
+
+
+def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) -> None:
+    """Do the runs that have no result yet."""
+    torch.set_num_threads(threads)
+    left = [run for run in runs if not place.result(run).exists()]
+    print(f"{len(runs)} runs, {len(left)} of them to do", flush=True)
+    if workers == 1:
+        for run in left:
+            finish(run, place)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        list(pool.map(finish, left, repeat(place)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- cost
+
+
+def costs_of(chosen: Sequence[tuple[str, Options]], labels: Labels, classes: int, rounds: int) -> dict[str, Result]:
+    """What a forward and backward pass of each loss takes, by its label: time, ratio to cross-entropy, and memory."""
+    seconds = alone(measure_time, chosen, labels, classes, rounds)
+    found = {}
+    for name, options in chosen:
+        loss = label(name, options)
+        found[loss] = {
+            "milliseconds": round(seconds[loss] * 1e3, 3),
+            "ratio": round(seconds[loss] / seconds[BASELINE], 3),
+            "megabytes": round(alone(measure_memory, name, options, labels, classes) / 2**20, 2),
+        }
+    return found
+
+
+class Pass:
+    """A forward and backward pass of a loss over random logits."""
+
+    def __init__(self, name: str, options: Options, labels: Labels, classes: int) -> None:
+        """Make the inputs."""
+        torch.manual_seed(0)
+        batch, height, width = labels.shape
+        self.logits = torch.randn(batch, classes, height, width).requires_grad_()
+        self.target = torch.from_numpy(labels).long()
+        self.loss = make(name, options, 255)
+
+    def __call__(self) -> None:
+        """Pass."""
+        self.loss(self.logits, self.target, Progress()).backward()
+        self.logits.grad = None
+
+
+def measure_time(chosen: Sequence[tuple[str, Options]], labels: Labels, classes: int, rounds: int) -> dict[str, float]:
+    """The median seconds of each loss, in turn, round after round."""
+    seconds_of = stopwatch("cpu")
+    passes = {label(name, options): Pass(name, options, labels, classes) for name, options in chosen}
+    for run in passes.values():
+        run()
+    times = [{loss: seconds_of(run) for loss, run in passes.items()} for _ in range(rounds)]
+    return {loss: statistics.median(time[loss] for time in times) for loss in passes}
+
+
+def measure_memory(name: str, options: Options, labels: Labels, classes: int) -> int:
+    """The bytes that a pass takes at its peak, beyond the gradient."""
+    # Code, threads and libraries that come with the first call are not the pass's.
+    Pass(name, options, np.indices((8, 8)).sum(0).astype(np.uint8)[None] % 2, classes)()
+    run = Pass(name, options, labels, classes)
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+    forget_peak()
+    before = resident("VmRSS")
+    run()
+    return resident("VmHWM") - before - run.logits.nbytes
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def option(text: str) -> tuple[str, float | None]:
+    """NAME=VALUE of a loss."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE but got {text!r}")
+    return name, yaml.safe_load(value)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--results", type=Path, default=RESULTS / "quality", metavar="DIR", help="result files (default: %(default)s)"
+    )
+    training = argparse.ArgumentParser(add_help=False, parents=[shared])
+    training.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT.parent / "shared" / "camvid",
+        metavar="DIR",
+        help="with train/, val/ and classes.txt (default: %(default)s)",
+    )
+    training.add_argument(
+        "--eval-split", type=Path, metavar="DIR", help="images/ and masks/ to score on (default: val/ of the data)"
+    )
+    training.add_argument(
+        "--state",
+        type=Path,
+        default=ROOT / "runs" / "quality",
+        metavar="DIR",
+        help="checkpoints, from which runs go on and other splits are scored (default: %(default)s)",
+    )
+    training.add_argument("--device", default="cpu", help="default: %(default)s")
+    training.add_argument("--workers", type=int, default=1, help="runs at a time (default: %(default)s)")
+    training.add_argument("--threads", type=int, default=1, help="of each run (default: %(default)s)")
+
+    run = commands.add_parser("run", parents=[training], help="train one loss")
+    run.add_argument("--loss", required=True, choices=list(RECIPES))
+    run.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help="of the loss")
+    run.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: %(default)s")
+    for name in SETTINGS:
+        default = getattr(Run, name)
+        many = {"nargs": 2, "metavar": ("HEIGHT", "WIDTH")} if name == "size" else {}
+        kind = int if name == "size" else type(default)
+        run.add_argument(f"--{name}", type=kind, default=default, help="default: %(default)s", **many)
+    run.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
+
+    plan = commands.add_parser("plan", parents=[training], help="do all runs of a YAML file")
+    plan.add_argument("plan", type=Path)
+    tune = commands.add_parser("tune", parents=[training], help="do trials on the training images alone")
+    tune.add_argument("plan", type=Path)
+    tune.add_argument(
+        "--by", nargs="+", choices=list(METRICS), default=["miou", "f1_1"], help="mean of these (default: %(default)s)"
+    )
+
+    cost_file = RESULTS / "quality-cost.json"
+    table = commands.add_parser("table", parents=[shared], help="Markdown of all results")
+    table.add_argument(
+        "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
+    )
+    table.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
+    table.add_argument("--cost", type=Path, default=cost_file, metavar="FILE", help="of `cost` (default: %(default)s)")
+    plot = commands.add_parser("plot", parents=[shared], help="draw bars and curves")
+    plot.add_argument("--output", type=Path, default=ROOT / "docs" / "images", metavar="DIR", help="%(default)s")
+
+    cost = commands.add_parser("cost", help="time and memory of every loss")
+    cost.add_argument("--plan", type=Path, help="measure the losses of this plan, with their options")
+    cost.add_argument(
+        "--shape", type=int, nargs=4, default=[4, 11, 180, 240], metavar=("B", "C", "H", "W"), help="%(default)s"
+    )
+    cost.add_argument("--masks", type=Path, metavar="DIR", help="label masks to tile; generated ones if absent")
+    cost.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
+    cost.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    cost.add_argument("--output", type=Path, default=cost_file, metavar="FILE", help="default: %(default)s")
+    return parser.parse_args(arguments)
+
+
+def do_runs(options: argparse.Namespace) -> None:
+    """The commands `run`, `plan` and `tune`."""
+    data = options.data.resolve()
+    split = (options.eval_split or data / "val").resolve()
+    place = Place(data, split, options.results, options.state, options.device)
+    if options.command == "run":
+        settings = {name: getattr(options, name) for name in SETTINGS} | {"held_out": options.held_out}
+        runs = [Run(options.loss, dict(options.option), seed, data=data.name, **settings) for seed in options.seeds]
+    else:
+        tuning = options.command == "tune"
+        runs = runs_of(yaml.safe_load(options.plan.read_text()), data=data.name, held_out=tuning)
+        if tuning:
+            check_trials(runs)
+    execute(runs, place, workers=options.workers, threads=options.threads)
+    if options.command == "tune":
+        results = [json.loads(place.result(run).read_text()) for run in runs]
+        print(trials(summarise(results), options.by))
+
+
+def do_table(options: argparse.Namespace) -> None:
+    """The command `table`."""
+    costs = json.loads(options.cost.read_text())["losses"] if options.cost.exists() else {}
+    rows = {common: summarise(results, options.baseline) for common, results in read_results(options.results).items()}
+    for common, own in rows.items():
+        print(f"{common}\n\n{markdown(own, costs, options.baseline)}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def do_plot(options: argparse.Namespace) -> None:
+    """The command `plot`."""
+    results = read_results(options.results)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for common, own in results.items():
+        suffix = "" if len(results) == 1 else "-" + hashlib.sha256(common.encode()).hexdigest()[:6]
+        rows = summarise(own)
+        if any(row["differences"] for row in rows):
+            plot_bars(rows, common, options.output / f"quality-bars{suffix}.png")
+        plot_curves(own, common, options.output / f"quality-curves{suffix}.png")
+
+
+def do_cost(options: argparse.Namespace) -> None:
+    """The command `cost`."""
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that measure
+    chosen: list[tuple[str, Options]] = [(name, {}) for name in RECIPES] + [("abl", {"lovasz": 1.0})]
+    if options.plan:
+        runs = runs_of(yaml.safe_load(options.plan.read_text()), data="")
+        chosen += [(run.loss, run.options) for run in runs]
+    chosen = list({label(name, own): (name, own) for name, own in chosen}.values())
+    batch, classes, *size = options.shape
+    labels = (
+        regions(batch, tuple(size), classes, 1)
+        if options.masks is None
+        else scenes(options.masks, batch, tuple(size), classes)
+    )
+    found = costs_of(chosen, labels, classes, options.rounds)
+    about = {"processor": processor(), "threads": options.threads, "torch": torch.__version__}
+    about |= {"logits": options.shape, "labels": "regions" if options.masks is None else "scenes"}
+    options.output.write_text(json.dumps({"machine": about, "losses": found}, indent=1) + "\n")
+    print("| loss | ms | × CE | MB |\n|---|---:|---:|---:|")
+    for loss, cost in found.items():
+        print(f"| {loss} | {cost['milliseconds']:.1f} | {cost['ratio']:.2f} | {cost['megabytes']:.1f} |")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says."""
+    options = parse(arguments)
+    commands = {"table": do_table, "plot": do_plot, "cost": do_cost}
+    try:
+        commands.get(options.command, do_runs)(options)
+    except (CheckpointError, OSError, TypeError, ValueError) as error:
+        print(f"quality.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

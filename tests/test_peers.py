@@ -1,0 +1,320 @@
+"""The losses that the benchmarks compare with: by hand, and where they must be 0, finite or blind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from peers import regions
+from peers.active_boundary import active_boundary, predicted_border
+from peers.affinity import affinity
+from peers.boundary import boundary, signed_distance
+from peers.common import cross_entropy
+from peers.control import edge_weighted_cross_entropy
+from peers.cpg import cpg, sobel
+from peers.recipes import RECIPES, TITLES, Progress, completed, make
+from torch import Tensor
+
+VOID = 255
+LN = math.log
+
+
+def logits_of(p: Tensor) -> Tensor:
+    """Logits whose softmax is p, of one image given as [C, H, W]."""
+    return p.log()[None].requires_grad_()
+
+
+def binary(one: list[list[float]]) -> Tensor:
+    """Logits of one image [1, 2, H, W] with these probabilities of class 1."""
+    p = torch.tensor(one)
+    return logits_of(torch.stack([1 - p, p]))
+
+
+def test_cross_entropy() -> None:
+    # -ln 0.25 and -ln 0.5 over the two valid pixels
+    loss = cross_entropy(binary([[0.25, 0.5, 0.9]]), torch.tensor([[[1, 0, VOID]]]), VOID)
+    torch.testing.assert_close(loss.item(), (LN(4) + LN(2)) / 2)
+
+
+def test_edge_weighted_cross_entropy() -> None:
+    # The two pixels in the middle are at the edge and weigh 1 + 4, the first one 1, and beside void there is no edge:
+    # (1 · ln 2 + 5 · ln 4 + 5 · ln 2 + 1 · ln 4) / 12.
+    logits = binary([[0.5, 0.75, 0.5, 0.25, 0.9]])
+    loss = edge_weighted_cross_entropy(logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4)
+    torch.testing.assert_close(loss.item(), (6 * LN(2) + 6 * LN(4)) / 12)
+
+
+def test_dice() -> None:
+    # Of class 0: p = .5, .25; t = 1, 0: 1 - 2 · .5 / (.75 + 1) = 3/7. Of class 1: p = .5, .75; t = 0, 1:
+    # 1 - 2 · .75 / (1.25 + 1) = 1/3. The void pixel is in neither.
+    loss = regions.dice(binary([[0.5, 0.75, 0.9]]), torch.tensor([[[0, 1, VOID]]]), ignore_index=VOID)
+    torch.testing.assert_close(loss.item(), (3 / 7 + 1 / 3) / 2, atol=1e-4, rtol=0)  # MONAI smooths by 1e-5
+
+
+def test_lovasz() -> None:
+    # Class 1: errors .5 at the false, .25 at the true pixel. Sorted, the Jaccard loss of {first} is 1 - 1/2 and of both
+    # 1: .5 · .5 + .25 · .5 = .375. Class 0: errors .5 (true), .25 (false): of {first} 1, of both 1: .5. The mean is
+    # .4375; the second image is void and has no part in it.
+    logits = binary([[0.5, 0.75, 0.9]])
+    target = torch.tensor([[[0, 1, VOID]], [[VOID] * 3]])
+    loss = regions.lovasz(logits.expand(2, -1, -1, -1), target, ignore_index=VOID)
+    torch.testing.assert_close(loss.item(), 0.4375)
+
+
+def test_hausdorff() -> None:
+    # p > .5 of class 1 is the last pixel, its label the last two. The field is the distance to the other side: of the
+    # prediction 3 2 1 1, of the labels 2 1 1 2, and squared together 13, 5, 2, 5. (p - t)² = .0625, .0625, .36, .01.
+    logits = binary([[0.25, 0.25, 0.4, 0.9]])
+    loss = regions.hausdorff(logits, torch.tensor([[[0, 0, 1, 1]]]), ignore_index=VOID)
+    # Both classes have the same fields and the same errors.
+    torch.testing.assert_close(loss.item(), (13 * 0.0625 + 5 * 0.0625 + 2 * 0.36 + 5 * 0.01) / 4)
+
+
+def test_signed_distance() -> None:
+    mask = torch.tensor([[[[0, 0, 1, 1, 1]], [[0, 0, 0, 0, 0]], [[1, 1, 1, 1, 1]]]]).bool()
+    torch.testing.assert_close(signed_distance(mask)[0, :, 0], torch.tensor([[2.0, 1, 0, -1, -2], [0] * 5, [0] * 5]))
+    corner = torch.tensor([[[[1, 0], [0, 0], [0, 0]]]]).bool()
+    torch.testing.assert_close(signed_distance(corner)[0, 0, 2, 1].item(), math.sqrt(5))
+
+
+def test_boundary() -> None:
+    # φ of class 0 is 0, 1, 2 and of class 1 1, 0, -1, where void is outside of both: it is 2 from class 0, but has no
+    # part. The mean over 2 × 2 entries: (p_0 φ_0 + p_1 φ_1) = .5 · 0 + .5 · 1 and .25 · 1 + .75 · 0.
+    logits = binary([[0.5, 0.75, 0.9]])
+    loss = boundary(logits, torch.tensor([[[0, 1, VOID]]]), ignore_index=VOID)
+    torch.testing.assert_close(loss.item(), (0.5 + 0.25) / 4)
+    # Right and wrong beyond doubt: φ of class 1 is 2 1 0 -1, of class 0 -1 0 1 2.
+    target = torch.tensor([[[0, 0, 1, 1]]])
+    for right, value in ((True, -2), (False, 6)):
+        p = (target if right else 1 - target).float()
+        logits = 100 * (torch.stack([1 - p, p], 1) - 0.5)
+        torch.testing.assert_close(boundary(logits, target, ignore_index=VOID).item(), value / 8)
+
+
+def kl(q: float, p: float) -> float:
+    return q * LN(q / p) + (1 - q) * LN((1 - q) / (1 - p))
+
+
+def test_affinity() -> None:
+    # Three pixels in a row: the first pair is of one label, the second is not, the third pixel's other neighbour is
+    # void. Both classes of two have the same KL, and each pair counts in both directions.
+    a, b, c = 0.2, 0.3, 0.6
+    loss = affinity(binary([[a, b, c, 0.9]]), torch.tensor([[[0, 0, 1, VOID]]]), ignore_index=VOID)
+    edge = (3 - kl(b, c) + 3 - kl(c, b)) / 2
+    torch.testing.assert_close(loss.item(), edge + (kl(a, b) + kl(b, a)) / 2)
+
+
+def test_affinity_of_a_third_class() -> None:
+    # Labels 0 and 1: the pair is an edge in the classes 0 and 1, but in class 2 both have "no".
+    p = torch.tensor([[0.7, 0.1], [0.2, 0.5], [0.1, 0.4]])[:, None]
+    loss = affinity(logits_of(p), torch.tensor([[[0, 1]]]), ignore_index=VOID)
+    edge = sum(3 - kl(*pair) for pair in ((0.7, 0.1), (0.1, 0.7), (0.2, 0.5), (0.5, 0.2))) / 4
+    torch.testing.assert_close(loss.item(), edge + (kl(0.1, 0.4) + kl(0.4, 0.1)) / 2)
+
+
+def test_affinity_is_clipped() -> None:
+    # Beyond doubt: q = 1, p = 1e-4 gives ln 1e4 and 1e-4 ln(1e-4) for the rest, more than the margin of 3.
+    logits = 100.0 * torch.tensor([[[[1.0, -1.0]], [[-1.0, 1.0]]]])
+    assert affinity(logits, torch.tensor([[[0, 1]]]), ignore_index=VOID) == 0
+    # As the sum of both sides: of a pair that should agree, in either class and direction.
+    loss = affinity(logits, torch.tensor([[[0, 0]]]), ignore_index=VOID)
+    torch.testing.assert_close(loss.item(), LN(1e4) + 1e-4 * LN(1e-4))
+
+
+def test_predicted_border() -> None:
+    # One image of 20 × 20 with a sharp border between the columns 3 and 4 of the 4 last rows, and a faint one over all
+    # of row 9: 1 % is 4 pixels, so the threshold rises until the sharp one is left, which 3 × 3 widen.
+    p = torch.full((20, 20), 0.5)
+    p[:10] = 0.51
+    p[-4:, :4] = 0.9
+    p[-4:, 4:] = 0.1
+    p[-5] = 0.5
+    border = predicted_border(binary(p.tolist()).detach(), torch.ones(1, 20, 20, dtype=torch.bool))
+    seeds = torch.zeros(20, 20, dtype=torch.bool)
+    # Row 15 differs from row 16 as well, but by less than both classes' swap.
+    seeds[-4:, 3] = True
+    widened = torch.nn.functional.max_pool2d(seeds[None].float(), 3, 1, 1)[0] > 0
+    assert torch.equal(border[0], widened)
+
+
+def test_active_boundary() -> None:
+    # One row of 100 pixels: 1 % is one seed, between the pixels 10 and 11 (from p = .2 to .8), which is widened to 9,
+    # 10 and 11. The labels' border is pixel 13, whose right neighbour is of another label: distances 4, 3 and 2, D = 3,
+    # 2 and 1. Their own D is never the least; each has its right neighbour (the fourth step) for a target. Above and
+    # below there is nothing.
+    p = torch.full((100,), 0.2)
+    p[11:] = 0.8
+    target = (torch.arange(100) > 13).long()[None, None]
+    loss = active_boundary(binary([p.tolist()]), target, ignore_index=VOID)
+
+    def row(values: list[float]) -> float:
+        """Cross-entropy with the target smoothed by 0.2 over 8 values."""
+        log_p = torch.tensor(values, dtype=torch.float64).log_softmax(0)
+        return -(0.8 * log_p[3] + 0.2 * log_p.mean()).item()
+
+    # The steps are down, up, left, right and the diagonals: right up, right down, left up, left down; what lies outside
+    # is as the pixel inside in that column.
+    leap = 0.8 * LN(4) + 0.2 * LN(1 / 4)  # KL of (.8, .2) ‖ (.2, .8), and the other way round
+    rows = [(3, [0.0] * 8), (2, [0, 0, 0, leap, leap, leap, 0, 0]), (1, [0, 0, leap, 0, 0, 0, leap, leap])]
+    expected = sum(d / 20 * row([float(v) for v in values]) for d, values in rows) / 3
+    torch.testing.assert_close(loss.item(), expected)
+
+
+def test_active_boundary_pushes_towards_the_labels() -> None:
+    # As above. Pixel 11 is to differ from its right neighbour rather than from its left one: down the gradient it
+    # becomes like the latter, and the border moves right.
+    p = torch.full((1, 100), 0.2)
+    p[:, 11:] = 0.8
+    logits = binary(p.tolist())
+    target = (torch.arange(100) > 13).long()[None, None]
+    active_boundary(logits, target, ignore_index=VOID).backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 1, 0, 11] > 0
+
+
+def test_sobel() -> None:
+    ramp = torch.arange(5.0).expand(4, 5)
+    right, down = sobel(torch.stack([ramp, ramp])[None])[0, 1]
+    # (1 + 2 + 1) / 2 · 2 inside, half of it where the border is replicated
+    torch.testing.assert_close(right, torch.tensor([2.0, 4, 4, 4, 2]).expand(4, 5))
+    torch.testing.assert_close(down, torch.zeros(4, 5))
+
+
+def test_sobel_is_a_convolution() -> None:
+    kernel = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 2
+    x = torch.randn(2, 3, 5, 7)
+    padded = torch.nn.functional.pad(x, [1] * 4, mode="replicate").flatten(0, 1)[:, None]
+    wanted = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None]).view(2, 3, 2, 5, 7)
+    torch.testing.assert_close(sobel(x), wanted)
+
+
+def test_cpg() -> None:
+    # Two rows, labels 0 0 1 1: responses of ±2 at the middle columns, to the right only. Those of p = .1 .3 .6 .8 are
+    # 2 (.6 - .1) = 1 and 2 (.8 - .3) = 1, so each of the entries has (2 - 1)².
+    logits = binary([[0.1, 0.3, 0.6, 0.8]] * 2)
+    target = torch.tensor([[[0, 0, 1, 1]] * 2])
+    torch.testing.assert_close(cpg(logits, target, ignore_index=VOID).item(), 1.0)
+    # With void in the last column the third column's windows hold some; with it in the first column none is left.
+    target[..., 3] = VOID
+    changed = binary([[0.1, 0.3, 0.8, 0.8]] * 2)  # (2 - 2 · .7)²
+    torch.testing.assert_close(cpg(changed, target, ignore_index=VOID).item(), 0.36)
+    target[..., 0] = VOID
+    assert cpg(logits, target, ignore_index=VOID) == 0
+
+
+@pytest.fixture
+def scene() -> tuple[Tensor, Tensor]:
+    """Two images of 3 classes, one of them absent from the second, with void; 24 × 20 has borders far from void."""
+    target = torch.zeros(2, 24, 20, dtype=torch.int64)
+    target[0, 6:14, 4:12] = 1
+    target[0, 16:, 10:] = 2
+    target[1, :, 8:] = 1
+    target[:, :2] = VOID
+    return 2 * torch.randn(2, 3, 24, 20), target
+
+
+every_recipe = pytest.mark.parametrize("name", list(RECIPES))
+
+
+def value_and_gradient(name: str, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = logits.clone().requires_grad_()
+    loss = make(name, {"lovasz": 1.0} if name == "abl" else {}, VOID)(leaf, target, Progress(3, 10, 1))
+    loss.backward()
+    assert loss.dim() == 0
+    assert leaf.grad is not None
+    return loss.detach(), leaf.grad
+
+
+@every_recipe
+def test_recipes_learn(name: str, scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    loss, gradient = value_and_gradient(name, logits, target)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    better, _ = value_and_gradient(name, logits - 0.5 * gradient / gradient.norm(), target)
+    assert better < loss
+
+
+@every_recipe
+def test_ignored_pixels_do_not_count(name: str, scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    void = target == VOID
+    loss, gradient = value_and_gradient(name, logits, target)
+    assert not gradient.masked_select(void[:, None]).any()
+    other = torch.where(void[:, None], torch.randn_like(logits), logits)
+    # The detached neighbours of active boundary loss are read whatever their label.
+    if name != "abl":
+        torch.testing.assert_close(value_and_gradient(name, other, target), (loss, gradient))
+
+
+@every_recipe
+@pytest.mark.parametrize("label", [VOID, 1])
+def test_nothing_to_learn_from(name: str, label: int, scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    loss, gradient = value_and_gradient(name, logits, torch.full_like(target, label))
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    if label == VOID:
+        assert loss == 0
+        assert not gradient.any()
+
+
+@every_recipe
+def test_confident_predictions(name: str, scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    loss, gradient = value_and_gradient(name, 1000 * logits, target)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "term", [regions.dice, regions.lovasz, regions.hausdorff, boundary, affinity, active_boundary, cpg]
+)
+def test_terms_of_void(term: Callable[..., Tensor], scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    assert term(logits, torch.full_like(target, VOID), ignore_index=VOID) == 0
+
+
+def test_schedules(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    ce = cross_entropy(logits, target, VOID)
+    terms = {
+        "boundary": (boundary, {0: 0.01, 5: 0.01, 9: 0.02}),  # 5 steps an epoch
+        "affinity": (affinity, {0: 1.0, 5: 10**-0.5, 10: 0.1}),
+    }
+    for name, (term, weights) in terms.items():
+        for step, weight in weights.items():
+            progress = Progress(step, 10, step // 6)
+            added = make(name, {}, VOID)(logits, target, progress) - ce
+            torch.testing.assert_close(added, weight * term(logits, target, ignore_index=VOID), rtol=1e-4, atol=1e-6)
+
+
+def test_schedule_of_ours(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+
+    def loss(step: int, **options: float) -> Tensor:
+        return make("ours", options, VOID)(logits, target, Progress(step, 10))
+
+    scheduled = {"edge_weight": 1.0, "start": 0.5, "final_edge_weight": 0.0}
+    torch.testing.assert_close(loss(4, **scheduled), cross_entropy(logits, target, VOID))
+    torch.testing.assert_close(loss(5, **scheduled), loss(0, edge_weight=1.0))
+    torch.testing.assert_close(loss(8, **scheduled), loss(0, edge_weight=0.4))
+
+
+def test_ours_with_the_weights_of_the_control(scene: tuple[Tensor, Tensor]) -> None:
+    ours, control = make("ours", {"edge_weight": 0, "k": 3}, VOID), make("weighted", {"k": 3}, VOID)
+    torch.testing.assert_close(ours(*scene, Progress()), control(*scene, Progress()))
+
+
+def test_options() -> None:
+    assert TITLES.keys() == RECIPES.keys()
+    assert completed("weighted", {"k": 2}) == {"k": 2.0}
+    assert completed("ours", {"decay": None, "radius": 2})["radius"] == 2
+    with pytest.raises(ValueError, match=r"loss: expected one of \['ce', .*\], but got 'focal'"):
+        completed("focal", {})
+    with pytest.raises(ValueError, match=r"options of weighted: expected some of \['k'\], but got 'weight'"):
+        completed("weighted", {"weight": 1})
+    with pytest.raises(TypeError, match="option k of weighted: expected a number, but got 'four'"):
+        completed("weighted", {"k": "four"})

@@ -34,8 +34,8 @@ struct Taps {
 
 template <typename A>
 struct Axis {
-  int64_t low, high;  // sizes
-  A scale;
+  int64_t low = 1, high = 1;  // sizes
+  A scale = 1;
 
   Axis() = default;
   Axis(int64_t low, int64_t high)
@@ -51,24 +51,6 @@ struct Axis {
     if (first >= low - 1) return {low - 1, low - 1, A(0)};
     const A weight = place > A(0) ? place - static_cast<A>(first) : A(0);
     return {first, weight == A(0) ? first : first + 1, weight};
-  }
-};
-
-// From images of low to images of high resolution.
-template <typename A>
-struct Upsampling {
-  Axis<A> z, y, x;
-
-  // Pixel (z, y, x), `low(n)` being that of pixel n at low resolution.
-  template <typename F>
-  EDGELOSS_INLINE A mixed(const Taps<A>& z, const Taps<A>& y, const Taps<A>& x, const F& low) const {
-    const auto row = [&](int64_t v, int64_t u) { return (v * this->y.low + u) * this->x.low; };
-    const auto column = [&](int64_t n) {
-      const A first = mix(low(row(z.first, y.first) + n), low(row(z.first, y.second) + n), y.weight);
-      if (z.weight == A(0)) return first;
-      return mix(first, mix(low(row(z.second, y.first) + n), low(row(z.second, y.second) + n), y.weight), z.weight);
-    };
-    return mix(column(x.first), column(x.second), x.weight);
   }
 };
 

@@ -343,7 +343,7 @@ struct Group {
   int64_t image, count;
   const int32_t* pixel;
   int64_t first[kEdges];         // the pixel in the first lane, in the edge pixel's own row
-  int32_t y[kEdges], z[kEdges];  // that row
+  int32_t column[kEdges], y[kEdges], z[kEdges];  // where that is
   int32_t offset[kEdges];        // where it stands among its lanes
   int16_t k[kEdges];             // its class
 
@@ -356,8 +356,9 @@ struct Group {
     for (int64_t e = 0; e < count; ++e) {
       const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
       const uint32_t row = p / static_cast<uint32_t>(g.width);
-      const int64_t column = p - static_cast<int64_t>(row) * g.width;
-      offset[e] = static_cast<int32_t>(column - std::clamp<int64_t>(column - lanes.radius, 0, last));
+      const int64_t own = p - static_cast<int64_t>(row) * g.width;
+      column[e] = static_cast<int32_t>(std::clamp<int64_t>(own - lanes.radius, 0, last));
+      offset[e] = static_cast<int32_t>(own - column[e]);
       first[e] = p - offset[e];
       z[e] = static_cast<int32_t>(row / static_cast<uint32_t>(g.height));
       y[e] = static_cast<int32_t>(row) - z[e] * static_cast<int32_t>(g.height);
@@ -387,7 +388,7 @@ struct Group {
                              call.m ? call.m + base : nullptr,
                              call.m ? call.r + base : nullptr,
                              call.has_decay ? call.field + base : nullptr,
-                             call.up};
+                             call.up != nullptr};
     const bool centre = dz == 0 && dy == 0;
     if (lanes.width == 4 && g.width >= 4) {
       fill_lanes<4>(view, k, offset, count, centre, logits, lanes);
@@ -396,7 +397,15 @@ struct Group {
     } else {
       fill_lanes<0>(view, k, offset, count, centre, logits, lanes);
     }
-    if (logits && !call.m) {
+    if (logits && call.up) {
+      const Logits<T, A> x = call.image(image);
+      const int64_t in_row = std::min(lanes.width, g.width);
+      for (int64_t e = 0; e < count; ++e) {
+        if (lanes.first[e] < 0) continue;
+        const RowTaps<A> taps = call.up->row_taps(z[e] + dz, y[e] + dy);
+        call.up->along_row(x, taps, column[e], in_row, k[e], lanes.x.data() + e * lanes.width);
+      }
+    } else if (logits && !call.m) {
       tile_statistics_of_two(lanes.logit[0].data(), lanes.logit[1].data(), count * lanes.width, lanes.m.data(),
                              lanes.r.data());
     }
@@ -825,7 +834,7 @@ void backward_box(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
         const RowTaps<A> taps = up.row_taps(row);
         A* wanted[4];
         for (int k = 0; k < 4; ++k) {
-          const int64_t of_slice = taps.row[k] / up.by.y.low, of_row = taps.row[k] % up.by.y.low;
+          const int64_t of_slice = taps.row[k] / up.along_y.low, of_row = taps.row[k] % up.along_y.low;
           const bool inside = of_slice >= box.first_slice && of_slice < box.last_slice && of_row >= box.first_row &&
                               of_row < box.last_row && taps.weight_of(k) != A(0);
           wanted[k] = inside ? sums_of(of_slice, of_row) : nullptr;
@@ -878,7 +887,7 @@ void backward_box(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
       A* of = sums_of(slice, row);
       for (int64_t c = 0; c < g.logits; ++c) of[c * stride + 1] += of[c * stride];  // the first cell has none before it
       write_tile(of + 1, stride, g.logits, up.cells,
-                 out + (slice * up.by.y.low + row) * up.cells * grad_steps.pixel, grad_steps.channel,
+                 out + (slice * up.along_y.low + row) * up.cells * grad_steps.pixel, grad_steps.channel,
                  grad_steps.pixel);
     }
   }
@@ -891,7 +900,7 @@ template <typename A>
 std::optional<Upsample<A>> upsample_for(const Geometry& g, const Tensor& logits) {
   if (!is_upsampled(g, logits) || g.batch * g.pixels == 0) return std::nullopt;
   const Geometry low = geometry_of(logits, {0, 0, 0});
-  return Upsample<A>({{low.depth, g.depth}, {low.height, g.height}, {low.width, g.width}});
+  return Upsample<A>({low.depth, g.depth}, {low.height, g.height}, {low.width, g.width});
 }
 
 template <typename T, typename A>
@@ -1092,7 +1101,7 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
   const Steps steps(grad);
   T* out = static_cast<T*>(grad.mutable_data_ptr());
   if (up) {
-    const Boxes boxes(g.batch, up->by.z.low, up->by.y.low);
+    const Boxes boxes(g.batch, up->along_z.low, up->along_y.low);
     on_each_thread(boxes.count, 1, [&](Tasks& tasks) {
       Workspace<T, A> space(g);
       for (int64_t i, end; tasks.take(i, end);) backward_box(call, upstream, chunks, boxes.at(i), out, steps, space);

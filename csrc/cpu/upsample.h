@@ -39,28 +39,41 @@ struct Block {
   int64_t pixels() const { return (last_slot - first_slot) * cells(); }
 };
 
+// to = n low-resolution pixels of two rows, mixed.
+template <typename T, typename A>
+EDGELOSS_INLINE void mix_rows(const T* __restrict first, const T* __restrict second, int64_t step, int64_t n, A weight,
+                              A* __restrict to) {
+  if (weight == A(0)) {
+    for (int64_t k = 0; k < n; ++k) to[k] = widen(first[k * step]);
+  } else if (step == 1) {
+    for (int64_t k = 0; k < n; ++k) to[k] = mix(widen(first[k]), widen(second[k]), weight);
+  } else {
+    for (int64_t k = 0; k < n; ++k) to[k] = mix(widen(first[k * step]), widen(second[k * step]), weight);
+  }
+}
+
 template <typename A>
 struct Upsample {
-  Upsampling<A> by;
+  Axis<A> along_z, along_y, along_x;
   std::vector<Taps<A>> slice, row, column;  // of each along its axis
   int64_t cells, slots, left;               // of a row; the slots on the left
   std::vector<int32_t> pixel;               // [slots, cells], of the row, or -1
   std::vector<A> weight;                    // [slots, cells], of the second of the two that it is mixed from
 
-  Upsample(const Upsampling<A>& by) : by(by), cells(by.x.low) {
+  Upsample(const Axis<A>& z, const Axis<A>& y, const Axis<A>& x) : along_z(z), along_y(y), along_x(x), cells(x.low) {
     const auto taps = [](const Axis<A>& axis) {
       std::vector<Taps<A>> all(axis.high);
       for (int64_t i = 0; i < axis.high; ++i) all[i] = axis.at(i);
       return all;
     };
-    slice = taps(by.z);
-    row = taps(by.y);
-    column = taps(by.x);
+    slice = taps(z);
+    row = taps(y);
+    column = taps(x);
     std::vector<int64_t> count[2] = {std::vector<int64_t>(cells), std::vector<int64_t>(cells)};  // left and right
     const auto for_each_pixel = [&](const auto& body) {
       for (auto& n : count) std::fill(n.begin(), n.end(), 0);
-      for (int64_t i = 0; i < by.x.high; ++i) {
-        const A place = by.x.position(i);
+      for (int64_t i = 0; i < x.high; ++i) {
+        const A place = x.position(i);
         const int64_t cell = std::clamp<int64_t>(static_cast<int64_t>(std::floor(place + A(0.5))), 0, cells - 1);
         const int side = place >= static_cast<A>(cell);
         body(i, cell, side, count[side][cell]++);
@@ -78,10 +91,13 @@ struct Upsample {
     });
   }
 
-  RowTaps<A> row_taps(int64_t high_row) const {
-    const Taps<A>&z = slice[high_row / by.y.high], &y = row[high_row % by.y.high];
-    const int64_t first = z.first * by.y.low, second = z.second * by.y.low;
-    return {{first + y.first, first + y.second, second + y.first, second + y.second}, z.weight, y.weight};
+  RowTaps<A> row_taps(int64_t high_row) const { return row_taps(high_row / along_y.high, high_row % along_y.high); }
+  RowTaps<A> row_taps(int64_t at_z, int64_t at_y) const {
+    const Taps<A>&of_z = slice[at_z], &of_y = row[at_y];
+    const int64_t first = of_z.first * along_y.low, second = of_z.second * along_y.low;
+    return {{first + of_y.first, first + of_y.second, second + of_y.first, second + of_y.second},
+            of_z.weight,
+            of_y.weight};
   }
 
   // The pixels of a block, in the order of its tile.
@@ -94,23 +110,36 @@ struct Upsample {
   // Class c of a pixel, the same as in a tile.
   template <typename T>
   A at(const Logits<T, A>& x, int64_t pixel, int64_t c) const {
+    const int64_t high_row = pixel / along_x.high;
     A value;
-    along_row(x, pixel, 1, c, &value);
+    along_row(x, row_taps(high_row), pixel - high_row * along_x.high, 1, c, &value);
     return value;
   }
 
-  // Class c of n pixels that follow each other in a row.
+  // Class c of the n pixels of a row from the first one on.
   template <typename T>
-  EDGELOSS_INLINE void along_row(const Logits<T, A>& x, int64_t pixel, int64_t n, int64_t c, A* to) const {
+  EDGELOSS_INLINE void along_row(const Logits<T, A>& x, const RowTaps<A>& taps, int64_t first, int64_t n, int64_t c,
+                                 A* to) const {
     if (x.binary && c == 0) {
       std::fill_n(to, n, A(0));
       return;
     }
-    const int64_t high_row = pixel / by.x.high, first = pixel % by.x.high;
-    const Taps<A>&z = slice[high_row / by.y.high], &y = row[high_row % by.y.high];
-    const T* from = x.data + (x.binary ? 0 : c) * x.class_step;
-    const auto low = [&](int64_t p) { return widen(from[p * x.pixel_step]); };
-    for (int64_t j = 0; j < n; ++j) to[j] = by.mixed(z, y, column[first + j], low);
+    constexpr int64_t kMost = 16;  // pixels at a time
+    for (; n > 0; first += kMost, to += kMost, n -= kMost) {
+      const Taps<A>* at = column.data() + first;
+      const int64_t count = std::min(n, kMost), start = at[0].first, cells = at[count - 1].second - start + 1;
+      A low[kMost + 2];
+      const auto row = [&](int which) {
+        return x.data + (x.binary ? 0 : c) * x.class_step + (taps.row[which] * this->cells + start) * x.pixel_step;
+      };
+      mix_rows(row(0), row(1), x.pixel_step, cells, taps.row_weight, low);
+      if (taps.slice_weight != A(0)) {
+        A other[kMost + 2];
+        mix_rows(row(2), row(3), x.pixel_step, cells, taps.row_weight, other);
+        for (int64_t i = 0; i < cells; ++i) low[i] = mix(low[i], other[i], taps.slice_weight);
+      }
+      for (int64_t j = 0; j < count; ++j) to[j] = mix(low[at[j].first - start], low[at[j].second - start], at[j].weight);
+    }
   }
 };
 
@@ -134,7 +163,6 @@ EDGELOSS_INLINE void mix_tile(const Upsample<A>& up, const RowTaps<A>& taps, con
   const int64_t count = block.cells(), step = x.pixel_step;
   const int64_t before = block.first_cell > 0 ? 1 : 0, after = block.last_cell < up.cells ? 1 : 0;
   const int64_t n = before + count + after;
-  const A row_weight = taps.row_weight, slice_weight = taps.slice_weight;
   A* __restrict low = column + 1 - before;
   if (x.binary) {
     std::fill_n(tile, block.pixels(), A(0));
@@ -144,20 +172,11 @@ EDGELOSS_INLINE void mix_tile(const Upsample<A>& up, const RowTaps<A>& taps, con
     const auto row = [&](int which) {
       return x.data + c * x.class_step + (taps.row[which] * up.cells + block.first_cell - before) * step;
     };
-    const auto mix_rows = [&](const T* __restrict first, const T* __restrict second, A* __restrict to) {
-      if (row_weight == A(0)) {
-        for (int64_t k = 0; k < n; ++k) to[k] = widen(first[k * step]);
-      } else if (step == 1) {
-        for (int64_t k = 0; k < n; ++k) to[k] = mix(widen(first[k]), widen(second[k]), row_weight);
-      } else {
-        for (int64_t k = 0; k < n; ++k) to[k] = mix(widen(first[k * step]), widen(second[k * step]), row_weight);
-      }
-    };
-    mix_rows(row(0), row(1), low);
-    if (slice_weight != A(0)) {
+    mix_rows(row(0), row(1), step, n, taps.row_weight, low);
+    if (taps.slice_weight != A(0)) {
       A other[kTile + 2];
-      mix_rows(row(2), row(3), other);
-      for (int64_t k = 0; k < n; ++k) low[k] = mix(low[k], other[k], slice_weight);
+      mix_rows(row(2), row(3), step, n, taps.row_weight, other);
+      for (int64_t k = 0; k < n; ++k) low[k] = mix(low[k], other[k], taps.slice_weight);
     }
     if (before == 0) column[0] = column[1];
     if (after == 0) column[count + 1] = column[count];

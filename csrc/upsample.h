@@ -30,6 +30,11 @@ template <typename A>
 struct Taps {
   int64_t first, second;
   A weight;  // of the second
+
+  EDGELOSS_INLINE A weight_of(int64_t i) const {
+    if (i == first) return A(1) - weight;
+    return i == second ? weight : A(0);
+  }
 };
 
 template <typename A>
@@ -51,6 +56,15 @@ struct Axis {
     if (first >= low - 1) return {low - 1, low - 1, A(0)};
     const A weight = place > A(0) ? place - static_cast<A>(first) : A(0);
     return {first, weight == A(0) ? first : first + 1, weight};
+  }
+
+  // The places that are mixed from low-resolution pixel i, from the one that is returned to `end`, and perhaps a few
+  // more at both ends.
+  EDGELOSS_INLINE int64_t support(int64_t i, int64_t& end) const {
+    const double ratio = static_cast<double>(high) / static_cast<double>(low), centre = static_cast<double>(i) + 0.5;
+    const int64_t first = static_cast<int64_t>((centre - 1) * ratio) - 2, last = static_cast<int64_t>((centre + 1) * ratio) + 2;
+    end = last < high ? last : high;
+    return first < 0 ? 0 : first;
   }
 };
 

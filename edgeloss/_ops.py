@@ -89,8 +89,6 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | N
         return "torch.func does not know the kernels"
     if target is None:
         return None
-    if logits.is_cuda and logits.shape[2:] != target.shape[1:]:
-        return "there are no kernels for logits of another resolution than the labels"
     if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
         return "the kernels are for less than 2^15 classes and 2^31 pixels"
     if decay is not None and decay < 1e-6:

@@ -179,7 +179,8 @@ struct Logits {
   }
 };
 
-// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits, x.at(pixel, c).
+// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits, x.at(pixel,
+// c).
 template <typename X, typename A>
 EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, A m, A r) {
   if (is_exact(r)) return std::log(r);

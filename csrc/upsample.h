@@ -43,8 +43,7 @@ struct Axis {
   A scale = 1;
 
   Axis() = default;
-  Axis(int64_t low, int64_t high)
-      : low(low), high(high), scale(static_cast<A>(low) / static_cast<A>(high)) {}
+  Axis(int64_t low, int64_t high) : low(low), high(high), scale(static_cast<A>(low) / static_cast<A>(high)) {}
 
   // Where pixel i's centre lies, in low-resolution pixels; rounded as torch's is.
   EDGELOSS_INLINE A position(int64_t i) const {
@@ -52,19 +51,19 @@ struct Axis {
   }
   EDGELOSS_INLINE Taps<A> at(int64_t i) const {
     const A place = position(i);
-    const int64_t first = place > A(0) ? static_cast<int64_t>(place) : 0;
+    const int64_t first = place > A(0) ? static_cast<int32_t>(place) : 0;  // 32 bits: quicker on a GPU
     if (first >= low - 1) return {low - 1, low - 1, A(0)};
     const A weight = place > A(0) ? place - static_cast<A>(first) : A(0);
     return {first, weight == A(0) ? first : first + 1, weight};
   }
 
-  // The places that are mixed from low-resolution pixel i, from the one that is returned to `end`, and perhaps a few
-  // more at both ends.
+  // The places that are mixed from low-resolution pixel i, from the one that is returned to `end`, and perhaps one more
+  // at either end.
   EDGELOSS_INLINE int64_t support(int64_t i, int64_t& end) const {
     const double ratio = static_cast<double>(high) / static_cast<double>(low), centre = static_cast<double>(i) + 0.5;
-    const int64_t first = static_cast<int64_t>((centre - 1) * ratio) - 2, last = static_cast<int64_t>((centre + 1) * ratio) + 2;
-    end = last < high ? last : high;
-    return first < 0 ? 0 : first;
+    const double first = (centre - 1) * ratio - 0.5, last = (centre + 1) * ratio - 0.5;
+    end = static_cast<int64_t>(last) + 2 < high ? static_cast<int64_t>(last) + 2 : high;
+    return first > 0 ? static_cast<int64_t>(first) : 0;
   }
 };
 

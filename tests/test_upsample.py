@@ -21,7 +21,14 @@ pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused
 # (low, high) resolutions, each for a path of its own: one cell; ratio 4 and 8 of odd sizes; no integer; 1 along one
 # axis; more pixels of a cell than fit in a tile of 256, and more cells than that; a row and a column; volumes.
 FLAT = [
-    *[((1, 1), (3, 5)), ((5, 7), (20, 28)), ((3, 9), (24, 72)), ((5, 9), (7, 24)), ((6, 5), (6, 17)), ((7, 6), (13, 6))],
+    *[
+        ((1, 1), (3, 5)),
+        ((5, 7), (20, 28)),
+        ((3, 9), (24, 72)),
+        ((5, 9), (7, 24)),
+        ((6, 5), (6, 17)),
+        ((7, 6), (13, 6)),
+    ],
     *[((1, 2), (2, 700)), ((2, 300), (5, 700)), ((1, 9), (1, 20)), ((9, 1), (31, 1)), ((19, 33), (75, 130))],
 ]
 VOLUMES = [((2, 3, 3), (5, 7, 6)), ((3, 3, 4), (3, 12, 16)), ((9, 6, 5), (18, 9, 10))]
@@ -77,9 +84,7 @@ def test_fused_equals_the_plain_way(
         v = torch.rand(2, *high, dtype=wide).to(kernels.device)
         fused, plain = x.clone().requires_grad_(), x.clone().to(wide).requires_grad_()
         shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
-        loss, maps = edge_aware_loss(
-            fused, y, weight=weight, pixel_weight=v, upsample=True, backend="fused", **shared
-        )
+        loss, maps = edge_aware_loss(fused, y, weight=weight, pixel_weight=v, upsample=True, backend="fused", **shared)
         expected, expected_maps = edge_aware_loss(
             interpolated(plain, high).double(),
             y,

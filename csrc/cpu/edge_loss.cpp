@@ -186,8 +186,8 @@ void upsampled_cross_entropy_chunk(const Call<T, A>& call, const L* target, int6
     const int64_t start = chunk.image * g.pixels + row * g.width;
     for (int64_t p = 0; p < g.width; p += kTile) {
       const int64_t n = std::min(kTile, g.width - p);
-      sums.wrong += static_cast<double>(
-          read_labels(target + start + p, n, g.classes, ignore_index, call.label + start + p, y));
+      sums.wrong +=
+          static_cast<double>(read_labels(target + start + p, n, g.classes, ignore_index, call.label + start + p, y));
     }
     const RowTaps<A> taps = up.row_taps(row);
     for_each_block(up, step, [&](const Block& block) {
@@ -331,7 +331,8 @@ struct Gathered {
   // Calls body(k, sum) for a pixel's further classes.
   template <typename F>
   void for_each_more(int64_t pixel, const F& body) const {
-    auto entry = std::lower_bound(more.begin(), more.end(), pixel, [](const Entry& e, int64_t p) { return e.pixel < p; });
+    auto entry =
+        std::lower_bound(more.begin(), more.end(), pixel, [](const Entry& e, int64_t p) { return e.pixel < p; });
     for (; entry != more.end() && entry->pixel == pixel; ++entry) body(entry->k, entry->sum);
   }
 };
@@ -342,10 +343,10 @@ struct Group {
   const Call<T, A>& call;
   int64_t image, count;
   const int32_t* pixel;
-  int64_t first[kEdges];         // the pixel in the first lane, in the edge pixel's own row
+  int64_t first[kEdges];                         // the pixel in the first lane, in the edge pixel's own row
   int32_t column[kEdges], y[kEdges], z[kEdges];  // where that is
-  int32_t offset[kEdges];        // where it stands among its lanes
-  int16_t k[kEdges];             // its class
+  int32_t offset[kEdges];                        // where it stands among its lanes
+  int16_t k[kEdges];                             // its class
 
   Group(const Call<T, A>& call, int64_t image, const int32_t* pixel, int64_t count, Lanes<A>& lanes)
       : call(call), image(image), count(count), pixel(pixel) {
@@ -799,8 +800,8 @@ struct Boxes {
 // The places along an axis that are mixed from some in [first, last): from `begin` to `end`.
 template <typename A>
 void find_support(const std::vector<Taps<A>>& taps, int64_t first, int64_t last, int64_t& begin, int64_t& end) {
-  begin = std::partition_point(taps.begin(), taps.end(), [&](const Taps<A>& t) { return t.second < first; }) -
-          taps.begin();
+  begin =
+      std::partition_point(taps.begin(), taps.end(), [&](const Taps<A>& t) { return t.second < first; }) - taps.begin();
   end = std::partition_point(taps.begin(), taps.end(), [&](const Taps<A>& t) { return t.first < last; }) - taps.begin();
 }
 
@@ -886,9 +887,8 @@ void backward_box(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
     for (int64_t row = box.first_row; row < box.last_row; ++row) {
       A* of = sums_of(slice, row);
       for (int64_t c = 0; c < g.logits; ++c) of[c * stride + 1] += of[c * stride];  // the first cell has none before it
-      write_tile(of + 1, stride, g.logits, up.cells,
-                 out + (slice * up.along_y.low + row) * up.cells * grad_steps.pixel, grad_steps.channel,
-                 grad_steps.pixel);
+      write_tile(of + 1, stride, g.logits, up.cells, out + (slice * up.along_y.low + row) * up.cells * grad_steps.pixel,
+                 grad_steps.channel, grad_steps.pixel);
     }
   }
 }
@@ -905,10 +905,9 @@ std::optional<Upsample<A>> upsample_for(const Geometry& g, const Tensor& logits)
 
 template <typename T, typename A>
 Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, const Tensor& logits,
-                     const std::optional<Tensor>& weight,
-                     const std::optional<Tensor>& pixel_weight, double label_smoothing, double power, double decay,
-                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
-                     const Tensor& sides, const Tensor& field) {
+                     const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                     double label_smoothing, double power, double decay, const Tensor& label, const Tensor& flags,
+                     const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = stats.numel() > 0 ? static_cast<A*>(stats.mutable_data_ptr()) : nullptr;
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
@@ -998,8 +997,8 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
-  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
-                                          stats, edge_list, sides, distance ? *distance : field);
+  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label,
+                                          flags, stats, edge_list, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
   const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
@@ -1093,8 +1092,8 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
-  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
-                                          stats, edge_list, sides, field);
+  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label,
+                                          flags, stats, edge_list, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
   const Upstream<A> upstream = {{static_cast<A>(sums[0]), static_cast<A>(sums[1]), static_cast<A>(sums[2])},
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};

@@ -95,9 +95,8 @@ struct Upsample {
   RowTaps<A> row_taps(int64_t at_z, int64_t at_y) const {
     const Taps<A>&of_z = slice[at_z], &of_y = row[at_y];
     const int64_t first = of_z.first * along_y.low, second = of_z.second * along_y.low;
-    return {{first + of_y.first, first + of_y.second, second + of_y.first, second + of_y.second},
-            of_z.weight,
-            of_y.weight};
+    return {
+        {first + of_y.first, first + of_y.second, second + of_y.first, second + of_y.second}, of_z.weight, of_y.weight};
   }
 
   // The pixels of a block, in the order of its tile.
@@ -138,7 +137,8 @@ struct Upsample {
         mix_rows(row(2), row(3), x.pixel_step, cells, taps.row_weight, other);
         for (int64_t i = 0; i < cells; ++i) low[i] = mix(low[i], other[i], taps.slice_weight);
       }
-      for (int64_t j = 0; j < count; ++j) to[j] = mix(low[at[j].first - start], low[at[j].second - start], at[j].weight);
+      for (int64_t j = 0; j < count; ++j)
+        to[j] = mix(low[at[j].first - start], low[at[j].second - start], at[j].weight);
     }
   }
 };

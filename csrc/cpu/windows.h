@@ -114,7 +114,7 @@ struct View {
   int64_t width;
   const int16_t* label;
   const A *m, *r, *d;  // any may be null
-  bool is_upsampled;  // then x is not filled
+  bool is_upsampled;   // then x is not filled
 };
 
 // Width numbers as one vector: the compiler does not see by itself that the lanes of an edge pixel make one.

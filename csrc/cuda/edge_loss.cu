@@ -39,7 +39,6 @@ namespace edgeloss {
 namespace {
 
 constexpr int kClasses = 8;  // logits of a pixel on their way at a time
-constexpr int kMixed = 4;    // of a low-resolution pixel that a thread takes
 constexpr int kShares = 4;   // classes of edge pixels around a pixel, collected at a time
 constexpr int16_t kIgnored = -1;
 // The 1 of __launch_bounds__(kThreads, 1) keeps the compiler from spilling registers to let more threads run at a time.
@@ -789,8 +788,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     do {
       Shares<A> shares;  // Σ π · slope for the others
       all.add_edges(
-          call, upstream, at, y, x, m, r,
-          [&](int k) { return is_first || !(k == y || k == all.likely || k <= floor); },
+          call, upstream, at, y, x, m, r, [&](int k) { return is_first || !(k == y || k == all.likely || k <= floor); },
           [&](int k, A value) {
             if (is_first) all.alpha -= value;
             shares.add(k, value);
@@ -823,37 +821,75 @@ __global__ void __launch_bounds__(kThreads, 1) near_edge_kernel(const Call<T, A,
   for_each_item(call.count(), [&](int64_t i) { near[i] = is_near_edge(call, place_of(call.g, i)); });
 }
 
-// The gradient of logits that are upsampled: each thread takes kMixed classes of a low-resolution pixel, the cell, and
-// gathers from the pixels that are mixed from it. Their logits are mixed in two steps, a row of them from the same
-// three columns. near: as near_edge_kernel leaves it, or null without edges.
-template <typename T, typename A>
-__global__ void __launch_bounds__(kThreads, 1)
-    upsampled_backward_kernel(const Call<T, A, true> call, const Upstream<A> upstream, const uint8_t* near,
-                              const Output<T> output) {
+// The gradient of logits that are upsampled: each thread takes kTaken classes of kCells low-resolution pixels, the
+// cells, below each other, and gathers from the pixels that are mixed from them. Their logits are mixed in two steps,
+// those of a row from the same three columns.
+//
+// First that of the cross-entropy; then, of the cells near edge pixels, the whole in place of what stands there, by
+// threads that take less, since they need more registers. near: as near_edge_kernel leaves it.
+template <typename T, typename A, bool kEdges>
+struct UpsampledBackward {
+  static constexpr int kTaken = sizeof(A) == 4 ? 4 : 1;  // classes
+  static constexpr int kCells = kEdges ? 1 : 4;
+
+  Call<T, A, true> call;
+  Upstream<A> upstream;
+  const uint8_t* near;
+  Output<T> output;
+
+  EDGELOSS_INLINE int64_t parts() const { return (call.g.logits + kTaken - 1) / kTaken; }
+  EDGELOSS_INLINE int64_t strips() const { return (call.along_y.low + kCells - 1) / kCells; }
+  EDGELOSS_INLINE int64_t items() const {
+    return call.g.batch * parts() * call.along_z.low * strips() * call.along_x.low;
+  }
+};
+
+template <typename T, typename A, bool kEdges>
+__global__ void __launch_bounds__(kThreads, 1) upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> of) {
+  constexpr int kTaken = of.kTaken, kCells = of.kCells;
+  const Call<T, A, true>& call = of.call;
   const Geometry& g = call.g;
   const A total = call.smoothed_weight();
-  const int64_t width = call.along_x.low, height = call.along_y.low, cells = call.along_z.low * height * width;
-  const int64_t parts = (g.logits + kMixed - 1) / kMixed;
-  for_each_item(g.batch * parts * cells, [&](int64_t item) {
-    const int64_t group = quotient(item, cells), cell = item - group * cells, image = quotient(group, parts);
-    const int64_t first_logit = (group - image * parts) * kMixed, first_class = first_logit + (g.logits == 1);
-    const int64_t row = quotient(cell, width), cell_x = cell - row * width;
-    const int64_t cell_z = quotient(row, height), cell_y = row - cell_z * height;
+  const int64_t width = call.along_x.low, height = call.along_y.low, depth = call.along_z.low;
+  const int64_t strips = of.strips(), parts = of.parts();
+  for_each_item(of.items(), [&](int64_t item) {
+    const int64_t line = quotient(item, width), cell_x = item - line * width;
+    const int64_t slice = quotient(line, strips), first_cell = (line - slice * strips) * kCells;
+    const int64_t last_cell = first_cell + kCells < height ? first_cell + kCells : height;
+    const int64_t group = quotient(slice, depth), cell_z = slice - group * depth;
+    const int64_t image = quotient(group, parts), first_logit = (group - image * parts) * kTaken;
+    const int64_t first_class = first_logit + (g.logits == 1), base = image * g.pixels;
+    int64_t last_z, last_y, last_x, unused;
+    const int64_t first_z = call.along_z.support(cell_z, last_z), first_x = call.along_x.support(cell_x, last_x);
+    const int64_t first_y = call.along_y.support(first_cell, unused);
+    call.along_y.support(last_cell - 1, last_y);
+    if constexpr (kEdges) {
+      bool any = false;
+      for (int64_t z = first_z; z < last_z; ++z) {
+        for (int64_t y = first_y; y < last_y; ++y) {
+          const uint8_t* row = of.near + base + (z * g.height + y) * g.width;
+          for (int64_t at_x = first_x; at_x < last_x; ++at_x) any |= row[at_x] != 0;
+        }
+      }
+      if (!any) return;
+    }
     const auto x = call.image(image);
     const int64_t step = x.low.pixel_step;
-    A sum[kMixed] = {};
-    int64_t last_z, last_y, last_x, z = call.along_z.support(cell_z, last_z);
-    const int64_t first_y = call.along_y.support(cell_y, last_y), first_x = call.along_x.support(cell_x, last_x);
-    for (; z < last_z; ++z) {
+    A sum[kCells][kTaken] = {};
+    for (int64_t z = first_z; z < last_z; ++z) {
       const Taps<A> taps_z = call.along_z.at(z);
+      const A slice_weight = taps_z.weight_of(cell_z);
+      if (slice_weight == A(0)) continue;
       for (int64_t y = first_y; y < last_y; ++y) {
         const Taps<A> taps_y = call.along_y.at(y);
-        const A row_weight = taps_z.weight_of(cell_z) * taps_y.weight_of(cell_y);
-        if (row_weight == A(0)) continue;
-        const Mixture<T, A> mixture = x.mixture(taps_z, taps_y, {cell_x, cell_x, A(0)});
-        A column[3][kMixed];  // that before the cell, its own, the next
+        if (taps_y.second < first_cell || taps_y.first >= last_cell) continue;
+        A row_weight[kCells];
 #pragma unroll
-        for (int j = 0; j < kMixed; ++j) {
+        for (int k = 0; k < kCells; ++k) row_weight[k] = slice_weight * taps_y.weight_of(first_cell + k);
+        const Mixture<T, A> mixture = x.mixture(taps_z, taps_y, {cell_x, cell_x, A(0)});
+        A column[3][kTaken];  // that before the cells, their own, the next
+#pragma unroll
+        for (int j = 0; j < kTaken; ++j) {
           const T* own = mixture.first + (first_logit + j) * x.low.class_step;
           const bool exists = first_logit + j < g.logits;
           column[0][j] = exists && cell_x > 0 ? mixture.column(own - step) : A(0);
@@ -862,40 +898,47 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
         for (int64_t at_x = first_x; at_x < last_x; ++at_x) {
           const Taps<A> taps_x = call.along_x.at(at_x);
-          const A weight = row_weight * taps_x.weight_of(cell_x);
-          const Place at = {image, z * g.height + y, at_x, image * g.pixels, (z * g.height + y) * g.width + at_x};
-          const int64_t i = at.base + at.pixel;
+          const A column_weight = taps_x.weight_of(cell_x);
+          const int64_t row = z * g.height + y, pixel = row * g.width + at_x, i = base + pixel;
           const int16_t label = call.label[i];
-          if (weight == A(0) || label < 0) continue;
+          if (column_weight == A(0) || label < 0) continue;
           const A m = call.m[i], r = call.r[i];
-          PixelGradient<A> all(call, upstream, i, label, total);
-          A shares[kMixed] = {};
-          if (near && near[i]) {
+          PixelGradient<A> all(call, of.upstream, i, label, total);
+          A shares[kTaken] = {};
+          if (kEdges && of.near[i]) {
+            const Place at = {image, row, at_x, base, pixel};
             all.add_edges(
-                call, upstream, at, label, x, m, r, [](int) { return true; },
+                call, of.upstream, at, label, x, m, r, [](int) { return true; },
                 [&](int k, A value) {
                   all.alpha -= value;
 #pragma unroll
-                  for (int j = 0; j < kMixed; ++j) shares[j] += first_class + j == k ? value : A(0);
+                  for (int j = 0; j < kTaken; ++j) shares[j] += first_class + j == k ? value : A(0);
                 });
           }
-          const ClassGradient<A> gradient(all, x, at.pixel, g.classes, m, r);
+          const ClassGradient<A> gradient(all, x, pixel, g.classes, m, r);
           const bool is_right = taps_x.first == cell_x;
 #pragma unroll
-          for (int j = 0; j < kMixed; ++j) {
+          for (int j = 0; j < kTaken; ++j) {
             if (first_logit + j >= g.logits) continue;
-            const A logit = mix(is_right ? column[1][j] : column[0][j], is_right ? column[2][j] : column[1][j],
-                                taps_x.weight);
+            const A logit =
+                mix(is_right ? column[1][j] : column[0][j], is_right ? column[2][j] : column[1][j], taps_x.weight);
             const A value =
                 gradient.of(first_class + j, label, logit - m, [&](int64_t c) { return call.weight_of(c); });
-            sum[j] += weight * (value + shares[j]);
+            const A weighted = column_weight * (value + shares[j]);
+#pragma unroll
+            for (int k = 0; k < kCells; ++k) sum[k][j] += row_weight[k] * weighted;
           }
         }
       }
     }
 #pragma unroll
-    for (int j = 0; j < kMixed; ++j) {
-      if (first_logit + j < g.logits) output.store(x.binary, image, cell, first_class + j, sum[j]);
+    for (int k = 0; k < kCells; ++k) {
+#pragma unroll
+      for (int j = 0; j < kTaken; ++j) {
+        if (first_cell + k >= last_cell || first_logit + j >= g.logits) continue;
+        const int64_t cell = (cell_z * height + first_cell + k) * width + cell_x;
+        of.output.store(x.binary, image, cell, first_class + j, sum[k][j]);
+      }
     }
   });
 }
@@ -904,9 +947,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T, typename A, bool kUpsampled>
 Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
-                     const std::optional<Tensor>& pixel_weight, double label_smoothing, double power, double decay,
-                     bool edges, const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& sides,
-                     const Tensor& field) {
+                                 const std::optional<Tensor>& pixel_weight, double label_smoothing, double power,
+                                 double decay, bool edges, const Tensor& label, const Tensor& flags,
+                                 const Tensor& stats, const Tensor& sides, const Tensor& field) {
   A* m = static_cast<A*>(stats.mutable_data_ptr());
   const bool has_decay = edges && decay > 0;
   const Geometry low = geometry_of(logits, {0, 0, 0});
@@ -968,11 +1011,11 @@ bool is_staged(const Geometry& g, const Steps& steps) { return g.logits > 1 && s
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <typename T, typename A, bool kUpsampled>
-Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, const Labels& labels, const std::optional<Tensor>& weight,
-                const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance,
-                double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
-                const std::vector<double>& spacing, bool edges, bool maps, LabelRecord* record, int64_t number,
-                cudaStream_t stream) {
+Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, const Labels& labels,
+                const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                const std::optional<Tensor>& distance, double label_smoothing, const std::vector<int64_t>& radius,
+                double power, double decay, const std::vector<double>& spacing, bool edges, bool maps,
+                LabelRecord* record, int64_t number, cudaStream_t stream) {
   const int64_t all = g.batch * g.pixels, blocks = blocks_for(all);
   const auto empty = [&](int64_t rows, int64_t columns, ScalarType type) {
     return torch::stable::new_empty(logits, {rows, columns}, type);
@@ -1077,12 +1120,14 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
     };
     if (is_upsampled(g, logits)) {
       const auto call = make(std::true_type());
-      Tensor near_edge = torch::stable::new_empty(logits, {edges ? g.batch * g.pixels : 0}, ScalarType::Byte);
-      uint8_t* near = edges ? static_cast<uint8_t*>(near_edge.mutable_data_ptr()) : nullptr;
-      if (edges) launch(stream, blocks, near_edge_kernel<T, A>, call, near);
-      const int64_t cells = grad.numel() / std::max<int64_t>(g.logits, 1);
-      const int64_t groups = cells * ((g.logits + kMixed - 1) / kMixed);
-      launch(stream, blocks_for(groups), upsampled_backward_kernel<T, A>, call, upstream, near, output);
+      const UpsampledBackward<T, A, false> of_cross_entropy = {call, upstream, nullptr, output};
+      launch(stream, blocks_for(of_cross_entropy.items()), upsampled_backward_kernel<T, A, false>, of_cross_entropy);
+      if (!edges) return;
+      Tensor near = torch::stable::new_empty(logits, {g.batch * g.pixels}, ScalarType::Byte);
+      uint8_t* is_near = static_cast<uint8_t*>(near.mutable_data_ptr());
+      launch(stream, blocks, near_edge_kernel<T, A>, call, is_near);
+      const UpsampledBackward<T, A, true> of_edges = {call, upstream, is_near, output};
+      launch(stream, blocks_for(of_edges.items()), upsampled_backward_kernel<T, A, true>, of_edges);
       return;
     }
     const auto call = make(std::false_type());

@@ -48,7 +48,7 @@ examples:
   python benchmarks/speed.py --only "19 classes" --rounds 25
   python benchmarks/speed.py --masks ../shared/camvid/val/masks --all --output speed.json --plot speed.png
   python benchmarks/speed.py --device cuda --all            # CUDA_VISIBLE_DEVICES chooses the device
-  python benchmarks/speed.py --upsample --all               # logits of lower resolution, beside interpolate + cross-entropy
+  python benchmarks/speed.py --upsample --all               # logits of lower resolution
 """
 
 VOID = 255

@@ -1,4 +1,4 @@
-"""The fused kernels on logits of lower resolution, against the plain path: interpolate, then the loss."""
+"""The fused kernels on logits of lower resolution, against the plain way: interpolate, then the loss."""
 
 from __future__ import annotations
 
@@ -18,18 +18,13 @@ from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
-# (low, high) resolutions, each for a path of its own: one cell; ratio 4 and 8 of odd sizes; no integer; 1 along one
-# axis; more pixels of a cell than fit in a tile of 256, and more cells than that; a row and a column; volumes.
+# (low, high) resolutions, each for a path of its own: one cell; ratio 4 and 8; no integer; 1 along one axis; more
+# pixels of a cell than fit in a tile of 256, and more cells than that; a row and a column; several chunks; volumes, one
+# of them with ratio 1 along an axis.
 FLAT = [
-    *[
-        ((1, 1), (3, 5)),
-        ((5, 7), (20, 28)),
-        ((3, 9), (24, 72)),
-        ((5, 9), (7, 24)),
-        ((6, 5), (6, 17)),
-        ((7, 6), (13, 6)),
-    ],
-    *[((1, 2), (2, 700)), ((2, 300), (5, 700)), ((1, 9), (1, 20)), ((9, 1), (31, 1)), ((19, 33), (75, 130))],
+    *[((1, 1), (3, 5)), ((5, 7), (20, 28)), ((3, 9), (24, 72)), ((5, 9), (7, 24)), ((6, 5), (6, 17))],
+    *[((7, 6), (13, 6)), ((1, 2), (2, 700)), ((2, 300), (5, 700)), ((1, 9), (1, 20)), ((9, 1), (31, 1))],
+    ((19, 33), (75, 130)),
 ]
 VOLUMES = [((2, 3, 3), (5, 7, 6)), ((3, 3, 4), (3, 12, 16)), ((9, 6, 5), (18, 9, 10))]
 # One logit; two classes; few; wide and narrow tiles; more than the tile can hold in cache.
@@ -39,7 +34,8 @@ CASES = [
     *[(FLAT[1], 150), (FLAT[3], 150), (FLAT[3], 1000), (FLAT[-1], 19)],
     *itertools.product(VOLUMES, (1, 4)),
 ]
-# Stepped threads are slow.
+# Stepped threads are slow: these are for one logit, for strips of cells that are not full, for more classes than a
+# thread takes, and for a volume.
 STEPPED_CASES = [(FLAT[0], 2), (FLAT[1], 3), (FLAT[3], 19), (FLAT[4], 1), (VOLUMES[0], 4)]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -108,3 +104,139 @@ def test_fused_equals_the_plain_way(
         torch.testing.assert_close(
             fused.grad.to(wide), plain.grad, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
         )
+
+
+@given(st.data())
+def test_any_size(data: st.DataObject) -> None:
+    # Up to 9 cells an axis, and up to 40 pixels: every ratio from 1 on, also above that of a tile's slots.
+    dims = data.draw(st.integers(2, 3))
+    low = tuple(data.draw(st.integers(1, 9 if dims == 2 else 4)) for _ in range(dims))
+    high = tuple(data.draw(st.integers(n, 40 if dims == 2 else 9)) for n in low)
+    classes = data.draw(st.integers(1, 5))
+    torch.manual_seed(data.draw(st.integers(0, 2**32)))
+    x, y = scene(low, high, classes)
+    options: dict[str, Any] = {
+        "ignore_index": 255,
+        "radius": data.draw(st.integers(1, 3)),
+        "power": data.draw(st.sampled_from([1.0, 0.0, -1.0])),
+        "decay": data.draw(st.sampled_from([None, 1.0])),
+    }
+    x.requires_grad_()
+    fused = edge_aware_loss(x, y, upsample=True, backend="fused", **options)
+    plain = edge_aware_loss(interpolated(x, high), y, backend="reference", **options)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(plain, x))
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e30])
+def test_extremes(kernels: Kernels, scale: float) -> None:
+    # Classes that are certain to within 1e-9 and beyond on both sides of the edge, and offsets that a rounded logsumexp
+    # would drown in. The window's logits must be the tile's to the last bit, or 1 - p cancels.
+    x = (torch.randn(1, 3, 5, 6) * 30 + scale * torch.randn(1, 1, 5, 6)).to(kernels.device)
+    if scale == 1e30:
+        x = (torch.randn(1, 3, 5, 6) * scale).to(kernels.device)
+    y = torch.randint(3, (1, 17, 19)).to(kernels.device)
+    low = x.clone().requires_grad_()
+    high = interpolated(x, (17, 19)).double().requires_grad_()
+    for options in ({}, {"power": -1.0}):
+        fused = edge_aware_loss(low, y, upsample=True, backend="fused", **options)
+        plain = edge_aware_loss(high, y, backend="reference", **options)
+        torch.testing.assert_close(fused.double(), plain, rtol=1e-5, atol=0)
+        (gradient,) = torch.autograd.grad(fused, low)
+        assert gradient.isfinite().all()
+        if scale == 1e4:
+            seen = torch.zeros_like(low).requires_grad_()
+            (wanted,) = torch.autograd.grad(plain, high)
+            (expected,) = torch.autograd.grad(interpolated(seen, (17, 19)), seen, wanted.float())
+            torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=4e-6 * float(expected.abs().max()))
+
+
+def test_an_infinite_logit_far_from_the_border_counts_as_it_does_in_torch(kernels: Kernels) -> None:
+    x = torch.randn(1, 3, 6, 6).to(kernels.device)
+    x[:, 2] = -torch.inf  # a class that cannot be
+    y = torch.randint(2, (1, 24, 24)).to(kernels.device)
+    fused = edge_aware_loss(x, y, upsample=True, backend="fused")
+    torch.testing.assert_close(fused, edge_aware_loss(x[:, :2], y, upsample=True, backend="fused"))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_same_bits(kernels: Kernels, options: dict[str, Any]) -> None:
+    x, y = scene((9, 13), (37, 51), 19)
+    x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
+    results = []
+    for threads, deterministic in ((1, False), (2, True), (3, False)):  # True: torch fills new tensors with nan
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            loss, maps = edge_aware_loss(
+                x, y, ignore_index=255, upsample=True, backend="fused", return_maps=True, **options
+            )
+            results.append((loss.detach(), *torch.autograd.grad(loss, x), *(m for m in maps if m is not None)))
+        finally:
+            torch.use_deterministic_algorithms(False)
+            torch.set_num_threads(1)
+    for others in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], others, strict=True))
+
+
+@pytest.mark.parametrize(("low", "high"), [((3, 4), (5, 9)), ((2, 2, 3), (3, 4, 5))])
+def test_gradcheck(kernels: Kernels, low: tuple[int, ...], high: tuple[int, ...]) -> None:
+    x, y = scene(low, high, 3)
+    x, y = x.to(kernels.device).requires_grad_(), y.to(kernels.device)
+    criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused", decay=1.0, reduction="none")
+    assert torch.autograd.gradcheck(lambda logits: criterion(logits, y), x)
+
+
+def test_without_edges_it_is_cross_entropy_of_the_upsampled_logits(kernels: Kernels) -> None:
+    x, y = scene((5, 7), (20, 28), 4)
+    x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
+    fused = edge_aware_loss(x, y, ignore_index=255, edge_weight=0.0, upsample=True, backend="fused")
+    plain = F.cross_entropy(interpolated(x, (20, 28)), y, ignore_index=255)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(plain, x))
+
+
+def test_nothing_to_learn_from(kernels: Kernels) -> None:
+    criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused")
+    for batch in (0, 2):
+        x = torch.full((batch, 3, 4, 5), torch.nan, device=kernels.device, requires_grad=True)
+        loss = criterion(x, torch.full((batch, 9, 20), 255, device=kernels.device))
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert loss == 0
+        assert (gradient == 0).all()
+
+
+def test_labels_out_of_range_are_told_as_ever() -> None:
+    y = torch.zeros(1, 9, 20, dtype=torch.long)
+    y[0, 3, 4] = 7
+    with pytest.raises(
+        ValueError, match=r"expected labels 0 to 2, or ignore_index=255, but got 7 at 1 pixel, first at"
+    ):
+        edge_aware_loss(torch.zeros(1, 3, 4, 5), y, ignore_index=255, upsample=True, backend="fused")
+
+
+def test_one_graph_for_every_size() -> None:
+    torch._dynamo.reset()
+    criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused")
+    compiled = torch.compile(criterion, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch._dynamo.config.error_on_recompile = True
+    try:
+        for low, high in (((7, 13), (28, 52)), ((9, 5), (36, 20)), ((33, 40), (75, 130))):
+            x, y = scene(low, high, 3)
+            x.requires_grad_()
+            loss, expected = compiled(x, y), criterion(x, y)
+            torch.testing.assert_close(loss, expected)
+            torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x))
+    finally:
+        torch._dynamo.config.error_on_recompile = False
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("edges", [False, True])
+def test_operators_are_what_torch_was_told(kernels: Kernels, edges: bool, classes: int) -> None:
+    x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), (5, 9), classes))
+    options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, True, 1)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(
+        kernels.operators.edge_loss, (x.requires_grad_(), y, None, None, None, *options), test_utils=tests
+    )

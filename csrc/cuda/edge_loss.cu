@@ -844,8 +844,10 @@ struct UpsampledBackward {
   }
 };
 
+// Without edges, two blocks at a time: 128 registers are enough.
 template <typename T, typename A, bool kEdges>
-__global__ void __launch_bounds__(kThreads, 1) upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> of) {
+__global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
+    upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> of) {
   constexpr int kTaken = of.kTaken, kCells = of.kCells;
   const Call<T, A, true>& call = of.call;
   const Geometry& g = call.g;

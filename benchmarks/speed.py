@@ -48,6 +48,7 @@ examples:
   python benchmarks/speed.py --only "19 classes" --rounds 25
   python benchmarks/speed.py --masks ../shared/camvid/val/masks --all --output speed.json --plot speed.png
   python benchmarks/speed.py --device cuda --all            # CUDA_VISIBLE_DEVICES chooses the device
+  python benchmarks/speed.py --upsample --all               # logits of lower resolution
 """
 
 VOID = 255
@@ -70,6 +71,7 @@ class Case:
         options: of the loss.
         dtype: of the logits.
         bar: the largest ratio of edgeloss to cross-entropy that we are content with.
+        size: of the labels, S, where the logits are of lower resolution.
     """
 
     name: str
@@ -77,6 +79,12 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     bar: float | None = None
+    size: tuple[int, ...] = ()
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """[B, *S]."""
+        return (self.shape[0], *(self.size or self.shape[2:]))
 
     @property
     def radius(self) -> int:
@@ -85,13 +93,13 @@ class Case:
 
     @property
     def pixels(self) -> int:
-        """How many there are in the batch."""
-        return self.shape[0] * int(np.prod(self.shape[2:]))
+        """How many labels there are in the batch."""
+        return int(np.prod(self.label_shape))
 
     @property
     def logits_bytes(self) -> int:
         """N: the size of the logits, and of their gradient."""
-        return self.pixels * self.shape[1] * self.dtype.itemsize
+        return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 CPU_CASES = [
@@ -109,6 +117,27 @@ CUDA_CASES = [
     for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, ", bfloat16"))
     for shape in ((8, 19, 512, 1024), (8, 150, 512, 512), (16, 2, 512, 512))
 ]
+
+
+def upsampled(shape: tuple[int, ...], size: tuple[int, ...], bar: float, dtype: torch.dtype = torch.float32) -> Case:
+    """A case of logits of lower resolution."""
+    suffix = ", bfloat16" if dtype == torch.bfloat16 else ""
+    return Case(f"{shape[1]} classes × {size[0] // shape[2]}{suffix}", shape, {"upsample": True}, dtype, bar, size)
+
+
+UPSAMPLE_CASES = {
+    "cpu": [
+        upsampled((2, 150, 128, 128), (512, 512), 0.35),
+        upsampled((4, 19, 128, 128), (512, 512), 0.45),
+        upsampled((4, 19, 64, 64), (512, 512), 0.45),
+        upsampled((8, 2, 128, 128), (512, 512), 1.0),
+    ],
+    "cuda": [
+        upsampled(shape, size, 0.25, dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+        for shape, size in (((8, 150, 128, 128), (512, 512)), ((8, 19, 128, 256), (512, 1024)))
+    ],
+}
 
 
 @dataclass
@@ -164,7 +193,8 @@ def scenes(masks: Path, batch: int, size: tuple[int, ...], classes: int) -> Labe
 
 def labels_of(case: Case, masks: Path | None) -> tuple[str, Labels]:
     """The labels of a case, and what they are."""
-    batch, classes, *size = case.shape
+    batch, *size = case.label_shape
+    classes = case.shape[1]
     if case.name == "checkerboard":
         return case.name, np.tile(np.indices(size).sum(0) % 2, (batch, 1, 1)).astype(np.uint8)
     # A crop of a scene may have no edge at all, and a wide neighbourhood makes edges wide.
@@ -184,7 +214,9 @@ def edge_fraction(labels: Labels, radius: int) -> float:
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """What everything is put in ratio to."""
+    """What everything is put in ratio to: of logits of lower resolution, after interpolation."""
+    if logits.shape[2:] != target.shape[1:]:
+        logits = F.interpolate(logits, target.shape[1:], mode="bilinear", align_corners=False)
     return F.cross_entropy(logits, target, ignore_index=VOID)
 
 
@@ -243,7 +275,7 @@ def groups(case: Case, device: str, everything: bool) -> list[tuple[list[str], i
     Each group is timed beside cross-entropy of its own.
     """
     found = [(["cross-entropy", "edgeloss", "clone"], sys.maxsize)]
-    if everything or device == "cuda":
+    if everything or device == "cuda" or case.size:
         found.append((["cross-entropy", "compiled cross-entropy"], sys.maxsize))
     if everything:
         found.append((["cross-entropy", "compiled reference"], 3))
@@ -331,8 +363,10 @@ def first_line(error: BaseException) -> str:
 def measure_memory(case: Case, labels: Labels, device: str, name: str) -> float:
     """The bytes a pixel that a forward and backward pass takes at its peak, beyond the gradient."""
     # Code, threads and libraries that come with the first call are not the pass's.
-    tiny = replace(case, shape=(1, case.shape[1], *(8 for _ in case.shape[2:])))
-    candidate(name, *inputs(tiny, np.indices(tiny.shape[2:]).sum(0).astype(np.uint8)[None] % 2, device), case.options)()
+    low = [8] * (len(case.shape) - 2)
+    tiny = replace(case, shape=(1, case.shape[1], *low), size=tuple(4 * n for n in low) if case.size else ())
+    checkerboard = np.indices(tiny.label_shape[1:]).sum(0).astype(np.uint8)[None] % 2
+    candidate(name, *inputs(tiny, checkerboard, device), case.options)()
     run = candidate(name, *inputs(case, labels, device), case.options)
     if device == "cuda":
         torch.cuda.synchronize()
@@ -408,6 +442,7 @@ def measure(case: Case, options: argparse.Namespace, log: Console) -> dict[str, 
     return {
         "case": case.name,
         "logits": list(case.shape),
+        "labels_shape": list(case.label_shape),
         "dtype": str(case.dtype).removeprefix("torch."),
         "options": case.options,
         "labels": kind,
@@ -459,9 +494,10 @@ def make_table(rows: list[dict[str, Any]], device: str) -> Table:
             return ", ".join(words) or "–"
 
         bar, memory = row["bar"], row["bytes_a_pixel"]
+        size = f" → {row['labels_shape'][1:]}" if row["labels_shape"][1:] != row["logits"][2:] else ""
         table.add_row(
             row["case"],
-            f"{row['logits']} {row['dtype']}".replace("[", r"\["),
+            f"{row['logits']} {row['dtype']}{size}".replace("[", r"\["),
             f"{row['edge_fraction']:.1%}",
             f"{row['milliseconds']['cross-entropy']:.{3 if device == 'cuda' else 1}f}",
             cell("edgeloss") if bar is None else judged(cell("edgeloss"), row["ratio"]["edgeloss"] <= bar),
@@ -530,6 +566,11 @@ def parse() -> tuple[argparse.Namespace, list[Case]]:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--upsample",
+        action="store_true",
+        help="logits of lower resolution, in ratio to interpolation and cross-entropy",
+    )
     parser.add_argument("--all", action="store_true", help="torch.compile, the reference and a plain unfold too")
     parser.add_argument("--only", metavar="WORD", default="", help="only the cases with the word in their name")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds of each case (default: %(default)s)")
@@ -541,6 +582,8 @@ def parse() -> tuple[argparse.Namespace, list[Case]]:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios as a bar chart")
     options = parser.parse_args()
     cases = CUDA_CASES if options.device == "cuda" else CPU_CASES
+    if options.upsample:
+        cases = UPSAMPLE_CASES[options.device]
     chosen = [case for case in cases if options.only in case.name]
     if not chosen:
         parser.error(f"--only: expected a word of {[case.name for case in cases]} but got {options.only!r}")

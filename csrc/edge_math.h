@@ -179,9 +179,10 @@ struct Logits {
   }
 };
 
-// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits.
-template <typename T, typename A>
-EDGELOSS_INLINE A log_rest(const Logits<T, A>& x, int64_t pixel, int64_t classes, A m, A r) {
+// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits, x.at(pixel,
+// c).
+template <typename X, typename A>
+EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, A m, A r) {
   if (is_exact(r)) return std::log(r);
   LogSumExp<A> others;
   bool left_out = false;
@@ -197,8 +198,8 @@ EDGELOSS_INLINE A log_rest(const Logits<T, A>& x, int64_t pixel, int64_t classes
 }
 
 // t of the edge terms: a_n on the same side, b_n on the other.
-template <typename T, typename A>
-EDGELOSS_INLINE A term(const Logits<T, A>& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
+template <typename X, typename A>
+EDGELOSS_INLINE A term(const X& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
   const A x_k = x.at(pixel, k);
   if (same) return log_p(x_k, m, r);
   return log_one_minus_p(x_k, m, r, is_likely(x_k, m, r) ? log_rest(x, pixel, classes, m, r) : A(0));

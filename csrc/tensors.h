@@ -45,21 +45,37 @@ const A* data_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? static_cast<const A*>(tensor->const_data_ptr()) : nullptr;
 }
 
-inline Geometry geometry_of(const Tensor& logits, const std::vector<int64_t>& radius) {
-  const int64_t dims = logits.dim() - 2;
+// Of the pixels that the last axes of `image` hold, which the logits may have fewer of.
+inline Geometry geometry_of(const Tensor& logits, const Tensor& image, const std::vector<int64_t>& radius) {
+  const int64_t dims = logits.dim() - 2, first = image.dim() - dims;
   Geometry g;
   g.is_volume = dims == 3;
   g.batch = logits.size(0);
   g.logits = logits.size(1);
   g.classes = std::max<int64_t>(2, g.logits);
-  g.depth = g.is_volume ? logits.size(2) : 1;
-  g.height = logits.size(dims);
-  g.width = logits.size(dims + 1);
+  g.depth = g.is_volume ? image.size(first) : 1;
+  g.height = image.size(first + dims - 2);
+  g.width = image.size(first + dims - 1);
   g.pixels = g.depth * g.height * g.width;
   g.radius[0] = g.is_volume ? radius[0] : 0;
   g.radius[1] = radius[dims - 2];
   g.radius[2] = radius[dims - 1];
   return g;
+}
+inline Geometry geometry_of(const Tensor& logits, const std::vector<int64_t>& radius) {
+  return geometry_of(logits, logits, radius);
+}
+
+// Whether the logits are of another resolution than the image.
+inline bool is_upsampled(const Geometry& g, const Tensor& logits) {
+  const Geometry low = geometry_of(logits, {0, 0, 0});
+  return low.depth != g.depth || low.height != g.height || low.width != g.width;
+}
+
+inline std::vector<int64_t> sizes_of(const Tensor& x) {
+  std::vector<int64_t> sizes(x.dim());
+  for (int64_t axis = 0; axis < x.dim(); ++axis) sizes[axis] = x.size(axis);
+  return sizes;
 }
 
 // The steps of a tensor [B, C, *S] whose pixels are evenly spaced, as in contiguous and channels_last ones.

@@ -89,8 +89,6 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | N
         return "torch.func does not know the kernels"
     if target is None:
         return None
-    if logits.shape[2:] != target.shape[1:]:
-        return "there are no kernels for logits of another resolution than the labels"
     if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
         return "the kernels are for less than 2^15 classes and 2^31 pixels"
     if decay is not None and decay < 1e-6:
@@ -274,7 +272,8 @@ def _edge_loss_fake(
     searches = edges and decay > 0 and distance is None
     # The state that forward leaves to backward is in part each device's own.
     if (device or logits.device.type) == "cpu":
-        flags, stats = int(edges and (maps or searches)), 2 if logits.shape[1] > 2 else 0
+        flags = int(edges and (maps or searches))
+        stats = 2 if logits.shape[1] > 2 or logits.shape[2:] != target.shape[1:] else 0
         listed = pixels + 2 * math.prod(target.shape[:-1]) if edges else 0
     else:
         flags, stats, listed = int(edges), 2, 0
@@ -284,7 +283,7 @@ def _edge_loss_fake(
         empty(int(maps)),
         empty(int(maps and edges)),
         empty(int(maps and edges)),
-        empty(1, torch.int16),
+        logits.new_empty(target.shape, dtype=torch.int16),
         empty(flags, torch.uint8),
         empty(stats),
         logits.new_empty(listed, dtype=torch.int32),

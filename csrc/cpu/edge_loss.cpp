@@ -14,6 +14,7 @@
 #include "../tensors.h"
 #include "parallel.h"
 #include "tiles.h"
+#include "upsample.h"
 #include "windows.h"
 
 #ifdef __linux__
@@ -37,18 +38,28 @@ namespace {
 
 // -------------------------------------------------------------------------------------------------------------- passes
 
+// An image's logits one by one, upsampled or not.
+template <typename T, typename A>
+struct Reader {
+  Logits<T, A> x;
+  const Upsample<A>* up;
+
+  A at(int64_t pixel, int64_t c) const { return up ? up->at(x, pixel, c) : x.at(pixel, c); }
+};
+
 // Everything that the passes share: arguments, and the state that forward leaves to backward.
 template <typename T, typename A>
 struct Call {
   const Geometry& g;
   const T* x;
   Steps steps;
+  const Upsample<A>* up;  // null where the logits are of the labels' resolution
   const A* weight;        // [C] or null
   const A* pixel_weight;  // [B, P] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
   int16_t* label;  // [B, P]
-  A *m, *r;        // [B, P] each; null of two classes
+  A *m, *r;        // [B, P] each; null of two classes that are not upsampled
   uint8_t* edge;   // [B, P], the edge mask, or null
   // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
   // takes up no memory. Of each row the first and the end among them.
@@ -58,6 +69,7 @@ struct Call {
   A* field;                      // [B, P]; read in reach of E only
 
   Logits<T, A> image(int64_t b) const { return {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1}; }
+  Reader<T, A> reader(int64_t b) const { return {image(b), up}; }
   A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
   A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
   A total_weight() const {
@@ -105,6 +117,34 @@ struct Sums {
   double cross_entropy = 0, same = 0, other = 0, weight = 0, edges_weight = 0, valid = 0, edges = 0, wrong = 0;
 };
 
+// The cross-entropy of a tile of n pixels from what tile_statistics found; pixel(j) is the number of the j-th one.
+template <typename T, typename A, typename F>
+void cross_entropy_tile(const Call<T, A>& call, const A* tile, int64_t ld, int64_t n, const int32_t* y, const A* m,
+                        const A* r, const A* nll, const F& pixel, A* ce, Sums& sums) {
+  const A smoothing = call.label_smoothing;
+  const double valid = static_cast<double>(n - std::count(y, y + n, kIgnored));
+  sums.valid += valid;
+  const double plain_sum = tile_cross_entropy(nll, y, n, ce);
+  if (!call.weight && !call.pixel_weight && smoothing == A(0)) {
+    sums.cross_entropy += plain_sum;
+    sums.weight += valid;
+    return;
+  }
+  const A total_weight = call.total_weight();
+  for (int64_t j = 0; j < n; ++j) {
+    if (y[j] < 0) continue;
+    const A w = call.weight_of(y[j]), v = call.pixel_weight_of(pixel(j));
+    ce[j] *= w;
+    if (smoothing != A(0)) {
+      A every = total_weight * log1p_positive(r[j]);
+      for (int64_t c = 0; c < call.g.classes; ++c) every -= call.weight_of(c) * (tile[c * ld + j] - m[j]);
+      ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(call.g.classes) * every;
+    }
+    sums.cross_entropy += static_cast<double>(v) * ce[j];
+    sums.weight += static_cast<double>(v) * w;
+  }
+}
+
 // Pass 1: labels, statistics and cross-entropy of a chunk.
 template <typename T, typename A, typename L>
 void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore_index, const Chunk& chunk, A* ce_map,
@@ -112,7 +152,6 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
   const Geometry& g = call.g;
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
-  const A smoothing = call.label_smoothing, total_weight = call.total_weight();
   const bool in_place = fits_in_place(x, g.classes);
   const int64_t ld = in_place ? x.class_step : step;
   std::vector<A> buffer(in_place ? 0 : g.classes * step);
@@ -126,28 +165,48 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
         static_cast<double>(read_labels(target + base + p, n, g.classes, ignore_index, call.label + base + p, y));
     A own_m[kTile], own_r[kTile], *m = call.m ? call.m + base + p : own_m, *r = call.m ? call.r + base + p : own_r;
     tile_statistics(tile, ld, g.classes, n, y, m, r, nll);
-    sums.valid += static_cast<double>(n - std::count(y, y + n, kIgnored));
-    A* ce = ce_map ? ce_map + base + p : kept;
-    const double plain_sum = tile_cross_entropy(nll, y, n, ce);
-    if (!call.weight && !call.pixel_weight && smoothing == A(0)) {
-      sums.cross_entropy += plain_sum;
-      continue;
-    }
-    for (int64_t j = 0; j < n; ++j) {
-      if (y[j] < 0) continue;
-      const int64_t i = base + p + j;
-      const A w = call.weight_of(y[j]), v = call.pixel_weight_of(i);
-      ce[j] *= w;
-      if (smoothing != A(0)) {
-        A every = total_weight * log1p_positive(r[j]);
-        for (int64_t c = 0; c < g.classes; ++c) every -= call.weight_of(c) * (tile[c * ld + j] - m[j]);
-        ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(g.classes) * every;
-      }
-      sums.cross_entropy += static_cast<double>(v) * ce[j];
-      sums.weight += static_cast<double>(v) * w;
-    }
+    cross_entropy_tile(
+        call, tile, ld, n, y, m, r, nll, [&](int64_t j) { return base + p + j; }, ce_map ? ce_map + base + p : kept,
+        sums);
   }
-  if (!call.weight && !call.pixel_weight) sums.weight = sums.valid;
+}
+
+// The same of logits to be upsampled.
+template <typename T, typename A, typename L>
+void upsampled_cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore_index, const Chunk& chunk,
+                                   A* ce_map, Sums& sums) {
+  const Geometry& g = call.g;
+  const Logits<T, A> x = call.image(chunk.image);
+  const Upsample<A>& up = *call.up;
+  const int64_t step = call.tile();
+  std::vector<A> tile(g.classes * step);
+  A m[kTile], r[kTile], nll[kTile], ce[kTile];
+  int32_t y[kTile];
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    const int64_t start = chunk.image * g.pixels + row * g.width;
+    for (int64_t p = 0; p < g.width; p += kTile) {
+      const int64_t n = std::min(kTile, g.width - p);
+      sums.wrong +=
+          static_cast<double>(read_labels(target + start + p, n, g.classes, ignore_index, call.label + start + p, y));
+    }
+    const RowTaps<A> taps = up.row_taps(row);
+    for_each_block(up, step, [&](const Block& block) {
+      const int64_t n = block.pixels();
+      int32_t place[kTile];
+      up.list_pixels(block, place);
+      for (int64_t j = 0; j < n; ++j) y[j] = place[j] < 0 ? kIgnored : call.label[start + place[j]];
+      interpolate_tile(up, taps, x, g.logits, block, tile.data(), step);
+      tile_statistics(tile.data(), step, g.classes, n, y, m, r, nll);
+      cross_entropy_tile(
+          call, tile.data(), step, n, y, m, r, nll, [&](int64_t j) { return start + place[j]; }, ce, sums);
+      for (int64_t j = 0; j < n; ++j) {
+        if (place[j] < 0) continue;
+        call.m[start + place[j]] = m[j];
+        call.r[start + place[j]] = r[j];
+        if (ce_map) ce_map[start + place[j]] = ce[j];
+      }
+    });
+  }
 }
 
 // Pass 2: the edge pixels.
@@ -218,6 +277,13 @@ void distance_chunk(const Call<T, A>& call, const Chunk& chunk, const std::vecto
   }
 }
 
+// What edge pixels give a tile, as `Gathered` has it of a chunk; null where there are none near.
+template <typename A>
+struct TileShares {
+  const A *same = nullptr, *other = nullptr;
+  const int32_t* k = nullptr;
+};
+
 // What the edge pixels around give the pixels of a chunk: Σ upstream · π on the pixel's own side, and on the other side
 // Σ upstream · π · slope for each class k that edge pixels look at.
 template <typename A>
@@ -259,6 +325,16 @@ struct Gathered {
     approach(first, last);
     return true;
   }
+
+  TileShares<A> from(int64_t pixel) const { return {same.data() + pixel, other.data() + pixel, k.data() + pixel}; }
+
+  // Calls body(k, sum) for a pixel's further classes.
+  template <typename F>
+  void for_each_more(int64_t pixel, const F& body) const {
+    auto entry =
+        std::lower_bound(more.begin(), more.end(), pixel, [](const Entry& e, int64_t p) { return e.pixel < p; });
+    for (; entry != more.end() && entry->pixel == pixel; ++entry) body(entry->k, entry->sum);
+  }
 };
 
 // A few edge pixels of an image, and how it looks from them.
@@ -267,10 +343,10 @@ struct Group {
   const Call<T, A>& call;
   int64_t image, count;
   const int32_t* pixel;
-  int64_t first[kEdges];         // the pixel in the first lane, in the edge pixel's own row
-  int32_t y[kEdges], z[kEdges];  // that row
-  int32_t offset[kEdges];        // where it stands among its lanes
-  int16_t k[kEdges];             // its class
+  int64_t first[kEdges];                         // the pixel in the first lane, in the edge pixel's own row
+  int32_t column[kEdges], y[kEdges], z[kEdges];  // where that is
+  int32_t offset[kEdges];                        // where it stands among its lanes
+  int16_t k[kEdges];                             // its class
 
   Group(const Call<T, A>& call, int64_t image, const int32_t* pixel, int64_t count, Lanes<A>& lanes)
       : call(call), image(image), count(count), pixel(pixel) {
@@ -281,8 +357,9 @@ struct Group {
     for (int64_t e = 0; e < count; ++e) {
       const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
       const uint32_t row = p / static_cast<uint32_t>(g.width);
-      const int64_t column = p - static_cast<int64_t>(row) * g.width;
-      offset[e] = static_cast<int32_t>(column - std::clamp<int64_t>(column - lanes.radius, 0, last));
+      const int64_t own = p - static_cast<int64_t>(row) * g.width;
+      column[e] = static_cast<int32_t>(std::clamp<int64_t>(own - lanes.radius, 0, last));
+      offset[e] = static_cast<int32_t>(own - column[e]);
       first[e] = p - offset[e];
       z[e] = static_cast<int32_t>(row / static_cast<uint32_t>(g.height));
       y[e] = static_cast<int32_t>(row) - z[e] * static_cast<int32_t>(g.height);
@@ -311,7 +388,8 @@ struct Group {
                              call.label + base,
                              call.m ? call.m + base : nullptr,
                              call.m ? call.r + base : nullptr,
-                             call.has_decay ? call.field + base : nullptr};
+                             call.has_decay ? call.field + base : nullptr,
+                             call.up != nullptr};
     const bool centre = dz == 0 && dy == 0;
     if (lanes.width == 4 && g.width >= 4) {
       fill_lanes<4>(view, k, offset, count, centre, logits, lanes);
@@ -320,7 +398,15 @@ struct Group {
     } else {
       fill_lanes<0>(view, k, offset, count, centre, logits, lanes);
     }
-    if (logits && !call.m) {
+    if (logits && call.up) {
+      const Logits<T, A> x = call.image(image);
+      const int64_t in_row = std::min(lanes.width, g.width);
+      for (int64_t e = 0; e < count; ++e) {
+        if (lanes.first[e] < 0) continue;
+        const RowTaps<A> taps = call.up->row_taps(z[e] + dz, y[e] + dy);
+        call.up->along_row(x, taps, column[e], in_row, k[e], lanes.x.data() + e * lanes.width);
+      }
+    } else if (logits && !call.m) {
       tile_statistics_of_two(lanes.logit[0].data(), lanes.logit[1].data(), count * lanes.width, lanes.m.data(),
                              lanes.r.data());
     }
@@ -342,7 +428,7 @@ struct Group {
   // t of the lanes into out[2], as log_terms, and exact where r underflowed.
   void find_terms(Lanes<A>& lanes) const {
     find_log_terms(lanes, count * lanes.width);
-    const Logits<T, A> x = call.image(image);
+    const Reader<T, A> x = call.reader(image);
     for (int64_t e = 0; e < count; ++e) {
       for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
         if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
@@ -571,12 +657,79 @@ struct Workspace {
     bool likely;
   };
   std::vector<A> buffer;
+  std::vector<A> sums;  // of a box
   std::vector<Correction> corrections;
   Gathered<A> gathered;
   Lanes<A> lanes;
 
   explicit Workspace(const Geometry& g) : lanes(g.radius[2], g.width) {}
 };
+
+// The gradient of a tile of n pixels, to[c · to_ld + j]; pixel(j) is the number of the j-th one. for_each_more(body)
+// calls body(j, k, share) for what edge pixels of further classes give.
+template <typename T, typename A, typename F, typename M>
+void gradient_tile(const Call<T, A>& call, const Upstream<A>& upstream, const A* tile, int64_t ld, int64_t n,
+                   const int16_t* label, const A* m, const A* r, const F& pixel, const TileShares<A>& shares,
+                   const M& for_each_more, A* to, int64_t to_ld, Workspace<T, A>& space) {
+  const Geometry& g = call.g;
+  const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(g.classes);
+  const A total_weight = call.total_weight();
+  A alpha[kTile], at_y[kTile];  // the gradient is alpha · p(c) - at_y · [c = y], but for the corrections
+  int32_t labels[kTile];
+  tile_factors(label, n, (A(1) - smoothing + uniform * total_weight) * upstream.sums[0],
+               (A(1) - smoothing) * upstream.sums[0], labels, alpha, at_y);
+  if (call.weight || call.pixel_weight || upstream.map[0]) {
+    for (int64_t j = 0; j < n; ++j) {
+      if (labels[j] < 0) continue;
+      const A ce = upstream.at(0, pixel(j), call.pixel_weight_of(pixel(j)));
+      at_y[j] = ce * (A(1) - smoothing) * call.weight_of(labels[j]);
+      alpha[j] = at_y[j] + ce * uniform * total_weight;
+    }
+  }
+  auto& corrections = space.corrections;
+  corrections.clear();
+  if (shares.same) {
+    for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
+      alpha[j] += shares.same[j];
+      at_y[j] += shares.same[j];
+    }
+    const auto correct = [&](int64_t j, int64_t k, A value) {
+      const bool likely = is_likely(tile[k * ld + j], m[j], r[j]);
+      if (!likely) alpha[j] -= value;
+      corrections.push_back({j, k, value, likely});
+    };
+    const int32_t* k = shares.k;
+    for (int64_t j = 0; j < n; ++j) {
+      if (j + 4 <= n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
+        j += 3;  // all four are -1
+      } else if (k[j] >= 0) {
+        correct(j, k[j], shares.other[j]);
+      }
+    }
+    for_each_more(correct);
+  }
+
+  tile_softmax(tile, ld, g.classes, n, labels, m, r, alpha, at_y, to, to_ld);
+  for (const auto& c : corrections) {
+    to[c.k * to_ld + c.j] += c.value;
+    if (!c.likely) continue;
+    // The others' shares, from logits that may lie so far below the top that r is 0.
+    const bool exact = is_exact(r[c.j]);
+    const Logits<A, A> x = {tile, ld, 1, false};
+    const A top = exact ? A(0) : log_rest(x, c.j, g.classes, m[c.j], r[c.j]);
+    const A value = exact ? c.value / r[c.j] : c.value;
+    for (int64_t other = 0; other < g.classes; ++other) {
+      if (other != c.k) to[other * to_ld + c.j] -= value * exp_negative((tile[other * ld + c.j] - m[c.j]) - top);
+    }
+  }
+  if (smoothing != A(0)) {
+    for (int64_t j = 0; j < n; ++j) {
+      if (label[j] < 0) continue;
+      const A ce = upstream.at(0, pixel(j), call.pixel_weight_of(pixel(j)));
+      for (int64_t c = 0; c < g.classes; ++c) to[c * to_ld + j] -= ce * uniform * call.weight_of(c);
+    }
+  }
+}
 
 // The backward pass of a chunk.
 template <typename T, typename A>
@@ -586,16 +739,10 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
   const int64_t base = chunk.image * g.pixels;
-  const int16_t* label = call.label + base;
-  const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(g.classes);
-  const A total_weight = call.total_weight();
   T* out = grad + chunk.image * grad_steps.image;
   const bool in_place = fits_in_place(x, g.classes) && grad_steps.pixel == 1;
   const int64_t ld = in_place ? x.class_step : step, to_ld = in_place ? grad_steps.channel : step;
   space.buffer.resize(in_place ? 0 : 2 * g.classes * step);
-  A alpha[kTile], at_y[kTile];  // the gradient is alpha · p(c) - at_y · [c = y], but for the corrections
-  int32_t labels[kTile];
-  auto& corrections = space.corrections;
   Gathered<A>& gathered = space.gathered;
   if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, gathered);
   auto more = gathered.more.begin();
@@ -608,60 +755,16 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
     A own_m[kTile], own_r[kTile];
     const A *m = call.m ? call.m + base + p : own_m, *r = call.m ? call.r + base + p : own_r;
     if (!call.m) tile_statistics_of_two(tile, tile + ld, n, own_m, own_r);
-    tile_factors(label + p, n, (A(1) - smoothing + uniform * total_weight) * upstream.sums[0],
-                 (A(1) - smoothing) * upstream.sums[0], labels, alpha, at_y);
-    if (call.weight || call.pixel_weight || upstream.map[0]) {
-      for (int64_t j = 0; j < n; ++j) {
-        if (labels[j] < 0) continue;
-        const A ce = upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
-        at_y[j] = ce * (A(1) - smoothing) * call.weight_of(labels[j]);
-        alpha[j] = at_y[j] + ce * uniform * total_weight;
-      }
-    }
-    corrections.clear();
-    if (call.row_first && gathered.reaches(p - start, p - start + n - 1)) {
-      const A* same = gathered.same.data() + (p - start);
-      for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
-        alpha[j] += same[j];
-        at_y[j] += same[j];
-      }
-      const auto correct = [&](int64_t j, int64_t k, A value) {
-        const bool likely = is_likely(tile[k * ld + j], m[j], r[j]);
-        if (!likely) alpha[j] -= value;
-        corrections.push_back({j, k, value, likely});
-      };
-      const int32_t* k = gathered.k.data() + (p - start);
-      for (int64_t j = 0; j < n; ++j) {
-        if (j + 4 <= n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
-          j += 3;  // all four are -1
-        } else if (k[j] >= 0) {
-          correct(j, k[j], gathered.other[p - start + j]);
-        }
-      }
-      for (; more != gathered.more.end() && more->pixel < p - start + n; ++more) {
-        correct(more->pixel - (p - start), more->k, more->sum);
-      }
-    }
-
-    tile_softmax(tile, ld, g.classes, n, labels, m, r, alpha, at_y, to, to_ld);
-    for (const auto& c : corrections) {
-      to[c.k * to_ld + c.j] += c.value;
-      if (!c.likely) continue;
-      // The others' shares, from logits that may lie so far below the top that r is 0.
-      const bool exact = is_exact(r[c.j]);
-      const A top = exact ? A(0) : log_rest(x, p + c.j, g.classes, m[c.j], r[c.j]);
-      const A value = exact ? c.value / r[c.j] : c.value;
-      for (int64_t other = 0; other < g.classes; ++other) {
-        if (other != c.k) to[other * to_ld + c.j] -= value * exp_negative((tile[other * ld + c.j] - m[c.j]) - top);
-      }
-    }
-    if (smoothing != A(0)) {
-      for (int64_t j = 0; j < n; ++j) {
-        if (label[p + j] < 0) continue;
-        const A ce = upstream.at(0, base + p + j, call.pixel_weight_of(base + p + j));
-        for (int64_t c = 0; c < g.classes; ++c) to[c * to_ld + j] -= ce * uniform * call.weight_of(c);
-      }
-    }
+    TileShares<A> shares;
+    if (call.row_first && gathered.reaches(p - start, p - start + n - 1)) shares = gathered.from(p - start);
+    gradient_tile(
+        call, upstream, tile, ld, n, call.label + base + p, m, r, [&](int64_t j) { return base + p + j; }, shares,
+        [&](const auto& correct) {
+          for (; more != gathered.more.end() && more->pixel < p - start + n; ++more) {
+            correct(more->pixel - (p - start), more->k, more->sum);
+          }
+        },
+        to, to_ld, space);
     if (in_place) continue;
     // Of a binary pixel, the second class has the logit.
     write_tile(to + (g.logits == 1 ? step : 0), step, g.logits, n, out + p * grad_steps.pixel, grad_steps.channel,
@@ -669,13 +772,142 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   }
 }
 
+// A box of low-resolution rows of an image: what the backward pass of logits to be upsampled works on. The rows at the
+// labels' resolution that two boxes are mixed into are gone through for each of them.
+struct Box {
+  int64_t image, first_slice, last_slice, first_row, last_row;
+};
+
+struct Boxes {
+  int64_t depth, height, slices, rows;  // of the image; of a box
+  int64_t per_slice, per_image, count;
+
+  Boxes(int64_t batch, int64_t depth, int64_t height) : depth(depth), height(height) {
+    // Large, so that few rows are gone through twice, and yet enough of them for all threads.
+    const int64_t most = std::clamp<int64_t>(batch * depth * height / 32, 2, 16);
+    slices = std::min<int64_t>(depth, 4);
+    rows = std::min(height, most);
+    per_slice = (height + rows - 1) / rows;
+    per_image = (depth + slices - 1) / slices * per_slice;
+    count = batch * per_image;
+  }
+  Box at(int64_t index) const {
+    const int64_t slice = index % per_image / per_slice * slices, row = index % per_slice * rows;
+    return {index / per_image, slice, std::min(slice + slices, depth), row, std::min(row + rows, height)};
+  }
+};
+
+// The places along an axis that are mixed from some in [first, last): from `begin` to `end`.
+template <typename A>
+void find_support(const std::vector<Taps<A>>& taps, int64_t first, int64_t last, int64_t& begin, int64_t& end) {
+  begin =
+      std::partition_point(taps.begin(), taps.end(), [&](const Taps<A>& t) { return t.second < first; }) - taps.begin();
+  end = std::partition_point(taps.begin(), taps.end(), [&](const Taps<A>& t) { return t.first < last; }) - taps.begin();
+}
+
+// The backward pass of a box.
+template <typename T, typename A>
+void backward_box(const Call<T, A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Box& box, T* grad,
+                  const Steps& grad_steps, Workspace<T, A>& space) {
+  const Geometry& g = call.g;
+  const Upsample<A>& up = *call.up;
+  const Logits<T, A> x = call.image(box.image);
+  const int64_t base = box.image * g.pixels, step = call.tile(), rows = box.last_row - box.first_row;
+  const int64_t stride = up.cells + 2;  // of a class, in a row of sums
+  std::vector<A>& sums = space.sums;
+  sums.assign((box.last_slice - box.first_slice) * rows * g.logits * stride, A(0));
+  const auto sums_of = [&](int64_t slice, int64_t row) {
+    return sums.data() + ((slice - box.first_slice) * rows + row - box.first_row) * g.logits * stride;
+  };
+  space.buffer.resize(2 * g.classes * step);
+  A *tile = space.buffer.data(), *to = tile + g.classes * step;
+  Gathered<A>& gathered = space.gathered;
+
+  int64_t first_slice, last_slice, first_row, last_row;
+  find_support(up.slice, box.first_slice, box.last_slice, first_slice, last_slice);
+  find_support(up.row, box.first_row, box.last_row, first_row, last_row);
+  for (int64_t slice = first_slice; slice < last_slice; ++slice) {
+    for (int64_t part = first_row; part < last_row; part += chunks.rows_per_chunk) {
+      const Chunk chunk = {box.image, slice * g.height + part,
+                           slice * g.height + std::min(part + chunks.rows_per_chunk, last_row)};
+      if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, gathered);
+      for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+        const RowTaps<A> taps = up.row_taps(row);
+        A* wanted[4];
+        for (int k = 0; k < 4; ++k) {
+          const int64_t of_slice = taps.row[k] / up.along_y.low, of_row = taps.row[k] % up.along_y.low;
+          const bool inside = of_slice >= box.first_slice && of_slice < box.last_slice && of_row >= box.first_row &&
+                              of_row < box.last_row && taps.weight_of(k) != A(0);
+          wanted[k] = inside ? sums_of(of_slice, of_row) : nullptr;
+        }
+        const int64_t start = base + row * g.width, in_chunk = (row - chunk.first_row) * g.width;
+        const bool near = call.row_first && gathered.reaches(in_chunk, in_chunk + g.width - 1);
+        for_each_block(up, step, [&](const Block& block) {
+          const int64_t n = block.pixels();
+          int32_t place[kTile], k[kTile];
+          int16_t label[kTile];
+          A m[kTile], r[kTile], same[kTile], other[kTile];
+          up.list_pixels(block, place);
+          for (int64_t j = 0; j < n; ++j) {
+            const int64_t at = std::max(place[j], 0);
+            label[j] = place[j] < 0 ? kIgnored : call.label[start + at];
+            m[j] = call.m[start + at];
+            r[j] = call.r[start + at];
+          }
+          TileShares<A> shares;
+          if (near) {
+            const TileShares<A> of = gathered.from(in_chunk);
+            for (int64_t j = 0; j < n; ++j) {
+              same[j] = place[j] < 0 ? A(0) : of.same[place[j]];
+              other[j] = place[j] < 0 ? A(0) : of.other[place[j]];
+              k[j] = place[j] < 0 ? -1 : of.k[place[j]];
+            }
+            shares = {same, other, k};
+          }
+          interpolate_tile(up, taps, x, g.logits, block, tile, step);
+          gradient_tile(
+              call, upstream, tile, step, n, label, m, r, [&](int64_t j) { return start + place[j]; }, shares,
+              [&](const auto& correct) {
+                if (gathered.more.empty()) return;
+                for (int64_t j = 0; j < n; ++j) {
+                  if (place[j] >= 0) {
+                    gathered.for_each_more(in_chunk + place[j], [&](int32_t of, A sum) { correct(j, of, sum); });
+                  }
+                }
+              },
+              to, step, space);
+          share_tile(up, taps, g.logits, block, to + (g.logits == 1 ? step : 0), step, wanted);
+        });
+      }
+    }
+  }
+
+  T* out = grad + box.image * grad_steps.image;
+  for (int64_t slice = box.first_slice; slice < box.last_slice; ++slice) {
+    for (int64_t row = box.first_row; row < box.last_row; ++row) {
+      A* of = sums_of(slice, row);
+      for (int64_t c = 0; c < g.logits; ++c) of[c * stride + 1] += of[c * stride];  // the first cell has none before it
+      write_tile(of + 1, stride, g.logits, up.cells, out + (slice * up.along_y.low + row) * up.cells * grad_steps.pixel,
+                 grad_steps.channel, grad_steps.pixel);
+    }
+  }
+}
+
 // ----------------------------------------------------------------------------------------------------------- operators
 
+// What upsamples the logits to the labels' resolution; nothing where they have it.
+template <typename A>
+std::optional<Upsample<A>> upsample_for(const Geometry& g, const Tensor& logits) {
+  if (!is_upsampled(g, logits) || g.batch * g.pixels == 0) return std::nullopt;
+  const Geometry low = geometry_of(logits, {0, 0, 0});
+  return Upsample<A>({low.depth, g.depth}, {low.height, g.height}, {low.width, g.width});
+}
+
 template <typename T, typename A>
-Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
-                     const std::optional<Tensor>& pixel_weight, double label_smoothing, double power, double decay,
-                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
-                     const Tensor& sides, const Tensor& field) {
+Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, const Tensor& logits,
+                     const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                     double label_smoothing, double power, double decay, const Tensor& label, const Tensor& flags,
+                     const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = stats.numel() > 0 ? static_cast<A*>(stats.mutable_data_ptr()) : nullptr;
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
@@ -683,6 +915,7 @@ Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optiona
   return {g,
           static_cast<const T*>(logits.const_data_ptr()),
           Steps(logits),
+          up ? &*up : nullptr,
           data_or_null<A>(weight),
           data_or_null<A>(pixel_weight),
           static_cast<A>(label_smoothing),
@@ -747,14 +980,16 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
                 const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance, int64_t ignore_index,
                 double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
                 const std::vector<double>& spacing, bool edges, bool maps, bool check) {
-  const Geometry g = geometry_of(logits, radius);
+  const Geometry g = geometry_of(logits, target, radius);
   const Chunks chunks(g);
+  const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   const int64_t all = g.batch * g.pixels;
   const auto empty = [&](int64_t count, ScalarType type) {
     return torch::stable::new_empty(logits, {count, all}, type);
   };
   constexpr ScalarType type = kScalarType<A>;
-  Tensor label = empty(1, ScalarType::Short), stats = empty(g.classes > 2 ? 2 : 0, type),
+  Tensor label = torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short),
+         stats = empty(g.classes > 2 || is_upsampled(g, logits) ? 2 : 0, type),
          sides = empty(edges ? 2 * ((power == 1 ? 1 : 2) + (decay > 0 ? 1 : 0)) : 0, type);
   Tensor edge_list =
       torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
@@ -762,8 +997,8 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
-  const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
-                                          stats, edge_list, sides, distance ? *distance : field);
+  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label,
+                                          flags, stats, edge_list, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
   const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
@@ -776,11 +1011,13 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
     is_done[i] = 1;
   };
   const auto first_pass = [&](const auto* y) {
-    on_each_thread(chunks, std::max(chunks.count / 16, 8 * chunks.reach), [&](Tasks& tasks) {
+    using L = std::decay_t<decltype(*y)>;
+    on_each_thread(chunks.count, std::max(chunks.count / 16, 8 * chunks.reach), [&](Tasks& tasks) {
       Lanes<A> lanes(g.radius[2], g.width);
       for (int64_t begin, end; tasks.take(begin, end);) {
         for (int64_t i = begin; i < end; ++i) {
-          cross_entropy_chunk<T, A>(call, y, ignore_index, chunks.at(i), map_of(ce), parts[i]);
+          const auto cross_entropy = up ? upsampled_cross_entropy_chunk<T, A, L> : cross_entropy_chunk<T, A, L>;
+          cross_entropy(call, y, ignore_index, chunks.at(i), map_of(ce), parts[i]);
           // The edges of a chunk follow, as soon as all that its windows see is there, and still in cache.
           if (edges && i - 2 * chunks.reach >= begin) find_edges(i - chunks.reach, lanes);
         }
@@ -804,7 +1041,7 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
       break;  // uint8 and bool
   }
   if (edges) {  // those at the ends of the ranges are left
-    on_each_thread(chunks, 1, [&](Tasks& tasks) {
+    on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
       Lanes<A> lanes(g.radius[2], g.width);
       for (int64_t i, end; tasks.take(i, end);) {
         if (!is_done[i]) find_edges(i, lanes);
@@ -814,7 +1051,7 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   if (searches) {
     const std::vector<Offset> offsets = search_offsets(g, spacing, logits.dim() - 2);
     for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, maps); });
-    on_each_thread(chunks, 1, [&](Tasks& tasks) {
+    on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
       Lanes<A> lanes(g.radius[2], g.width);
       for (int64_t i, end; tasks.take(i, end);) find_terms(i, lanes);
     });
@@ -850,18 +1087,27 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
                 const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
                 const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
                 double label_smoothing, const std::vector<int64_t>& radius, double power, double decay) {
-  const Geometry g = geometry_of(logits, radius);
+  const Geometry g = geometry_of(logits, label, radius);
   const Chunks chunks(g);
+  const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
-  const Call<T, A> call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, label, flags,
-                                          stats, edge_list, sides, field);
+  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label,
+                                          flags, stats, edge_list, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
   const Upstream<A> upstream = {{static_cast<A>(sums[0]), static_cast<A>(sums[1]), static_cast<A>(sums[2])},
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
   const Steps steps(grad);
   T* out = static_cast<T*>(grad.mutable_data_ptr());
-  on_each_thread(chunks, 1, [&](Tasks& tasks) {
+  if (up) {
+    const Boxes boxes(g.batch, up->along_z.low, up->along_y.low);
+    on_each_thread(boxes.count, 1, [&](Tasks& tasks) {
+      Workspace<T, A> space(g);
+      for (int64_t i, end; tasks.take(i, end);) backward_box(call, upstream, chunks, boxes.at(i), out, steps, space);
+    });
+    return grad;
+  }
+  on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
     Workspace<T, A> space(g);
     for (int64_t i, end; tasks.take(i, end);) backward_chunk(call, upstream, chunks, chunks.at(i), out, steps, space);
   });

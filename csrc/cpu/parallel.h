@@ -55,17 +55,17 @@ class Tasks {
   int64_t count_, step_;
 };
 
-// Calls body(tasks) once on each thread.
+// Calls body(tasks) once on each thread, to share out `count` tasks.
 template <typename F>
-void on_each_thread(const Chunks& chunks, int64_t step, const F& body) {
-  Tasks tasks(chunks.count, step);
-  torch::stable::parallel_for(0, chunks.count, 1, [&](int64_t, int64_t) { body(tasks); });
+void on_each_thread(int64_t count, int64_t step, const F& body) {
+  Tasks tasks(count, step);
+  torch::stable::parallel_for(0, count, 1, [&](int64_t, int64_t) { body(tasks); });
 }
 
 // Calls body(number of the chunk, chunk) for each of them.
 template <typename F>
 void for_each_chunk(const Chunks& chunks, const F& body) {
-  on_each_thread(chunks, 1, [&](Tasks& tasks) {
+  on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
     for (int64_t i, end; tasks.take(i, end);) body(i, chunks.at(i));
   });
 }

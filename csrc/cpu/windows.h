@@ -114,6 +114,7 @@ struct View {
   int64_t width;
   const int16_t* label;
   const A *m, *r, *d;  // any may be null
+  bool is_upsampled;   // then x is not filled
 };
 
 // Width numbers as one vector: the compiler does not see by itself that the lanes of an edge pixel make one.
@@ -207,7 +208,7 @@ EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const 
     if (view.m) {
       std::memcpy(lanes.m.data() + e * width, view.m + first[e], count * sizeof(A));
       std::memcpy(lanes.r.data() + e * width, view.r + first[e], count * sizeof(A));
-      copy(from + k[e] * view.x.class_step, x);
+      if (!view.is_upsampled) copy(from + k[e] * view.x.class_step, x);
       continue;
     }
     A *first_logit = lanes.logit[0].data() + e * width, *second_logit = lanes.logit[1].data() + e * width;

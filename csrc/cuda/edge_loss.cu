@@ -25,12 +25,14 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "../edge_math.h"
 #include "../image.h"
 #include "../labels.h"
 #include "../tensors.h"
+#include "../upsample.h"
 #include "device.h"
 
 namespace edgeloss {
@@ -135,12 +137,55 @@ __device__ __forceinline__ Place place_of(const Geometry& g, int64_t i) {
   return {image, row, pixel - row * g.width, image * g.pixels, pixel};
 }
 
-// Arguments, and the state that forward leaves to backward.
+// What a pixel is mixed from: `first` of class 0, and the steps to the others; weights are those of the steps' ends.
 template <typename T, typename A>
+struct Mixture {
+  const T* first;
+  int64_t dz, dy, dx;
+  A z, y, x;
+
+  __device__ A at(int64_t offset) const { return mix(column(first + offset), column(first + offset + dx), x); }
+  __device__ A column(const T* at) const {
+    const A nearer = mix(static_cast<A>(at[0]), static_cast<A>(at[dy]), y);
+    if (z == A(0)) return nearer;
+    return mix(nearer, mix(static_cast<A>(at[dz]), static_cast<A>(at[dz + dy]), y), z);
+  }
+};
+
+// Logits of one image at the labels' resolution, each interpolated where it is read.
+template <typename T, typename A>
+struct UpsampledLogits {
+  Logits<T, A> low;
+  Axis<A> along_z, along_y, along_x;
+  bool binary;
+
+  __device__ Mixture<T, A> mixture(const Taps<A>& z, const Taps<A>& y, const Taps<A>& x) const {
+    const int64_t column = low.pixel_step, row = along_x.low * column, slice = along_y.low * row;
+    return {low.data + z.first * slice + y.first * row + x.first * column,
+            (z.second - z.first) * slice,
+            (y.second - y.first) * row,
+            (x.second - x.first) * column,
+            z.weight,
+            y.weight,
+            x.weight};
+  }
+  __device__ Mixture<T, A> mixture(int64_t pixel) const {
+    const int64_t row = quotient(pixel, along_x.high), z = quotient(row, along_y.high);
+    return mixture(along_z.at(z), along_y.at(row - z * along_y.high), along_x.at(pixel - row * along_x.high));
+  }
+  __device__ A at(int64_t pixel, int64_t c) const {
+    if (binary && c == 0) return A(0);
+    return mixture(pixel).at(binary ? 0 : c * low.class_step);
+  }
+};
+
+// Arguments, and the state that forward leaves to backward.
+template <typename T, typename A, bool kUpsampled>
 struct Call {
   Geometry g;
   const T* x;
   Steps steps;
+  Axis<A> along_z, along_y, along_x;
   const A* weight;        // [C] or null
   const A* pixel_weight;  // [B, P] or null
   A label_smoothing, power, inverse_decay;
@@ -153,18 +198,28 @@ struct Call {
   const A* field;         // [B, P]; read near E only
 
   __device__ int64_t count() const { return g.batch * g.pixels; }
-  __device__ Logits<T, A> image(int64_t b) const {
-    return {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1};
+  __device__ auto image(int64_t b) const {
+    const Logits<T, A> logits = {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1};
+    if constexpr (kUpsampled) {
+      return UpsampledLogits<T, A>{logits, along_z, along_y, along_x, logits.binary};
+    } else {
+      return logits;
+    }
   }
   __device__ A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
   __device__ A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
+  __device__ A smoothed_weight() const {  // Σ weight(c), where it is needed
+    A sum = 0;
+    for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(c);
+    return sum;
+  }
   __device__ A log_weight(A nearest, int64_t i) const {
     return has_decay ? (nearest - field[i]) * inverse_decay : A(0);
   }
 
   // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it.
   __device__ A mean_of_logarithms(const Place& at, int16_t k, int side, Side<A>& of) const {
-    const Logits<T, A> logits = image(at.image);
+    const auto logits = image(at.image);
     return negative_log_mean(
         [&](const auto& body) {
           for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
@@ -220,6 +275,21 @@ __device__ __forceinline__ void for_each_block(const Logits<T, A>& x, int64_t pi
   body(c, block, rest);
 }
 
+template <typename T, typename A, typename F>
+__device__ __forceinline__ void for_each_block(const UpsampledLogits<T, A>& x, int64_t pixel, int64_t classes,
+                                               const F& body) {
+  const Mixture<T, A> mixture = x.mixture(pixel);
+  for (int64_t c = 0; c < classes; c += kClasses) {
+    A block[kClasses];
+#pragma unroll
+    for (int j = 0; j < kClasses; ++j) {
+      const bool exists = c + j < classes;
+      block[j] = exists && !(x.binary && j == 0) ? mixture.at(x.binary ? 0 : (c + j) * x.low.class_step) : A(0);
+    }
+    body(c, block, static_cast<int>(classes - c < kClasses ? classes - c : kClasses));
+  }
+}
+
 // The same where the classes of a pixel lie side by side: then neighbouring threads copy neighbouring classes, through
 // shared memory. Each on its own would touch a line of memory for every number, and write a part of it at a time.
 //
@@ -262,15 +332,15 @@ __device__ __forceinline__ void for_each_staged_block(const T* from, T* to, int6
 // ------------------------------------------------------------------------------------------------------------- forward
 
 // Labels, statistics and cross-entropy. partial: [8, blocks], in the order of the operator's sums.
-template <typename T, typename A, bool kStaged>
+template <typename T, typename A, bool kUpsampled, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1)
-    cross_entropy_kernel(const Call<T, A> call, const Labels target, A* ce_map, double* partial) {
+    cross_entropy_kernel(const Call<T, A, kUpsampled> call, const Labels target, A* ce_map, double* partial) {
   double sums[4] = {0, 0, 0, 0};  // of CE, weight, valid and wrong pixels
   for_each_item_together(call.count(), [&](int64_t i, bool exists) {
     const int64_t y = exists ? target.at(i) : target.ignore_index;
     const bool valid = target.is_class(y);
     const int64_t image = quotient(i, call.g.pixels), pixel = i - image * call.g.pixels;
-    const Logits<T, A> x = call.image(image);
+    const auto x = call.image(image);
     const A smoothing = call.label_smoothing;
     RunningSoftmax<A> softmax;
     A below = 0, weights = 0;  // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
@@ -389,9 +459,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // The edge mask, and both edge terms on it.
-template <typename T, typename A>
+template <typename T, typename A, bool kUpsampled>
 __global__ void __launch_bounds__(kThreads, 1)
-    edge_terms_kernel(const Call<T, A> call, A* same_map, A* other_map, double* partial) {
+    edge_terms_kernel(const Call<T, A, kUpsampled> call, A* same_map, A* other_map, double* partial) {
   double sums[4] = {0, 0, 0, 0};  // of S, O, pixel weight and pixels
   for_each_item(call.count(), [&](int64_t i) {
     const Place at = place_of(call.g, i);
@@ -399,7 +469,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     call.edge[i] = on_edge;
     A same = 0, other = 0;
     if (on_edge) {
-      const Logits<T, A> x = call.image(at.image);
+      const auto x = call.image(at.image);
       const int16_t k = call.label[i];
       // Of the same and of the other side. They are told apart by selection: an index would put them into memory.
       A same_nearest = 0, other_nearest = 0;
@@ -568,36 +638,97 @@ struct Output {
   }
 };
 
-// The gradient of the cross-entropy, alpha · p(c) - at_y · [c = y] - uniform · weight(c).
+// The gradient of a pixel, alpha · p(c) - at_y · [c = y] - uniform · weight(c) for the cross-entropy; near edge pixels
+// they change alpha and at_y, and give something to single classes.
 template <typename A>
-struct CrossEntropyGradient {
+struct PixelGradient {
   A alpha = 0, at_y = 0, uniform = 0;
+  int likely = -1;   // the class k ≠ y with p(k) > 1/2 that edge pixels want less of
+  A likely_sum = 0;  // Σ π · slope for it
 
-  template <typename T>
-  __device__ CrossEntropyGradient(const Call<T, A>& call, const Upstream<A>& upstream, int64_t i, int16_t y) {
+  // total: the call's smoothed_weight().
+  template <typename C>
+  __device__ PixelGradient(const C& call, const Upstream<A>& upstream, int64_t i, int16_t y, A total) {
     if (y < 0) return;
     const A ce = upstream.at(0, i, call.pixel_weight_of(i));
     uniform = ce * (call.label_smoothing / static_cast<A>(call.g.classes));
     at_y = ce * (A(1) - call.label_smoothing) * call.weight_of(y);
-    alpha = at_y;
-    if (uniform != A(0)) {
-      for (int64_t c = 0; c < call.g.classes; ++c) alpha += uniform * call.weight_of(c);
-    }
+    alpha = at_y + uniform * total;
+  }
+
+  // Adds what the edge pixels around give, of those whose class is wanted(k). Calls give(k, Σ π · slope) for a class k
+  // that is neither y nor likely, any number of times.
+  template <typename C, typename X, typename W, typename F>
+  __device__ __forceinline__ void add_edges(const C& call, const Upstream<A>& upstream, const Place& at, int16_t y,
+                                            const X& x, A m, A r, const W& wanted, const F& give) {
+    const Geometry& g = call.g;
+    for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
+      const int64_t centre = at.base + n, i = at.base + at.pixel;
+      if (!call.edge[centre]) return;
+      const int16_t k = call.label[centre];
+      if (!wanted(k)) return;
+      const int side = k != y;
+      const A x_k = x.at(at.pixel, k);
+      A p, complement;
+      probabilities(x_k, m, r, p, complement);
+      const Side<A> of = call.load(side, centre);
+      const A pi = share(of, call.power, side ? complement : p, call.log_weight(of.nearest, i),
+                         [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
+      const A value = upstream.at(1 + side, centre, call.pixel_weight_of(centre)) * pi;
+      if (side == 0) {  // ∂S = π (p(c) - δ_cy)
+        alpha += value;
+        at_y += value;
+      } else if (is_likely(x_k, m, r)) {
+        likely = k;
+        likely_sum += value * other_slope(p, complement, true);
+      } else {
+        give(k, value * other_slope(p, complement, false));
+      }
+    });
+  }
+};
+
+// The same, ready to be read off class by class.
+template <typename A>
+struct ClassGradient {
+  A scale, factor, top = 0, at_y, uniform, likely_sum;
+  int likely;
+  bool by_logarithm;
+
+  template <typename X>
+  __device__ ClassGradient(const PixelGradient<A>& of, const X& x, int64_t pixel, int64_t classes, A m, A r)
+      : scale(of.alpha / (A(1) + r)), at_y(of.at_y), uniform(of.uniform), likely_sum(of.likely_sum), likely(of.likely) {
+    // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
+    const bool by_product = likely >= 0 && r > A(1e-12);
+    by_logarithm = likely >= 0 && !by_product;
+    factor = by_product ? scale - likely_sum / r : scale;
+    if (by_logarithm) top = log_rest(x, pixel, classes, m, r);
+  }
+
+  // below: x(c) - m; weight: that of class c, read with label smoothing only.
+  template <typename W>
+  __device__ A of(int64_t c, int16_t y, A below, const W& weight) const {
+    A value = (c == likely ? scale : factor) * exp_negative(below) - (c == y ? at_y : A(0));
+    if (c == likely) value += likely_sum;
+    if (by_logarithm && c != likely) value -= likely_sum * exp_negative(below - top);
+    if (uniform != A(0)) value -= uniform * weight(c);
+    return value;
   }
 };
 
 // The gradient of the cross-entropy, exactly 0 on pixels that are not valid, whatever their logits are.
 template <typename T, typename A, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1)
-    cross_entropy_backward_kernel(const Call<T, A> call, const Upstream<A> upstream, const Output<T> output) {
+    cross_entropy_backward_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const Output<T> output) {
+  const A total = call.smoothed_weight();
   for_each_item_together(call.count(), [&](int64_t i, bool exists) {
     const int64_t image = quotient(i, call.g.pixels), pixel = i - image * call.g.pixels;
     const Steps& steps = output.steps;
     T* out = output.grad + image * steps.image + pixel * steps.pixel;
     const int16_t y = exists ? call.label[i] : kIgnored;
     const bool valid = y >= 0;
-    const Logits<T, A> x = call.image(image);
-    const CrossEntropyGradient<A> ce(call, upstream, i, y);
+    const auto x = call.image(image);
+    const PixelGradient<A> ce(call, upstream, i, y, total);
     const A m = valid ? call.m[i] : A(0), scale = valid ? ce.alpha / (A(1) + call.r[i]) : A(0);
     const auto differentiate = [&](int64_t c, A(&block)[kClasses], int n) {
 #pragma unroll
@@ -627,65 +758,46 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
+// Whether a pixel has an edge pixel beside it, and counts.
+template <typename C>
+__device__ __forceinline__ bool is_near_edge(const C& call, const Place& at) {
+  bool near = false;
+  if (call.label[at.base + at.pixel] >= 0) {
+    for_each_neighbor(call.g, at.row, at.column, [&](int64_t n) { near |= call.edge[at.base + n] != 0; });
+  }
+  return near;
+}
+
 // The whole gradient of the pixels around edge pixels, in place of what stands there: one kernel for all would hold so
 // many registers that few threads could run at a time.
 template <typename T, typename A>
 __global__ void __launch_bounds__(kThreads, 1)
-    edge_terms_backward_kernel(const Call<T, A> call, const Upstream<A> upstream, const Output<T> output) {
+    edge_terms_backward_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const Output<T> output) {
   const Geometry& g = call.g;
+  const A total = call.smoothed_weight();
   for_each_item(call.count(), [&](int64_t i) {
     const Place at = place_of(call.g, i);
+    if (!is_near_edge(call, at)) return;
     const int16_t y = call.label[i];
-    bool reached = false;
-    if (y >= 0) for_each_neighbor(g, at.row, at.column, [&](int64_t n) { reached |= call.edge[at.base + n] != 0; });
-    if (!reached) return;
-    const Logits<T, A> x = call.image(at.image);
+    const auto x = call.image(at.image);
     const A m = call.m[i], r = call.r[i];
-    CrossEntropyGradient<A> all(call, upstream, i, y);
-    int likely = -1;   // the class k ≠ y with p(k) > 1/2 that edge pixels want less of
-    A likely_sum = 0;  // Σ π · slope for it
+    PixelGradient<A> all(call, upstream, i, y, total);
     // More other classes than fit at a time take several rounds, each for those above the last.
     int floor = -1;
     bool is_first = true, more = false;
     do {
       Shares<A> shares;  // Σ π · slope for the others
-      for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
-        const int64_t centre = at.base + n;
-        if (!call.edge[centre]) return;
-        const int16_t k = call.label[centre];
-        if (!is_first && (k == y || k == likely || k <= floor)) return;
-        const int side = k != y;
-        const A x_k = x.at(at.pixel, k);
-        A p, complement;
-        probabilities(x_k, m, r, p, complement);
-        const Side<A> of = call.load(side, centre);
-        const A pi = share(of, call.power, side ? complement : p, call.log_weight(of.nearest, i),
-                           [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
-        const A wanted = upstream.at(1 + side, centre, call.pixel_weight_of(centre)) * pi;
-        if (side == 0) {  // ∂S = π (p(c) - δ_cy)
-          all.alpha += wanted;
-          all.at_y += wanted;
-        } else if (is_likely(x_k, m, r)) {
-          likely = k;
-          likely_sum += wanted * other_slope(p, complement, true);
-        } else {
-          const A value = wanted * other_slope(p, complement, false);
-          if (is_first) all.alpha -= value;
-          shares.add(k, value);
-        }
-      });
+      all.add_edges(
+          call, upstream, at, y, x, m, r, [&](int k) { return is_first || !(k == y || k == all.likely || k <= floor); },
+          [&](int k, A value) {
+            if (is_first) all.alpha -= value;
+            shares.add(k, value);
+          });
 
-      const A scale = all.alpha / (A(1) + r);
-      // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
-      const bool by_product = likely >= 0 && r > A(1e-12), by_logarithm = likely >= 0 && !by_product;
-      const A factor = by_product ? scale - likely_sum / r : scale;
-      const A top = by_logarithm ? log_rest(x, at.pixel, g.classes, m, r) : A(0);
+      const ClassGradient<A> gradient(all, x, at.pixel, g.classes, m, r);
       const auto write = [&](int64_t c, A share) {
         const A below = x.at(at.pixel, c) - m;
-        A value = (c == likely ? scale : factor) * exp_negative(below) - (c == y ? all.at_y : A(0)) + share;
-        if (c == likely) value += likely_sum;
-        if (by_logarithm && c != likely) value -= likely_sum * exp_negative(below - top);
-        if (all.uniform != A(0)) value -= all.uniform * call.weight_of(c);
+        const A value = gradient.of(c, y, below, [&](int64_t k) { return call.weight_of(k); }) + share;
         output.store(x.binary, at.image, at.pixel, c, value);
       };
       if (is_first) {
@@ -703,18 +815,152 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
+// Where edge pixels share their gradient out, for the kernel below, which comes by every pixel several times.
+template <typename T, typename A>
+__global__ void __launch_bounds__(kThreads, 1) near_edge_kernel(const Call<T, A, true> call, uint8_t* near) {
+  for_each_item(call.count(), [&](int64_t i) { near[i] = is_near_edge(call, place_of(call.g, i)); });
+}
+
+// The gradient of logits that are upsampled: each thread takes kTaken classes of kCells low-resolution pixels, the
+// cells, below each other, and gathers from the pixels that are mixed from them. Their logits are mixed in two steps,
+// those of a row from the same three columns.
+//
+// First that of the cross-entropy; then, of the cells near edge pixels, the whole in place of what stands there, by
+// threads that take less, since they need more registers. near: as near_edge_kernel leaves it.
+template <typename T, typename A, bool kEdges>
+struct UpsampledBackward {
+  static constexpr int kTaken = sizeof(A) == 4 ? 4 : 1;  // classes
+  static constexpr int kCells = kEdges ? 1 : 4;
+
+  Call<T, A, true> call;
+  Upstream<A> upstream;
+  const uint8_t* near;
+  Output<T> output;
+
+  EDGELOSS_INLINE int64_t parts() const { return (call.g.logits + kTaken - 1) / kTaken; }
+  EDGELOSS_INLINE int64_t strips() const { return (call.along_y.low + kCells - 1) / kCells; }
+  EDGELOSS_INLINE int64_t items() const {
+    return call.g.batch * parts() * call.along_z.low * strips() * call.along_x.low;
+  }
+};
+
+// Without edges, two blocks at a time: 128 registers are enough.
+template <typename T, typename A, bool kEdges>
+__global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
+    upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> of) {
+  constexpr int kTaken = of.kTaken, kCells = of.kCells;
+  const Call<T, A, true>& call = of.call;
+  const Geometry& g = call.g;
+  const A total = call.smoothed_weight();
+  const int64_t width = call.along_x.low, height = call.along_y.low, depth = call.along_z.low;
+  const int64_t strips = of.strips(), parts = of.parts();
+  for_each_item(of.items(), [&](int64_t item) {
+    const int64_t line = quotient(item, width), cell_x = item - line * width;
+    const int64_t slice = quotient(line, strips), first_cell = (line - slice * strips) * kCells;
+    const int64_t last_cell = first_cell + kCells < height ? first_cell + kCells : height;
+    const int64_t group = quotient(slice, depth), cell_z = slice - group * depth;
+    const int64_t image = quotient(group, parts), first_logit = (group - image * parts) * kTaken;
+    const int64_t first_class = first_logit + (g.logits == 1), base = image * g.pixels;
+    int64_t last_z, last_y, last_x, unused;
+    const int64_t first_z = call.along_z.support(cell_z, last_z), first_x = call.along_x.support(cell_x, last_x);
+    const int64_t first_y = call.along_y.support(first_cell, unused);
+    call.along_y.support(last_cell - 1, last_y);
+    if constexpr (kEdges) {
+      bool any = false;
+      for (int64_t z = first_z; z < last_z; ++z) {
+        for (int64_t y = first_y; y < last_y; ++y) {
+          const uint8_t* row = of.near + base + (z * g.height + y) * g.width;
+          for (int64_t at_x = first_x; at_x < last_x; ++at_x) any |= row[at_x] != 0;
+        }
+      }
+      if (!any) return;
+    }
+    const auto x = call.image(image);
+    const int64_t step = x.low.pixel_step;
+    A sum[kCells][kTaken] = {};
+    for (int64_t z = first_z; z < last_z; ++z) {
+      const Taps<A> taps_z = call.along_z.at(z);
+      const A slice_weight = taps_z.weight_of(cell_z);
+      if (slice_weight == A(0)) continue;
+      for (int64_t y = first_y; y < last_y; ++y) {
+        const Taps<A> taps_y = call.along_y.at(y);
+        if (taps_y.second < first_cell || taps_y.first >= last_cell) continue;
+        A row_weight[kCells];
+#pragma unroll
+        for (int k = 0; k < kCells; ++k) row_weight[k] = slice_weight * taps_y.weight_of(first_cell + k);
+        const Mixture<T, A> mixture = x.mixture(taps_z, taps_y, {cell_x, cell_x, A(0)});
+        A column[3][kTaken];  // that before the cells, their own, the next
+#pragma unroll
+        for (int j = 0; j < kTaken; ++j) {
+          const T* own = mixture.first + (first_logit + j) * x.low.class_step;
+          const bool exists = first_logit + j < g.logits;
+          column[0][j] = exists && cell_x > 0 ? mixture.column(own - step) : A(0);
+          column[1][j] = exists ? mixture.column(own) : A(0);
+          column[2][j] = exists && cell_x < width - 1 ? mixture.column(own + step) : A(0);
+        }
+        for (int64_t at_x = first_x; at_x < last_x; ++at_x) {
+          const Taps<A> taps_x = call.along_x.at(at_x);
+          const A column_weight = taps_x.weight_of(cell_x);
+          const int64_t row = z * g.height + y, pixel = row * g.width + at_x, i = base + pixel;
+          const int16_t label = call.label[i];
+          if (column_weight == A(0) || label < 0) continue;
+          const A m = call.m[i], r = call.r[i];
+          PixelGradient<A> all(call, of.upstream, i, label, total);
+          A shares[kTaken] = {};
+          if (kEdges && of.near[i]) {
+            const Place at = {image, row, at_x, base, pixel};
+            all.add_edges(
+                call, of.upstream, at, label, x, m, r, [](int) { return true; },
+                [&](int k, A value) {
+                  all.alpha -= value;
+#pragma unroll
+                  for (int j = 0; j < kTaken; ++j) shares[j] += first_class + j == k ? value : A(0);
+                });
+          }
+          const ClassGradient<A> gradient(all, x, pixel, g.classes, m, r);
+          const bool is_right = taps_x.first == cell_x;
+#pragma unroll
+          for (int j = 0; j < kTaken; ++j) {
+            if (first_logit + j >= g.logits) continue;
+            const A logit =
+                mix(is_right ? column[1][j] : column[0][j], is_right ? column[2][j] : column[1][j], taps_x.weight);
+            const A value =
+                gradient.of(first_class + j, label, logit - m, [&](int64_t c) { return call.weight_of(c); });
+            const A weighted = column_weight * (value + shares[j]);
+#pragma unroll
+            for (int k = 0; k < kCells; ++k) sum[k][j] += row_weight[k] * weighted;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kCells; ++k) {
+#pragma unroll
+      for (int j = 0; j < kTaken; ++j) {
+        if (first_cell + k >= last_cell || first_logit + j >= g.logits) continue;
+        const int64_t cell = (cell_z * height + first_cell + k) * width + cell_x;
+        of.output.store(x.binary, image, cell, first_class + j, sum[k][j]);
+      }
+    }
+  });
+}
+
 // ----------------------------------------------------------------------------------------------------------- operators
 
-template <typename T, typename A>
-Call<T, A> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
-                     const std::optional<Tensor>& pixel_weight, double label_smoothing, double power, double decay,
-                     bool edges, const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& sides,
-                     const Tensor& field) {
+template <typename T, typename A, bool kUpsampled>
+Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
+                                 const std::optional<Tensor>& pixel_weight, double label_smoothing, double power,
+                                 double decay, bool edges, const Tensor& label, const Tensor& flags,
+                                 const Tensor& stats, const Tensor& sides, const Tensor& field) {
   A* m = static_cast<A*>(stats.mutable_data_ptr());
   const bool has_decay = edges && decay > 0;
+  const Geometry low = geometry_of(logits, {0, 0, 0});
   return {g,
           static_cast<const T*>(logits.const_data_ptr()),
           Steps(logits),
+          {low.depth, g.depth},
+          {low.height, g.height},
+          {low.width, g.width},
           data_or_null<A>(weight),
           data_or_null<A>(pixel_weight),
           static_cast<A>(label_smoothing),
@@ -753,8 +999,8 @@ Search search_for(const Geometry& g, const std::vector<int64_t>& radius, const s
 }
 
 // The geometry of a call whose radius ends with the image.
-Geometry clipped_geometry(const Tensor& logits, const std::vector<int64_t>& radius) {
-  Geometry g = geometry_of(logits, radius);
+Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const std::vector<int64_t>& radius) {
+  Geometry g = geometry_of(logits, image, radius);
   g.radius[0] = std::min(g.radius[0], g.depth);
   g.radius[1] = std::min(g.radius[1], g.height);
   g.radius[2] = std::min(g.radius[2], g.width);
@@ -766,13 +1012,12 @@ bool is_staged(const Geometry& g, const Steps& steps) { return g.logits > 1 && s
 
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-template <typename T, typename A>
-Forward forward(const Tensor& logits, const Labels& labels, const std::optional<Tensor>& weight,
-                const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance,
-                double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
-                const std::vector<double>& spacing, bool edges, bool maps, LabelRecord* record, int64_t number,
-                cudaStream_t stream) {
-  const Geometry g = clipped_geometry(logits, radius);
+template <typename T, typename A, bool kUpsampled>
+Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, const Labels& labels,
+                const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                const std::optional<Tensor>& distance, double label_smoothing, const std::vector<int64_t>& radius,
+                double power, double decay, const std::vector<double>& spacing, bool edges, bool maps,
+                LabelRecord* record, int64_t number, cudaStream_t stream) {
   const int64_t all = g.batch * g.pixels, blocks = blocks_for(all);
   const auto empty = [&](int64_t rows, int64_t columns, ScalarType type) {
     return torch::stable::new_empty(logits, {rows, columns}, type);
@@ -780,7 +1025,8 @@ Forward forward(const Tensor& logits, const Labels& labels, const std::optional<
   constexpr ScalarType type = kScalarType<A>;
   const bool searches = edges && decay > 0 && !distance;
   const int64_t numbers = !edges ? 0 : (power == 1 ? 1 : 2) + (decay > 0 ? 1 : 0);  // a side
-  Tensor label = empty(1, all, ScalarType::Short), flags = empty(edges, all, ScalarType::Byte);
+  Tensor label = torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short);
+  Tensor flags = empty(edges, all, ScalarType::Byte);
   Tensor stats = empty(2, all, type), sides = empty(2 * numbers, all, type);
   Tensor edge_list = torch::stable::new_empty(logits, {0}, ScalarType::Int);  // the CPU's
   Tensor field = empty(searches, all, type);
@@ -789,18 +1035,20 @@ Forward forward(const Tensor& logits, const Labels& labels, const std::optional<
   Tensor partial = empty(8, blocks, ScalarType::Double);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
   double* parts = static_cast<double*>(partial.mutable_data_ptr());
-  const auto call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, edges, label, flags,
-                                    stats, sides, distance ? *distance : field);
+  const auto call = make_call<T, A, kUpsampled>(g, logits, weight, pixel_weight, label_smoothing, power, decay, edges,
+                                                label, flags, stats, sides, distance ? *distance : field);
 
-  const auto cross_entropy =
-      is_staged(g, call.steps) ? cross_entropy_kernel<T, A, true> : cross_entropy_kernel<T, A, false>;
+  auto cross_entropy = cross_entropy_kernel<T, A, kUpsampled, false>;
+  if constexpr (!kUpsampled) {
+    if (is_staged(g, call.steps)) cross_entropy = cross_entropy_kernel<T, A, false, true>;
+  }
   launch(stream, blocks, cross_entropy, call, labels, map_of(ce), parts);
   if (searches) {
     launch(stream, blocks, edge_mask_kernel, g, call.label, call.edge);
     launch(stream, blocks, distance_kernel<A>, g, call.label, call.edge, search_for(g, radius, spacing), maps,
            static_cast<A*>(field.mutable_data_ptr()));
   }
-  if (edges) launch(stream, blocks, edge_terms_kernel<T, A>, call, map_of(same), map_of(other), parts);
+  if (edges) launch(stream, blocks, edge_terms_kernel<T, A, kUpsampled>, call, map_of(same), map_of(other), parts);
   launch(stream, 8, sums_kernel, parts, blocks, edges, static_cast<double*>(sums.mutable_data_ptr()), labels, g, record,
          number);
   return {sums, ce, same, other, label, flags, stats, edge_list, sides, field};
@@ -834,9 +1082,13 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
   }
   const Labels labels = {target.const_data_ptr(), bytes_of(target.scalar_type()), ignore_index,
                          std::max<int64_t>(2, logits.size(1))};
+  const Geometry g = clipped_geometry(logits, target, radius);
   const Forward result = by_type(logits, [&](auto t, auto a) {
-    return forward<decltype(t), decltype(a)>(logits, labels, weight, pixel_weight, distance, label_smoothing, radius,
-                                             power, decay, spacing, edges, maps, record, number, stream);
+    using T = decltype(t);
+    using A = decltype(a);
+    const auto run = is_upsampled(g, logits) ? forward<T, A, true> : forward<T, A, false>;
+    return run(g, logits, target, labels, weight, pixel_weight, distance, label_smoothing, radius, power, decay,
+               spacing, edges, maps, record, number, stream);
   });
   if (validate == 2) {
     check(cudaStreamSynchronize(stream));
@@ -853,19 +1105,34 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
                           double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  const Geometry g = clipped_geometry(logits, radius);
+  const Geometry g = clipped_geometry(logits, label, radius);
   const cudaStream_t stream = current_stream(device);
   const bool edges = flags.numel() > 0;
   Tensor grad = torch::stable::empty_like(logits);
   by_type(logits, [&](auto t, auto a) {
     using T = decltype(t);
     using A = decltype(a);
-    const auto call = make_call<T, A>(g, logits, weight, pixel_weight, label_smoothing, power, decay, edges, label,
-                                      flags, stats, sides, field);
     const Upstream<A> upstream = {static_cast<const double*>(grad_sums.const_data_ptr()),
                                   {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
     const Output<T> output = {static_cast<T*>(grad.mutable_data_ptr()), Steps(grad)};
     const int64_t blocks = blocks_for(g.batch * g.pixels);
+    const auto make = [&](auto upsampled) {
+      return make_call<T, A, decltype(upsampled)::value>(g, logits, weight, pixel_weight, label_smoothing, power, decay,
+                                                         edges, label, flags, stats, sides, field);
+    };
+    if (is_upsampled(g, logits)) {
+      const auto call = make(std::true_type());
+      const UpsampledBackward<T, A, false> of_cross_entropy = {call, upstream, nullptr, output};
+      launch(stream, blocks_for(of_cross_entropy.items()), upsampled_backward_kernel<T, A, false>, of_cross_entropy);
+      if (!edges) return;
+      Tensor near = torch::stable::new_empty(logits, {g.batch * g.pixels}, ScalarType::Byte);
+      uint8_t* is_near = static_cast<uint8_t*>(near.mutable_data_ptr());
+      launch(stream, blocks, near_edge_kernel<T, A>, call, is_near);
+      const UpsampledBackward<T, A, true> of_edges = {call, upstream, is_near, output};
+      launch(stream, blocks_for(of_edges.items()), upsampled_backward_kernel<T, A, true>, of_edges);
+      return;
+    }
+    const auto call = make(std::false_type());
     const auto cross_entropy = is_staged(g, call.steps) && is_staged(g, output.steps)
                                    ? cross_entropy_backward_kernel<T, A, true>
                                    : cross_entropy_backward_kernel<T, A, false>;

@@ -1,0 +1,70 @@
+// Linear interpolation of logits of lower resolution, as torch does it with align_corners=False. For every kernel.
+//
+// A pixel's logits are interpolated anew wherever they are used, and must come out the same to the last bit: one of
+// them is recognised as the largest by being equal to it. So no product may be fused with the sum it goes into, which
+// compilers do in one place and not in another. A product plus 0 is rounded, fused or not.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "edge_math.h"
+#include "image.h"
+
+namespace edgeloss {
+
+template <typename A>
+EDGELOSS_INLINE A product(A a, A b) {
+  return a * b + A(0);
+}
+
+// (1 - weight) · first + weight · second; with weight 0 the second one has no say, whatever it is.
+template <typename A>
+EDGELOSS_INLINE A mix(A first, A second, A weight) {
+  const A both = product(first, A(1) - weight) + product(second, weight);
+  return weight == A(0) ? first : both;
+}
+
+// What a place of the upsampled axis is mixed from: two neighbours, or one, and then weight is 0.
+template <typename A>
+struct Taps {
+  int64_t first, second;
+  A weight;  // of the second
+
+  EDGELOSS_INLINE A weight_of(int64_t i) const {
+    if (i == first) return A(1) - weight;
+    return i == second ? weight : A(0);
+  }
+};
+
+template <typename A>
+struct Axis {
+  int64_t low = 1, high = 1;  // sizes
+  A scale = 1;
+
+  Axis() = default;
+  Axis(int64_t low, int64_t high) : low(low), high(high), scale(static_cast<A>(low) / static_cast<A>(high)) {}
+
+  // Where pixel i's centre lies, in low-resolution pixels; rounded as torch's is.
+  EDGELOSS_INLINE A position(int64_t i) const {
+    return low == high ? static_cast<A>(i) : std::fma(scale, static_cast<A>(i) + A(0.5), A(-0.5));
+  }
+  EDGELOSS_INLINE Taps<A> at(int64_t i) const {
+    const A place = position(i);
+    const int64_t first = place > A(0) ? static_cast<int32_t>(place) : 0;  // 32 bits: quicker on a GPU
+    if (first >= low - 1) return {low - 1, low - 1, A(0)};
+    const A weight = place > A(0) ? place - static_cast<A>(first) : A(0);
+    return {first, weight == A(0) ? first : first + 1, weight};
+  }
+
+  // The places that are mixed from low-resolution pixel i, from the one that is returned to `end`, and perhaps one more
+  // at either end.
+  EDGELOSS_INLINE int64_t support(int64_t i, int64_t& end) const {
+    const double ratio = static_cast<double>(high) / static_cast<double>(low), centre = static_cast<double>(i) + 0.5;
+    const double first = (centre - 1) * ratio - 0.5, last = (centre + 1) * ratio - 0.5;
+    end = static_cast<int64_t>(last) + 2 < high ? static_cast<int64_t>(last) + 2 : high;
+    return first > 0 ? static_cast<int64_t>(first) : 0;
+  }
+};
+
+}  // namespace edgeloss

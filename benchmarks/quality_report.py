@@ -235,7 +235,11 @@ def plot_bars(rows: Sequence[Result], title: str, path: Path) -> None:
         axis.set_xlabel("points above cross-entropy", fontsize=8)
         axis.grid(axis="x", alpha=0.3)
         axis.set_axisbelow(True)
-    axes[0].set_yticks(range(len(rows)), [f"{row['loss']}, n = {len(row['seeds'])}" for row in rows], fontsize=8)
+    axes[0].set_yticks(
+        range(len(rows)),
+        [f"{row['loss']}, n = {len(row['differences'][SHOWN[0]]['values'])}" for row in rows],
+        fontsize=8,
+    )
     axes[0].invert_yaxis()
     figure.suptitle(title, fontsize=8)
     figure.savefig(path, dpi=120)

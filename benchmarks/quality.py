@@ -25,13 +25,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from importlib.metadata import version
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -58,7 +56,6 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
 
-from segkit import data as segkit_data  # noqa: E402
 from segkit.checkpoint import CheckpointError, atomic_write, load_checkpoint, save_checkpoint  # noqa: E402
 from segkit.data import Augment, SegmentationFolder, read_classes  # noqa: E402
 from segkit.model import UNet  # noqa: E402
@@ -178,9 +175,7 @@ def finish(run: Run, place: Place) -> None:
         },
     }
     try:
-        # Files are few and small; to decode them anew in every epoch would be a twentieth of it.
-        with patch.object(segkit_data, "_read_image", cache(segkit_data._read_image)):
-            training.to_the_end()
+        training.to_the_end()
     except DivergedError as error:
         result["failed"] = str(error)
     else:
@@ -206,10 +201,8 @@ class Training:
         self.void = 255 if void is None else void
 
         def folder(root: Path, augment: Augment | None = None) -> SegmentationFolder:
-            size, seed = run.size, run.seed
-            return SegmentationFolder(
-                root, num_classes=len(self.classes), ignore_index=self.void, size=size, augment=augment, seed=seed
-            )
+            options = {"size": run.size, "augment": augment, "seed": run.seed, "cache": augment is not None}
+            return SegmentationFolder(root, num_classes=len(self.classes), ignore_index=self.void, **options)
 
         self.train_set = folder(place.data / "train", Augment())
         everything = np.arange(len(self.train_set))

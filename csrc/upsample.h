@@ -37,12 +37,12 @@ struct Taps {
   }
 };
 
+// One axis of both images.
 template <typename A>
 struct Axis {
-  int64_t low = 1, high = 1;  // sizes
-  A scale = 1;
+  int64_t low, high;  // sizes
+  A scale;
 
-  Axis() = default;
   Axis(int64_t low, int64_t high) : low(low), high(high), scale(static_cast<A>(low) / static_cast<A>(high)) {}
 
   // Where pixel i's centre lies, in low-resolution pixels; rounded as torch's is.

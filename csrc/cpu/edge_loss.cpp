@@ -4,8 +4,9 @@
 // cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels; (3)
 // with decay, the distances of what they see; (4) both edge terms, on edge pixels only (windows.h). Backward takes a
 // chunk at a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles is
-// formed anew. What a chunk is does not depend on the number of threads, and sums are added up in the chunks' order, so
-// every run gives the same bits.
+// formed anew. Of logits of lower resolution, tiles are interpolated (upsample.h), and backward takes a box of their
+// rows at a time, with all pixels that are mixed from it. What a chunk is does not depend on the number of threads, and
+// sums are added up in the chunks' order, so every run gives the same bits.
 #include <torch/csrc/stable/library.h>
 
 #include "../edge_math.h"

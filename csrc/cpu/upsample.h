@@ -39,7 +39,7 @@ struct Block {
   int64_t pixels() const { return (last_slot - first_slot) * cells(); }
 };
 
-// to = n low-resolution pixels of two rows, mixed.
+// to[k] = pixel k of two low-resolution rows, mixed.
 template <typename T, typename A>
 EDGELOSS_INLINE void mix_rows(const T* __restrict first, const T* __restrict second, int64_t step, int64_t n, A weight,
                               A* __restrict to) {
@@ -52,6 +52,7 @@ EDGELOSS_INLINE void mix_rows(const T* __restrict first, const T* __restrict sec
   }
 }
 
+// All that an image's interpolation needs to know, the same for every image.
 template <typename A>
 struct Upsample {
   Axis<A> along_z, along_y, along_x;
@@ -137,8 +138,9 @@ struct Upsample {
         mix_rows(row(2), row(3), x.pixel_step, cells, taps.row_weight, other);
         for (int64_t i = 0; i < cells; ++i) low[i] = mix(low[i], other[i], taps.slice_weight);
       }
-      for (int64_t j = 0; j < count; ++j)
+      for (int64_t j = 0; j < count; ++j) {
         to[j] = mix(low[at[j].first - start], low[at[j].second - start], at[j].weight);
+      }
     }
   }
 };

@@ -4,7 +4,8 @@
 // side in contiguous logits; those of channels_last pass through shared memory. Forward: (1) labels, the two numbers of
 // edge_math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near
 // it; (3) the edge mask and both edge terms; (4) the sums. Backward looks at each logit once more for the
-// cross-entropy; then the pixels around edge pixels gather their shares and write their gradient anew. No two threads
+// cross-entropy; then the pixels around edge pixels gather their shares and write their gradient anew. Logits of lower
+// resolution are interpolated where they are read, and gather their gradient from the pixels around. No two threads
 // of a kernel write to one place, and sums are added in a fixed order, so every run gives the same bits.
 //
 // The state between them takes 19 bytes a pixel in float: label (2), edge mask (1), m and r (8), and one number a side

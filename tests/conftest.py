@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,6 +23,12 @@ SHARED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.fun
 hypothesis.settings.register_profile("default", max_examples=40, **SHARED)
 hypothesis.settings.register_profile("ci", max_examples=200, derandomize=True, **SHARED)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
+
+
+# A command that a shell runs in the background is deaf to Ctrl-C, and so is all that it starts: the tests of signals
+# must not depend on how they themselves were started.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -56,7 +56,8 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
 
-from segkit.checkpoint import CheckpointError, atomic_write, load_checkpoint, save_checkpoint  # noqa: E402
+from edgeloss._files import atomic_write  # noqa: E402
+from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint  # noqa: E402
 from segkit.data import Augment, SegmentationFolder, read_classes  # noqa: E402
 from segkit.model import UNet  # noqa: E402
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -537,7 +538,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: expected a file to write to but got something else, such as a folder")
-    temporary = path.with_name(f".edgeloss-{os.getpid()}")  # the same folder: a rename is atomic within a file system
+    # In the same folder, since a rename is atomic within one file system only; short, however long the name is; and the
+    # same each time, so that what a killed process leaves is written over.
+    temporary = path.with_name(f".edgeloss-{zlib.crc32(path.name.encode(errors='surrogateescape')):08x}")
     try:
         with temporary.open("wb") as file:
             yield file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -58,8 +59,9 @@ class _Counting(Metric):
         """The score of all batches since the last reset: 0-d, or [C] with ``average="none"``."""
         return self._score(getattr(self, self._counts))
 
+    @abstractmethod
     def _count(self, y: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The counts of one batch of label maps."""
 
     def _score(self, counts: Tensor) -> Tensor:
         return metrics.iou(counts, self.average, self.ignore_index)

@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from edgeloss import EdgeAwareLoss
+from edgeloss._files import InputError
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
 from segkit.data import Augment, SegmentationDataset, open_dataset, waited
@@ -373,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with process_group(find_device(config.device)) as device:
             quiet = rank() != 0
             return train(config, Console(highlight=False, markup=False, soft_wrap=True, quiet=quiet), device)
-    except (CheckpointError, ConfigError, DataError, NonFiniteLossError) as error:
+    except (CheckpointError, ConfigError, DataError, InputError, NonFiniteLossError) as error:
         if dist.is_torchelastic_launched():  # torchrun shows which process failed first, and why
             raise
         print(f"train.py: {error}", file=sys.stderr)

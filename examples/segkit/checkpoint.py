@@ -1,39 +1,18 @@
-"""Files that are either the old ones or the new ones, never half of each."""
+"""Checkpoints that are either the old ones or the new ones, never half of each."""
 
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from edgeloss._files import atomic_write
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint that isn't there or can't be read, told in one line."""
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of `path` only when it is written in full and on the disk.
-
-    Args:
-        path: the file to write or replace.
-
-    Yields:
-        A binary file. If the block raises, `path` stays as it was.
-    """
-    temporary = path.with_name(path.name + ".tmp")  # the same folder: a rename is atomic within one file system only
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:

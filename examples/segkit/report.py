@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from edgeloss import EdgeAwareLoss
+from edgeloss._files import atomic_write
 from edgeloss.viz import panel
-from segkit.checkpoint import atomic_write
 from segkit.config import Config, ConfigError
 from segkit.data import SegmentationDataset, denormalize
 

@@ -548,7 +548,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise InputError(f"{path}: can't be written ({error.strerror})") from error
+        raise InputError(f"{path}: can't be written ({error.strerror or error})") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -77,6 +77,7 @@ WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs of linear rise of the learning rate
 POWER = 0.9  # of its polynomial fall to 0
 HELD_OUT = 5  # one training image of so many
+PRECISIONS = ("float32", "bfloat16")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -98,6 +99,7 @@ class Run:
         size: (height, width) that images are brought to.
         width: channels of the U-Net at full resolution.
         lr: highest learning rate.
+        precision: float32, or bfloat16 for training under autocast; the loss and the scores are of float32 always.
     """
 
     loss: str
@@ -110,9 +112,16 @@ class Run:
     size: tuple[int, int] = (180, 240)
     width: int = 8
     lr: float = 3e-3
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
-        """Complete the options, so that equal runs are equal however they are written."""
+        """Complete the options, so that equal runs are equal however they are written.
+
+        Raises:
+            ValueError: for a precision that is not known.
+        """
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision: expected one of {PRECISIONS}, but got {self.precision!r}")
         object.__setattr__(self, "options", completed(self.loss, self.options))
         object.__setattr__(self, "size", tuple(self.size))
 
@@ -263,7 +272,9 @@ class Training:
             rise = min(1.0, (step + 1) / (WARMUP * steps_an_epoch))
             for group in self.optimizer.param_groups:
                 group["lr"] = run.lr * rise * (1 - step / steps) ** POWER
-            loss = self.criterion(self.model(images), labels, Progress(step, steps, self.epoch))
+            with torch.autocast(self.place.device, torch.bfloat16, enabled=run.precision == "bfloat16"):
+                logits = self.model(images)
+            loss = self.criterion(logits.float(), labels, Progress(step, steps, self.epoch))
             value = loss.item()
             if not math.isfinite(value):
                 raise DivergedError(f"the loss is {value} in step {step + 1} of {steps}, epoch {self.epoch + 1}")

@@ -54,7 +54,8 @@ def read_results(folder: Path) -> dict[str, list[Result]]:
         common = (
             f"{run['data']}, {result['split']}: {result['images']['train']} images at {width} × {height} for training,"
             f" {result['images']['evaluated']} for these scores; {run['epochs']} epochs in batches of {run['batch']},"
-            f" U-Net of width {run['width']}, learning rate {run['lr']:g}"
+            f" U-Net of width {run['width']}, learning rate {run['lr']:g},"
+            f" {run.get('precision', 'float32')}"
         )
         found[common].append(result)
     if not found:

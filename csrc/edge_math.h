@@ -206,20 +206,26 @@ EDGELOSS_INLINE A term(const X& x, int64_t pixel, int64_t classes, int64_t k, bo
 }
 
 // What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
-// π_n = e^(log w_n + q (t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean was formed
-// of probabilities, w_n e^(t_n) · inverse.
+// π_n = e^(log w_n + q (t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean is a plain
+// one, w_n · inverse of the logarithms (q = 0), w_n e^(t_n) · inverse of probabilities (q = 1).
 template <typename A>
 struct Side {
   A first = 0;  // the t that counts most, kept apart from log_sum for its digits
   A log_sum = 0;
   A nearest = 0;  // least d on this side: a common factor of the weights cancels
-  A inverse = 0;  // 0 where the mean was formed of logarithms
+  A inverse = 0;  // 0 where the mean is not a plain one
 };
+
+// Whether one number, `inverse`, is what backward needs of a side; of probabilities not where float can't hold them.
+EDGELOSS_INLINE bool is_plain_mean(double q) { return q == 0 || q == 1; }
 
 // π_n; e^t and t are those of the neighbour, log_w = (of.nearest - d_n) / decay. t() is called only where it is needed.
 template <typename A, typename F>
 EDGELOSS_INLINE A share(const Side<A>& of, A q, A e_t, A log_w, const F& t) {
-  if (of.inverse > A(0)) return log_w == A(0) ? e_t * of.inverse : e_t * of.inverse * exp_negative(log_w);
+  if (of.inverse > A(0)) {
+    const A plain = q == A(0) ? of.inverse : e_t * of.inverse;
+    return log_w == A(0) ? plain : plain * exp_negative(log_w);
+  }
   return exp_negative(log_w + q * (t() - of.first) - of.log_sum);
 }
 
@@ -236,7 +242,13 @@ EDGELOSS_INLINE A negative_log(A mean, A complement) {
   return mean < A(0.5) ? -log_positive(mean) : -log1p_positive(-complement);
 }
 
-// -log M_q{e^t; w} of n terms t ≤ 0, by logarithms; with what backward needs of it.
+// -log M_0 from Σ w t and Σ w, which is 0 where there is nothing to average.
+template <typename A>
+EDGELOSS_INLINE A negative_mean(A sum, A weights) {
+  return sum < A(0) ? -sum / weights : A(0);  // rounding may not make the loss negative
+}
+
+// -log M_q{e^t; w} of n terms t ≤ 0, q ≠ 0, by logarithms; with what backward needs of it.
 //
 // log M = c + log(Σ π e^(q (t - c))) / q for any constant c. With the mean of t for c, and where the exponents are
 // small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that counts most.
@@ -253,22 +265,21 @@ EDGELOSS_INLINE A negative_log_mean(const F& for_each_term, A q, Side<A>& side) 
   });
   if (weights == A(0)) return A(0);
   mean /= weights;
-  const bool none = q == A(0);
-  side.first = none ? A(0) : first;
+  side.first = first;
   A largest = 0;
   LogSumExp<A> sum;
   for_each_term([&](A t, A log_w) {
     const A exponent = std::abs(q * (t - mean));
     largest = exponent > largest ? exponent : largest;
-    sum.add(none ? log_w : log_w + q * (t - first));
+    sum.add(log_w + q * (t - first));
   });
   side.log_sum = sum.value();
-  A log_m = mean;
-  if (!none && largest <= A(1)) {
+  A log_m;
+  if (largest <= A(1)) {
     A small = 0;
     for_each_term([&](A t, A log_w) { small += exp_negative(log_w) * std::expm1(q * (t - mean)); });
     log_m = mean + std::log1p(small / weights) / q;
-  } else if (!none) {
+  } else {
     log_m = first + (side.log_sum - std::log(weights)) / q;
   }
   return log_m > A(0) ? A(0) : A(0) - log_m;  // M ≤ 1: rounding may not make the loss negative

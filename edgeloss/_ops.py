@@ -277,7 +277,7 @@ def _edge_loss_fake(
         listed = pixels + 2 * math.prod(target.shape[:-1]) if edges else 0
     else:
         flags, stats, listed = int(edges), 2, 0
-    numbers = 2 * ((1 if power == 1.0 else 2) + (decay > 0))
+    numbers = 2 * ((1 if power in (0.0, 1.0) else 2) + (decay > 0))
     return (
         logits.new_empty(8, dtype=torch.float64),
         empty(int(maps)),

@@ -78,13 +78,13 @@ struct Call {
     for (int64_t c = 0; c < g.classes; ++c) sum += weight_of(c);
     return sum;
   }
-  // What is kept of a side: with power 1 `inverse` alone, and where that can't serve, it is 0 on the other side of the
-  // edge pixel, whose terms were formed of logarithms then and are formed anew.
-  int64_t numbers() const { return (power == A(1) ? 1 : 2) + (has_decay ? 1 : 0); }
+  // What is kept of a side: with power 0 or 1 `inverse` alone, and where that can't serve, it is 0 on the other side of
+  // the edge pixel, whose terms were formed by logarithms then and are formed anew.
+  int64_t numbers() const { return (is_plain_mean(power) ? 1 : 2) + (has_decay ? 1 : 0); }
   void keep(int64_t at, int64_t n, const Side<A>* from) const {
     A* to = sides + 2 * at * numbers();
     for (const Side<A>* of = from; of < from + 2 * n; ++of) {
-      if (power == A(1)) {
+      if (is_plain_mean(power)) {
         *to++ = of->inverse;
       } else {
         *to++ = of->first;
@@ -97,7 +97,7 @@ struct Call {
     const A* from = sides + 2 * at * numbers();
     for (Side<A>* of = to; of < to + 2 * n; ++of) {
       *of = Side<A>();
-      if (power == A(1)) {
+      if (is_plain_mean(power)) {
         of->inverse = *from++;
       } else {
         of->first = *from++;
@@ -106,7 +106,7 @@ struct Call {
       if (has_decay) of->nearest = *from++;
     }
   }
-  bool is_of_means(int64_t at) const { return power == A(1) && sides[(2 * at + 1) * numbers()] > A(0); }
+  bool is_of_means(int64_t at) const { return is_plain_mean(power) && sides[(2 * at + 1) * numbers()] > A(0); }
 
   int64_t tile() const {
     // 64 KB: a tile of pixels × classes stays in the second-level cache, its gradient beside it.
@@ -426,15 +426,15 @@ struct Group {
     }
   }
 
-  // t of the lanes into out[2], as log_terms, and exact where r underflowed.
+  // t of the lanes into out[4], as log_terms, and exact where r underflowed.
   void find_terms(Lanes<A>& lanes) const {
-    find_log_terms(lanes, count * lanes.width);
+    if (!find_log_terms(lanes, count * lanes.width)) return;
     const Reader<T, A> x = call.reader(image);
     for (int64_t e = 0; e < count; ++e) {
       for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
         if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
         const int64_t n = lanes.first[e] + (i - e * lanes.width);
-        lanes.out[2][i] = term(x, n, call.g.classes, k[e], false, lanes.m[i], lanes.r[i]);
+        lanes.out[4][i] = term(x, n, call.g.classes, k[e], false, lanes.m[i], lanes.r[i]);
       }
     }
   }
@@ -457,7 +457,7 @@ struct Group {
   }
 };
 
-// The edge terms of a group by logarithms: every power, and whatever float can't hold of probabilities.
+// The edge terms of a group by logarithms: every power but 0, and whatever float can't hold of probabilities.
 template <typename T, typename A>
 void terms_of_logs(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) {
   const Call<T, A>& call = group.call;
@@ -469,7 +469,7 @@ void terms_of_logs(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges]
       for (int64_t i = e * width; i < (e + 1) * width; ++i) {
         if (lanes.label[i] < 0) continue;
         const int side = lanes.label[i] != group.k[e];
-        t[e][side].push_back(lanes.out[2][i]);
+        t[e][side].push_back(lanes.out[4][i]);
         d[e][side].push_back(call.has_decay ? lanes.d[i] : A(0));
       }
     }
@@ -489,7 +489,7 @@ void terms_of_logs(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges]
   }
 }
 
-// The edge terms of a group at power 1: the mean of probabilities, formed of them.
+// The edge terms of a group at power 0 or 1: the plain mean of logarithms or of probabilities.
 template <typename T, typename A>
 void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) {
   const Call<T, A>& call = group.call;
@@ -506,9 +506,16 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
       repeat_each(nearest[side], n, width, lanes.own[side][3].data());
     }
   }
-  for (auto& sum : lanes.out) std::fill_n(sum.begin(), all, A(0));
-  group.for_each_row_seen(0, call.g.pixels, true, lanes,
-                          [&] { find_sum_probabilities(lanes, all, call.has_decay, call.inverse_decay); });
+  const bool logs = call.power == A(0);
+  for (int v = 0; v < 4; ++v) std::fill_n(lanes.out[v].begin(), all, A(0));
+  group.for_each_row_seen(0, call.g.pixels, true, lanes, [&] {
+    if (logs) {
+      group.find_terms(lanes);
+      find_sum_logs(lanes, all, call.has_decay, call.inverse_decay);
+    } else {
+      find_sum_probabilities(lanes, all, call.has_decay, call.inverse_decay);
+    }
+  });
   A sums[4][kEdges];
   for (int v = 0; v < 4; ++v) {
     for (int64_t e = 0; e < n; ++e) {
@@ -519,11 +526,16 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
     }
   }
   A inverse[2][kEdges];
-  find_means(sums[0], sums[1], n, value[0], inverse[0]);
-  find_means(sums[3], sums[2], n, value[1], inverse[1]);
+  if (logs) {
+    find_means_of_logs(sums[0], sums[1], n, value[0], inverse[0]);
+    find_means_of_logs(sums[2], sums[3], n, value[1], inverse[1]);
+  } else {
+    find_means(sums[0], sums[1], n, value[0], inverse[0]);
+    find_means(sums[3], sums[2], n, value[1], inverse[1]);
+  }
   for (int64_t e = 0; e < n; ++e) {
     const bool has_same = sums[0][e] + sums[1][e] > A(0);
-    if (inverse[1][e] > A(0) && (inverse[0][e] > A(0) || !has_same)) {
+    if (logs || (inverse[1][e] > A(0) && (inverse[0][e] > A(0) || !has_same))) {
       sides[2 * e] = {A(0), A(0), nearest[0][e], inverse[0][e]};
       sides[2 * e + 1] = {A(0), A(0), nearest[1][e], inverse[1][e]};
       continue;
@@ -549,7 +561,7 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
     const Group<T, A> group(call, chunk.image, call.edge_pixel + base + at, std::min(lanes.edges, end - at), lanes);
     A value[2][kEdges];
     Side<A> sides[2 * kEdges];
-    if (call.power == A(1)) {
+    if (is_plain_mean(call.power)) {
       terms_of_means(group, lanes, value, sides);
     } else {
       terms_of_logs(group, lanes, value, sides);
@@ -617,7 +629,7 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
     }
     group.for_each_row_seen(start, stop, true, lanes, [&] {
       if (means) {
-        find_mean_shares(lanes, n * lanes.width, call.has_decay, call.inverse_decay);
+        find_mean_shares(lanes, n * lanes.width, call.power == A(0), call.has_decay, call.inverse_decay);
       } else {
         group.find_terms(lanes);
         find_log_shares(lanes, n * lanes.width, call.power, call.inverse_decay);
@@ -991,7 +1003,7 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   constexpr ScalarType type = kScalarType<A>;
   Tensor label = torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short),
          stats = empty(g.classes > 2 || is_upsampled(g, logits) ? 2 : 0, type),
-         sides = empty(edges ? 2 * ((power == 1 ? 1 : 2) + (decay > 0 ? 1 : 0)) : 0, type);
+         sides = empty(edges ? 2 * ((is_plain_mean(power) ? 1 : 2) + (decay > 0 ? 1 : 0)) : 0, type);
   Tensor edge_list =
       torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;

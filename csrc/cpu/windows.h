@@ -81,7 +81,7 @@ struct Lanes {
   // Of each side of the edge pixel, repeated on its lanes: in backward upstream (by inverse), first, log_sum; the least
   // d.
   std::vector<A> own[2][4];
-  std::vector<A> out[4];  // per side what is found; of log_terms the third
+  std::vector<A> out[5];  // per side what is found; the last is t
   // -1 on the lanes that are none of its neighbours, by [its own row?][where it stands among its lanes][lane]; of wide
   // windows it is found anew each time.
   std::vector<int32_t> outside;
@@ -336,19 +336,40 @@ EDGELOSS_INLINE void sum_probabilities(int64_t n, const int32_t* __restrict labe
   }
 }
 
-// t: a on the same side, b on the other; without sense where the pixel's r is 0 and its max is k.
+// t: a on the same side, b on the other. True if one of them makes no sense, since r underflowed and the max is k.
 template <typename A>
-EDGELOSS_INLINE void log_terms(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+EDGELOSS_INLINE bool log_terms(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
                                const A* __restrict x, const A* __restrict m, const A* __restrict r, A* __restrict t) {
+  Bits<A> any = 0;
   for (int64_t i = 0; i < n; ++i) {
     const A a = log_p(x[i], m[i], r[i]), b = log_one_minus_p(x[i], m[i], r[i], log_positive(r[i]));
-    t[i] = select(mask_of<A>(label[i] == k[i]), a, b);
+    const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
+    t[i] = select(same, a, b);
+    any |= other & mask_of<A>(x[i] == m[i]) & ~mask_of<A>(is_exact(r[i]));
+  }
+  return any != 0;
+}
+
+// Adds Σ w t and Σ w of the same side and of the other; nearest is the least d there.
+template <bool Decay, typename A>
+EDGELOSS_INLINE void sum_logs(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
+                              const A* __restrict t, const A* __restrict d, const A* __restrict same_nearest,
+                              const A* __restrict other_nearest, A inverse_decay, A* __restrict same_t,
+                              A* __restrict same_w, A* __restrict other_t, A* __restrict other_w) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
+    A w = A(1);
+    if (Decay) w = exp_negative((select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay);
+    same_t[i] += select(same, w * t[i]);
+    same_w[i] += select(same, w);
+    other_t[i] += select(other, w * t[i]);
+    other_w[i] += select(other, w);
   }
 }
 
-// upstream · π of each neighbour on the own side, and upstream · π · slope on the other, where the means were formed of
-// probabilities; scale is upstream · inverse.
-template <bool Decay, typename A>
+// upstream · π of each neighbour on the own side, and upstream · π · slope on the other, where the means are plain
+// ones, of logarithms or else of probabilities; scale is upstream · inverse.
+template <bool Decay, bool Logs, typename A>
 EDGELOSS_INLINE void mean_shares(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
                                  const A* __restrict x, const A* __restrict m, const A* __restrict r,
                                  const A* __restrict d, const A* __restrict same_nearest,
@@ -358,11 +379,12 @@ EDGELOSS_INLINE void mean_shares(int64_t n, const int32_t* __restrict label, con
     const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
     A p, complement;
     probabilities(x[i], m[i], r[i], p, complement);
-    // Here π is in proportion to w · complement, which the slope divides by where k is not likely.
-    const A leak = select(mask_of<A>(is_likely(x[i], m[i], r[i])), complement * p, p);
+    const bool likely = is_likely(x[i], m[i], r[i]);
+    // Of probabilities π is in proportion to w · complement, which the slope divides by where k is not likely.
+    const A leak = Logs ? other_slope(p, complement, likely) : select(mask_of<A>(likely), complement * p, p);
     A w = A(1);
     if (Decay) w = exp_negative((select(same, same_nearest[i], other_nearest[i]) - d[i]) * inverse_decay);
-    same_share[i] = select(same, same_scale[i] * w * p);
+    same_share[i] = select(same, Logs ? same_scale[i] * w : same_scale[i] * w * p);
     other_share[i] = select(other, other_scale[i] * w * leak);
   }
 }
@@ -389,6 +411,16 @@ EDGELOSS_INLINE void log_shares(int64_t n, const int32_t* __restrict label, cons
   }
 }
 
+// -log M_0 of n sides from Σ w t and Σ w, and 1 / Σ w for backward.
+template <typename A>
+EDGELOSS_INLINE void finish_logs(const A* __restrict sum, const A* __restrict weights, int64_t n, A* __restrict value,
+                                 A* __restrict inverse) {
+  for (int64_t i = 0; i < n; ++i) {
+    value[i] = negative_mean(sum[i], weights[i]);
+    inverse[i] = weights[i] > A(0) ? A(1) / weights[i] : A(0);
+  }
+}
+
 // -log M_1 of n sides from Σ w p and Σ w (1 - p), and 1 / Σ w p for backward: 0 where float has none of p left.
 template <typename A>
 EDGELOSS_INLINE void finish_means(const A* __restrict mean, const A* __restrict complement, int64_t n,
@@ -402,67 +434,96 @@ EDGELOSS_INLINE void finish_means(const A* __restrict mean, const A* __restrict 
   }
 }
 
-// Each of them over the first n lanes, compiled for several processors in float.
+// Each of them over the first n lanes. In float they are compiled for several processors.
 
-EDGELOSS_VECTORIZED void find_least_distance(Lanes<float>& l, int64_t n) {
+// body(decay?) with a constant.
+template <typename F>
+EDGELOSS_INLINE void with_constant(bool value, const F& body) {
+  value ? body(std::true_type()) : body(std::false_type());
+}
+
+template <typename A>
+EDGELOSS_INLINE void least_distance_in(Lanes<A>& l, int64_t n) {
   least_distance(n, l.label.data(), l.k.data(), l.d.data(), l.out[0].data(), l.out[1].data());
 }
-EDGELOSS_VECTORIZED void find_sum_probabilities(Lanes<float>& l, int64_t n, bool decay, float inverse_decay) {
-  const auto find = [&](auto decays) __attribute__((always_inline)) {
+template <typename A>
+EDGELOSS_INLINE void sum_probabilities_in(Lanes<A>& l, int64_t n, bool decay, A inverse_decay) {
+  with_constant(decay, [&](auto decays) __attribute__((always_inline)) {
     sum_probabilities<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(),
                                                l.d.data(), l.own[0][3].data(), l.own[1][3].data(), inverse_decay,
                                                l.out[0].data(), l.out[1].data(), l.out[2].data(), l.out[3].data());
-  };
-  decay ? find(std::true_type()) : find(std::false_type());
+  });
 }
-EDGELOSS_VECTORIZED void find_log_terms(Lanes<float>& l, int64_t n) {
-  log_terms(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data());
+template <typename A>
+EDGELOSS_INLINE bool log_terms_in(Lanes<A>& l, int64_t n) {
+  return log_terms(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[4].data());
 }
-EDGELOSS_VECTORIZED void find_mean_shares(Lanes<float>& l, int64_t n, bool decay, float inverse_decay) {
-  const auto find = [&](auto decays) __attribute__((always_inline)) {
-    mean_shares<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.d.data(),
-                                         l.own[0][3].data(), l.own[1][3].data(), inverse_decay, l.own[0][0].data(),
-                                         l.own[1][0].data(), l.out[0].data(), l.out[1].data());
-  };
-  decay ? find(std::true_type()) : find(std::false_type());
+template <typename A>
+EDGELOSS_INLINE void sum_logs_in(Lanes<A>& l, int64_t n, bool decay, A inverse_decay) {
+  with_constant(decay, [&](auto decays) __attribute__((always_inline)) {
+    sum_logs<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.out[4].data(), l.d.data(), l.own[0][3].data(),
+                                      l.own[1][3].data(), inverse_decay, l.out[0].data(), l.out[1].data(),
+                                      l.out[2].data(), l.out[3].data());
+  });
+}
+template <typename A>
+EDGELOSS_INLINE void mean_shares_in(Lanes<A>& l, int64_t n, bool logs, bool decay, A inverse_decay) {
+  with_constant(decay, [&](auto decays) __attribute__((always_inline)) {
+    with_constant(logs, [&](auto of_logs) __attribute__((always_inline)) {
+      mean_shares<decltype(decays)::value, decltype(of_logs)::value>(
+          n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.d.data(), l.own[0][3].data(),
+          l.own[1][3].data(), inverse_decay, l.own[0][0].data(), l.own[1][0].data(), l.out[0].data(), l.out[1].data());
+    });
+  });
+}
+template <typename A>
+EDGELOSS_INLINE void log_shares_in(Lanes<A>& l, int64_t n, A power, A inverse_decay) {
+  log_shares(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[4].data(), l.d.data(), power,
+             inverse_decay, Own<A>(l), l.out[0].data(), l.out[1].data());
+}
+
+EDGELOSS_VECTORIZED void find_least_distance(Lanes<float>& l, int64_t n) { least_distance_in(l, n); }
+EDGELOSS_VECTORIZED void find_sum_probabilities(Lanes<float>& l, int64_t n, bool decay, float inverse_decay) {
+  sum_probabilities_in(l, n, decay, inverse_decay);
+}
+EDGELOSS_VECTORIZED bool find_log_terms(Lanes<float>& l, int64_t n) { return log_terms_in(l, n); }
+EDGELOSS_VECTORIZED void find_sum_logs(Lanes<float>& l, int64_t n, bool decay, float inverse_decay) {
+  sum_logs_in(l, n, decay, inverse_decay);
+}
+EDGELOSS_VECTORIZED void find_mean_shares(Lanes<float>& l, int64_t n, bool logs, bool decay, float inverse_decay) {
+  mean_shares_in(l, n, logs, decay, inverse_decay);
 }
 EDGELOSS_VECTORIZED void find_log_shares(Lanes<float>& l, int64_t n, float power, float inverse_decay) {
-  log_shares(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data(), l.d.data(), power,
-             inverse_decay, Own<float>(l), l.out[0].data(), l.out[1].data());
+  log_shares_in(l, n, power, inverse_decay);
 }
 EDGELOSS_VECTORIZED void find_means(const float* mean, const float* complement, int64_t n, float* value,
                                     float* inverse) {
   finish_means(mean, complement, n, value, inverse);
 }
+EDGELOSS_VECTORIZED void find_means_of_logs(const float* sum, const float* weights, int64_t n, float* value,
+                                            float* inverse) {
+  finish_logs(sum, weights, n, value, inverse);
+}
 
-inline void find_least_distance(Lanes<double>& l, int64_t n) {
-  least_distance(n, l.label.data(), l.k.data(), l.d.data(), l.out[0].data(), l.out[1].data());
-}
+inline void find_least_distance(Lanes<double>& l, int64_t n) { least_distance_in(l, n); }
 inline void find_sum_probabilities(Lanes<double>& l, int64_t n, bool decay, double inverse_decay) {
-  const auto find = [&](auto decays) __attribute__((always_inline)) {
-    sum_probabilities<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(),
-                                               l.d.data(), l.own[0][3].data(), l.own[1][3].data(), inverse_decay,
-                                               l.out[0].data(), l.out[1].data(), l.out[2].data(), l.out[3].data());
-  };
-  decay ? find(std::true_type()) : find(std::false_type());
+  sum_probabilities_in(l, n, decay, inverse_decay);
 }
-inline void find_log_terms(Lanes<double>& l, int64_t n) {
-  log_terms(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data());
+inline bool find_log_terms(Lanes<double>& l, int64_t n) { return log_terms_in(l, n); }
+inline void find_sum_logs(Lanes<double>& l, int64_t n, bool decay, double inverse_decay) {
+  sum_logs_in(l, n, decay, inverse_decay);
 }
-inline void find_mean_shares(Lanes<double>& l, int64_t n, bool decay, double inverse_decay) {
-  const auto find = [&](auto decays) __attribute__((always_inline)) {
-    mean_shares<decltype(decays)::value>(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.d.data(),
-                                         l.own[0][3].data(), l.own[1][3].data(), inverse_decay, l.own[0][0].data(),
-                                         l.own[1][0].data(), l.out[0].data(), l.out[1].data());
-  };
-  decay ? find(std::true_type()) : find(std::false_type());
+inline void find_mean_shares(Lanes<double>& l, int64_t n, bool logs, bool decay, double inverse_decay) {
+  mean_shares_in(l, n, logs, decay, inverse_decay);
 }
 inline void find_log_shares(Lanes<double>& l, int64_t n, double power, double inverse_decay) {
-  log_shares(n, l.label.data(), l.k.data(), l.x.data(), l.m.data(), l.r.data(), l.out[2].data(), l.d.data(), power,
-             inverse_decay, Own<double>(l), l.out[0].data(), l.out[1].data());
+  log_shares_in(l, n, power, inverse_decay);
 }
 inline void find_means(const double* mean, const double* complement, int64_t n, double* value, double* inverse) {
   finish_means(mean, complement, n, value, inverse);
+}
+inline void find_means_of_logs(const double* sum, const double* weights, int64_t n, double* value, double* inverse) {
+  finish_logs(sum, weights, n, value, inverse);
 }
 
 }  // namespace

@@ -191,12 +191,12 @@ struct Call {
   const A* pixel_weight;  // [B, P] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
-  bool of_probabilities;  // power is 1: the mean is formed of probabilities, and one number a side is enough
-  int16_t* label;         // [B, P]
-  uint8_t* edge;          // [B, P]
-  A *m, *r;               // [B, P] each; on valid pixels only
-  A* sides;               // [1 or 2, 2, B, P], then nearest [2, B, P] with decay; on E only
-  const A* field;         // [B, P]; read near E only
+  bool is_plain;   // one number a side is enough
+  int16_t* label;  // [B, P]
+  uint8_t* edge;   // [B, P]
+  A *m, *r;        // [B, P] each; on valid pixels only
+  A* sides;        // [1 or 2, 2, B, P], then nearest [2, B, P] with decay; on E only
+  const A* field;  // [B, P]; read near E only
 
   __device__ int64_t count() const { return g.batch * g.pixels; }
   __device__ auto image(int64_t b) const {
@@ -219,7 +219,7 @@ struct Call {
   }
 
   // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it.
-  __device__ A mean_of_logarithms(const Place& at, int16_t k, int side, Side<A>& of) const {
+  __device__ A mean_by_logarithms(const Place& at, int16_t k, int side, Side<A>& of) const {
     const auto logits = image(at.image);
     return negative_log_mean(
         [&](const auto& body) {
@@ -234,25 +234,25 @@ struct Call {
 
   __device__ A* plane(int64_t number, int side) const { return sides + (2 * number + side) * count(); }
   __device__ void store(int side, int64_t i, const Side<A>& of) const {
-    if (of_probabilities) {
+    if (is_plain) {
       plane(0, side)[i] = of.inverse;
     } else {
       plane(0, side)[i] = of.first;
       plane(1, side)[i] = of.log_sum;
     }
-    if (has_decay) plane(of_probabilities ? 1 : 2, side)[i] = of.nearest;
+    if (has_decay) plane(is_plain ? 1 : 2, side)[i] = of.nearest;
   }
   __device__ Side<A> load(int side, int64_t i) const {
     Side<A> of;
-    if (has_decay) of.nearest = plane(of_probabilities ? 1 : 2, side)[i];
-    if (!of_probabilities) {
+    if (has_decay) of.nearest = plane(is_plain ? 1 : 2, side)[i];
+    if (!is_plain) {
       of.first = plane(0, side)[i];
       of.log_sum = plane(1, side)[i];
       return of;
     }
     of.inverse = plane(0, side)[i];
     // What only logarithms could tell has no number of its own: rare enough to be formed anew.
-    if (!(of.inverse > A(0))) mean_of_logarithms(place_of(g, i), label[i], side, of);
+    if (!(of.inverse > A(0))) mean_by_logarithms(place_of(g, i), label[i], side, of);
     return of;
   }
 };
@@ -487,21 +487,27 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
         });
       }
+      // Of power 1 Σ w p and Σ w (1 - p); of power 0 Σ w t and Σ w.
       A same_mean = 0, same_complement = 0, other_mean = 0, other_complement = 0;
-      if (call.of_probabilities) {
+      const bool logs = call.power == A(0);
+      if (call.is_plain) {
         for_each_neighbor(call.g, at.row, at.column, [&](int64_t n) {
           const int64_t j = at.base + n;
           const int16_t y = call.label[j];
           if (y < 0) return;
           const A w = call.has_decay ? exp_negative(call.log_weight(y == k ? same_nearest : other_nearest, j)) : A(1);
           A p, complement;
-          probabilities(x.at(n, k), call.m[j], call.r[j], p, complement);
+          if (logs) {
+            p = complement = term(x, n, call.g.classes, k, y == k, call.m[j], call.r[j]);
+          } else {
+            probabilities(x.at(n, k), call.m[j], call.r[j], p, complement);
+          }
           if (y == k) {
             same_mean += w * p;
-            same_complement += w * complement;
+            same_complement += logs ? w : w * complement;
           } else {
             other_mean += w * complement;
-            other_complement += w * p;
+            other_complement += logs ? w : w * p;
           }
         });
       }
@@ -511,11 +517,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         Side<A> of;
         of.nearest = side ? other_nearest : same_nearest;
         A value;
-        if (is_exact(mean)) {
+        if (logs) {
+          value = negative_mean(mean, complement);
+          of.inverse = complement > A(0) ? A(1) / complement : A(0);
+        } else if (is_exact(mean)) {
           value = negative_log(mean / (mean + complement), complement / (mean + complement));
           of.inverse = A(1) / mean;
         } else {
-          value = call.mean_of_logarithms(at, k, side, of);
+          value = call.mean_by_logarithms(at, k, side, of);
         }
         call.store(side, i, of);
         (side ? other : same) = value;
@@ -968,7 +977,7 @@ Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const 
           static_cast<A>(power),
           has_decay ? static_cast<A>(1 / decay) : A(0),
           has_decay,
-          power == 1,
+          is_plain_mean(power),
           static_cast<int16_t*>(label.mutable_data_ptr()),
           edges ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
           m,
@@ -1025,7 +1034,7 @@ Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, c
   };
   constexpr ScalarType type = kScalarType<A>;
   const bool searches = edges && decay > 0 && !distance;
-  const int64_t numbers = !edges ? 0 : (power == 1 ? 1 : 2) + (decay > 0 ? 1 : 0);  // a side
+  const int64_t numbers = !edges ? 0 : (is_plain_mean(power) ? 1 : 2) + (decay > 0 ? 1 : 0);  // a side
   Tensor label = torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short);
   Tensor flags = empty(edges, all, ScalarType::Byte);
   Tensor stats = empty(2, all, type), sides = empty(2 * numbers, all, type);

@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from peers.recipes import RECIPES, Options, Progress, completed, make
+from peers.recipes import RECIPES, TITLES, Options, Progress, completed, make
+from quality_crops import Split, choose, plot_crops, summary, windows
 from quality_report import (
     BASELINE,
     METRICS,
@@ -57,8 +58,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
 
 from edgeloss._files import atomic_write  # noqa: E402
-from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint  # noqa: E402
-from segkit.data import Augment, SegmentationFolder, read_classes  # noqa: E402
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint  # noqa: E402
+from segkit.data import Augment, SegmentationFolder, denormalize, read_classes  # noqa: E402
 from segkit.model import UNet  # noqa: E402
 
 EXAMPLES = """\
@@ -70,6 +71,7 @@ examples:
   python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
   python benchmarks/quality.py table
   python benchmarks/quality.py plot
+  python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
 """
 
@@ -162,6 +164,17 @@ class Place:
         return self.results / f"{run.slug}-{self.split_name(run)}.json"
 
 
+def labels_of(data: Path) -> tuple[list[str], int]:
+    """The classes of a data set and its label of void."""
+    classes, void = read_classes(data / "classes.txt")
+    return classes, 255 if void is None else void
+
+
+def checkpoint_of(run: Run, state: Path) -> Path:
+    """Where the run keeps what it has learnt."""
+    return state / f"{run.slug}.pt"
+
+
 class DivergedError(ArithmeticError):
     """The loss is not finite any more."""
 
@@ -207,8 +220,7 @@ class Training:
     def __init__(self, run: Run, place: Place) -> None:
         """Open the data, and the checkpoint where there is one."""
         self.run, self.place = run, place
-        self.classes, void = read_classes(place.data / "classes.txt")
-        self.void = 255 if void is None else void
+        self.classes, self.void = labels_of(place.data)
 
         def folder(root: Path, augment: Augment | None = None) -> SegmentationFolder:
             options = {"size": run.size, "augment": augment, "seed": run.seed, "cache": augment is not None}
@@ -230,7 +242,7 @@ class Training:
         self.criterion = make(run.loss, run.options, self.void)
         self.epoch = 0  # how many are complete
         self.curves: dict[str, list[Result]] = {}  # by the split they are of
-        self.checkpoint = place.state / f"{run.slug}.pt"
+        self.checkpoint = checkpoint_of(run, place.state)
         if self.checkpoint.exists():
             state = load_checkpoint(self.checkpoint, map_location=place.device)
             self.model.load_state_dict(state["model"])
@@ -385,6 +397,44 @@ def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) ->
         list(pool.map(finish, left, repeat(place)))
 
 
+# ---------------------------------------------------------------------------------------------------------------- crops
+
+
+def pick(runs: Sequence[Run], names: Iterable[str]) -> dict[str, Run]:
+    """The runs that the names mean: what a table calls the loss, without the options where one run alone fits.
+
+    Raises:
+        ValueError: for a name that means none or several, or nothing to compare.
+    """
+    known = {label(run.loss, run.options): run for run in runs}
+    picked = {}
+    for name in names:
+        fit = [title for title in known if title == name] or [title for title in known if title.startswith(f"{name} (")]
+        if len(fit) != 1:
+            raise ValueError(f"--losses: expected some of {list(known)}, but got {name!r}")
+        picked[fit[0]] = known[fit[0]]
+    if len(picked) < 2:
+        raise ValueError(f"--losses: expected two or more, but got {list(picked)}")
+    return picked
+
+
+@torch.no_grad()
+def predict(run: Run, state: Path, batches: Iterable[Tensor], num_classes: int, device: str) -> Tensor:
+    """The labels [N, H, W] that a finished run gives the images.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or the run is not finished.
+    """
+    path = checkpoint_of(run, state)
+    checkpoint = load_checkpoint(path, map_location=device)
+    if checkpoint["epoch"] != run.epochs:
+        done = checkpoint["epoch"]
+        raise CheckpointError(f"{path}: expected {run.epochs} epochs, but got {done}; `plan` goes on with it")
+    model = UNet(num_classes, width=run.width).to(device).eval()
+    load_weights(model, checkpoint["model"])
+    return torch.cat([model(images.to(device)).argmax(1).cpu() for images in batches])
+
+
 # ----------------------------------------------------------------------------------------------------------------- cost
 
 
@@ -463,25 +513,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     shared.add_argument(
         "--results", type=Path, default=RESULTS / "quality", metavar="DIR", help="result files (default: %(default)s)"
     )
-    training = argparse.ArgumentParser(add_help=False, parents=[shared])
-    training.add_argument(
+    networks = argparse.ArgumentParser(add_help=False)
+    networks.add_argument(
         "--data",
         type=Path,
         default=ROOT.parent / "shared" / "camvid",
         metavar="DIR",
         help="with train/, val/ and classes.txt (default: %(default)s)",
     )
-    training.add_argument(
+    networks.add_argument(
         "--eval-split", type=Path, metavar="DIR", help="images/ and masks/ to score on (default: val/ of the data)"
     )
-    training.add_argument(
+    networks.add_argument(
         "--state",
         type=Path,
         default=ROOT / "runs" / "quality",
         metavar="DIR",
         help="checkpoints, from which runs go on and other splits are scored (default: %(default)s)",
     )
-    training.add_argument("--device", default="cpu", help="default: %(default)s")
+    networks.add_argument("--device", default="cpu", help="default: %(default)s")
+    training = argparse.ArgumentParser(add_help=False, parents=[shared, networks])
     training.add_argument("--workers", type=int, default=1, help="runs at a time (default: %(default)s)")
     training.add_argument("--threads", type=int, default=1, help="of each run (default: %(default)s)")
 
@@ -504,6 +555,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--by", nargs="+", choices=list(METRICS), default=["miou", "f1_1"], help="mean of these (default: %(default)s)"
     )
 
+    images = ROOT / "docs" / "images"
     cost_file = RESULTS / "quality-cost.json"
     table = commands.add_parser("table", parents=[shared], help="Markdown of all results")
     table.add_argument(
@@ -512,7 +564,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     table.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
     table.add_argument("--cost", type=Path, default=cost_file, metavar="FILE", help="of `cost` (default: %(default)s)")
     plot = commands.add_parser("plot", parents=[shared], help="draw bars and curves")
-    plot.add_argument("--output", type=Path, default=ROOT / "docs" / "images", metavar="DIR", help="%(default)s")
+    plot.add_argument("--output", type=Path, default=images, metavar="DIR", help="default: %(default)s")
+    crops = commands.add_parser("crops", parents=[networks], help="draw where a loss is sharper than another")
+    crops.add_argument("plan", type=Path, help="of runs that are finished")
+    crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    crops.add_argument(
+        "--losses",
+        nargs="+",
+        default=[TITLES[name] for name in ("ce", "weighted", "ours")],
+        metavar="LOSS",
+        help="as the table names them: the last is compared with the first (default: %(default)s)",
+    )
+    crops.add_argument("--count", type=int, default=3, help="crops a figure (default: %(default)s)")
+    crops.add_argument("--window", type=int, default=64, help="pixels along a side (default: %(default)s)")
+    crops.add_argument("--output", type=Path, default=images, metavar="DIR", help="default: %(default)s")
 
     cost = commands.add_parser("cost", help="time and memory of every loss")
     cost.add_argument("--plan", type=Path, help="measure the losses of this plan, with their options")
@@ -526,10 +591,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def folders(options: argparse.Namespace) -> tuple[Path, Path]:
+    """The data and the split to score on."""
+    data = options.data.resolve()
+    return data, (options.eval_split or data / "val").resolve()
+
+
 def do_runs(options: argparse.Namespace) -> None:
     """The commands `run`, `plan` and `tune`."""
-    data = options.data.resolve()
-    split = (options.eval_split or data / "val").resolve()
+    data, split = folders(options)
     place = Place(data, split, options.results, options.state, options.device)
     if options.command == "run":
         settings = {name: getattr(options, name) for name in SETTINGS} | {"held_out": options.held_out}
@@ -567,6 +637,35 @@ def do_plot(options: argparse.Namespace) -> None:
         plot_curves(own, common, options.output / f"quality-curves{suffix}.png")
 
 
+def do_crops(options: argparse.Namespace) -> None:
+    """The command `crops`."""
+    data, folder = folders(options)
+    runs = runs_of(yaml.safe_load(options.plan.read_text()), data=data.name)
+    if options.seed not in (seeds := sorted({run.seed for run in runs})):
+        raise ValueError(f"--seed: expected one of {seeds}, as the plan has, but got {options.seed}")
+    chosen = pick([run for run in runs if run.seed == options.seed], options.losses)
+    classes, void = labels_of(data)
+    dataset = SegmentationFolder(folder, num_classes=len(classes), ignore_index=void, size=runs[0].size)
+    batches = [_stacked(dataset, index, "cpu") for index in _batches(np.arange(len(dataset)), 8)]
+    images, targets = zip(*batches, strict=True)
+    split = Split(
+        dataset.names,
+        denormalize(torch.cat(images)),
+        torch.cat(targets),
+        {name: predict(run, options.state, images, len(classes), options.device) for name, run in chosen.items()},
+        classes,
+        void,
+    )
+    found = windows(split, options.window)
+    figures = choose(found, options.count)
+    baseline, *_, ours = chosen
+    about = f"{ours} against {baseline}; {data.name}, {folder.name}, seed {options.seed}: {summary(found)}"
+    print(about)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for kind, rows in figures.items():
+        plot_crops(split, rows, kind, about, options.output / f"quality-crops-{kind}.png")
+
+
 def do_cost(options: argparse.Namespace) -> None:
     """The command `cost`."""
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that measure
@@ -593,7 +692,7 @@ def do_cost(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says."""
     options = parse(arguments)
-    commands = {"table": do_table, "plot": do_plot, "cost": do_cost}
+    commands = {"table": do_table, "plot": do_plot, "crops": do_crops, "cost": do_cost}
     try:
         commands.get(options.command, do_runs)(options)
     except (CheckpointError, OSError, TypeError, ValueError) as error:

@@ -12,7 +12,8 @@ import pytest
 import quality
 import torch
 import yaml
-from quality import Place, Run, Training, check_trials, finish, main, runs_of
+from quality import Place, Run, Training, check_trials, finish, main, pick, runs_of
+from quality_crops import Split, choose, summary, windows
 from quality_report import METRICS, interval, markdown, summarise, trials
 
 from segkit.checkpoint import load_checkpoint
@@ -288,6 +289,94 @@ def test_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["table", "--results", str(tmp_path)]) == 1
     assert f"--results: expected files of `run` or `plan` but got none in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def split() -> Split:
+    """Four images of 32 × 32 with a border behind column 7, and predictions that are 3 px off in one place each."""
+    target = (torch.arange(32) >= 8).long().expand(4, 32, 32).clone()
+    target[3, 4:] = 1  # a corner of 4 × 8 pixels: less border than a window of 16 is wide
+    baseline, between, ours = target.clone(), target.clone(), target.clone()
+    baseline[0, :16, 8:11] = 0
+    between[:] = 0
+    ours[2, 16:, 8:11] = 0
+    predictions = {"baseline": baseline, "between": between, "ours": ours}
+    return Split([*"abcd"], torch.rand(4, 3, 32, 32), target, predictions, ["left", "right", "other"], 255)
+
+
+def test_crops_are_found_by_rule(split: Split) -> None:
+    found = windows(split, 16)
+    # Rows 0, 8 and 16 of the images a, b and c; the windows from columns 8 and 16 show no border.
+    assert [window[:3] for window in found] == [(image, top, 0) for image in range(3) for top in (0, 8, 16)]
+    assert found[0].scores == [0, 0, 1]
+    # Of the 19 border pixels those of the 8 right rows are near a true one, and 2 where the others begin; of the
+    # 16 true ones those of the right rows, and 2 more.
+    assert found[1].scores[0] == pytest.approx(2 * 10 / (19 + 16))
+    assert found[-1].difference == -1
+    ahead, middle, behind = choose(found, 1).values()
+    assert [window[:3] for window in (*ahead, *behind)] == [(0, 0, 0), (2, 16, 0)]
+    assert middle[0].difference == 0
+    assert all([window.image for window in rows] == [0, 1, 2] for rows in choose(found, 3).values())
+    # Differences of 1, 3/7, five times 0, -17/35 and -1.
+    expected = "ahead in 22 % of 9 windows and behind in 22 %; median difference +0.0 points, mean -0.6"
+    assert summary(found) == expected
+
+
+def test_a_border_of_a_wrong_class_is_no_border(split: Split) -> None:
+    split.predictions["ours"][1][split.target[1] == 1] = 2
+    assert windows(split, 16)[3].scores == [1, 0, 0.5]  # of two classes' borders the left one's
+
+
+def test_void_has_no_border(split: Split) -> None:
+    split.target[:2, :, 6] = split.void
+    split.target[:2, :, 7] = split.void
+    assert {window.image for window in windows(split, 16)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cross-entropy", "CE + CPG"], r"expected some of \['cross-entropy', .*\], but got 'CE \+ CPG'"),
+        (["cross-entropy", "edge-weighted CE"], "expected some of .*, but got 'edge-weighted CE'"),  # which one?
+        (["edgeloss"], r"expected two or more, but got \['edgeloss \(power 0\)'\]"),
+    ],
+)
+def test_wrong_names_of_losses(names: list[str], message: str) -> None:
+    runs = [Run("ce", {}, 0), *(Run("weighted", {"k": k}, 0) for k in (1, 2)), Run("ours", {"power": 0}, 0)]
+    with pytest.raises(ValueError, match=f"--losses: {message}"):
+        pick(runs, names)
+    assert list(pick(runs, ["cross-entropy", "edgeloss"]).values()) == [runs[0], runs[-1]]
+
+
+def test_crops(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    place = Place(data, data / "val", tmp_path / "results", state)
+    plan = {"epochs": 1, "size": [16, 16], "runs": [{"loss": loss, "seeds": [0]} for loss in ("ce", "ours")]}
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    command = ["crops", str(path), "--data", str(data), "--state", str(state), "--output", str(tmp_path / "images")]
+    command += ["--losses", "cross-entropy", "edgeloss", "--window", "8", "--count", "2"]
+    ce, ours = runs_of(plan, data="shapes")
+    finish(ce, place)
+    assert main(command) == 1
+    assert capsys.readouterr().err == f"quality.py: no checkpoint at {state / ours.slug}.pt\n"
+    finish(ours, place)
+    assert main(command) == 0
+    assert "edgeloss against cross-entropy; shapes, val, seed 0: ahead in" in capsys.readouterr().out
+    found = sorted((tmp_path / "images").iterdir())
+    assert [file.name for file in found] == [f"quality-crops-{kind}.png" for kind in ("better", "median", "worse")]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size < 700_000 for file in found)
+
+    assert main([*command, "--seed", "3"]) == 1
+    assert "--seed: expected one of [0], as the plan has, but got 3" in capsys.readouterr().err
+    assert main([*command, "--window", "17"]) == 1
+    assert "--window: expected 2 to 16 for images of this size, but got 17" in capsys.readouterr().err
+    assert main([*command, "--count", "4"]) == 1
+    assert "--count: expected 1 to 3, the images with border enough, but got 4" in capsys.readouterr().err
+    checkpoint = load_checkpoint(state / f"{ours.slug}.pt")
+    torch.save({**checkpoint, "epoch": 0}, state / f"{ours.slug}.pt")
+    assert main(command) == 1
+    assert f"{ours.slug}.pt: expected 1 epochs, but got 0; `plan` goes on with it" in capsys.readouterr().err
 
 
 def test_cost() -> None:

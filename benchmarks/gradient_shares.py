@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tell which pixels carry the gradient of each term of the loss, at several stages of a training.
 
-A network is trained under plain cross-entropy, as quality.py trains, with a fifth of the training images held out. Its
+A network is trained, as quality.py trains and under plain cross-entropy unless another loss is chosen, with a fifth of the training images held out. Its
 logits of some of these then get the gradient of each term alone, q being the exponent of the mean over neighbours:
 
   CE     mean cross-entropy
@@ -10,14 +10,15 @@ logits of some of these then get the gradient of each term alone, q being the ex
   F      a candidate, "false edges": S at the pixels outside E whose predicted class differs from that of one of the 8
          pixels around them, its sum divided by |E|
 
-A pixel's part of a gradient is the sum of |∂/∂x(c)| over its classes. Of each term the tables tell
+Some whole losses follow, as peers/recipes.py has them. A pixel's part of a gradient is the sum of |∂/∂x(c)| over its
+classes. Of each term the tables tell
 
   strength   its whole gradient, that of CE being 1: how strong a weight of 1 makes it
   effective  how many pixels carry it, (Σg)² / Σg², divided by |E|
   to label   of what it pushes up, how much is the logit of the pixel's own label
-  cos        cosine of the angle to the gradients of CE and of CE|E
-  shares     what falls on pixels by their distance to the nearest border, by what the network makes of them, and by the
-             structure that they belong to
+  cos        cosine of the angle to the gradient of CE, to that of CE|E, and to that of the same term with the first q
+  shares     what falls on pixels by their distance to the nearest border, by what the network makes of them, by the
+             structure that they belong to, and by their label
 
 "leak" is a wrong class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels have no 5×5 square of their
 class around them; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
@@ -31,23 +32,27 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from quality import RESULTS, ROOT, Place, Run, Training
+from peers.recipes import RECIPES, Options, Progress, make
+from quality import RESULTS, ROOT, Place, Run, Training, option
+from quality_report import label
 from speed import processor
 from torch import Tensor
 
 from edgeloss._files import atomic_write
 from edgeloss.fields import boundary_distance
-from edgeloss.reference import cross_entropy_map, edge_mask, labels, pairs, side_terms, within_reach
+from edgeloss.reference import Pairs, cross_entropy_map, edge_mask, labels, pairs, side_terms, within_reach
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 EXAMPLES = """\
 examples:
-  nice python benchmarks/gradient_shares.py                       # trains, where runs/gradient-shares/ holds nothing yet
+  nice python benchmarks/gradient_shares.py                # trains, where runs/gradient-shares/ holds nothing yet
+  python benchmarks/gradient_shares.py --loss ours --option edge_weight=2 --output /tmp/shares.json
   python benchmarks/gradient_shares.py --stages 2 6 --powers 1 0.5 0 -1 -4 --output /tmp/shares.json
   python benchmarks/gradient_shares.py --data data/shapes --size 32 32 --epochs 2 --stages 1 2 --output /tmp/shares.json
 """
@@ -56,6 +61,11 @@ CONFIDENT = 0.9
 SQUARE = (2, 2)  # around its centre: 5×5
 NEXT = (1, 1)
 EDGE_CE = "CE|E"
+BY_POWER = " q="
+LOSSES: list[tuple[str, Options]] = [
+    ("weighted", {}),
+    *(("ours", {"edge_weight": weight, "power": power}) for weight in (0.5, 2.0) for power in (1.0, 0.0)),
+]
 
 Groups = dict[str, dict[str, Tensor]]  # masks [B, H, W] by kind and name; those of a kind share out the valid pixels
 Row = dict[str, Any]
@@ -87,10 +97,9 @@ def thin(own: Tensor, valid: Tensor) -> Tensor:
     return own & ~grown(~grown(others, SQUARE), SQUARE)
 
 
-def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int) -> Groups:
-    """The pixels by distance, by state and by structure."""
-    classes = x.shape[1]
-    own, edges = one_hot(y, valid, classes), edge_mask(y, valid, NEXT)
+def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[str]) -> Groups:
+    """The pixels by distance, by state, by structure and by class."""
+    own, edges = one_hot(y, valid, len(classes)), edge_mask(y, valid, NEXT)
     d = boundary_distance(torch.where(valid, y, void), ignore_index=void)
 
     predicted = x.argmax(1)
@@ -125,14 +134,15 @@ def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int) -> Groups:
             "long border": edges & ~is_thin & ~beside,
             "inside": valid & ~edges & ~is_thin,
         },
+        "class": {name: own[:, k] for k, name in enumerate(classes)},
     }
 
 
 # ---------------------------------------------------------------------------------------------------------------- terms
 
 
-def gradients_of(x: Tensor, y: Tensor, valid: Tensor, powers: Sequence[float]) -> dict[str, Tensor]:
-    """The gradient of each term with respect to the logits, [B, C, H, W]."""
+def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequence[float]) -> dict[str, Tensor]:
+    """The gradient of each term and whole loss with respect to the logits, [B, C, H, W]."""
     x = x.detach().requires_grad_()
     edges = edge_mask(y, valid, NEXT)
     size = edges.sum().clamp(min=1)
@@ -140,15 +150,21 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, powers: Sequence[float]) -
     at_edges = pairs(x, y, valid, edges, None, NEXT)
     # Outside E all neighbours are of the same side.
     at_false_edges = pairs(x, y, valid, edge_mask(x.argmax(1), valid, NEXT) & ~edges, None, NEXT)
+
+    def edge_term(found: Pairs, side: int, q: float) -> Tensor:
+        return side_terms(found, found.t, q)[side].sum() / size
+
     terms: dict[str, Callable[[], Tensor]] = {
         "CE": lambda: ce.sum() / valid.sum().clamp(min=1),
         EDGE_CE: lambda: ce[edges].sum() / size,
     }
     for side, name in enumerate("SO"):
         for q in powers:
-            terms[f"{name} q={q:g}"] = lambda side=side, q=q: side_terms(at_edges, at_edges.t, q)[side].sum() / size
+            terms[f"{name}{BY_POWER}{q:g}"] = partial(edge_term, at_edges, side, q)
     for q in powers:
-        terms[f"F q={q:g}"] = lambda q=q: side_terms(at_false_edges, at_false_edges.t, q)[0].sum() / size
+        terms[f"F{BY_POWER}{q:g}"] = partial(edge_term, at_false_edges, 0, q)
+    for name, options in LOSSES:
+        terms[label(name, options)] = partial(make(name, options, void), x, y, Progress())
     return {name: torch.autograd.grad(term(), x, retain_graph=True)[0] for name, term in terms.items()}
 
 
@@ -167,6 +183,11 @@ def describe(gradients: Mapping[str, Tensor], y: Tensor, valid: Tensor, groups: 
     rows: dict[str, Row] = {"pixels": {"shares": shares_of(valid.double(), groups)}}
     own = one_hot(y, valid, next(iter(gradients.values())).shape[1])
     whole = {name: gradient.double() for name, gradient in gradients.items()}
+    first: dict[str, str] = {}
+
+    def cosine(name: str, other: str) -> float:
+        return F.cosine_similarity(whole[name].flatten(), whole[other].flatten(), dim=0).item()
+
     for name, gradient in whole.items():
         g = gradient.abs().sum(1)
         total = g.sum().item()
@@ -175,8 +196,9 @@ def describe(gradients: Mapping[str, Tensor], y: Tensor, valid: Tensor, groups: 
             "effective": total**2 / (g.square().sum().item() or 1.0) / max(edges, 1),
             # The classes of a pixel sum to 0: half of its norm goes up.
             "to_label": -gradient[own].sum().item() / (total / 2 or 1.0),
-            "cos_ce": F.cosine_similarity(gradient.flatten(), whole["CE"].flatten(), dim=0).item(),
-            "cos_edge_ce": F.cosine_similarity(gradient.flatten(), whole[EDGE_CE].flatten(), dim=0).item(),
+            "cos_ce": cosine(name, "CE"),
+            "cos_edge_ce": cosine(name, EDGE_CE),
+            "cos_first_q": cosine(name, first.setdefault(name.partition(BY_POWER)[0], name)),
             "shares": shares_of(g, groups),
         }
     return rows
@@ -213,8 +235,8 @@ def examine(training: Staged, epoch: int, count: int, powers: Sequence[float]) -
     chosen = torch.linspace(0, len(images) - 1, min(count, len(images))).long()  # frames of a video resemble each other
     x, scores = predict(training, epoch, images[chosen])
     y, valid = labels(targets[chosen], x.shape[1], training.void)
-    groups = groups_of(x, y, valid, training.void)
-    rows = describe(gradients_of(x, y, valid, powers), y, valid, groups)
+    groups = groups_of(x, y, valid, training.void, training.classes)
+    rows = describe(gradients_of(x, y, valid, training.void, powers), y, valid, groups)
     return {"epoch": epoch, "images": len(chosen), "miou": scores["miou"], "f1_1": scores["f1_1"], "terms": rows}
 
 
@@ -234,16 +256,17 @@ def markdown(stage: Row) -> str:
     """The tables of a stage."""
     terms: dict[str, Row] = stage["terms"]
     lines = [f"after epoch {stage['epoch']}: held-out mIoU {stage['miou']:.1%}, Boundary F1 (1 px) {stage['f1_1']:.1%}"]
-    lines += ["", "| term | strength | effective | to label | cos CE | cos CE\\|E |", "|---|--:|--:|--:|--:|--:|"]
+    lines += ["", "| term | strength | effective | to label | cos CE | cos CE\\|E | cos q |", "|---|" + "--:|" * 6]
     for name, row in terms.items():
         if name != "pixels":
-            keys = "strength", "effective", "to_label", "cos_ce", "cos_edge_ce"
+            keys = "strength", "effective", "to_label", "cos_ce", "cos_edge_ce", "cos_first_q"
             lines.append(f"| {escaped(name)} | {' | '.join(f'{row[key]:.2f}' for key in keys)} |")
-    heads = [name for masks in terms["pixels"]["shares"].values() for name in masks]
-    lines += ["", f"| share, % | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
-    for name, row in terms.items():
-        shares = [share for masks in row["shares"].values() for share in masks.values()]
-        lines.append(f"| {escaped(name)} | {' | '.join(f'{share * 100:.0f}' for share in shares)} |")
+    for kinds in (("distance", "state", "structure"), ("class",)):
+        heads = [name for kind in kinds for name in terms["pixels"]["shares"][kind]]
+        lines += ["", f"| share, % | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
+        for name, row in terms.items():
+            shares = [share for kind in kinds for share in row["shares"][kind].values()]
+            lines.append(f"| {escaped(name)} | {' | '.join(f'{share * 100:.0f}' for share in shares)} |")
     return "\n".join(lines)
 
 
@@ -272,6 +295,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--stages", type=int, nargs="+", default=[1, 4, 8], metavar="EPOCH", help="to examine (default: 1 4 8)"
     )
     parser.add_argument("--powers", type=float, nargs="+", default=[1, 0, -1], metavar="Q", help="default: 1 0 -1")
+    parser.add_argument("--loss", default="ce", choices=list(RECIPES), help="of the training (default: %(default)s)")
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help="of that loss")
     parser.add_argument("--epochs", type=int, default=8, help="of the training (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
@@ -303,15 +328,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = options.data.resolve()
     settings = {"epochs": options.epochs, "size": options.size, "precision": "bfloat16"}
     try:
-        run = Run("ce", {}, options.seed, data=data.name, held_out=True, **settings)
+        run = Run(options.loss, dict(options.option), options.seed, data=data.name, held_out=True, **settings)
         training = Staged(run, Place(data, data / "val", options.state, options.state))
         training.to_the_end()
         stages = [examine(training, epoch, options.images, options.powers) for epoch in options.stages]
         machine = {"processor": processor(), "threads": options.threads, "torch": torch.__version__}
         result = {"machine": machine, "run": asdict(run), "stages": rounded(stages)}
         with atomic_write(options.output) as file:
-            file.write((json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
-    except (CheckpointError, OSError, ValueError) as error:
+            file.write((json.dumps(result, ensure_ascii=False) + "\n").encode())
+    except (CheckpointError, OSError, TypeError, ValueError) as error:
         print(f"gradient_shares.py: {error}", file=sys.stderr)
         return 1
     print(f"\n{machine['processor']}, torch {machine['torch']}, {run.slug}, {stages[0]['images']} held-out images")

@@ -11,11 +11,13 @@ from typing import Any
 import gradient_shares
 import pytest
 import torch
-from gradient_shares import describe, gradients_of, groups_of, main, one_hot, thin
+from gradient_shares import LOSSES, describe, gradients_of, groups_of, main, one_hot, thin
+from quality_report import label
 from torch import Tensor
 
 SHAPES = Path(__file__).parents[1] / "data" / "shapes"
 VOID = 255
+CLASSES = ["sky", "pole", "road"]
 
 
 def logits(probabilities: list[list[list[float]]]) -> Tensor:
@@ -26,7 +28,12 @@ def logits(probabilities: list[list[list[float]]]) -> Tensor:
 def described(x: Tensor, y: list[list[int]], powers: tuple[float, ...] = (1, 0, -1)) -> dict[str, dict[str, Any]]:
     target = torch.tensor([y])
     valid = target != VOID
-    return describe(gradients_of(x, target, valid, powers), target, valid, groups_of(x, target, valid, VOID))
+    return describe(
+        gradients_of(x, target, valid, VOID, powers),
+        target,
+        valid,
+        groups_of(x, target, valid, VOID, CLASSES[: x.shape[1]]),
+    )
 
 
 def test_sides_reach_different_pixels() -> None:
@@ -35,6 +42,7 @@ def test_sides_reach_different_pixels() -> None:
     assert rows["pixels"]["shares"]["distance"] == {"E": 0.5, "2 px": 0.5, "3-4 px": 0, "farther": 0}
     assert rows["CE"]["shares"]["distance"]["E"] == 0.5
     assert rows["CE|E"]["shares"]["distance"]["E"] == 1
+    assert rows["CE|E"]["shares"]["class"] == {"sky": 0.5, "pole": 0.5}
     assert rows["S q=0"]["shares"]["distance"] == {"E": 0, "2 px": 1, "3-4 px": 0, "farther": 0}
     assert rows["O q=0"]["shares"]["distance"]["E"] == 1
     # Each pixel of CE has 2 (1 - p) / 4, each that S or O reads 2 (1 - p) / |E|.
@@ -44,6 +52,9 @@ def test_sides_reach_different_pixels() -> None:
     assert rows["O q=0"]["cos_edge_ce"] == pytest.approx(1)
     assert rows["S q=0"]["cos_edge_ce"] == pytest.approx(0)
     assert rows["S q=0"]["cos_ce"] == pytest.approx(math.sqrt(0.5))
+    # Every pixel gets 1 / 4 from CE, and 1 / 2 from S or from O; the control weighs 5 : 5 : 1 : 1.
+    assert rows["edgeloss (edge_weight 2)"]["strength"] == pytest.approx(1 + 2 * (1 + 1))
+    assert rows["edge-weighted CE"]["shares"]["distance"]["E"] == pytest.approx(5 / 6)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +112,7 @@ def test_thin_structures() -> None:
     slender = thin(one_hot(y, valid, 3), valid)
     assert torch.equal(slender[:, 1], y == 1)
     assert not slender[:, [0, 2]].any()
-    structure = groups_of(torch.zeros(1, 3, 16, 20), y, valid, VOID)["structure"]
+    structure = groups_of(torch.zeros(1, 3, 16, 20), y, valid, VOID, CLASSES)["structure"]
     assert {name: int(mask.sum()) for name, mask in structure.items()} == {
         "thin": 40,
         "beside thin": 2 * 10 + 6,  # sky on both sides, road below
@@ -119,9 +130,9 @@ def test_void_has_no_part() -> None:
     y = torch.randint(3, (1, 6, 6))
     y[:, 2] = VOID
     valid = y != VOID
-    for kind in groups_of(x, y, valid, VOID).values():
+    for kind in groups_of(x, y, valid, VOID, CLASSES).values():
         assert torch.equal(torch.stack([*kind.values()]).sum(0), valid.long())  # each valid pixel in one group
-    for gradient in gradients_of(x, y, valid, (1, 0, -1)).values():
+    for gradient in gradients_of(x, y, valid, VOID, (1, 0, -1)).values():
         assert not gradient[:, :, 2].any()
 
 
@@ -148,7 +159,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert result["machine"]["torch"] == torch.__version__
     assert [(stage["epoch"], stage["images"]) for stage in result["stages"]] == [(2, 2)]
     terms = result["stages"][0]["terms"]
-    assert [*terms] == ["pixels", "CE", "CE|E", "S q=1", "O q=1", "F q=1"]
+    assert [*terms][:6] == ["pixels", "CE", "CE|E", "S q=1", "O q=1", "F q=1"]
+    assert [*terms][6:] == [label(name, options) for name, options in LOSSES]
     assert sum(terms["S q=1"]["shares"]["structure"].values()) == pytest.approx(1, abs=1e-3)
     printed = capsys.readouterr().out
     assert "| CE\\|E |" in printed

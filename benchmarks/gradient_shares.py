@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tell which pixels carry the gradient of each term of the loss, at several stages of a training.
 
-A network is trained, as quality.py trains and under plain cross-entropy unless another loss is chosen, with a fifth of the training images held out. Its
-logits of some of these then get the gradient of each term alone, q being the exponent of the mean over neighbours:
+A network is trained as quality.py trains, a fifth of the training images held out, under plain cross-entropy unless
+another loss is chosen. Its logits of some of the held-out images then get the gradient of each term alone, q being the
+exponent of the mean over neighbours:
 
   CE     mean cross-entropy
   CE|E   mean cross-entropy over the edge pixels E: what the control, edge-weighted cross-entropy, adds

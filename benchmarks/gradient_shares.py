@@ -21,8 +21,8 @@ classes. Of each term the tables tell
   shares     what falls on pixels by their distance to the nearest border, by what the network makes of them, by the
              structure that they belong to, and by their label
 
-"leak" is a wrong class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels have no 5×5 square of their
-class around them; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
+"leak" is a wrong class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels are in no 5×5 square of
+their class; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ def test_power_chooses_among_right_and_wrong(q: float, share: float) -> None:
     state = rows[f"S q={q}"]["shares"]["state"]
     assert state["leak 3×3"] == pytest.approx(share)
     assert state["right, p > 0.9"] == pytest.approx(1 - share)
+    assert rows[f"F q={q}"]["strength"] == 0  # every pixel is in E
 
 
 def test_other_side_pushes_other_classes_too() -> None:

@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+"""Tell which pixels carry the gradient of each term of the loss, at several stages of a training.
+
+A network is trained as quality.py trains, a fifth of the training images held out, under plain cross-entropy unless
+another loss is chosen. Its logits of some of the held-out images then get the gradient of each term alone, q being the
+exponent of the mean over neighbours:
+
+  CE     mean cross-entropy
+  CE|E   mean cross-entropy over the edge pixels E: what the control, edge-weighted cross-entropy, adds
+  S, O   the same-side and the other-side term
+  F      a candidate, "false edges": S at the pixels outside E whose predicted class differs from that of one of the 8
+         pixels around them, its sum divided by |E|
+
+Some whole losses follow, as peers/recipes.py has them. A pixel's part of a gradient is the sum of |∂/∂x(c)| over its
+classes. Of each term the tables tell
+
+  strength   its whole gradient, that of CE being 1: how strong a weight of 1 makes it
+  effective  how many pixels carry it, (Σg)² / Σg², divided by |E|
+  to label   of what it pushes up, how much is the logit of the pixel's own label
+  cos        cosine of the angle to the gradient of CE, to that of CE|E, and to that of the same term with the first q
+  shares     what falls on pixels by their distance to the nearest border, by what the network makes of them, by the
+             structure that they belong to, and by their label
+
+"leak" is a wrong class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels are in no 5×5 square of
+their class; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peers.recipes import RECIPES, Options, Progress, make
+from quality import RESULTS, ROOT, Place, Run, Training, option
+from quality_report import label
+from speed import processor
+from torch import Tensor
+
+from edgeloss._files import atomic_write
+from edgeloss.fields import boundary_distance
+from edgeloss.reference import Pairs, cross_entropy_map, edge_mask, labels, pairs, side_terms, within_reach
+from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+
+EXAMPLES = """\
+examples:
+  nice python benchmarks/gradient_shares.py                # trains, where runs/gradient-shares/ holds nothing yet
+  python benchmarks/gradient_shares.py --loss ours --option edge_weight=2 --output /tmp/shares.json
+  python benchmarks/gradient_shares.py --stages 2 6 --powers 1 0.5 0 -1 -4 --output /tmp/shares.json
+  python benchmarks/gradient_shares.py --data data/shapes --size 32 32 --epochs 2 --stages 1 2 --output /tmp/shares.json
+"""
+
+CONFIDENT = 0.9
+SQUARE = (2, 2)  # around its centre: 5×5
+NEXT = (1, 1)
+EDGE_CE = "CE|E"
+BY_POWER = " q="
+LOSSES: list[tuple[str, Options]] = [
+    ("weighted", {}),
+    *(("ours", {"edge_weight": weight, "power": power}) for weight in (0.5, 2.0) for power in (1.0, 0.0)),
+]
+
+Groups = dict[str, dict[str, Tensor]]  # masks [B, H, W] by kind and name; those of a kind share out the valid pixels
+Row = dict[str, Any]
+
+
+# --------------------------------------------------------------------------------------------------------------- pixels
+
+
+def one_hot(y: Tensor, valid: Tensor, classes: int) -> Tensor:
+    """Where each class is the label, bool [B, C, H, W]."""
+    return (torch.where(valid, y, -1)[:, None] == torch.arange(classes, device=y.device).view(-1, 1, 1)).contiguous()
+
+
+def grown(masks: Tensor, radius: Sequence[int]) -> Tensor:
+    """Masks [B, C, H, W], each with all that is within radius of it."""
+    return within_reach(masks.flatten(0, 1), radius).view_as(masks)
+
+
+def thin(own: Tensor, valid: Tensor) -> Tensor:
+    """The pixels of each class that an opening by the square takes away, bool [B, C, H, W].
+
+    Void pixels and those outside the image count for any class: nothing is thin because it is cut off by them.
+
+    Args:
+        own: ``one_hot`` of the labels.
+        valid: [B, H, W] bool.
+    """
+    others = valid[:, None] & ~own
+    return own & ~grown(~grown(others, SQUARE), SQUARE)
+
+
+def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[str]) -> Groups:
+    """The pixels by distance, by state, by structure and by class."""
+    own, edges = one_hot(y, valid, len(classes)), edge_mask(y, valid, NEXT)
+    d = boundary_distance(torch.where(valid, y, void), ignore_index=void)
+
+    predicted = x.argmax(1)
+    right = valid & (predicted == y)
+    confident = right & (cross_entropy_map(x, y, valid, None, 0.0) < -math.log(CONFIDENT))
+
+    def leak(radius: Sequence[int]) -> Tensor:
+        return valid & ~right & grown(own, radius).gather(1, predicted[:, None]).squeeze(1)
+
+    near, wider = leak(NEXT), leak(SQUARE)
+    slender = thin(own, valid)
+    is_thin = slender.any(1)
+    beside = valid & ~is_thin & (grown(slender, NEXT) & ~own).any(1)
+    return {
+        # d is 1 or √2 exactly on E.
+        "distance": {
+            "E": edges,
+            "2 px": valid & (d >= 2) & (d < 3),
+            "3-4 px": valid & (d >= 3) & (d < 5),
+            "farther": valid & (d >= 5),
+        },
+        "state": {
+            "right, p > 0.9": confident,
+            "right, unsure": right & ~confident,
+            "leak 3×3": near,
+            "leak 5×5": wider & ~near,
+            "third class": valid & ~right & ~wider,
+        },
+        "structure": {
+            "thin": is_thin,
+            "beside thin": beside,
+            "long border": edges & ~is_thin & ~beside,
+            "inside": valid & ~edges & ~is_thin,
+        },
+        "class": {name: own[:, k] for k, name in enumerate(classes)},
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- terms
+
+
+def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequence[float]) -> dict[str, Tensor]:
+    """The gradient of each term and whole loss with respect to the logits, [B, C, H, W]."""
+    x = x.detach().requires_grad_()
+    edges = edge_mask(y, valid, NEXT)
+    size = edges.sum().clamp(min=1)
+    ce = cross_entropy_map(x, y, valid, None, 0.0)
+    at_edges = pairs(x, y, valid, edges, None, NEXT)
+    # Outside E all neighbours are of the same side.
+    at_false_edges = pairs(x, y, valid, edge_mask(x.argmax(1), valid, NEXT) & ~edges, None, NEXT)
+
+    def edge_term(found: Pairs, side: int, q: float) -> Tensor:
+        return side_terms(found, found.t, q)[side].sum() / size
+
+    terms: dict[str, Callable[[], Tensor]] = {
+        "CE": lambda: ce.sum() / valid.sum().clamp(min=1),
+        EDGE_CE: lambda: ce[edges].sum() / size,
+    }
+    for side, name in enumerate("SO"):
+        for q in powers:
+            terms[f"{name}{BY_POWER}{q:g}"] = partial(edge_term, at_edges, side, q)
+    for q in powers:
+        terms[f"F{BY_POWER}{q:g}"] = partial(edge_term, at_false_edges, 0, q)
+    for name, options in LOSSES:
+        terms[label(name, options)] = partial(make(name, options, void), x, y, Progress())
+    return {name: torch.autograd.grad(term(), x, retain_graph=True)[0] for name, term in terms.items()}
+
+
+def shares_of(g: Tensor, groups: Groups) -> dict[str, dict[str, float]]:
+    """Which part of a map g ≥ 0 [B, H, W] falls on each group; 0 of nothing."""
+    total = g.sum(dtype=torch.float64).item() or 1.0
+    return {
+        kind: {name: g[mask].sum(dtype=torch.float64).item() / total for name, mask in masks.items()}
+        for kind, masks in groups.items()
+    }
+
+
+def describe(gradients: Mapping[str, Tensor], y: Tensor, valid: Tensor, groups: Groups) -> dict[str, Row]:
+    """What the tables tell of each term, and first of the pixels alone."""
+    edges = groups["distance"]["E"].sum().item()
+    rows: dict[str, Row] = {"pixels": {"shares": shares_of(valid.double(), groups)}}
+    own = one_hot(y, valid, next(iter(gradients.values())).shape[1])
+    whole = {name: gradient.double() for name, gradient in gradients.items()}
+    first: dict[str, str] = {}
+
+    def cosine(name: str, other: str) -> float:
+        return F.cosine_similarity(whole[name].flatten(), whole[other].flatten(), dim=0).item()
+
+    for name, gradient in whole.items():
+        g = gradient.abs().sum(1)
+        total = g.sum().item()
+        rows[name] = {
+            "strength": total / (whole["CE"].abs().sum().item() or 1.0),
+            "effective": total**2 / (g.square().sum().item() or 1.0) / max(edges, 1),
+            # The classes of a pixel sum to 0: half of its norm goes up.
+            "to_label": -gradient[own].sum().item() / (total / 2 or 1.0),
+            "cos_ce": cosine(name, "CE"),
+            "cos_edge_ce": cosine(name, EDGE_CE),
+            "cos_first_q": cosine(name, first.setdefault(name.partition(BY_POWER)[0], name)),
+            "shares": shares_of(g, groups),
+        }
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+
+
+class Staged(Training):
+    """A training that keeps the network of every epoch."""
+
+    def stage(self, epoch: int) -> Path:
+        """The checkpoint of an epoch."""
+        return self.checkpoint.with_name(f"{self.run.slug}-epoch{epoch}.pt")
+
+    def _score(self, **about: float) -> None:
+        super()._score(**about)
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(self.stage(self.epoch), {"model": self.model.state_dict(), "scores": self.curve[-1]})
+
+
+@torch.no_grad()
+def predict(training: Staged, epoch: int, images: Tensor) -> tuple[Tensor, Row]:
+    """The logits [B, C, H, W] of a stage, and what it scored."""
+    state = load_checkpoint(training.stage(epoch))
+    training.model.load_state_dict(state["model"])
+    training.model.eval()
+    return torch.cat([training.model(part) for part in images.split(8)]), state["scores"]["metrics"]
+
+
+def examine(training: Staged, epoch: int, count: int, powers: Sequence[float]) -> Row:
+    """All figures of a stage, from so many of the held-out images."""
+    images, targets = (torch.cat(parts) for parts in zip(*training.evaluated, strict=True))
+    chosen = torch.linspace(0, len(images) - 1, min(count, len(images))).long()  # frames of a video resemble each other
+    x, scores = predict(training, epoch, images[chosen])
+    y, valid = labels(targets[chosen], x.shape[1], training.void)
+    groups = groups_of(x, y, valid, training.void, training.classes)
+    rows = describe(gradients_of(x, y, valid, training.void, powers), y, valid, groups)
+    return {"epoch": epoch, "images": len(chosen), "miou": scores["miou"], "f1_1": scores["f1_1"], "terms": rows}
+
+
+def rounded(figures: Any) -> Any:  # noqa: ANN401
+    """The same nest of figures, with as many digits as anyone reads."""
+    if isinstance(figures, dict):
+        return {key: rounded(value) for key, value in figures.items()}
+    if isinstance(figures, list):
+        return [rounded(value) for value in figures]
+    return float(f"{figures:.4g}") if isinstance(figures, float) else figures
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def markdown(stage: Row) -> str:
+    """The tables of a stage."""
+    terms: dict[str, Row] = stage["terms"]
+    lines = [f"after epoch {stage['epoch']}: held-out mIoU {stage['miou']:.1%}, Boundary F1 (1 px) {stage['f1_1']:.1%}"]
+    lines += ["", "| term | strength | effective | to label | cos CE | cos CE\\|E | cos q |", "|---|" + "--:|" * 6]
+    for name, row in terms.items():
+        if name != "pixels":
+            keys = "strength", "effective", "to_label", "cos_ce", "cos_edge_ce", "cos_first_q"
+            lines.append(f"| {escaped(name)} | {' | '.join(f'{row[key]:.2f}' for key in keys)} |")
+    for kinds in (("distance", "state", "structure"), ("class",)):
+        heads = [name for kind in kinds for name in terms["pixels"]["shares"][kind]]
+        lines += ["", f"| share, % | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
+        for name, row in terms.items():
+            shares = [share for kind in kinds for share in row["shares"][kind].values()]
+            lines.append(f"| {escaped(name)} | {' | '.join(f'{share * 100:.0f}' for share in shares)} |")
+    return "\n".join(lines)
+
+
+def escaped(name: str) -> str:
+    """A term's name as a cell of a table."""
+    return name.replace("|", "\\|")
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT.parent / "shared" / "camvid",
+        metavar="DIR",
+        help="with train/ and classes.txt (default: %(default)s)",
+    )
+    parser.add_argument("--images", type=int, default=16, help="held-out ones to examine (default: %(default)s)")
+    parser.add_argument(
+        "--stages", type=int, nargs="+", default=[1, 4, 8], metavar="EPOCH", help="to examine (default: 1 4 8)"
+    )
+    parser.add_argument("--powers", type=float, nargs="+", default=[1, 0, -1], metavar="Q", help="default: 1 0 -1")
+    parser.add_argument("--loss", default="ce", choices=list(RECIPES), help="of the training (default: %(default)s)")
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help="of that loss")
+    parser.add_argument("--epochs", type=int, default=8, help="of the training (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=[120, 160], metavar=("HEIGHT", "WIDTH"), help="default: 120 160"
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=ROOT / "runs" / "gradient-shares",
+        metavar="DIR",
+        help="checkpoints, from which a killed run goes on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS / "gradient-shares.json", metavar="FILE", help="default: %(default)s"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    if wrong := [stage for stage in options.stages if not 1 <= stage <= options.epochs]:
+        parser.error(f"--stages: expected some of the epochs 1 to {options.epochs}, but got {wrong}")
+    if options.images < 1:
+        parser.error(f"--images: expected at least 1, but got {options.images}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train what is left to train, examine the stages, print the tables and write the figures."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    data = options.data.resolve()
+    settings = {"epochs": options.epochs, "size": options.size, "precision": "bfloat16"}
+    try:
+        run = Run(options.loss, dict(options.option), options.seed, data=data.name, held_out=True, **settings)
+        training = Staged(run, Place(data, data / "val", options.state, options.state))
+        training.to_the_end()
+        stages = [examine(training, epoch, options.images, options.powers) for epoch in options.stages]
+        machine = {"processor": processor(), "threads": options.threads, "torch": torch.__version__}
+        result = {"machine": machine, "run": asdict(run), "stages": rounded(stages)}
+        with atomic_write(options.output) as file:
+            file.write((json.dumps(result, ensure_ascii=False) + "\n").encode())
+    except (CheckpointError, OSError, TypeError, ValueError) as error:
+        print(f"gradient_shares.py: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{machine['processor']}, torch {machine['torch']}, {run.slug}, {stages[0]['images']} held-out images")
+    for stage in stages:
+        print(f"\n{markdown(stage)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -239,7 +239,15 @@ class Training:
         torch.manual_seed(run.seed)
         self.model = UNet(len(self.classes), width=run.width).to(place.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, weight_decay=WEIGHT_DECAY)
-        self.criterion = make(run.loss, run.options, self.void)
+        plain = folder(place.data / "train")
+        self.criterion = make(
+            run.loss,
+            run.options,
+            self.void,
+            targets=(plain[int(i)][1][None] for i in self.chosen),
+            num_classes=len(self.classes),
+            device=place.device,
+        )
         self.epoch = 0  # how many are complete
         self.curves: dict[str, list[Result]] = {}  # by the split they are of
         self.checkpoint = checkpoint_of(run, place.state)
@@ -461,7 +469,7 @@ class Pass:
         batch, height, width = labels.shape
         self.logits = torch.randn(batch, classes, height, width).requires_grad_()
         self.target = torch.from_numpy(labels).long()
-        self.loss = make(name, options, 255)
+        self.loss = make(name, options, 255, targets=[self.target], num_classes=classes)
 
     def __call__(self) -> None:
         """Pass."""

@@ -170,6 +170,7 @@ def evaluate(
     target: Tensor,
     *,
     weight: Tensor | None,
+    edge_class_weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
     other_side_weight: float,
@@ -193,6 +194,7 @@ def evaluate(
         target.contiguous(),
         None if weight is None else weight.contiguous(),
         None if pixel_weight is None else pixel_weight.contiguous(),
+        None if edge_class_weight is None else edge_class_weight.contiguous(),
         near,
         ignore_index,
         label_smoothing,
@@ -251,6 +253,7 @@ def _edge_loss_fake(
     target: Tensor,
     weight: Tensor | None,
     pixel_weight: Tensor | None,
+    edge_class_weight: Tensor | None,
     distance: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
@@ -293,23 +296,21 @@ def _edge_loss_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, _, weight, pixel_weight, distance, _, smoothing, radius, power, decay, *_ = inputs
+    logits, _, *weights, distance, _, smoothing, radius, power, decay, _, _, _, _ = inputs
     field = output[9] if distance is None else distance
-    ctx.save_for_backward(logits, weight, pixel_weight, *output[4:9], field)
+    ctx.save_for_backward(logits, *weights, *output[4:9], field)
     ctx.options = smoothing, radius, power, decay
     ctx.set_materialize_grads(False)
 
 
 def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    logits, weight, pixel_weight, *state = ctx.saved_tensors
+    saved = ctx.saved_tensors
     sums = grads[0]
     if sums is None:
-        sums = logits.new_zeros(8, dtype=torch.float64)
+        sums = saved[0].new_zeros(8, dtype=torch.float64)
     of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:4]]
-    gradient = _operators.edge_loss_backward(
-        sums.contiguous(), *of_maps, logits, weight, pixel_weight, *state, *ctx.options
-    )
-    return (gradient, *[None] * 13)
+    gradient = _operators.edge_loss_backward(sums.contiguous(), *of_maps, *saved, *ctx.options)
+    return (gradient, *[None] * 14)
 
 
 def _neighbor_nll_fake(

@@ -25,6 +25,7 @@ _CHOICES = {
 def check_options(
     *,
     weight: Tensor | None,
+    edge_class_weight: Tensor | None,
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
@@ -74,8 +75,9 @@ def check_options(
     radius_per_axis(radius, len(radius) if isinstance(radius, Sequence) else 2)
     if spacing is not None:
         spacing_per_axis(spacing, len(spacing) if isinstance(spacing, Sequence) else 2)
-    if weight is not None:
-        check_weight(weight, validate)
+    for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+        if of_classes is not None:
+            check_weight(of_classes, validate, name=name)
 
 
 def check_choice(name: str, value: str) -> None:
@@ -93,7 +95,7 @@ def may_read(values: Tensor, validate: Validate) -> bool:
     return validate == "sync" or not values.is_cuda
 
 
-def check_weight(weight: Tensor, validate: Validate = "sync") -> None:
+def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "weight") -> None:
     """Check that class weights are a floating tensor [C] of values that are finite and ≥ 0, as far as it may read them.
 
     Raises:
@@ -101,11 +103,11 @@ def check_weight(weight: Tensor, validate: Validate = "sync") -> None:
         ValueError: if not.
     """
     if not isinstance(weight, Tensor):
-        raise TypeError(f"weight: expected a tensor [C] of class weights, but got {_kind(weight)}")
+        raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {_kind(weight)}")
     if weight.dim() != 1 or not weight.is_floating_point():
-        raise ValueError(f"weight: expected a floating tensor [C] of class weights, but got {describe(weight)}")
+        raise ValueError(f"{name}: expected a floating tensor [C] of class weights, but got {describe(weight)}")
     if may_read(weight, validate):
-        check_non_negative("weight", weight)
+        check_non_negative(name, weight)
 
 
 def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
@@ -237,7 +239,7 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     )
 
 
-def check_class_weight(weight: Tensor, classes: int, device: torch.device) -> None:
+def check_class_weight(weight: Tensor, classes: int, device: torch.device, *, name: str = "weight") -> None:
     """Check that there is one class weight a class, on the right device.
 
     Raises:
@@ -245,10 +247,10 @@ def check_class_weight(weight: Tensor, classes: int, device: torch.device) -> No
     """
     if weight.shape[0] != max(2, classes):
         binary = " (labels 0 and 1 of one logit)" if classes == 1 else ""
-        raise ValueError(f"weight: expected {max(2, classes)} class weights{binary}, but got {weight.shape[0]}")
+        raise ValueError(f"{name}: expected {max(2, classes)} class weights{binary}, but got {weight.shape[0]}")
     if weight.device != device:
         raise ValueError(
-            f"weight: expected device {device}, as the logits, but got {weight.device}; move the loss with"
+            f"{name}: expected device {device}, as the logits, but got {weight.device}; move the loss with"
             f" criterion.to({str(device)!r})"
         )
 

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -649,14 +649,19 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
     dtype = torch.float64 if case.logits.dtype == torch.float64 else torch.float32
     leaf = case.logits.clone().requires_grad_()
     pixel_weight = case.kwargs.get("pixel_weight")
+    weight, of_classes = (
+        None if values is None else values.detach().to(dtype)
+        for values in (criterion.weight, criterion.edge_class_weight)
+    )
     try:
+        labels, valid = reference.labels(case.target, leaf.shape[1], criterion.ignore_index)
         if pixel_weight is not None:
-            _, valid = reference.labels(case.target, leaf.shape[1], criterion.ignore_index)
             pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
         found = reference.evaluate(
             leaf,
             case.target.clone(),
-            weight=None if criterion.weight is None else criterion.weight.detach().to(dtype),
+            weight=weight,
+            edge_class_weight=of_classes,
             ignore_index=criterion.ignore_index,
             label_smoothing=criterion.label_smoothing,
             other_side_weight=criterion.other_side_weight,
@@ -681,13 +686,13 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
     w, e = (torch.as_tensor(count, dtype=reference._widest(leaf.device), device=leaf.device) for count in counts)
     if criterion.reduction == "sum":
         w, e = torch.ones_like(w), torch.ones_like(e)
+    maps = cast("reference.LossMaps", found.maps)
+    of_edges = reference.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, of_classes)
     terms = []
-    for (name, weight), count in zip(weights.items(), (w, e, e), strict=True):
-        if weight:
-            values = getattr(found.maps, name)
-            total = (values if pixel_weight is None else values * pixel_weight).sum(
-                dtype=reference._widest(leaf.device)
-            )
+    for (name, factor), v, count in zip(weights.items(), (pixel_weight, of_edges, of_edges), (w, e, e), strict=True):
+        if factor:
+            values = getattr(maps, name)
+            total = (values if v is None else values * v).sum(dtype=reference._widest(leaf.device))
             loss = total * (1 / count).nan_to_num(0.0, 0.0, 0.0)
             (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
             terms.append(Node(name, children=[node("loss", loss.detach()), node("gradient", gradient)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
@@ -14,7 +14,7 @@ from edgeloss import _ops, _validation, reference
 from edgeloss._validation import Backend, Reduction, Validate
 from edgeloss.reference import LossMaps
 
-__all__ = ["edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
+__all__ = ["balanced_edge_class_weight", "edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
 
 Result: TypeAlias = (
     Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, dict[str, Tensor]] | tuple[Tensor, LossMaps, dict[str, Tensor]]
@@ -26,15 +26,16 @@ def edge_aware_loss(
     target: Tensor,
     *,
     weight: Tensor | None = None,
+    edge_class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     ce_weight: float = 1.0,
-    edge_weight: float = 0.5,
+    edge_weight: float = 2.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
     radius: int | Sequence[int] = 1,
-    power: float = 1.0,
+    power: float = 0.0,
     decay: float | None = None,
     spacing: float | Sequence[float] | None = None,
     upsample: bool = False,
@@ -52,7 +53,8 @@ def edge_aware_loss(
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating.
         target: [B, *S] class indices.
-        weight: class weights [C].
+        weight: class weights [C] of the cross-entropy.
+        edge_class_weight: class weights [C] of the edge terms.
         ignore_index: the label that does not count.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: in [0, 1].
@@ -87,13 +89,14 @@ def edge_aware_loss(
         >>> from edgeloss.functional import edge_aware_loss
         >>> logits = torch.zeros(1, 2, 4, 4, requires_grad=True)
         >>> target = torch.tensor([[[0, 0, 1, 1]] * 4])
-        >>> loss = edge_aware_loss(logits, target)  # log 2 of cross-entropy + 0.5 · (log 2 + log 2) at the edge
+        >>> loss = edge_aware_loss(logits, target)  # log 2 of cross-entropy + 2 · (log 2 + log 2) at the edge
         >>> round(loss.item(), 4)
-        1.3863
+        3.4657
         >>> loss.backward()
     """
     _validation.check_options(
         weight=weight,
+        edge_class_weight=edge_class_weight,
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
@@ -117,10 +120,13 @@ def edge_aware_loss(
     radius = _validation.radius_per_axis(radius, dims)
     spacing = _validation.spacing_per_axis(spacing, dims)
     normalizer = None if normalizer is None else _validation.normalizer_tensors(normalizer, logits.device, validate)
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if weight is not None:
         _validation.check_class_weight(weight, classes, logits.device)
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    weight = None if weight is None else weight.detach().to(dtype)
+        weight = weight.detach().to(dtype)
+    if edge_class_weight is not None:
+        _validation.check_class_weight(edge_class_weight, classes, logits.device, name="edge_class_weight")
+        edge_class_weight = edge_class_weight.detach().to(dtype)
     if pixel_weight is not None:
         _, valid = reference.labels(target, classes, ignore_index)
         pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, dtype)
@@ -141,6 +147,7 @@ def edge_aware_loss(
         logits,
         target,
         weight=weight,
+        edge_class_weight=edge_class_weight,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         other_side_weight=other_side_weight,
@@ -160,7 +167,9 @@ def edge_aware_loss(
     elif sync_normalizer and dist.is_available() and dist.is_initialized():
         denominators = _mean_over_ranks(denominators)
     if reduction == "none" and found.maps is not None:
-        loss = reference.total_map(found.maps, pixel_weight, ce_weight, edge_weight)
+        y, _ = reference.labels(target, classes, ignore_index)
+        of_edges = reference.edge_pixel_weight(y, found.maps.edge_mask, pixel_weight, edge_class_weight)
+        loss = reference.total_map(found.maps, pixel_weight, of_edges, ce_weight=ce_weight, edge_weight=edge_weight)
     else:
         loss = reference.total(
             found.sums,
@@ -194,7 +203,7 @@ def loss_maps(
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
     radius: int | Sequence[int] = 1,
-    power: float = 1.0,
+    power: float = 0.0,
     decay: float | None = None,
     spacing: float | Sequence[float] | None = None,
     upsample: bool = False,
@@ -264,6 +273,7 @@ def normalizers(
     target: Tensor,
     *,
     weight: Tensor | None = None,
+    edge_class_weight: Tensor | None = None,
     ignore_index: int = -100,
     radius: int | Sequence[int] = 1,
     validate: Validate = "async",
@@ -272,12 +282,13 @@ def normalizers(
     """The denominators (W, E) of the mean, from labels alone.
 
     Their sums over several crops, given to each crop's call as ``normalizer``, make the crops' losses add up exactly to
-    the loss of all of them in one batch: exact gradient accumulation. Without ``weight`` the number of classes is not
-    known here, and every label ≥ 0 but ``ignore_index`` counts.
+    the loss of all of them in one batch: exact gradient accumulation. Without class weights the number of classes is
+    not known here, and every label ≥ 0 but ``ignore_index`` counts.
 
     Args:
         target: [B, *S] class indices.
-        weight: class weights [C].
+        weight: class weights [C] of the cross-entropy.
+        edge_class_weight: class weights [C] of the edge terms.
         ignore_index: the label that does not count.
         radius: of the neighbourhood in pixels, or one an axis.
         validate: ``"never"`` does not look for labels out of range, and they count as ignored; nor does ``"async"`` on
@@ -285,7 +296,8 @@ def normalizers(
         pixel_weight: [B, *S] ≥ 0.
 
     Returns:
-        W = Σ v · weight[y] over valid pixels and E = Σ v over edge pixels, 0-d float64, with v = ``pixel_weight`` or 1.
+        W = Σ v · weight[y] over valid pixels and E = Σ v · edge_class_weight[y] over edge pixels, 0-d float64, with
+        v = ``pixel_weight`` or 1.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -305,10 +317,11 @@ def normalizers(
     radius = _validation.radius_per_axis(radius, target.dim() - 1)
     _validation.check_choice("validate", validate)
     classes = None
-    if weight is not None:
-        _validation.check_weight(weight, validate)
-        _validation.check_class_weight(weight, classes := len(weight), target.device)
-        weight = weight.detach()
+    for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+        if of_classes is not None:
+            _validation.check_weight(of_classes, validate, name=name)
+            classes = len(of_classes) if classes is None else classes
+            _validation.check_class_weight(of_classes, classes, target.device, name=name)
     y = target.long()
     if validate != "never" and _validation.may_read(y, validate):
         _validation.check_labels(y, classes, ignore_index)
@@ -317,7 +330,60 @@ def normalizers(
         valid &= y < classes
     if pixel_weight is not None:
         pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, torch.float64)
-    return reference.normalizers(y, valid, reference.edge_mask(y, valid, radius), weight, pixel_weight)
+    mask = reference.edge_mask(y, valid, radius)
+    of_edges = reference.edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
+    return tuple(  # type: ignore[return-value]
+        found.detach() for found in reference.normalizers(y, valid, mask, weight, pixel_weight, of_edges)
+    )
+
+
+def balanced_edge_class_weight(
+    targets: Iterable[Tensor],
+    num_classes: int,
+    *,
+    exponent: float = 1.0,
+    ignore_index: int = -100,
+    radius: int | Sequence[int] = 1,
+) -> Tensor:
+    """Class weights of the edge terms, from the labels to train on, under which rare classes' edges count for more.
+
+    A class with n of the edge pixels E gets (1 / n)^exponent, times what makes the weights' mean over E 1; one without
+    edge pixels gets 1. By default every class has as much of the sum as any other.
+
+    Args:
+        targets: label maps [B, *S], such as those of a data loader.
+        num_classes: C ≥ 2.
+        exponent: from 1, for equal shares of the sum, to 0, for equal weights.
+        ignore_index: the label that does not count.
+        radius: of the neighbourhood in pixels, or one an axis.
+
+    Returns:
+        [C] float32, on the CPU.
+
+    Raises:
+        TypeError: for labels of the wrong type.
+        ValueError: for labels out of range or an argument that does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import balanced_edge_class_weight
+        >>> target = torch.zeros(1, 5, 9, dtype=torch.long)
+        >>> target[:, 2, 1:] = 1  # 8 pixels, all at the edge, as are 19 around them
+        >>> balanced_edge_class_weight([target], 3)
+        tensor([0.7105, 1.6875, 1.0000])
+    """
+    if num_classes < 2:
+        raise ValueError(f"num_classes: expected at least 2, but got {num_classes}")
+    counts = torch.zeros(num_classes, dtype=torch.float64)
+    for target in targets:
+        _validation.check_target(target)
+        _validation.check_labels(target.long(), num_classes, ignore_index)
+        y, valid = reference.labels(target, num_classes, ignore_index)
+        mask = reference.edge_mask(y, valid, _validation.radius_per_axis(radius, target.dim() - 1))
+        counts += torch.bincount(y[mask], minlength=num_classes).cpu()
+    weight = torch.where(counts > 0, counts, 1.0) ** -exponent
+    weight *= counts.sum() / (counts * weight).sum()
+    return torch.where(counts > 0, weight, 1.0).float()
 
 
 def neighbor_nll(

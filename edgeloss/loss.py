@@ -42,7 +42,10 @@ class EdgeAwareLoss(nn.Module):
     not at hand.
 
     Args:
-        weight: class weights [C], ≥ 0 (of length 2 for one logit). They weigh the cross-entropy only.
+        weight: class weights [C], ≥ 0 (of length 2 for one logit), of the cross-entropy.
+        edge_class_weight: the same of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
+            :math:`O_i`, and :math:`|E|` becomes :math:`\\sum_E u`. See
+            :func:`edgeloss.functional.balanced_edge_class_weight`.
         ignore_index: the label of pixels that do not count. They get exactly no gradient, and nothing depends on their
             logits, not even nan.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map [B, *S].
@@ -52,8 +55,8 @@ class EdgeAwareLoss(nn.Module):
         other_side_weight: weight of O among the edge terms, ≥ 0.
         same_side_weight: weight of S among the edge terms, ≥ 0.
         radius: reach of the neighbourhood in pixels along every axis, or one an axis: (0, 1, 1) for thick slices.
-        power: exponent q of the mean. 1 is content when the neighbours are right on average, 0 takes the mean of the
-            logarithms, -1 dwells on the worst neighbour.
+        power: exponent q of the mean. 0 takes the mean of the logarithms; 1, the write-up's form, is content when the
+            neighbours are right on average, -1 dwells on the worst neighbour.
         decay: length over which a neighbour's weight falls by e with its distance from the edge, in pixels or units of
             ``spacing``; None for equal weights.
         spacing: size of a pixel along every axis, or one an axis; it only enters the distance.
@@ -96,20 +99,22 @@ class EdgeAwareLoss(nn.Module):
     """
 
     weight: Tensor | None
+    edge_class_weight: Tensor | None
 
     def __init__(
         self,
         weight: Tensor | None = None,
         *,
+        edge_class_weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         ce_weight: float = 1.0,
-        edge_weight: float = 0.5,
+        edge_weight: float = 2.0,
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
         radius: int | Sequence[int] = 1,
-        power: float = 1.0,
+        power: float = 0.0,
         decay: float | None = None,
         spacing: float | Sequence[float] | None = None,
         upsample: bool = False,
@@ -119,9 +124,10 @@ class EdgeAwareLoss(nn.Module):
     ) -> None:
         """Hold the arguments; see the class."""
         super().__init__()
-        if weight is not None:
-            _validation.check_weight(weight)
-        self.register_buffer("weight", weight)
+        for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+            if of_classes is not None:
+                _validation.check_weight(of_classes, name=name)
+            self.register_buffer(name, of_classes)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -160,7 +166,7 @@ class EdgeAwareLoss(nn.Module):
             logits: [B, C, *S].
             target: [B, *S].
             pixel_weight: v ≥ 0 [B, *S], floating; multiplies the loss pixel by pixel, and W and |E| become
-                Σ v · weight[y] and Σ v over the edge pixels.
+                Σ v · weight[y] and Σ v · edge_class_weight[y] over the edge pixels.
             distance: an own field d ≥ 0 [B, *S], floating, in place of the distance to the nearest other label; finite
                 wherever an edge pixel has a neighbour. Detached. Needs ``decay``.
             normalizer: own denominators (W, E), see :func:`edgeloss.functional.normalizers`. With
@@ -194,9 +200,9 @@ class EdgeAwareLoss(nn.Module):
         always = ("ignore_index", "edge_weight", "radius", "power")
         shown = []
         for name, value in self.options().items():
-            if name == "weight":
+            if name in ("weight", "edge_class_weight"):
                 if value is not None:
-                    shown.append(f"weight=[{len(value)}]")
+                    shown.append(f"{name}=[{len(value)}]")
             elif name in always or value != _DEFAULTS[name]:
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)

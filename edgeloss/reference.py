@@ -15,7 +15,8 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
 
     edge_i = other_side_weight · O_i + same_side_weight · S_i
-    loss = ce_weight · Σ CE / W + edge_weight · Σ edge / |E|,   W = Σ_valid weight[y_i]
+    loss = ce_weight · Σ CE / W + edge_weight · Σ u edge / Σ_E u
+    W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
 Nothing is computed outside its own set and masked away afterwards, since 0 · inf is nan in the backward pass. There is
 no epsilon either: each logarithm is formed in the way that is exact where it is needed. Everything is differentiable
@@ -68,8 +69,8 @@ class Evaluation(NamedTuple):
     """What a backend finds, and all that a reduction needs, in float64 where the device has it.
 
     Attributes:
-        sums: Σ v · CE, Σ v · S and Σ v · O over the batch, [3], differentiable.
-        normalizer: the denominators W and Σ_E v, 0-d each.
+        sums: Σ v · CE, Σ v · u · S and Σ v · u · O over the batch, [3], differentiable.
+        normalizer: the denominators W and Σ_E v · u, 0-d each.
         counts: |E| and the number of valid pixels, 0-d each.
         maps: differentiable; None where nobody asked for them.
     """
@@ -85,6 +86,7 @@ def evaluate(
     target: Tensor,
     *,
     weight: Tensor | None,
+    edge_class_weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
     other_side_weight: float,
@@ -104,6 +106,7 @@ def evaluate(
         logits: [B, C, *S'] of any floating dtype, C ≥ 1; S' may be of lower resolution than S.
         target: [B, *S] of any dtype of labels.
         weight: class weights [max(2, C)].
+        edge_class_weight: u of each class [max(2, C)].
         ignore_index: the label that does not count; labels that are no class don't either.
         label_smoothing: in [0, 1].
         other_side_weight: factor of O in the edge map.
@@ -137,9 +140,10 @@ def evaluate(
         mask,
         None if distance is None else distance.to(x.dtype, copy=True),
     )
+    edge_weight = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
     return Evaluation(
-        sums(found, pixel_weight),
-        normalizers(y, valid, mask, weight, pixel_weight),
+        sums(found, pixel_weight, edge_weight),
+        normalizers(y, valid, mask, weight, pixel_weight, edge_weight),
         (mask.sum(), valid.sum()),
         found if maps else None,
     )
@@ -318,21 +322,40 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
 # ------------------------------------------------------------------------------------------------------------ the total
 
 
+def edge_pixel_weight(
+    y: Tensor, mask: Tensor, pixel_weight: Tensor | None, edge_class_weight: Tensor | None
+) -> Tensor | None:
+    """v · u of the edge pixels [B, *S]; None where both are 1."""
+    if edge_class_weight is None:
+        return pixel_weight
+    u = edge_class_weight[torch.where(mask, y, 0)]
+    return u if pixel_weight is None else u * pixel_weight
+
+
 def normalizers(
-    y: Tensor, valid: Tensor, mask: Tensor, weight: Tensor | None, pixel_weight: Tensor | None
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    weight: Tensor | None,
+    pixel_weight: Tensor | None,
+    edge_weight: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The denominators W = Σ_valid v · weight[y_i] and Σ_E v, 0-d; they depend on the labels alone."""
-    v = (torch.ones_like(y) if pixel_weight is None else pixel_weight).to(_widest(y.device))
+    """The denominators W = Σ_valid v · weight[y_i] and Σ_E v · u, 0-d; they depend on the labels alone."""
+
+    def wide(weight: Tensor | None) -> Tensor:
+        return (torch.ones_like(y) if weight is None else weight).to(_widest(y.device))
+
+    v = wide(pixel_weight)
     w = v if weight is None else v * weight.to(v)[torch.where(valid, y, 0)]
-    return torch.where(valid, w, 0.0).sum(), torch.where(mask, v, 0.0).sum()
+    return torch.where(valid, w, 0.0).sum(), torch.where(mask, wide(edge_weight), 0.0).sum()
 
 
-def sums(maps: LossMaps, pixel_weight: Tensor | None) -> Tensor:
-    """Σ v · CE, Σ v · S and Σ v · O over the batch, [3], in float64: float32 fails beyond some 10^8 pixels."""
-    parts = maps.cross_entropy, maps.same_side, maps.other_side
-    if pixel_weight is not None:
-        parts = parts[0] * pixel_weight, parts[1] * pixel_weight, parts[2] * pixel_weight
-    return torch.stack([part.sum(dtype=_widest(part.device)) for part in parts])
+def sums(maps: LossMaps, pixel_weight: Tensor | None, edge_weight: Tensor | None) -> Tensor:
+    """Σ v · CE, Σ v · u · S and Σ v · u · O over the batch, [3], in float64: float32 fails beyond some 10^8 pixels."""
+    parts = zip(maps[:3], (pixel_weight, edge_weight, edge_weight), strict=True)
+    return torch.stack(
+        [(part if weight is None else part * weight).sum(dtype=_widest(part.device)) for part, weight in parts]
+    )
 
 
 def total(
@@ -367,10 +390,19 @@ def terms(
     }
 
 
-def total_map(maps: LossMaps, pixel_weight: Tensor | None, ce_weight: float, edge_weight: float) -> Tensor:
-    """The loss without reduction, v · (ce_weight · CE + edge_weight · edge) [B, *S]."""
-    total = ce_weight * maps.cross_entropy + edge_weight * maps.edge
-    return total if pixel_weight is None else total * pixel_weight
+def total_map(
+    maps: LossMaps,
+    pixel_weight: Tensor | None,
+    edge_pixel_weight: Tensor | None,
+    *,
+    ce_weight: float,
+    edge_weight: float,
+) -> Tensor:
+    """The loss without reduction, v · (ce_weight · CE + edge_weight · u · edge) [B, *S]."""
+    ce, edge = ce_weight * maps.cross_entropy, edge_weight * maps.edge
+    if pixel_weight is not None:
+        ce = ce * pixel_weight
+    return ce + (edge if edge_pixel_weight is None else edge * edge_pixel_weight)
 
 
 def edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:

@@ -10,7 +10,7 @@ import math
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 from rich.console import Console
-from torch import nn
+from rich.progress import track
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,6 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from edgeloss import EdgeAwareLoss
 from edgeloss._files import InputError
+from edgeloss.functional import balanced_edge_class_weight
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
 from segkit.data import Augment, SegmentationDataset, open_dataset, waited
@@ -90,7 +92,11 @@ def train(config: Config, console: Console, device: torch.device) -> int:
     place = find_place(config, device)
     train_set, val_set = open_data(config)
     classes, void = train_set.classes, train_set.ignore_index
-    criterion = make_criterion(config.loss, len(classes), void).to(device)
+    counting = track(
+        range(len(train_set)), "counting edge pixels", console=console, transient=True, disable=not is_main
+    )
+    masks = (train_set.labels(i)[None] for i in counting)
+    criterion = make_criterion(config.loss, len(classes), void, masks).to(device)
     steps = math.ceil(len(train_set) / config.batch_size)
 
     network = UNet(len(classes), **asdict(config.model)).to(device, memory_format=place.memory_format)
@@ -327,12 +333,26 @@ def open_data(config: Config) -> tuple[SegmentationDataset, SegmentationDataset]
         raise ConfigError(f"{key}: {error}") from error
 
 
-def make_criterion(options: dict[str, Any], num_classes: int, ignore_index: int) -> EdgeAwareLoss:
-    """The loss with the options of the configuration, tried out on a single pixel."""
+def make_criterion(
+    options: dict[str, Any], num_classes: int, ignore_index: int, masks: Iterable[Tensor] = ()
+) -> EdgeAwareLoss:
+    """The loss with the options of the configuration, tried out on a single pixel.
+
+    Args:
+        options: of the loss.
+        num_classes: C.
+        ignore_index: the label that does not count.
+        masks: labels [1, H, W] to balance the classes by, read only where that is asked for.
+    """
     options = dict(options)
     try:
-        if options.get("weight") is not None:
-            options["weight"] = torch.tensor(options["weight"], dtype=torch.float32)
+        for name in ("weight", "edge_class_weight"):
+            if options.get(name) == "balanced" and name == "edge_class_weight":
+                options[name] = balanced_edge_class_weight(
+                    masks, num_classes, ignore_index=ignore_index, radius=options.get("radius", 1)
+                )
+            elif options.get(name) is not None:
+                options[name] = torch.tensor(options[name], dtype=torch.float32)
         options = {"upsample": True} | options  # of a network with an output stride
         criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", sync_normalizer=True, **options)
         criterion(torch.zeros(1, num_classes, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))

@@ -29,7 +29,7 @@ def maps(
     *,
     ignore_index: int = -100,
     radius: tuple[int, ...],
-    power: float = 1.0,
+    power: float = 0.0,
     decay: float | None = None,
     spacing: tuple[float, ...] | None = None,
     weight: list[float] | None = None,

@@ -15,7 +15,7 @@ from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.parametrize("kernels", [CUDA], indirect=True)
 
-OPTIONS: list[dict[str, Any]] = [{}, {"radius": 2, "power": -1.0, "decay": 1.0}]
+OPTIONS: list[dict[str, Any]] = [{}, {"power": 1.0}, {"radius": 2, "power": -1.0, "decay": 1.0}]
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +125,9 @@ def test_compiles_to_one_graph() -> None:
     ("options", "state"),
     [
         ({}, 19),
-        ({"power": 0.0}, 27),
+        ({"power": -1.0}, 27),
         ({"decay": 1.0}, 31),
-        ({"decay": 1.0, "power": 0.0}, 39),
+        ({"decay": 1.0, "power": -1.0}, 39),
         ({"edge_weight": 0}, 10),
     ],
 )

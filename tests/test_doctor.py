@@ -497,7 +497,8 @@ def test_terms_add_up_to_the_loss(reduction: Any) -> None:
     x, y = scene()
     y[0, -2:] = 255
     criterion = EdgeAwareLoss(
-        torch.tensor([1.0, 2.0, 0.5]), ignore_index=255, reduction=reduction, ce_weight=0.7, edge_weight=0.3,
+        torch.tensor([1.0, 2.0, 0.5]), edge_class_weight=torch.tensor([0.3, 1.0, 4.0]),
+        ignore_index=255, reduction=reduction, ce_weight=0.7, edge_weight=0.3,
         other_side_weight=1.5, same_side_weight=0.4, power=-1.0, decay=2.0, label_smoothing=0.1,
     )  # fmt: skip
     weights = {"cross_entropy": 0.7, "same_side": 0.3 * 0.4, "other_side": 0.3 * 1.5}

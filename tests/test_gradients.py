@@ -16,10 +16,11 @@ pytestmark = pytest.mark.usefixtures("each_backend")
 
 CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((4, 5), {}),
+    ((4, 5), {"power": 1.0}),
     ((4, 5), {"power": 0.0, "decay": 1.0, "radius": 2}),
     ((4, 5), {"power": -1.0, "label_smoothing": 0.1, "weight": torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)}),
     ((4, 4), {"upsample": True}),
-    ((2, 3, 3), {"decay": 0.7}),
+    ((2, 3, 3), {"power": 1.0, "decay": 0.7}),
 ]
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, LossMaps
-from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, loss_maps, normalizers
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -29,6 +29,7 @@ def scene(*size: int, classes: int = 4, batch: int = 2, ignore: float = 0.2) -> 
 # branch of power, with and without distance weights.
 CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((6, 7), {"radius": (1, 1)}),
+    ((6, 7), {"radius": (1, 1), "power": 1.0}),
     ((1, 1), {"radius": (1, 1)}),
     ((1, 9), {"radius": (3, 3), "power": 0.5, "decay": 1.0}),
     ((8, 1), {"radius": (0, 1)}),
@@ -37,7 +38,7 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((6, 5), {"radius": (1, 1), "power": 3.0}),
     ((3, 4, 5), {"radius": (1, 1, 1), "power": 0.0, "decay": 2.0}),
     ((3, 4, 5), {"radius": (0, 1, 1), "power": -2.5}),
-    ((2, 3, 4), {"radius": (1, 1, 2), "decay": 1.0, "spacing": (3.0, 0.5, 0.5)}),
+    ((2, 3, 4), {"radius": (1, 1, 2), "power": 1.0, "decay": 1.0, "spacing": (3.0, 0.5, 0.5)}),
 ]
 
 
@@ -87,11 +88,13 @@ def test_own_distance_field_is_read_beside_edges_only() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("pixel_weighted", [False, True])
-def test_reductions(reduction: str, pixel_weighted: bool) -> None:
+@pytest.mark.parametrize("class_weighted", [False, True])
+def test_reductions(reduction: str, pixel_weighted: bool, class_weighted: bool) -> None:
     x, y = scene(6, 7)
     v = torch.rand(2, 6, 7, dtype=torch.float64) * 2
     weight = torch.tensor([1.0, 0.5, 2.0, 0.3], dtype=torch.float64)
     options: dict[str, Any] = {"ignore_index": 255, "weight": weight, "other_side_weight": 0.7, "same_side_weight": 1.3}
+    of_classes = torch.tensor([0.2, 3.0, 1.0, 0.0], dtype=torch.float64)
     maps = loss_maps(x, y, **options)
     loss, returned, terms = edge_aware_loss(
         x,
@@ -101,25 +104,28 @@ def test_reductions(reduction: str, pixel_weighted: bool) -> None:
         ce_weight=0.9,
         edge_weight=0.4,
         pixel_weight=v if pixel_weighted else None,
+        edge_class_weight=of_classes if class_weighted else None,
         return_maps=True,
         return_terms=True,
     )
     v = v if pixel_weighted else torch.ones_like(v)
     valid = y != 255
-    w = (v * weight[y.where(valid, torch.tensor(0))])[valid].sum()
-    e = v[maps.edge_mask].sum()
+    label = y.where(valid, torch.tensor(0))
+    w = (v * weight[label])[valid].sum()
+    u = v * of_classes[label] if class_weighted else v
+    e = u[maps.edge_mask].sum()
     torch.testing.assert_close(maps.edge, 0.7 * maps.other_side + 1.3 * maps.same_side)
     if reduction == "none":
-        torch.testing.assert_close(loss, v * (0.9 * maps.cross_entropy + 0.4 * maps.edge))
+        torch.testing.assert_close(loss, 0.9 * v * maps.cross_entropy + 0.4 * u * maps.edge)
     if reduction == "sum":
         w = e = torch.ones(())
-    ce, edge = (v * maps.cross_entropy).sum() / w, (v * maps.edge).sum() / e
+    ce, edge = (v * maps.cross_entropy).sum() / w, (u * maps.edge).sum() / e
     if reduction != "none":
         torch.testing.assert_close(loss, 0.9 * ce + 0.4 * edge)
     torch.testing.assert_close(terms["cross_entropy"], ce)
     torch.testing.assert_close(terms["edge"], edge)
-    torch.testing.assert_close(terms["same_side"], (v * maps.same_side).sum() / e)
-    torch.testing.assert_close(terms["other_side"], (v * maps.other_side).sum() / e)
+    torch.testing.assert_close(terms["same_side"], (u * maps.same_side).sum() / e)
+    torch.testing.assert_close(terms["other_side"], (u * maps.other_side).sum() / e)
     torch.testing.assert_close(terms["edge_fraction"], maps.edge_mask.sum().double() / valid.sum())
     assert isinstance(returned, LossMaps)
     assert torch.equal(returned.edge, maps.edge)  # maps know no pixel, ce or edge weight
@@ -130,11 +136,12 @@ def test_own_normalizer_makes_crops_add_up() -> None:
     weight = torch.tensor([1.0, 0.5, 2.0, 0.3], dtype=torch.float64)
     v = torch.rand(5, 6, 8, dtype=torch.float64)
     v[y == 255] = torch.nan  # not read
-    criterion = EdgeAwareLoss(weight, ignore_index=255)
+    weights = {"weight": weight, "edge_class_weight": weight.flip(0)}
+    criterion = EdgeAwareLoss(**weights, ignore_index=255)
     x.requires_grad_()
     whole = criterion(x, y, pixel_weight=v)
     (expected,) = torch.autograd.grad(whole, x)
-    counts = [normalizers(y[i : i + 1], weight=weight, ignore_index=255, pixel_weight=v[i : i + 1]) for i in range(5)]
+    counts = [normalizers(y[i : i + 1], **weights, ignore_index=255, pixel_weight=v[i : i + 1]) for i in range(5)]
     total = (sum(w for w, _ in counts), sum(e for _, e in counts))
     parts = [criterion(x[i : i + 1], y[i : i + 1], pixel_weight=v[i : i + 1], normalizer=total) for i in range(5)]
     torch.testing.assert_close(sum(parts), whole)
@@ -314,3 +321,24 @@ def test_on_real_scenes(camvid: Path) -> None:
     assert x.grad.isfinite().all()
     assert (x.grad.movedim(1, -1)[y == 255] == 0).all()
     assert 0.03 < terms["edge_fraction"] < 0.15
+
+
+def test_balanced_edge_class_weight() -> None:
+    y = torch.zeros(2, 12, 12, dtype=torch.uint8)
+    y[0, :, 6:] = 1  # 12 edge pixels of class 0 and of class 1
+    y[1, 5, 5] = 2  # one of class 2, and 8 of class 0
+    y[1, 0] = 255
+    counts = torch.tensor([12.0 + 8, 12, 1])
+    options: dict[str, Any] = {"ignore_index": 255}
+    for exponent in (0.0, 0.5, 1.0):
+        weight = balanced_edge_class_weight(y.split(1), 4, exponent=exponent, **options)
+        torch.testing.assert_close(weight[:3] * counts**exponent, weight[2].expand(3))  # in proportion to n^-exponent
+        torch.testing.assert_close((weight[:3] * counts).sum(), counts.sum())
+        assert weight[3] == 1
+    with pytest.raises(ValueError, match="expected labels 0 to 1, or ignore_index=255, but got 2 at 1 pixel"):
+        balanced_edge_class_weight([y], 2, **options)
+    with pytest.raises(ValueError, match="num_classes: expected at least 2, but got 1"):
+        balanced_edge_class_weight([y], 1)
+    with pytest.raises(TypeError, match="target: expected class indices of dtype"):
+        balanced_edge_class_weight([y.float()], 3)
+    torch.testing.assert_close(balanced_edge_class_weight([], 3), torch.ones(3))

@@ -32,7 +32,7 @@ def test_holds_arguments_and_calls_the_function() -> None:
         "other_side_weight": 0.2,
         "same_side_weight": 1.5,
         "radius": (1, 2),
-        "power": 0.0,
+        "power": -1.0,
         "decay": 2.0,
         "spacing": (1.0, 0.5),
         "upsample": True,
@@ -40,12 +40,14 @@ def test_holds_arguments_and_calls_the_function() -> None:
         "validate": "never",
         "backend": "reference",
     }
+    options["edge_class_weight"] = torch.tensor([0.5, 1.0, 3.0])
     criterion = EdgeAwareLoss(weight, **options)
     assert criterion(x, y) == edge_aware_loss(x, y, weight=weight, **options)
+    del options["edge_class_weight"]
     for name, value in options.items():
         assert f"{name}={value!r}" in repr(criterion)
-    assert "weight=[3]" in repr(criterion)
-    assert repr(EdgeAwareLoss()) == "EdgeAwareLoss(ignore_index=-100, edge_weight=0.5, radius=1, power=1.0)"
+    assert repr(criterion).startswith("EdgeAwareLoss(weight=[3], edge_class_weight=[3], ")
+    assert repr(EdgeAwareLoss()) == "EdgeAwareLoss(ignore_index=-100, edge_weight=2.0, radius=1, power=0.0)"
 
 
 def test_arguments_can_be_scheduled() -> None:
@@ -61,10 +63,10 @@ def test_arguments_can_be_scheduled() -> None:
 def test_can_be_subclassed() -> None:
     class Ours(EdgeAwareLoss):
         def __init__(self, classes: int) -> None:
-            super().__init__(torch.ones(classes), power=0.0)
+            super().__init__(torch.ones(classes), power=1.0)
 
     x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
-    assert Ours(3)(x, y) == edge_aware_loss(x, y, power=0.0)
+    assert Ours(3)(x, y) == edge_aware_loss(x, y, power=1.0)
     assert repr(Ours(3)).startswith("Ours(weight=[3], ignore_index=-100")
 
 
@@ -170,8 +172,9 @@ def one_rank(rank: int, world: int, folder: str, given: bool) -> None:
     x, y, weight, v = whole_batch()
     mine = slice(rank * 4 // world, (rank + 1) * 4 // world)
     model = DistributedDataParallel(network())
-    criterion = EdgeAwareLoss(weight, sync_normalizer=True)
-    counts = edgeloss.functional.normalizers(y[mine], weight=weight, pixel_weight=v[mine]) if given else None
+    weights = {"weight": weight, "edge_class_weight": weight.flip(0)}
+    criterion = EdgeAwareLoss(**weights, sync_normalizer=True)
+    counts = edgeloss.functional.normalizers(y[mine], **weights, pixel_weight=v[mine]) if given else None
     loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
     loss.backward()
     gradients = [p.grad for p in model.parameters()]
@@ -185,7 +188,8 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, g
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
     x, y, weight, v = whole_batch()
     model = network()
-    loss, terms = EdgeAwareLoss(weight)(model(x), y, pixel_weight=v, return_terms=True)
+    criterion = EdgeAwareLoss(weight, edge_class_weight=weight.flip(0))
+    loss, terms = criterion(model(x), y, pixel_weight=v, return_terms=True)
     loss.backward()
     torch.testing.assert_close(sum(loss for loss, _, _ in ranks) / world, loss.detach())
     for _, gradients, _ in ranks:

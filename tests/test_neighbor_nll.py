@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,8 @@ def test_other_side_is_the_line_with_flipped_one_hot(batch: int, weighted: bool)
     differs = neighbours(y.double()) != y[:, None]
     w = neighbours((-field / 1.5).exp()) if weighted else 1.0
     gtdf = differs * inside(batch, 6, 7) * w
-    maps = loss_maps(x, y, decay=1.5, distance=field) if weighted else loss_maps(x, y)
+    own: dict[str, Any] = {"decay": 1.5, "distance": field} if weighted else {}
+    maps = loss_maps(x, y, power=1.0, **own)
     assert maps.edge_mask.any()
     expected = literal(x.softmax(1), flipped, gtdf, maps.edge_mask)
     torch.testing.assert_close(maps.other_side, expected, rtol=1e-12, atol=1e-12)
@@ -167,10 +169,11 @@ def test_a_loss_of_ones_own() -> None:
     # The same side of an equally weighted edge pixel, by hand.
     x, y = torch.randn(1, 3, 5, 5, dtype=torch.float64), torch.randint(3, (1, 5, 5))
     weight = (neighbours(y.double() + 1) == y[:, None] + 1).double()
-    maps = loss_maps(x, y)
+    maps = loss_maps(x, y, power=1.0)
     value = neighbor_nll(x, y, weight, maps.edge_mask)
     torch.testing.assert_close(value, maps.same_side)
-    same_side = edge_aware_loss(x, y, ce_weight=0.0, other_side_weight=0.0, reduction="sum", edge_weight=1.0)
+    weights: dict[str, Any] = {"ce_weight": 0.0, "other_side_weight": 0.0, "edge_weight": 1.0}
+    same_side = edge_aware_loss(x, y, power=1.0, reduction="sum", **weights)
     torch.testing.assert_close(same_side, value.sum())
 
 

@@ -18,9 +18,10 @@ HALVES = (torch.arange(8) >= 4).long().expand(1, 8, 8)
 STRIPES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 8, 8)
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"power": 0.0},
+    {"power": 1.0},
     {"power": -1.0},
     {"decay": 1.0, "radius": 2},
+    {"power": 1.0, "decay": 1.0, "radius": 2},
     {"decay": 1e-3, "label_smoothing": 0.1},  # the farthest neighbours' weights are e^-1414, beyond float64
 ]
 

@@ -36,7 +36,8 @@ STEPPED_CASES = [
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"radius": 2, "power": 0.0},
+    {"radius": 2, "power": 1.0},
+    {"power": 0.0, "decay": 0.7},
     {"radius": 3, "power": -1.0, "decay": 1.5},
     {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
 ]
@@ -66,13 +67,14 @@ def test_fused_equals_reference(
             x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+        u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
         v = torch.rand(2, *size, dtype=wide).to(kernels.device)
         fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
         shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
-        loss, maps = edge_aware_loss(fused, y, weight=weight, pixel_weight=v, backend="fused", **shared)
-        expected, expected_maps = edge_aware_loss(
-            exact, y, weight=weight.double(), pixel_weight=v.double(), backend="reference", **shared
-        )
+        weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
+        loss, maps = edge_aware_loss(fused, y, **weights, backend="fused", **shared)
+        weights = {name: values.double() for name, values in weights.items()}
+        expected, expected_maps = edge_aware_loss(exact, y, **weights, backend="reference", **shared)
         tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
         torch.testing.assert_close(loss.double(), expected, **tolerance)
         for value, other in zip(maps, expected_maps, strict=True):
@@ -99,7 +101,7 @@ def test_every_pixel_an_edge(kernels: Kernels) -> None:
     torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
 
 
-@pytest.mark.parametrize("power", [1.0, -1.0])
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
 def test_more_classes_around_a_pixel_than_are_collected_at_a_time(kernels: Kernels, power: float) -> None:
     # Up to 47 others in the window of radius 3; the logits make some of them likely, and some sums underflow.
     x = (torch.randn(1, 60, 7, 13, dtype=torch.float64) * 400).to(kernels.device).requires_grad_()
@@ -205,7 +207,7 @@ def test_one_graph_for_every_size() -> None:
         compiled(*(torch.zeros(1, 3, 7, 13), torch.full((1, 7, 13), 7)))
 
 
-@pytest.mark.parametrize("power", [1.0, 0.5])
+@pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
 @pytest.mark.parametrize("decay", [0.0, 0.7])
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("maps", [False, True])
@@ -218,5 +220,7 @@ def test_operators_are_what_torch_was_told(
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        kernels.operators.edge_loss, (x.requires_grad_(), y, None, None, None, *options), test_utils=tests
+        kernels.operators.edge_loss,
+        (x.requires_grad_(), y, None, None, torch.rand(3).to(x), None, *options),
+        test_utils=tests,
     )

@@ -121,8 +121,15 @@ def test_permuting_classes_changes_nothing(scene: tuple[Tensor, Tensor], options
     place = torch.argsort(order)
     renamed = torch.where(y == IGNORE, IGNORE, place[torch.where(y == IGNORE, 0, y)])
     torch.testing.assert_close(
-        edge_aware_loss(x[:, order], renamed, weight=weight[order], ignore_index=IGNORE, **options),
-        edge_aware_loss(x, y, weight=weight, ignore_index=IGNORE, **options),
+        edge_aware_loss(
+            x[:, order],
+            renamed,
+            weight=weight[order],
+            edge_class_weight=weight.flip(0)[order],
+            ignore_index=IGNORE,
+            **options,
+        ),
+        edge_aware_loss(x, y, weight=weight, edge_class_weight=weight.flip(0), ignore_index=IGNORE, **options),
     )
 
 
@@ -199,7 +206,7 @@ def test_other_side_is_the_writeups_line_for_two_classes(scene: tuple[Tensor, Te
         weight[i // y[0].numel(), k, i % y[0].numel()] = 1
     flipped = torch.where(y == IGNORE, 0, 1 - y)
     line = neighbor_nll(x, flipped, weight.view(len(y), -1, *y.shape[1:]), radius=radius)
-    maps = loss_maps(x, y, ignore_index=IGNORE, radius=radius)
+    maps = loss_maps(x, y, ignore_index=IGNORE, radius=radius, power=1.0)
     torch.testing.assert_close(maps.other_side, line, rtol=1e-12, atol=1e-12)
 
 

@@ -40,7 +40,7 @@ STEPPED_CASES = [(FLAT[0], 2), (FLAT[1], 3), (FLAT[3], 19), (FLAT[4], 1), (VOLUM
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"edge_weight": 0.0},
-    {"radius": 2, "power": 0.0},
+    {"radius": 2, "power": 1.0},
     {"radius": 3, "power": -1.0, "decay": 1.5},
     {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
 ]
@@ -77,17 +77,15 @@ def test_fused_equals_the_plain_way(
             x = x.to(memory_format=torch.channels_last if len(low) == 2 else torch.channels_last_3d)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+        u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
         v = torch.rand(2, *high, dtype=wide).to(kernels.device)
         fused, plain = x.clone().requires_grad_(), x.clone().to(wide).requires_grad_()
         shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
-        loss, maps = edge_aware_loss(fused, y, weight=weight, pixel_weight=v, upsample=True, backend="fused", **shared)
+        weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
+        loss, maps = edge_aware_loss(fused, y, **weights, upsample=True, backend="fused", **shared)
+        weights = {name: values.double() for name, values in weights.items()}
         expected, expected_maps = edge_aware_loss(
-            interpolated(plain, high).double(),
-            y,
-            weight=weight.double(),
-            pixel_weight=v.double(),
-            backend="reference",
-            **shared,
+            interpolated(plain, high).double(), y, **weights, backend="reference", **shared
         )
         tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
         torch.testing.assert_close(loss.double(), expected, **tolerance)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from edgeloss.functional import edge_aware_loss
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 from edgeloss.reference import edge_mask
 from peers import regions
 from peers.active_boundary import active_boundary
@@ -18,6 +18,7 @@ from peers.boundary import boundary
 from peers.common import cross_entropy
 from peers.control import edge_weighted_cross_entropy
 from peers.cpg import cpg
+from peers.false_edges import false_edges
 
 Options = dict[str, Any]
 
@@ -43,8 +44,18 @@ def _ce(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int
     return cross_entropy(logits, target, ignore_index)
 
 
-def _weighted(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, k: float = 4.0) -> Tensor:
-    return edge_weighted_cross_entropy(logits, target, ignore_index=ignore_index, k=k)
+def _weighted(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    edge_class_weight: Tensor | None = None,
+    k: float = 4.0,
+) -> Tensor:
+    return edge_weighted_cross_entropy(
+        logits, target, ignore_index=ignore_index, k=k, edge_class_weight=edge_class_weight
+    )
 
 
 def _ours(
@@ -53,24 +64,28 @@ def _ours(
     progress: Progress,
     *,
     ignore_index: int,
-    edge_weight: float = 0.5,
+    edge_class_weight: Tensor | None = None,
+    edge_weight: float = 2.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
     radius: int = 1,
-    power: float = 1.0,
+    power: float = 0.0,
     decay: float | None = None,
     start: float = 0.0,
     final_edge_weight: float | None = None,
     k: float = 0.0,
+    false_edge_weight: float = 0.0,
+    false_edge_start: float = 0.0,
 ) -> Tensor:
-    """EdgeAwareLoss, with a schedule and the control's weights where they are asked for.
+    """EdgeAwareLoss, with a schedule, the control's weights and a third term where they are asked for.
 
     Args:
         logits: [B, C, H, W].
         target: [B, H, W].
         progress: where the training stands.
         ignore_index: the label that does not count.
-        edge_weight: as EdgeAwareLoss has it, and so on to ``decay``.
+        edge_class_weight: as EdgeAwareLoss has it, and so on to ``decay``.
+        edge_weight: of the edge terms.
         other_side_weight: of O.
         same_side_weight: of S.
         radius: of the neighbourhood.
@@ -79,6 +94,8 @@ def _ours(
         start: share of the steps before which there is cross-entropy alone.
         final_edge_weight: what edge_weight becomes by and by, from ``start`` to the last step; None keeps it.
         k: how much more an edge pixel counts, in the cross-entropy too.
+        false_edge_weight: of false edges, among the edge terms.
+        false_edge_start: share of the steps before which there is none of them.
     """
     done = progress.step / progress.steps
     if done < start:
@@ -86,10 +103,11 @@ def _ours(
     elif final_edge_weight is not None:
         edge_weight += (final_edge_weight - edge_weight) * (done - start) / (1 - start)
     valid = target != ignore_index
-    return edge_aware_loss(
+    loss = edge_aware_loss(
         logits,
         target,
         ignore_index=ignore_index,
+        edge_class_weight=edge_class_weight,
         edge_weight=edge_weight,
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
@@ -98,6 +116,9 @@ def _ours(
         decay=decay,
         pixel_weight=1 + k * edge_mask(target, valid, (1, 1)).float() if k else None,
     )
+    if not false_edge_weight or done < false_edge_start:
+        return loss
+    return loss + edge_weight * false_edge_weight * false_edges(logits, target, ignore_index=ignore_index, power=power)
 
 
 def _abl(
@@ -164,7 +185,11 @@ def defaults(name: str) -> Options:
     if name not in RECIPES:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
     parameters = inspect.signature(RECIPES[name]).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "ignore_index"}
+    options = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "ignore_index"}
+    if "edge_class_weight" in options:  # made of labels
+        del options["edge_class_weight"]
+        options["class_balance"] = 0.0
+    return options
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:
@@ -186,6 +211,29 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
     return known
 
 
-def make(name: str, options: Mapping[str, Any], ignore_index: int) -> Loss:
-    """The loss as a function of logits [B, C, H, W], labels [B, H, W] and the progress."""
-    return partial(RECIPES[name], ignore_index=ignore_index, **completed(name, options))
+def make(
+    name: str,
+    options: Mapping[str, Any],
+    ignore_index: int,
+    *,
+    targets: Iterable[Tensor] = (),
+    num_classes: int = 0,
+    device: str = "cpu",
+) -> Loss:
+    """The loss as a function of logits [B, C, H, W], labels [B, H, W] and the progress.
+
+    Args:
+        name: of a recipe.
+        options: of the loss. Where ``class_balance`` is > 0 it is the exponent of the edge terms' class weights.
+        ignore_index: the label that does not count.
+        targets: label maps [B, H, W] that class weights come from.
+        num_classes: C.
+        device: of the logits.
+    """
+    options = completed(name, options)
+    balance = options.pop("class_balance", 0.0)
+    if balance:
+        options["edge_class_weight"] = balanced_edge_class_weight(
+            targets, num_classes, exponent=balance, ignore_index=ignore_index
+        ).to(device)
+    return partial(RECIPES[name], ignore_index=ignore_index, **options)

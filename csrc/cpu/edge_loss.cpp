@@ -54,9 +54,10 @@ struct Call {
   const Geometry& g;
   const T* x;
   Steps steps;
-  const Upsample<A>* up;  // null where the logits are of the labels' resolution
-  const A* weight;        // [C] or null
-  const A* pixel_weight;  // [B, P] or null
+  const Upsample<A>* up;       // null where the logits are of the labels' resolution
+  const A* weight;             // [C] or null
+  const A* pixel_weight;       // [B, P] or null
+  const A* edge_class_weight;  // [C] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
   int16_t* label;  // [B, P]
@@ -73,6 +74,9 @@ struct Call {
   Reader<T, A> reader(int64_t b) const { return {image(b), up}; }
   A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
   A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
+  A edge_weight_of(int64_t i) const {
+    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[label[i]] : pixel_weight_of(i);
+  }
   A total_weight() const {
     A sum = 0;
     for (int64_t c = 0; c < g.classes; ++c) sum += weight_of(c);
@@ -230,16 +234,16 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
     mark_edges(label + row * g.width, g.width, reach, low.data(), high.data(), edge);
     const int64_t count = list_places(edge, g.width, row * g.width, call.edge_pixel + base + end);
     call.row_first[rows + row] = static_cast<int32_t>(end);
-    if (call.pixel_weight) {
+    if (call.pixel_weight || call.edge_class_weight) {
       for (int64_t e = end; e < end + count; ++e) {
-        sums.edges_weight += call.pixel_weight[base + call.edge_pixel[base + e]];
+        sums.edges_weight += call.edge_weight_of(base + call.edge_pixel[base + e]);
       }
     }
     end += count;
     call.row_end[rows + row] = static_cast<int32_t>(end);
   }
   sums.edges = static_cast<double>(end - chunk.first_row * g.width);
-  if (!call.pixel_weight) sums.edges_weight = sums.edges;
+  if (!call.pixel_weight && !call.edge_class_weight) sums.edges_weight = sums.edges;
 }
 
 // Pass 3: the distances of the valid pixels that edge pixels see, by a search through the offsets, sorted by length.
@@ -569,7 +573,7 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
     call.keep(base + at, group.count, sides);
     for (int64_t e = 0; e < group.count; ++e) {
       const int64_t i = base + group.pixel[e];
-      const double v = call.pixel_weight_of(i);
+      const double v = call.edge_weight_of(i);
       sums.same += v * value[0][e];
       sums.other += v * value[1][e];
       for (int side = 0; side < 2; ++side) {
@@ -582,7 +586,7 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
 // What arrives at each pixel's terms in the backward pass.
 template <typename A>
 struct Upstream {
-  A sums[3];        // of Σ v CE, Σ v S, Σ v O
+  A sums[3];        // of Σ v CE, Σ v u S, Σ v u O
   const A* map[3];  // of the maps, [B, P] each, or null
 
   A at(int term, int64_t i, A v) const { return sums[term] * v + (map[term] ? map[term][i] : A(0)); }
@@ -616,7 +620,7 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
       };
       const auto up = [&](int32_t e) {
         const int64_t i = base + group.pixel[e];
-        return upstream.at(1 + side, i, call.pixel_weight_of(i));
+        return upstream.at(1 + side, i, call.edge_weight_of(i));
       };
       if (means) {
         fill(0, [&](int32_t e, const Side<A>& of) { return up(e) * of.inverse; });
@@ -919,8 +923,9 @@ std::optional<Upsample<A>> upsample_for(const Geometry& g, const Tensor& logits)
 template <typename T, typename A>
 Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, const Tensor& logits,
                      const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
-                     double label_smoothing, double power, double decay, const Tensor& label, const Tensor& flags,
-                     const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field) {
+                     const std::optional<Tensor>& edge_class_weight, double label_smoothing, double power, double decay,
+                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
+                     const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = stats.numel() > 0 ? static_cast<A*>(stats.mutable_data_ptr()) : nullptr;
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
@@ -931,6 +936,7 @@ Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, co
           up ? &*up : nullptr,
           data_or_null<A>(weight),
           data_or_null<A>(pixel_weight),
+          data_or_null<A>(edge_class_weight),
           static_cast<A>(label_smoothing),
           static_cast<A>(power),
           has_decay ? static_cast<A>(1 / decay) : A(0),
@@ -990,9 +996,10 @@ using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
 template <typename T, typename A>
 Forward forward(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
-                const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance, int64_t ignore_index,
-                double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
-                const std::vector<double>& spacing, bool edges, bool maps, bool check) {
+                const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
+                const std::optional<Tensor>& distance, int64_t ignore_index, double label_smoothing,
+                const std::vector<int64_t>& radius, double power, double decay, const std::vector<double>& spacing,
+                bool edges, bool maps, bool check) {
   const Geometry g = geometry_of(logits, target, radius);
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
@@ -1010,8 +1017,9 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
-  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label,
-                                          flags, stats, edge_list, sides, distance ? *distance : field);
+  const Call<T, A> call =
+      make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power, decay, label,
+                      flags, stats, edge_list, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
   const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
@@ -1097,16 +1105,17 @@ void want_large_pages(void* data, int64_t bytes) {
 template <typename T, typename A>
 Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, const std::optional<Tensor>& grad_same,
                 const std::optional<Tensor>& grad_other, const Tensor& logits, const std::optional<Tensor>& weight,
-                const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
-                const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
-                double label_smoothing, const std::vector<int64_t>& radius, double power, double decay) {
+                const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
+                const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
+                const Tensor& sides, const Tensor& field, double label_smoothing, const std::vector<int64_t>& radius,
+                double power, double decay) {
   const Geometry g = geometry_of(logits, label, radius);
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
-  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, label_smoothing, power, decay, label,
-                                          flags, stats, edge_list, sides, field);
+  const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing,
+                                          power, decay, label, flags, stats, edge_list, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
   const Upstream<A> upstream = {{static_cast<A>(sums[0]), static_cast<A>(sums[1]), static_cast<A>(sums[2])},
                                 {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
@@ -1128,12 +1137,13 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
 }
 
 Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
-                  const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance,
-                  int64_t ignore_index, double label_smoothing, std::vector<int64_t> radius, double power, double decay,
-                  std::vector<double> spacing, bool edges, bool maps, int64_t validate) {
+                  const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
+                  const std::optional<Tensor>& distance, int64_t ignore_index, double label_smoothing,
+                  std::vector<int64_t> radius, double power, double decay, std::vector<double> spacing, bool edges,
+                  bool maps, int64_t validate) {
   return by_type(logits, [&](auto t, auto a) {
-    return forward<decltype(t), decltype(a)>(logits, target, weight, pixel_weight, distance, ignore_index,
-                                             label_smoothing, radius, power, decay, spacing, edges, maps,
+    return forward<decltype(t), decltype(a)>(logits, target, weight, pixel_weight, edge_class_weight, distance,
+                                             ignore_index, label_smoothing, radius, power, decay, spacing, edges, maps,
                                              validate != 0);
   });
 }
@@ -1141,13 +1151,14 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
 Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce,
                           const std::optional<Tensor>& grad_same, const std::optional<Tensor>& grad_other,
                           const Tensor& logits, const std::optional<Tensor>& weight,
-                          const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
-                          const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
-                          double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
+                          const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
+                          const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
+                          const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
+                          double power, double decay) {
   return by_type(logits, [&](auto t, auto a) {
     return backward<decltype(t), decltype(a)>(grad_sums, grad_ce, grad_same, grad_other, logits, weight, pixel_weight,
-                                              label, flags, stats, edge_list, sides, field, label_smoothing, radius,
-                                              power, decay);
+                                              edge_class_weight, label, flags, stats, edge_list, sides, field,
+                                              label_smoothing, radius, power, decay);
   });
 }
 

@@ -187,8 +187,9 @@ struct Call {
   const T* x;
   Steps steps;
   Axis<A> along_z, along_y, along_x;
-  const A* weight;        // [C] or null
-  const A* pixel_weight;  // [B, P] or null
+  const A* weight;             // [C] or null
+  const A* pixel_weight;       // [B, P] or null
+  const A* edge_class_weight;  // [C] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
   bool is_plain;   // one number a side is enough
@@ -209,6 +210,9 @@ struct Call {
   }
   __device__ A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
   __device__ A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
+  __device__ A edge_weight_of(int64_t i, int16_t y) const {
+    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[y] : pixel_weight_of(i);
+  }
   __device__ A smoothed_weight() const {  // Σ weight(c), where it is needed
     A sum = 0;
     for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(c);
@@ -529,7 +533,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         call.store(side, i, of);
         (side ? other : same) = value;
       }
-      const double v = call.pixel_weight_of(i);
+      const double v = call.edge_weight_of(i, k);
       sums[0] += v * same;
       sums[1] += v * other;
       sums[2] += v;
@@ -583,7 +587,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 // What arrives at each pixel's terms in the backward pass.
 template <typename A>
 struct Upstream {
-  const double* sums;  // of Σ v CE, Σ v S, Σ v O
+  const double* sums;  // of Σ v CE, Σ v u S, Σ v u O
   const A* map[3];     // of the maps, [B, P] each, or null
 
   __device__ A at(int term, int64_t i, A v) const {
@@ -684,7 +688,7 @@ struct PixelGradient {
       const Side<A> of = call.load(side, centre);
       const A pi = share(of, call.power, side ? complement : p, call.log_weight(of.nearest, i),
                          [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
-      const A value = upstream.at(1 + side, centre, call.pixel_weight_of(centre)) * pi;
+      const A value = upstream.at(1 + side, centre, call.edge_weight_of(centre, k)) * pi;
       if (side == 0) {  // ∂S = π (p(c) - δ_cy)
         alpha += value;
         at_y += value;
@@ -959,7 +963,8 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
 
 template <typename T, typename A, bool kUpsampled>
 Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
-                                 const std::optional<Tensor>& pixel_weight, double label_smoothing, double power,
+                                 const std::optional<Tensor>& pixel_weight,
+                                 const std::optional<Tensor>& edge_class_weight, double label_smoothing, double power,
                                  double decay, bool edges, const Tensor& label, const Tensor& flags,
                                  const Tensor& stats, const Tensor& sides, const Tensor& field) {
   A* m = static_cast<A*>(stats.mutable_data_ptr());
@@ -973,6 +978,7 @@ Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const 
           {low.width, g.width},
           data_or_null<A>(weight),
           data_or_null<A>(pixel_weight),
+          data_or_null<A>(edge_class_weight),
           static_cast<A>(label_smoothing),
           static_cast<A>(power),
           has_decay ? static_cast<A>(1 / decay) : A(0),
@@ -1025,9 +1031,10 @@ using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 template <typename T, typename A, bool kUpsampled>
 Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, const Labels& labels,
                 const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
-                const std::optional<Tensor>& distance, double label_smoothing, const std::vector<int64_t>& radius,
-                double power, double decay, const std::vector<double>& spacing, bool edges, bool maps,
-                LabelRecord* record, int64_t number, cudaStream_t stream) {
+                const std::optional<Tensor>& edge_class_weight, const std::optional<Tensor>& distance,
+                double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
+                const std::vector<double>& spacing, bool edges, bool maps, LabelRecord* record, int64_t number,
+                cudaStream_t stream) {
   const int64_t all = g.batch * g.pixels, blocks = blocks_for(all);
   const auto empty = [&](int64_t rows, int64_t columns, ScalarType type) {
     return torch::stable::new_empty(logits, {rows, columns}, type);
@@ -1045,8 +1052,9 @@ Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, c
   Tensor partial = empty(8, blocks, ScalarType::Double);
   const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
   double* parts = static_cast<double*>(partial.mutable_data_ptr());
-  const auto call = make_call<T, A, kUpsampled>(g, logits, weight, pixel_weight, label_smoothing, power, decay, edges,
-                                                label, flags, stats, sides, distance ? *distance : field);
+  const auto call =
+      make_call<T, A, kUpsampled>(g, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power, decay,
+                                  edges, label, flags, stats, sides, distance ? *distance : field);
 
   auto cross_entropy = cross_entropy_kernel<T, A, kUpsampled, false>;
   if constexpr (!kUpsampled) {
@@ -1078,9 +1086,10 @@ int64_t bytes_of(ScalarType label) {
 }
 
 Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
-                  const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& distance,
-                  int64_t ignore_index, double label_smoothing, std::vector<int64_t> radius, double power, double decay,
-                  std::vector<double> spacing, bool edges, bool maps, int64_t validate) {
+                  const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
+                  const std::optional<Tensor>& distance, int64_t ignore_index, double label_smoothing,
+                  std::vector<int64_t> radius, double power, double decay, std::vector<double> spacing, bool edges,
+                  bool maps, int64_t validate) {
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
@@ -1097,8 +1106,8 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
     using T = decltype(t);
     using A = decltype(a);
     const auto run = is_upsampled(g, logits) ? forward<T, A, true> : forward<T, A, false>;
-    return run(g, logits, target, labels, weight, pixel_weight, distance, label_smoothing, radius, power, decay,
-               spacing, edges, maps, record, number, stream);
+    return run(g, logits, target, labels, weight, pixel_weight, edge_class_weight, distance, label_smoothing, radius,
+               power, decay, spacing, edges, maps, record, number, stream);
   });
   if (validate == 2) {
     check(cudaStreamSynchronize(stream));
@@ -1110,9 +1119,10 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
 Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce,
                           const std::optional<Tensor>& grad_same, const std::optional<Tensor>& grad_other,
                           const Tensor& logits, const std::optional<Tensor>& weight,
-                          const std::optional<Tensor>& pixel_weight, const Tensor& label, const Tensor& flags,
-                          const Tensor& stats, const Tensor& /* edge_list */, const Tensor& sides, const Tensor& field,
-                          double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
+                          const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
+                          const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& /* edge_list */,
+                          const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
+                          double power, double decay) {
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const Geometry g = clipped_geometry(logits, label, radius);
@@ -1127,8 +1137,9 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
     const Output<T> output = {static_cast<T*>(grad.mutable_data_ptr()), Steps(grad)};
     const int64_t blocks = blocks_for(g.batch * g.pixels);
     const auto make = [&](auto upsampled) {
-      return make_call<T, A, decltype(upsampled)::value>(g, logits, weight, pixel_weight, label_smoothing, power, decay,
-                                                         edges, label, flags, stats, sides, field);
+      return make_call<T, A, decltype(upsampled)::value>(g, logits, weight, pixel_weight, edge_class_weight,
+                                                         label_smoothing, power, decay, edges, label, flags, stats,
+                                                         sides, field);
     };
     if (is_upsampled(g, logits)) {
       const auto call = make(std::true_type());

@@ -187,6 +187,24 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         padded[:, rows_to, columns_to] = _to_tensor(pixels)
         return padded, torch.from_numpy(labels)
 
+    def labels(self, i: int) -> Tensor:
+        """Read the labels of one pair, without augmentation.
+
+        Args:
+            i: Index into `names`.
+
+        Returns:
+            Int64 [H, W], of the size of the samples.
+
+        Raises:
+            ValueError: The mask can't be read, or holds a number that is no label.
+        """
+        path = self._pairs[i].mask
+        mask = _relabel(read_labels(path).numpy(), self._labels, path)
+        if self.size is not None:
+            mask = _resize_mask(mask, *self.size)
+        return torch.from_numpy(mask.astype(np.int64))
+
     def _decode(self, index: int) -> tuple[Pixels, Labels]:
         """Read a pair; without augmentation in its final size."""
         _, image_path, mask_path = self._pairs[index]

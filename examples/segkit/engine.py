@@ -331,7 +331,8 @@ def train_step(
     targets = [labels.to(place.device, non_blocking=True) for _, _, labels in micro_batches]
     normalizer = None
     if len(targets) > 1:  # the denominators of the sum of all parts, so that the parts' losses add up to the whole's
-        options = {"weight": criterion.weight, "ignore_index": criterion.ignore_index, "radius": criterion.radius}
+        names = ("weight", "edge_class_weight", "ignore_index", "radius")
+        options = {name: getattr(criterion, name) for name in names}
         counts = [torch.stack(normalizers(target, **options)) for target in targets]
         normalizer = torch.stack(counts).sum(0).unbind()
     totals, all_logits = [], []  # of each micro-batch

@@ -147,6 +147,7 @@ class Place:
         results: folder of the result files.
         state: folder of the checkpoints.
         device: to train on.
+        score_every: epochs from one scoring to the next; the last epoch always has one.
     """
 
     data: Path
@@ -154,6 +155,7 @@ class Place:
     results: Path
     state: Path
     device: str = "cpu"
+    score_every: int = 1
 
     def split_name(self, run: Run) -> str:
         """What the run is scored on."""
@@ -269,11 +271,14 @@ class Training:
             loss = self._train_epoch()
             seconds = time.perf_counter() - start
             self.epoch += 1
-            self._score(loss=loss, seconds=round(seconds, 1))
+            is_scored = self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs
+            if is_scored:
+                self._score(loss=loss, seconds=round(seconds, 1))
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
             save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curves": self.curves})
-            scores = "  ".join(f"{METRICS[name]} {self.curve[-1]['metrics'][name]:.2%}" for name in SHOWN)
+            found = self.curve[-1]["metrics"] if is_scored else {}
+            scores = "  ".join(f"{METRICS[name]} {found[name]:.2%}" for name in SHOWN if name in found)
             progress = f"{self.epoch}/{self.run.epochs}"
             print(f"{self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
         if not self.curve or self.curve[-1]["epoch"] < self.epoch:  # trained before, and scored on another split
@@ -543,6 +548,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     training = argparse.ArgumentParser(add_help=False, parents=[shared, networks])
     training.add_argument("--workers", type=int, default=1, help="runs at a time (default: %(default)s)")
     training.add_argument("--threads", type=int, default=1, help="of each run (default: %(default)s)")
+    training.add_argument(
+        "--score-every", type=int, default=1, metavar="EPOCHS", help="for the curves (default: %(default)s)"
+    )
 
     run = commands.add_parser("run", parents=[training], help="train one loss")
     run.add_argument("--loss", required=True, choices=list(RECIPES))
@@ -608,7 +616,7 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 def do_runs(options: argparse.Namespace) -> None:
     """The commands `run`, `plan` and `tune`."""
     data, split = folders(options)
-    place = Place(data, split, options.results, options.state, options.device)
+    place = Place(data, split, options.results, options.state, options.device, options.score_every)
     if options.command == "run":
         settings = {name: getattr(options, name) for name in SETTINGS} | {"held_out": options.held_out}
         runs = [Run(options.loss, dict(options.option), seed, data=data.name, **settings) for seed in options.seeds]

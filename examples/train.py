@@ -346,12 +346,11 @@ def make_criterion(
     """
     options = dict(options)
     try:
+        if options.get("edge_class_weight") == "balanced":
+            about = {"ignore_index": ignore_index, "radius": options.get("radius", 1)}
+            options["edge_class_weight"] = balanced_edge_class_weight(masks, num_classes, **about).tolist()
         for name in ("weight", "edge_class_weight"):
-            if options.get(name) == "balanced" and name == "edge_class_weight":
-                options[name] = balanced_edge_class_weight(
-                    masks, num_classes, ignore_index=ignore_index, radius=options.get("radius", 1)
-                )
-            elif options.get(name) is not None:
+            if options.get(name) is not None:
                 options[name] = torch.tensor(options[name], dtype=torch.float32)
         options = {"upsample": True} | options  # of a network with an output stride
         criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", sync_normalizer=True, **options)

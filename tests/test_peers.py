@@ -14,8 +14,11 @@ from peers.boundary import boundary, signed_distance
 from peers.common import cross_entropy
 from peers.control import edge_weighted_cross_entropy
 from peers.cpg import cpg, sobel
+from peers.false_edges import false_edges
 from peers.recipes import RECIPES, TITLES, Progress, completed, make
 from torch import Tensor
+
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 
 VOID = 255
 LN = math.log
@@ -44,6 +47,25 @@ def test_edge_weighted_cross_entropy() -> None:
     logits = binary([[0.5, 0.75, 0.5, 0.25, 0.9]])
     loss = edge_weighted_cross_entropy(logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4)
     torch.testing.assert_close(loss.item(), (6 * LN(2) + 6 * LN(4)) / 12)
+    # With 4 · 0.5 more for class 0 and 4 · 1.5 for class 1: (1 · ln 2 + 3 · ln 4 + 7 · ln 2 + 1 · ln 4) / 12.
+    of_classes = torch.tensor([0.5, 1.5])
+    loss = edge_weighted_cross_entropy(
+        logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4, edge_class_weight=of_classes
+    )
+    torch.testing.assert_close(loss.item(), (8 * LN(2) + 4 * LN(4)) / 12)
+
+
+def test_false_edges() -> None:
+    # Class 1 begins at the sixth pixel, and is predicted at the second one too. Off the edge mask, which is the fifth
+    # and the sixth, the first three pixels have a predicted edge: S of the first is -ln of the second's 0.2, of the
+    # second the mean of ln 1/0.9 twice, of the third that of -ln 0.2 and ln 1/0.9.
+    p = [[0.1, 0.8, 0.1, 0.1, 0.1, 0.9, 0.9]]
+    target = torch.tensor([[[0, 0, 0, 0, 0, 1, 1]]])
+    value = false_edges(binary(p), target, ignore_index=VOID, power=0.0)
+    expected = (LN(5) + LN(1 / 0.9) + (LN(5) + LN(1 / 0.9)) / 2) / 2
+    torch.testing.assert_close(value.item(), expected)
+    assert false_edges(binary(p), target * 0, ignore_index=VOID, power=0.0) > 0
+    assert false_edges(binary(p), torch.full_like(target, VOID), ignore_index=VOID, power=0.0) == 0
 
 
 def test_dice() -> None:
@@ -308,13 +330,34 @@ def test_ours_with_the_weights_of_the_control(scene: tuple[Tensor, Tensor]) -> N
     torch.testing.assert_close(ours(*scene, Progress()), control(*scene, Progress()))
 
 
+def test_ours_with_false_edges(scene: tuple[Tensor, Tensor]) -> None:
+    options = {"edge_weight": 3.0, "false_edge_weight": 0.5, "false_edge_start": 0.2}
+    plain = make("ours", {"edge_weight": 3.0}, VOID)
+    ours = make("ours", options, VOID)
+    added = ours(*scene, Progress(2, 10)) - plain(*scene, Progress(2, 10))
+    torch.testing.assert_close(added, 1.5 * false_edges(*scene, ignore_index=VOID, power=0.0), rtol=1e-4, atol=1e-6)
+    assert ours(*scene, Progress(1, 10)) == plain(*scene, Progress(1, 10))
+
+
+def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    classes = logits.shape[1]
+    balanced = make("ours", {"class_balance": 0.5}, VOID, targets=target.split(1), num_classes=classes)
+    weight = balanced_edge_class_weight([target], classes, exponent=0.5, ignore_index=VOID)
+    assert weight.unique().numel() > 1
+    expected = edge_aware_loss(logits, target, edge_class_weight=weight, ignore_index=VOID)
+    torch.testing.assert_close(balanced(logits, target, Progress()), expected)
+
+
 def test_options() -> None:
     assert TITLES.keys() == RECIPES.keys()
-    assert completed("weighted", {"k": 2}) == {"k": 2.0}
+    assert completed("weighted", {"k": 2}) == {"k": 2.0, "class_balance": 0.0}
     assert completed("ours", {"decay": None, "radius": 2})["radius"] == 2
     with pytest.raises(ValueError, match=r"loss: expected one of \['ce', .*\], but got 'focal'"):
         completed("focal", {})
-    with pytest.raises(ValueError, match=r"options of weighted: expected some of \['k'\], but got 'weight'"):
+    with pytest.raises(
+        ValueError, match=r"options of weighted: expected some of \['k', 'class_balance'\], but got 'weight'"
+    ):
         completed("weighted", {"weight": 1})
     with pytest.raises(TypeError, match="option k of weighted: expected a number, but got 'four'"):
         completed("weighted", {"k": "four"})

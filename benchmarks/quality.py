@@ -561,10 +561,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         many = {"nargs": 2, "metavar": ("HEIGHT", "WIDTH")} if name == "size" else {}
         kind = int if name == "size" else type(default)
         run.add_argument(f"--{name}", type=kind, default=default, help="default: %(default)s", **many)
-    run.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
-
     plan = commands.add_parser("plan", parents=[training], help="do all runs of a YAML file")
     plan.add_argument("plan", type=Path)
+    for command in (run, plan):
+        command.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
     tune = commands.add_parser("tune", parents=[training], help="do trials on the training images alone")
     tune.add_argument("plan", type=Path)
     tune.add_argument(
@@ -618,11 +618,11 @@ def do_runs(options: argparse.Namespace) -> None:
     data, split = folders(options)
     place = Place(data, split, options.results, options.state, options.device, options.score_every)
     if options.command == "run":
-        settings = {name: getattr(options, name) for name in SETTINGS} | {"held_out": options.held_out}
+        settings = {name: getattr(options, name) for name in (*SETTINGS, "held_out")}
         runs = [Run(options.loss, dict(options.option), seed, data=data.name, **settings) for seed in options.seeds]
     else:
         tuning = options.command == "tune"
-        runs = runs_of(yaml.safe_load(options.plan.read_text()), data=data.name, held_out=tuning)
+        runs = runs_of(yaml.safe_load(options.plan.read_text()), data=data.name, held_out=tuning or options.held_out)
         if tuning:
             check_trials(runs)
     execute(runs, place, workers=options.workers, threads=options.threads)

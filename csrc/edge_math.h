@@ -242,10 +242,10 @@ EDGELOSS_INLINE A negative_log(A mean, A complement) {
   return mean < A(0.5) ? -log_positive(mean) : -log1p_positive(-complement);
 }
 
-// -log M_0 from Σ w t and Σ w, which is 0 where there is nothing to average.
+// -log M_0 from Σ w t and Σ w; 0 where there is nothing to average.
 template <typename A>
 EDGELOSS_INLINE A negative_mean(A sum, A weights) {
-  return sum < A(0) ? -sum / weights : A(0);  // rounding may not make the loss negative
+  return weights == A(0) || sum > A(0) ? A(0) : A(0) - sum / weights;  // rounding may not make the loss negative
 }
 
 // -log M_q{e^t; w} of n terms t ≤ 0, q ≠ 0, by logarithms; with what backward needs of it.

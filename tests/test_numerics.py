@@ -104,6 +104,19 @@ def test_leak_is_exact_around_one_half(classes: int) -> None:
     torch.testing.assert_close(value.double(), expected, rtol=5e-7 if classes == 2 else 1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 4, 8, 8, dtype=dtype)
+    x[0, 1, 2, 3] = torch.nan  # of class 1, beside class 2
+    loss, maps = edge_aware_loss(x, STRIPES, power=power, return_maps=True)
+    assert loss.isnan()
+    assert maps.cross_entropy.isnan().nonzero().tolist() == [[0, 2, 3]]
+    around = [[0, 1, 2], [0, 1, 3], [0, 2, 2], [0, 3, 2], [0, 3, 3]]
+    assert maps.same_side.isnan().nonzero().tolist() == around
+    assert maps.other_side.isnan().nonzero().tolist() == [[0, i, 4] for i in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("power", [1.0, -1.0, 0.1, -0.01, 1e-4, -1e-7, 1e-29, 1e-40, 1e6, -1e6])
 def test_confident_logits_at_every_power(power: float) -> None:
     # A well trained network: the terms are small differences of large sums, and none may come out negative.

@@ -157,7 +157,7 @@ def test_plan() -> None:
     entries = [{"loss": "ce", "seeds": [0, 1]}, {"loss": "weighted", "seeds": [0], "options": {"k": 2}}]
     runs = runs_of({"epochs": 3, "runs": entries}, data="camvid")
     assert [(run.loss, run.seed, run.epochs) for run in runs] == [("ce", 0, 3), ("weighted", 0, 3), ("ce", 1, 3)]
-    assert runs[1].options == {"k": 2.0}
+    assert runs[1].options == {"k": 2.0, "class_balance": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -338,11 +338,11 @@ def test_void_has_no_border(split: Split) -> None:
     [
         (["cross-entropy", "CE + CPG"], r"expected some of \['cross-entropy', .*\], but got 'CE \+ CPG'"),
         (["cross-entropy", "edge-weighted CE"], "expected some of .*, but got 'edge-weighted CE'"),  # which one?
-        (["edgeloss"], r"expected two or more, but got \['edgeloss \(power 0\)'\]"),
+        (["edgeloss"], r"expected two or more, but got \['edgeloss \(power 1\)'\]"),
     ],
 )
 def test_wrong_names_of_losses(names: list[str], message: str) -> None:
-    runs = [Run("ce", {}, 0), *(Run("weighted", {"k": k}, 0) for k in (1, 2)), Run("ours", {"power": 0}, 0)]
+    runs = [Run("ce", {}, 0), *(Run("weighted", {"k": k}, 0) for k in (1, 2)), Run("ours", {"power": 1}, 0)]
     with pytest.raises(ValueError, match=f"--losses: {message}"):
         pick(runs, names)
     assert list(pick(runs, ["cross-entropy", "edgeloss"]).values()) == [runs[0], runs[-1]]

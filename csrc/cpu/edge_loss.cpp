@@ -538,7 +538,7 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
     find_means(sums[3], sums[2], n, value[1], inverse[1]);
   }
   for (int64_t e = 0; e < n; ++e) {
-    const bool has_same = sums[0][e] + sums[1][e] > A(0);
+    const bool has_same = sums[0][e] + sums[1][e] != A(0);  // nan too
     if (logs || (inverse[1][e] > A(0) && (inverse[0][e] > A(0) || !has_same))) {
       sides[2 * e] = {A(0), A(0), nearest[0][e], inverse[0][e]};
       sides[2 * e + 1] = {A(0), A(0), nearest[1][e], inverse[1][e]};

@@ -308,12 +308,13 @@ def _outline(axes: Axes, borders: _Array, color: str, width: float) -> None:
 def _color_bar(figure: Figure, box: _Box, picture: AxesImage, extend: Extend) -> None:
     left, bottom, width, height = box
     axes = figure.add_axes(_in_figure(figure, (left + width + _BAR_GAP, bottom, _BAR, height)))
+    steps = min(max(int(height / 0.2), 1), 4)  # a number is as high as that, in inches
     bar = figure.colorbar(
         picture,
         cax=axes,
         extend=extend,
         extendfrac=_BAR / height,
-        ticks=MaxNLocator(min(max(int(height / 0.2), 1), 4), steps=[1, 2, 5, 10]),
+        ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], min_n_ticks=1 if steps < 3 else 2),
         format=StrMethodFormatter("{x:.3g}"),
     )
     bar.outline.set(linewidth=0.5, edgecolor="0.4")

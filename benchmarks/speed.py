@@ -221,7 +221,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def unfolded(logits: Tensor, target: Tensor) -> Tensor:
-    """The loss with radius 1 and power 1 as one would write it first: all neighbours of all pixels at once."""
+    """The loss by its defaults as one would write it first: all neighbours of all pixels at once."""
     classes = logits.shape[1]
     valid = target != VOID
     ce = F.cross_entropy(logits, target, ignore_index=VOID)
@@ -238,9 +238,10 @@ def unfolded(logits: Tensor, target: Tensor) -> Tensor:
     other = exists & ~same
     edge = other.any(1)
     tiny = torch.finfo(logits.dtype).tiny
-    s = -((p * same).sum(1) / same.sum(1).clamp(min=1)).clamp(min=tiny).log() * same.any(1)
-    o = -(((1 - p) * other).sum(1) / other.sum(1).clamp(min=1)).clamp(min=tiny).log()
-    return ce + 0.5 * ((s + o) * edge).sum() / edge.sum().clamp(min=1)
+    nll = -torch.where(same, p, 1 - p).clamp(min=tiny).log()
+    s = (nll * same).sum(1) / same.sum(1).clamp(min=1)
+    o = (nll * other).sum(1) / other.sum(1).clamp(min=1)
+    return ce + EdgeAwareLoss().edge_weight * ((s + o) * edge).sum() / edge.sum().clamp(min=1)
 
 
 def loss_named(name: str, options: dict[str, Any]) -> Loss:

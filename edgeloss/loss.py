@@ -110,7 +110,7 @@ class EdgeAwareLoss(nn.Module):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         ce_weight: float = 1.0,
-        edge_weight: float = 2.0,
+        edge_weight: float = 1.0,
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
         radius: int | Sequence[int] = 1,

@@ -53,7 +53,7 @@ def test_sides_reach_different_pixels() -> None:
     assert rows["S q=0"]["cos_edge_ce"] == pytest.approx(0)
     assert rows["S q=0"]["cos_ce"] == pytest.approx(math.sqrt(0.5))
     # Every pixel gets 1 / 4 from CE, and 1 / 2 from S or from O; the control weighs 5 : 5 : 1 : 1.
-    assert rows["edgeloss"]["strength"] == pytest.approx(1 + 2 * (1 + 1))
+    assert rows["edgeloss (edge_weight 2)"]["strength"] == pytest.approx(1 + 2 * (1 + 1))
     assert rows["edge-weighted CE"]["shares"]["distance"]["E"] == pytest.approx(5 / 6)
 
 

@@ -47,7 +47,7 @@ def test_holds_arguments_and_calls_the_function() -> None:
     for name, value in options.items():
         assert f"{name}={value!r}" in repr(criterion)
     assert repr(criterion).startswith("EdgeAwareLoss(weight=[3], edge_class_weight=[3], ")
-    assert repr(EdgeAwareLoss()) == "EdgeAwareLoss(ignore_index=-100, edge_weight=2.0, radius=1, power=0.0)"
+    assert repr(EdgeAwareLoss()) == "EdgeAwareLoss(ignore_index=-100, edge_weight=1.0, radius=1, power=0.0)"
 
 
 def test_arguments_can_be_scheduled() -> None:

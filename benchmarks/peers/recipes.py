@@ -65,7 +65,7 @@ def _ours(
     *,
     ignore_index: int,
     edge_class_weight: Tensor | None = None,
-    edge_weight: float = 2.0,
+    edge_weight: float = 1.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
     radius: int = 1,

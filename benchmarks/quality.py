@@ -573,13 +573,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     images = ROOT / "docs" / "images"
     cost_file = RESULTS / "quality-cost.json"
-    table = commands.add_parser("table", parents=[shared], help="Markdown of all results")
+    shown = argparse.ArgumentParser(add_help=False, parents=[shared])
+    shown.add_argument("--split", metavar="NAME", help="val, or held-out for the trials (default: all)")
+    table = commands.add_parser("table", parents=[shown], help="Markdown of all results")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )
     table.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
     table.add_argument("--cost", type=Path, default=cost_file, metavar="FILE", help="of `cost` (default: %(default)s)")
-    plot = commands.add_parser("plot", parents=[shared], help="draw bars and curves")
+    plot = commands.add_parser("plot", parents=[shown], help="draw bars and curves")
     plot.add_argument("--output", type=Path, default=images, metavar="DIR", help="default: %(default)s")
     crops = commands.add_parser("crops", parents=[networks], help="draw where a loss is sharper than another")
     crops.add_argument("plan", type=Path, help="of runs that are finished")
@@ -634,7 +636,8 @@ def do_runs(options: argparse.Namespace) -> None:
 def do_table(options: argparse.Namespace) -> None:
     """The command `table`."""
     costs = json.loads(options.cost.read_text())["losses"] if options.cost.exists() else {}
-    rows = {common: summarise(results, options.baseline) for common, results in read_results(options.results).items()}
+    found = read_results(options.results, options.split)
+    rows = {common: summarise(results, options.baseline) for common, results in found.items()}
     for common, own in rows.items():
         print(f"{common}\n\n{markdown(own, costs, options.baseline)}")
     if options.json:
@@ -643,7 +646,7 @@ def do_table(options: argparse.Namespace) -> None:
 
 def do_plot(options: argparse.Namespace) -> None:
     """The command `plot`."""
-    results = read_results(options.results)
+    results = read_results(options.results, options.split)
     options.output.mkdir(parents=True, exist_ok=True)
     for common, own in results.items():
         suffix = "" if len(results) == 1 else "-" + hashlib.sha256(common.encode()).hexdigest()[:6]

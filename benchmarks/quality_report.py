@@ -40,8 +40,8 @@ def label(loss: str, options: Options) -> str:
     return TITLES[loss] + (f" ({changed})" if changed else "")
 
 
-def read_results(folder: Path) -> dict[str, list[Result]]:
-    """All results, by what they have in common: the settings and the split.
+def read_results(folder: Path, split: str | None = None) -> dict[str, list[Result]]:
+    """The results of a split, or all of them, by what they have in common: the settings and the split.
 
     Raises:
         ValueError: if there is none.
@@ -49,6 +49,8 @@ def read_results(folder: Path) -> dict[str, list[Result]]:
     found = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text())
+        if split not in (None, result["split"]):
+            continue
         run = result["run"]
         height, width = run["size"]
         common = (
@@ -59,7 +61,8 @@ def read_results(folder: Path) -> dict[str, list[Result]]:
         )
         found[common].append(result)
     if not found:
-        raise ValueError(f"--results: expected files of `run` or `plan` but got none in {folder}")
+        of_split = f" of split {split}" if split else ""
+        raise ValueError(f"--results: expected files of `run` or `plan`{of_split} but got none in {folder}")
     return dict(found)
 
 

@@ -267,6 +267,9 @@ def test_plots_and_table_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     ((common, rows),) = json.loads(figures.read_text()).items()
     assert common.startswith("camvid, val")
     assert len(rows) == 5
+    assert main(["table", "--results", str(tmp_path), "--split", "val"]) == 0
+    assert main(["table", "--results", str(tmp_path), "--split", "test"]) == 1
+    assert "files of `run` or `plan` of split test but got none" in capsys.readouterr().err
 
 
 def test_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,7 +259,7 @@ def test_plots_and_table_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[
         (tmp_path / f"{n}.json").write_text(json.dumps(result))
     assert main(["plot", "--results", str(tmp_path), "--output", str(tmp_path / "images")]) == 0
     assert {path.name for path in (tmp_path / "images").iterdir()} == {"quality-bars.png", "quality-curves.png"}
-    figures = tmp_path / "figures.json"
+    figures = tmp_path / "images" / "figures.json"
     assert main(["table", "--results", str(tmp_path), "--cost", str(tmp_path / "none"), "--json", str(figures)]) == 0
     assert (
         "camvid, val: 367 images at 240 × 180 for training, 101 for these scores; 15 epochs" in capsys.readouterr().out

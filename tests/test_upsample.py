@@ -234,8 +234,7 @@ def test_one_graph_for_every_size() -> None:
 @pytest.mark.parametrize("edges", [False, True])
 def test_operators_are_what_torch_was_told(kernels: Kernels, edges: bool, classes: int) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), (5, 9), classes))
+    nothing = [None] * 4
     options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, True, 1)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(
-        kernels.operators.edge_loss, (x.requires_grad_(), y, None, None, None, *options), test_utils=tests
-    )
+    torch.library.opcheck(kernels.operators.edge_loss, (x.requires_grad_(), y, *nothing, *options), test_utils=tests)

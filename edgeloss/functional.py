@@ -332,9 +332,8 @@ def normalizers(
         pixel_weight = _pixel_weight(pixel_weight, target, valid, validate, torch.float64)
     mask = reference.edge_mask(y, valid, radius)
     of_edges = reference.edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
-    return tuple(  # type: ignore[return-value]
-        found.detach() for found in reference.normalizers(y, valid, mask, weight, pixel_weight, of_edges)
-    )
+    w, e = reference.normalizers(y, valid, mask, weight, pixel_weight, of_edges)
+    return w.detach(), e.detach()
 
 
 def balanced_edge_class_weight(

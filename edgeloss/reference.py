@@ -140,10 +140,10 @@ def evaluate(
         mask,
         None if distance is None else distance.to(x.dtype, copy=True),
     )
-    edge_weight = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
+    of_edges = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
     return Evaluation(
-        sums(found, pixel_weight, edge_weight),
-        normalizers(y, valid, mask, weight, pixel_weight, edge_weight),
+        sums(found, pixel_weight, of_edges),
+        normalizers(y, valid, mask, weight, pixel_weight, of_edges),
         (mask.sum(), valid.sum()),
         found if maps else None,
     )
@@ -338,7 +338,7 @@ def normalizers(
     mask: Tensor,
     weight: Tensor | None,
     pixel_weight: Tensor | None,
-    edge_weight: Tensor | None,
+    of_edges: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The denominators W = Σ_valid v · weight[y_i] and Σ_E v · u, 0-d; they depend on the labels alone."""
 
@@ -347,12 +347,12 @@ def normalizers(
 
     v = wide(pixel_weight)
     w = v if weight is None else v * weight.to(v)[torch.where(valid, y, 0)]
-    return torch.where(valid, w, 0.0).sum(), torch.where(mask, wide(edge_weight), 0.0).sum()
+    return torch.where(valid, w, 0.0).sum(), torch.where(mask, wide(of_edges), 0.0).sum()
 
 
-def sums(maps: LossMaps, pixel_weight: Tensor | None, edge_weight: Tensor | None) -> Tensor:
+def sums(maps: LossMaps, pixel_weight: Tensor | None, of_edges: Tensor | None) -> Tensor:
     """Σ v · CE, Σ v · u · S and Σ v · u · O over the batch, [3], in float64: float32 fails beyond some 10^8 pixels."""
-    parts = zip(maps[:3], (pixel_weight, edge_weight, edge_weight), strict=True)
+    parts = zip(maps[:3], (pixel_weight, of_edges, of_edges), strict=True)
     return torch.stack(
         [(part if weight is None else part * weight).sum(dtype=_widest(part.device)) for part, weight in parts]
     )
@@ -393,7 +393,7 @@ def terms(
 def total_map(
     maps: LossMaps,
     pixel_weight: Tensor | None,
-    edge_pixel_weight: Tensor | None,
+    of_edges: Tensor | None,
     *,
     ce_weight: float,
     edge_weight: float,
@@ -402,7 +402,7 @@ def total_map(
     ce, edge = ce_weight * maps.cross_entropy, edge_weight * maps.edge
     if pixel_weight is not None:
         ce = ce * pixel_weight
-    return ce + (edge if edge_pixel_weight is None else edge * edge_pixel_weight)
+    return ce + (edge if of_edges is None else edge * of_edges)
 
 
 def edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:

@@ -167,8 +167,7 @@ def edge_aware_loss(
     elif sync_normalizer and dist.is_available() and dist.is_initialized():
         denominators = _mean_over_ranks(denominators)
     if reduction == "none" and found.maps is not None:
-        y, _ = reference.labels(target, classes, ignore_index)
-        of_edges = reference.edge_pixel_weight(y, found.maps.edge_mask, pixel_weight, edge_class_weight)
+        of_edges = reference.edge_pixel_weight(target.long(), found.maps.edge_mask, pixel_weight, edge_class_weight)
         loss = reference.total_map(found.maps, pixel_weight, of_edges, ce_weight=ce_weight, edge_weight=edge_weight)
     else:
         loss = reference.total(

@@ -44,7 +44,7 @@ class EdgeAwareLoss(nn.Module):
     Args:
         weight: class weights [C], ≥ 0 (of length 2 for one logit), of the cross-entropy.
         edge_class_weight: the same of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
-            :math:`O_i`, and :math:`|E|` becomes :math:`\\sum_E u`. See
+            :math:`O_i`, and :math:`|E|` becomes :math:`\sum_E u`. See
             :func:`edgeloss.functional.balanced_edge_class_weight`.
         ignore_index: the label of pixels that do not count. They get exactly no gradient, and nothing depends on their
             logits, not even nan.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from peers import regions
 from peers.active_boundary import active_boundary, predicted_border
 from peers.affinity import affinity
@@ -347,6 +348,11 @@ def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
     assert weight.unique().numel() > 1
     expected = edge_aware_loss(logits, target, edge_class_weight=weight, ignore_index=VOID)
     torch.testing.assert_close(balanced(logits, target, Progress()), expected)
+
+    everywhere = make("balanced", {"class_balance": 0.5}, VOID, targets=target.split(1), num_classes=classes)
+    expected = F.cross_entropy(logits, target, weight, ignore_index=VOID)
+    torch.testing.assert_close(everywhere(logits, target, Progress()), expected)
+    assert everywhere(logits, torch.full_like(target, VOID), Progress()) == 0
 
 
 def test_options() -> None:

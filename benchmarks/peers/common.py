@@ -12,10 +12,14 @@ def mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """The mean over valid pixels; 0 without any, where torch has nan."""
-    total = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
-    return total / (target != ignore_index).sum().clamp(min=1)
+def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, class_weight: Tensor | None = None) -> Tensor:
+    """The mean over valid pixels, weighted by their classes' weights [C]; 0 without any, where torch has nan."""
+    total = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction="sum")
+    valid = target != ignore_index
+    if class_weight is None:
+        return total / valid.sum().clamp(min=1)
+    weight = class_weight[target[valid]].sum()
+    return total / torch.where(weight > 0, weight, 1)
 
 
 def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:

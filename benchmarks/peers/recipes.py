@@ -44,6 +44,18 @@ def _ce(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int
     return cross_entropy(logits, target, ignore_index)
 
 
+def _balanced(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    edge_class_weight: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy with the class weights at all pixels: what they do without any regard to edges."""
+    return cross_entropy(logits, target, ignore_index, edge_class_weight)
+
+
 def _weighted(
     logits: Tensor,
     target: Tensor,
@@ -152,6 +164,7 @@ def _with_cross_entropy(
 
 RECIPES: dict[str, Callable[..., Tensor]] = {
     "ce": _ce,
+    "balanced": _balanced,
     "weighted": _weighted,
     "ours": _ours,
     "dice": _with_cross_entropy(regions.dice),
@@ -164,6 +177,7 @@ RECIPES: dict[str, Callable[..., Tensor]] = {
 }
 TITLES = {
     "ce": "cross-entropy",
+    "balanced": "class-weighted CE",
     "weighted": "edge-weighted CE",
     "ours": "edgeloss",
     "dice": "CE + Dice",
@@ -224,7 +238,8 @@ def make(
 
     Args:
         name: of a recipe.
-        options: of the loss. Where ``class_balance`` is > 0 it is the exponent of the edge terms' class weights.
+        options: of the loss. Where ``class_balance`` is > 0 it is the exponent of the class weights, which are
+            counted on edge pixels.
         ignore_index: the label that does not count.
         targets: label maps [B, H, W] that class weights come from.
         num_classes: C.

@@ -69,7 +69,7 @@ examples:
   python benchmarks/quality.py tune configs/quality-tune.yaml               # on a held-out fifth of the training images
   nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
   python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
-  python benchmarks/quality.py table
+  python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py plot
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
@@ -79,6 +79,7 @@ WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs of linear rise of the learning rate
 POWER = 0.9  # of its polynomial fall to 0
 HELD_OUT = 5  # one training image of so many
+INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()
 PRECISIONS = ("float32", "bfloat16")
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -166,6 +167,25 @@ class Place:
         return self.results / f"{run.slug}-{self.split_name(run)}.json"
 
 
+class RoundedConv2d(nn.Conv2d):
+    """A convolution under bfloat16 autocast that rounds as the processor's instructions for it do, and sums in float32.
+
+    Without such instructions PyTorch takes ten times as long as this, and as float32.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve; without autocast as ever."""
+        if not torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        bias = None if self.bias is None else _rounded(self.bias)
+        with torch.autocast("cpu", enabled=False):
+            return self._conv_forward(_rounded(x), _rounded(self.weight), bias).bfloat16()
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
 def labels_of(data: Path) -> tuple[list[str], int]:
     """The classes of a data set and its label of void."""
     classes, void = read_classes(data / "classes.txt")
@@ -194,6 +214,7 @@ def finish(run: Run, place: Place) -> None:
         "classes": training.classes,
         "machine": {
             "processor": processor() if place.device == "cpu" else torch.cuda.get_device_name(place.device),
+            "instructions": INSTRUCTIONS,
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy")},
@@ -240,6 +261,10 @@ class Training:
 
         torch.manual_seed(run.seed)
         self.model = UNet(len(self.classes), width=run.width).to(place.device)
+        if place.device == "cpu" and INSTRUCTIONS != "AVX512":
+            for module in self.model.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.__class__ = RoundedConv2d
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, weight_decay=WEIGHT_DECAY)
         plain = folder(place.data / "train")
         self.criterion = make(
@@ -579,6 +604,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )
+    table.add_argument("--plan", type=Path, metavar="FILE", help="only the losses of this plan (default: all)")
+    table.add_argument(
+        "--metrics",
+        nargs="+",
+        choices=list(METRICS),
+        default=list(METRICS),
+        metavar="NAME",
+        help="default: %(default)s",
+    )
     table.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
     table.add_argument("--cost", type=Path, default=cost_file, metavar="FILE", help="of `cost` (default: %(default)s)")
     plot = commands.add_parser("plot", parents=[shown], help="draw bars and curves")
@@ -638,8 +672,11 @@ def do_table(options: argparse.Namespace) -> None:
     costs = json.loads(options.cost.read_text())["losses"] if options.cost.exists() else {}
     found = read_results(options.results, options.split)
     rows = {common: summarise(results, options.baseline) for common, results in found.items()}
+    if options.plan:
+        planned = {label(run.loss, run.options) for run in runs_of(yaml.safe_load(options.plan.read_text()), data="")}
+        rows = {common: [row for row in own if row["loss"] in planned] for common, own in rows.items()}
     for common, own in rows.items():
-        print(f"{common}\n\n{markdown(own, costs, options.baseline)}")
+        print(f"{common}\n\n{markdown(own, costs, options.baseline, options.metrics)}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

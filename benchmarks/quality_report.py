@@ -136,8 +136,15 @@ def summarise(results: Iterable[Result], baseline: str = BASELINE) -> list[Resul
     return rows
 
 
-def markdown(rows: Sequence[Result], costs: Mapping[str, Result], baseline: str = BASELINE) -> str:
+def markdown(
+    rows: Sequence[Result],
+    costs: Mapping[str, Result],
+    baseline: str = BASELINE,
+    metrics: Sequence[str] = tuple(METRICS),
+) -> str:
     """The rows as tables: scores, precision and recall, differences to the baseline. All in percent or points."""
+    sides = [name for name in metrics if name in BORDER_SIDES]
+    metrics = [name for name in metrics if name not in BORDER_SIDES]
 
     def score(row: Result, name: str) -> str:
         mean, deviation = row["scores"][name]
@@ -166,12 +173,12 @@ def markdown(rows: Sequence[Result], costs: Mapping[str, Result], baseline: str 
         table(
             "Mean ± standard deviation over seeds, percent"
             + "; time and memory beyond the gradient of the loss, forward and backward" * bool(costs),
-            ["loss", "seeds", *(METRICS[name] for name in SCORES), *(["ms", "× CE", "MB"] if costs else [])],
+            ["loss", "seeds", *(METRICS[name] for name in metrics), *(["ms", "× CE", "MB"] if costs else [])],
             [
                 [
                     row["loss"],
                     str(len(row["seeds"])) + (f" ({len(row['failed'])} diverged)" if row["failed"] else ""),
-                    *(score(row, name) for name in SCORES),
+                    *(score(row, name) for name in metrics),
                     *(cost(row) if costs else []),
                 ]
                 for row in scored
@@ -179,21 +186,23 @@ def markdown(rows: Sequence[Result], costs: Mapping[str, Result], baseline: str 
         ),
         table(
             "Precision and recall of borders, percent",
-            ["loss", *(METRICS[name] for name in BORDER_SIDES)],
-            [[row["loss"], *(score(row, name) for name in BORDER_SIDES)] for row in scored],
-        ),
+            ["loss", *(METRICS[name] for name in sides)],
+            [[row["loss"], *(score(row, name) for name in sides)] for row in scored],
+        )
+        if sides
+        else "",
         table(
             f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points",
-            ["loss", "pairs", *(METRICS[name] for name in SCORES)],
+            ["loss", "pairs", *(METRICS[name] for name in metrics)],
             [
-                [row["loss"], str(len(row["differences"]["miou"]["values"])), *(difference(row, n) for n in SCORES)]
+                [row["loss"], str(len(row["differences"]["miou"]["values"])), *(difference(row, n) for n in metrics)]
                 for row in compared
             ],
         ),
     ]
     if diverged := [row["loss"] for row in rows if not row["seeds"]]:
         parts.append(f"Diverged with every seed: {', '.join(diverged)}\n")
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
 
 
 def trials(rows: Sequence[Result], by: Sequence[str]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import quality
 import torch
+import torch.nn.functional as F
 import yaml
-from quality import Place, Run, Training, check_trials, finish, main, pick, runs_of
+from quality import Place, RoundedConv2d, Run, Training, check_trials, finish, main, pick, runs_of
 from quality_crops import Split, choose, summary, windows
 from quality_report import METRICS, interval, markdown, summarise, trials
 
@@ -145,6 +146,26 @@ def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatc
     assert "metrics" not in result
 
 
+def test_rounded_convolution() -> None:
+    convolution = RoundedConv2d(8, 16, 3, padding=1)
+    image, push = torch.randn(2, 8, 12, 10, requires_grad=True), torch.randn(2, 16, 12, 10).bfloat16()
+    plain = F.conv2d(image, convolution.weight, convolution.bias, padding=1)
+    torch.testing.assert_close(convolution(image), plain, rtol=0, atol=0)
+
+    inputs = [image, convolution.weight, convolution.bias]
+    exact = [x.detach().bfloat16().double().requires_grad_() for x in inputs]
+    expected = F.conv2d(*exact, padding=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = convolution(image)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=1e-5)
+    for x, y in zip(
+        torch.autograd.grad(found, inputs, push), torch.autograd.grad(expected, exact, push.double()), strict=True
+    ):
+        assert torch.equal(x, x.bfloat16().float())
+        torch.testing.assert_close(x, y.float(), rtol=2**-7, atol=1e-5)
+
+
 def test_slugs() -> None:
     run = Run("weighted", {}, 0)
     assert run.slug == Run("weighted", {"k": 4}, 0, size=[180, 240]).slug  # what is written out is the default
@@ -234,6 +255,11 @@ def test_table() -> None:
     assert lines["edge-weighted CE (k 2)"][1:3] == ["1", "+1.00"]
     assert lines["CE + CPG"][1:3] == ["1", "+5.00"]  # of the seeds that both have
     assert "cross-entropy" not in lines
+    short = markdown(rows, {}, metrics=["f1_1", "miou"]).split("\n\n")
+    assert [part.splitlines()[0] for part in short[1::2]] == [
+        "| loss | seeds | boundary F1 1 px | mIoU |",
+        "| loss | pairs | boundary F1 1 px | mIoU |",
+    ]
     assert markdown(rows, {}).endswith("Diverged with every seed: CE + active boundary\n")
 
 
@@ -267,7 +293,15 @@ def test_plots_and_table_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     ((common, rows),) = json.loads(figures.read_text()).items()
     assert common.startswith("camvid, val")
     assert len(rows) == 5
-    assert main(["table", "--results", str(tmp_path), "--split", "val"]) == 0
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({"runs": [{"loss": "ce", "seeds": [0]}, {"loss": "cpg", "seeds": [0]}]}))
+    narrow = ["table", "--results", str(tmp_path), "--split", "val", "--plan", str(plan), "--metrics", "miou"]
+    capsys.readouterr()
+    assert main(narrow) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| C") or line.startswith("| e")] == [
+        "| CE + CPG"
+    ] * 2
     assert main(["table", "--results", str(tmp_path), "--split", "test"]) == 1
     assert "files of `run` or `plan` of split test but got none" in capsys.readouterr().err
 

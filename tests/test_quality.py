@@ -299,9 +299,7 @@ def test_plots_and_table_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     assert main(narrow) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| C") or line.startswith("| e")] == [
-        "| CE + CPG"
-    ] * 2
+    assert [line.split(" | ")[0] for line in lines if line.startswith(("| C", "| e"))] == ["| CE + CPG"] * 2
     assert main(["table", "--results", str(tmp_path), "--split", "test"]) == 1
     assert "files of `run` or `plan` of split test but got none" in capsys.readouterr().err
 

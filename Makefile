@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-all lint check-cuda sanitize clean
+.PHONY: help setup demo test bench bench-all lint check-cuda check-targets sanitize clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -76,6 +76,9 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 
 sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/sanitize.sh $(BIN)/python
+
+check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
+	@tools/check_targets.sh $(BIN)/python
 
 clean:  ## remove .venv, caches and runs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

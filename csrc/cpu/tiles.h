@@ -273,8 +273,7 @@ inline void tile_statistics_of_two(const double* first, const double* second, in
 template <typename A>
 EDGELOSS_INLINE double select_and_sum(const A* __restrict nll, const int32_t* __restrict y, int64_t n,
                                       A* __restrict ce) {
-  // A loop of its own: where 16 choices and 16 sums stood in one, GCC 12 took the first eight's mask for the others
-  // too.
+  // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others too.
   for (int64_t j = 0; j < n; ++j) ce[j] = y[j] >= 0 ? nll[j] : A(0);
   double parts[16] = {};
   int64_t j = 0;

@@ -261,7 +261,7 @@ class Training:
 
         torch.manual_seed(run.seed)
         self.model = UNet(len(self.classes), width=run.width).to(place.device)
-        if place.device == "cpu" and INSTRUCTIONS != "AVX512":
+        if run.precision == "bfloat16" and place.device == "cpu" and INSTRUCTIONS != "AVX512":
             for module in self.model.modules():
                 if isinstance(module, nn.Conv2d):
                     module.__class__ = RoundedConv2d
@@ -611,7 +611,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         choices=list(METRICS),
         default=list(METRICS),
         metavar="NAME",
-        help="default: %(default)s",
+        help="the scores to print (default: %(default)s)",
     )
     table.add_argument("--json", type=Path, metavar="FILE", help="write the figures, too")
     table.add_argument("--cost", type=Path, default=cost_file, metavar="FILE", help="of `cost` (default: %(default)s)")

@@ -16,9 +16,7 @@ def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, class_weigh
     """The mean over valid pixels, weighted by their classes' weights [C]; 0 without any, where torch has nan."""
     total = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction="sum")
     valid = target != ignore_index
-    if class_weight is None:
-        return total / valid.sum().clamp(min=1)
-    weight = class_weight[target[valid]].sum()
+    weight = (valid if class_weight is None else class_weight[target[valid]]).sum()
     return total / torch.where(weight > 0, weight, 1)
 
 

@@ -32,7 +32,7 @@ sys.exit(edgeloss.__file__ != '$site/edgeloss/__init__.py' or edgeloss.backends(
 }
 
 if grep -qw avx2 /proc/cpuinfo; then
-  check AVX2 -mavx2
+  check AVX2 -march=x86-64-v3
 else
   echo "==> not checked: this processor has no AVX2 to run it with"
 fi

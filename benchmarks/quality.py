@@ -51,7 +51,7 @@ from quality_report import (
     summarise,
     trials,
 )
-from speed import Labels, alone, forget_peak, processor, regions, resident, scenes, stopwatch
+from speed import INSTRUCTIONS, Labels, alone, forget_peak, processor, regions, resident, scenes, stopwatch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +79,6 @@ WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs of linear rise of the learning rate
 POWER = 0.9  # of its polynomial fall to 0
 HELD_OUT = 5  # one training image of so many
-INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()
 PRECISIONS = ("float32", "bfloat16")
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -737,8 +736,12 @@ def do_cost(options: argparse.Namespace) -> None:
         else scenes(options.masks, batch, tuple(size), classes)
     )
     found = costs_of(chosen, labels, classes, options.rounds)
-    about = {"processor": processor(), "threads": options.threads, "torch": torch.__version__}
-    about |= {"logits": options.shape, "labels": "regions" if options.masks is None else "scenes"}
+    about = {"processor": processor(), "instructions": INSTRUCTIONS, "threads": options.threads}
+    about |= {
+        "torch": torch.__version__,
+        "logits": options.shape,
+        "labels": "regions" if options.masks is None else "scenes",
+    }
     options.output.write_text(json.dumps({"machine": about, "losses": found}, indent=1) + "\n")
     print("| loss | ms | × CE | MB |\n|---|---:|---:|---:|")
     for loss, cost in found.items():

@@ -51,6 +51,7 @@ examples:
   python benchmarks/speed.py --upsample --all               # logits of lower resolution
 """
 
+INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()  # what the CPU has: AVX512, AVX2 or less
 VOID = 255
 MEMORY_BAR = 32  # bytes a pixel beyond the gradient
 CHECKERBOARD_BAR = 4  # times edgeloss on ordinary labels
@@ -552,6 +553,7 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
     found = {
         "processor": processor(),
+        "instructions": INSTRUCTIONS,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -613,7 +615,7 @@ def main() -> int:
     if options.output:
         options.output.write_text(json.dumps({"machine": about, "cases": rows}, indent=1) + "\n")
     if options.plot:
-        name = about.get("device", f"{about['processor']}, {about['threads']} threads")
+        name = about.get("device", f"{about['processor']} ({about['instructions']}), {about['threads']} threads")
         plot(rows, f"{name}, torch {about['torch']}, {about['labels']}", options.plot)
     return 0
 

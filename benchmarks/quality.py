@@ -736,8 +736,10 @@ def do_cost(options: argparse.Namespace) -> None:
         else scenes(options.masks, batch, tuple(size), classes)
     )
     found = costs_of(chosen, labels, classes, options.rounds)
-    about = {"processor": processor(), "instructions": INSTRUCTIONS, "threads": options.threads}
-    about |= {
+    about = {
+        "processor": processor(),
+        "instructions": INSTRUCTIONS,
+        "threads": options.threads,
         "torch": torch.__version__,
         "logits": options.shape,
         "labels": "regions" if options.masks is None else "scenes",

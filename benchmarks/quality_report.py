@@ -189,7 +189,8 @@ def markdown(
             ["loss", *(METRICS[name] for name in sides)],
             [[row["loss"], *(score(row, name) for name in sides)] for row in scored],
         )
-        * bool(sides),
+        if sides
+        else "",
         table(
             f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points",
             ["loss", "pairs", *(METRICS[name] for name in metrics)],

@@ -152,7 +152,7 @@ def browse(driver: Any) -> Iterator[Callable[[Path], Any]]:
     def open_page(path: Path) -> Any:
         driver.get(path.as_uri())
         done = "return document.body.dataset.ready || document.querySelector('#failure')"
-        WebDriverWait(driver, 15).until(lambda d: d.execute_script(done))
+        WebDriverWait(driver, 60).until(lambda d: d.execute_script(done))
         return driver
 
     yield open_page

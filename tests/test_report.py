@@ -206,7 +206,7 @@ class Page:
         from selenium.webdriver.support.ui import WebDriverWait
 
         self.driver = driver
-        self._wait = WebDriverWait(driver, 15)
+        self._wait = WebDriverWait(driver, 60)
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -372,6 +372,18 @@ def test_views_zoom_together_and_a_pixel_is_held(opened: Opened) -> None:
         page.point(1, row, column, click=True)
     body.send_keys(Keys.ESCAPE)
     assert "Point at a pixel" in page.told()
+
+
+def test_a_drag_zooms_and_holds_no_pixel(opened: Opened) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    page = opened(*scene())
+    page.run("Plotly.relayout(views, {dragmode: 'zoom'})")
+    before = page.run("return views._fullLayout.xaxis.range")
+    views = page.driver.find_element("css selector", ".nsewdrag")
+    ActionChains(page.driver).move_to_element(views).click_and_hold().move_by_offset(80, 60).release().perform()
+    page._wait.until(lambda d: page.run("return views._fullLayout.xaxis.range") != before)
+    assert "(held)" not in page.told()
 
 
 def test_a_batch_is_seen_image_by_image(opened: Opened) -> None:

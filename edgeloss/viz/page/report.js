@@ -320,16 +320,20 @@ const start = async () => {
     const { rows, columns } = image.arrays.truth;
     return [limited(Math.round(y), rows), limited(Math.round(x), columns)];
   };
-  let pointed = [-1, -1];
   views.on("plotly_hover", ({ xvals, yvals }) => {
     // Where the pointer is, not the point that Plotly found: of a layer of lower resolution that is a cell's middle.
-    pointed = pixel(yvals[0], xvals[0]);
+    const pointed = pixel(yvals[0], xvals[0]);
     if (!held && !(seen && seen[0] === pointed[0] && seen[1] === pointed[1])) tell(...pointed);
   });
-  views.on("plotly_click", ({ points: [{ x, y, data: layer }] }) => {
-    // A quick click comes before the pointer is told of: then the cell has to do.
-    const known = Math.abs(pointed[0] - y) <= layer.dy / 2 && Math.abs(pointed[1] - x) <= layer.dx / 2;
-    held = known ? pointed : pixel(y, x);
+  // Not plotly_click: a click soon after a movement gets none. And a drag ends with a click of the browser.
+  let pressed = null;
+  views.addEventListener("pointerdown", (event) => (pressed = event), true);
+  views.addEventListener("click", ({ target, clientX, clientY }) => {
+    if (!target.matches(".nsewdrag")) return;
+    if (Math.hypot(clientX - pressed.clientX, clientY - pressed.clientY) > 4) return;
+    const { left, top } = target.getBoundingClientRect();
+    const { xaxis, yaxis } = views._fullLayout; // those of the other view have the same ranges
+    held = pixel(yaxis.p2d(clientY - top), xaxis.p2d(clientX - left));
     tell(...held);
   });
   document.addEventListener("keydown", move);

@@ -47,7 +47,16 @@ from torch import Tensor
 
 from edgeloss._files import atomic_write
 from edgeloss.fields import boundary_distance
-from edgeloss.reference import Pairs, cross_entropy_map, edge_mask, labels, pairs, side_terms, within_reach
+from edgeloss.reference import (
+    Pairs,
+    cross_entropy_map,
+    edge_mask,
+    false_edge_mask,
+    labels,
+    pairs,
+    side_terms,
+    within_reach,
+)
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 EXAMPLES = """\
@@ -150,7 +159,7 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequenc
     ce = cross_entropy_map(x, y, valid, None, 0.0)
     at_edges = pairs(x, y, valid, edges, None, NEXT)
     # Outside E all neighbours are of the same side.
-    at_false_edges = pairs(x, y, valid, edge_mask(x.argmax(1), valid, NEXT) & ~edges, None, NEXT)
+    at_false_edges = pairs(x, y, valid, false_edge_mask(x, edges, valid, NEXT), None, NEXT)
 
     def edge_term(found: Pairs, side: int, q: float) -> Tensor:
         return side_terms(found, found.t, q)[side].sum() / size

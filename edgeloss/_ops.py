@@ -182,6 +182,7 @@ def evaluate(
     pixel_weight: Tensor | None,
     distance: Tensor | None,
     edges: bool,
+    false_edges: bool,
     maps: bool,
     validate: Validate,
 ) -> Evaluation:
@@ -189,7 +190,7 @@ def evaluate(
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     # Beyond 1e30 all are far, and no difference of two may overflow.
     near = None if distance is None else distance.clamp(max=1e30).to(dtype).contiguous()
-    sums, ce, same, other, _, flags, _, _, _, field = _operators.edge_loss(
+    sums, ce, same, other, false, _, flags, _, _, _, field = _operators.edge_loss(
         logits if _evenly_spaced(logits) else logits.contiguous(),
         target.contiguous(),
         None if weight is None else weight.contiguous(),
@@ -203,25 +204,29 @@ def evaluate(
         0.0 if decay is None else decay,
         list(spacing),
         edges,
+        false_edges,
         maps,
         _VALIDATE[validate],
     )
     found = None
     if maps:
         shape = target.shape
-        same, other = (part.view(shape) if edges else torch.zeros_like(ce).view(shape) for part in (same, other))
+        ce, same, other, false = (
+            part.view(shape) if part.numel() else ce.new_zeros(shape) for part in (ce, same, other, false)
+        )
         if distance is None and decay is not None:
-            distance = field.view(shape) if edges else torch.full_like(ce, math.inf).view(shape)
+            distance = field.view(shape) if edges else torch.full_like(ce, math.inf)
         found = LossMaps(
-            ce.view(shape),
+            ce,
             same,
             other,
+            false,
             reference.edge(other, same, other_side_weight, same_side_weight),
-            flags.view(shape).bool() if edges else torch.zeros(shape, dtype=torch.bool, device=target.device),
+            flags.view(shape) == 1 if edges else torch.zeros(shape, dtype=torch.bool, device=target.device),
             None if distance is None else distance.to(dtype, copy=True),  # backward needs the field as it is
         )
     wide = sums.detach()
-    return Evaluation(sums[:3], (wide[3], wide[4]), (wide[6], wide[5]), found)
+    return Evaluation(sums[:4], (wide[4], wide[5]), (wide[7], wide[6]), found)
 
 
 def neighbor_nll(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
@@ -262,6 +267,7 @@ def _edge_loss_fake(
     decay: float,
     spacing: list[float],
     edges: bool,
+    false_edges: bool,
     maps: bool,
     validate: int,
     device: str | None = None,
@@ -282,10 +288,11 @@ def _edge_loss_fake(
         flags, stats, listed = int(edges), 2, 0
     numbers = 2 * ((1 if power in (0.0, 1.0) else 2) + (decay > 0))
     return (
-        logits.new_empty(8, dtype=torch.float64),
+        logits.new_empty(9, dtype=torch.float64),
         empty(int(maps)),
         empty(int(maps and edges)),
         empty(int(maps and edges)),
+        empty(int(maps and false_edges)),
         logits.new_empty(target.shape, dtype=torch.int16),
         empty(flags, torch.uint8),
         empty(stats),
@@ -296,9 +303,9 @@ def _edge_loss_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, _, *weights, distance, _, smoothing, radius, power, decay, _, _, _, _ = inputs
-    field = output[9] if distance is None else distance
-    ctx.save_for_backward(logits, *weights, *output[4:9], field)
+    logits, _, *weights, distance, _, smoothing, radius, power, decay, _, _, _, _, _ = inputs
+    field = output[10] if distance is None else distance
+    ctx.save_for_backward(logits, *weights, *output[5:10], field)
     ctx.options = smoothing, radius, power, decay
     ctx.set_materialize_grads(False)
 
@@ -307,10 +314,10 @@ def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None,
     saved = ctx.saved_tensors
     sums = grads[0]
     if sums is None:
-        sums = saved[0].new_zeros(8, dtype=torch.float64)
-    of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:4]]
+        sums = saved[0].new_zeros(9, dtype=torch.float64)
+    of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:5]]
     gradient = _operators.edge_loss_backward(sums.contiguous(), *of_maps, *saved, *ctx.options)
-    return (gradient, *[None] * 14)
+    return (gradient, *[None] * 15)
 
 
 def _neighbor_nll_fake(
@@ -346,7 +353,7 @@ def _describe(library: str, device: str | None = None) -> None:
     """Tell torch of a library's operators; ``device`` is the one whose state they keep, by default the logits'."""
     torch.library.register_fake(f"{library}::edge_loss", partial(_edge_loss_fake, device=device))
     torch.library.register_autograd(f"{library}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
-    torch.library.register_fake(f"{library}::edge_loss_backward", lambda *args: torch.empty_like(args[4]))
+    torch.library.register_fake(f"{library}::edge_loss_backward", lambda *args: torch.empty_like(args[5]))
     torch.library.register_autograd(f"{library}::edge_loss_backward", _refuse)
     torch.library.register_fake(f"{library}::neighbor_nll", _neighbor_nll_fake)
     torch.library.register_autograd(

@@ -33,6 +33,7 @@ def check_options(
     edge_weight: float,
     other_side_weight: float,
     same_side_weight: float,
+    false_edge_weight: float,
     radius: int | Sequence[int],
     power: float,
     decay: float | None,
@@ -62,6 +63,7 @@ def check_options(
         "edge_weight": edge_weight,
         "other_side_weight": other_side_weight,
         "same_side_weight": same_side_weight,
+        "false_edge_weight": false_edge_weight,
     }
     for name, number in weights.items():
         if not _is_number(number) or not 0 <= number < math.inf:

@@ -117,6 +117,7 @@ _LOSS_OPTIONS: dict[str, tuple[Any, str]] = {
     "edge_weight": (float, "Loss: weight of the edge terms."),
     "other_side_weight": (float, "Loss: weight of the other side."),
     "same_side_weight": (float, "Loss: weight of the same side."),
+    "false_edge_weight": (float, "Loss: weight of false edges among the edge terms."),
     "label_smoothing": (float, "Loss: of the cross-entropy."),
 }
 
@@ -303,7 +304,7 @@ def view(
     pred_kind: Kind = PredKind.auto,
     page_format: Annotated[PageFormat, typer.Option("--format", help="Of a folder's pages.")] = PageFormat.png,
     skip_missing: SkipMissing = False,
-    terms: Annotated[bool, typer.Option("--terms", help="Show the two edge terms apart, too.")] = False,
+    terms: Annotated[bool, typer.Option("--terms", help="Show the edge terms apart, too.")] = False,
     dpi: Annotated[int, typer.Option(min=20, max=600, help="Dots per inch of a picture.")] = 200,
     loss: Mapping[str, Any],
 ) -> None:
@@ -382,6 +383,7 @@ _COLUMNS = {
     "edge": "edge loss",
     "same_side": "same side",
     "other_side": "other side",
+    "false_edge": "false edge",
     "cross_entropy": "cross-entropy",
     "edge_fraction": "edge pixels",
 }
@@ -394,20 +396,20 @@ def _index(rows: Sequence[_Row]) -> str:
         edge = row.terms["edge"]
         return -edge if math.isfinite(edge) else -math.inf, row.page
 
+    # Of false edges it tells where there are any that count.
+    columns = {k: title for k, title in _COLUMNS.items() if k != "false_edge" or any(row.terms[k] for row in rows)}
     lines = []
     for row in sorted(rows, key=worst_first):
         # "./" keeps a name with a colon from being read as a scheme.
         link = html.escape(f"./{urllib.parse.quote(row.page)}")
         name = html.escape(_printable(Path(row.page).stem))
         picture = base64.b64encode(row.thumbnail).decode()
-        cells = "".join(
-            f"<td>{row.terms[term]:{'.1%' if term == 'edge_fraction' else '.4f'}}</td>" for term in _COLUMNS
-        )
+        cells = "".join(f"<td>{row.terms[term]:{'.1%' if term == 'edge_fraction' else '.4f'}}</td>" for term in columns)
         lines.append(
             f'<tr><td><a href="{link}"><img src="data:image/jpeg;base64,{picture}" alt=""></a></td>'
             f'<th scope="row"><a href="{link}">{name}</a></th>{cells}</tr>'
         )
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "name", *_COLUMNS.values()))
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "name", *columns.values()))
     return _INDEX.format(count=len(rows), head=head, rows="\n".join(lines))
 
 

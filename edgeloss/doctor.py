@@ -673,6 +673,7 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
             pixel_weight=pixel_weight,
             distance=case.kwargs.get("distance"),
             edges=criterion.edge_weight > 0,
+            false_edges=criterion.edge_weight * criterion.false_edge_weight > 0,
             maps=True,
         )
     except Exception as error:  # of a subclass that calls it by other arguments
@@ -681,6 +682,7 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
         "cross_entropy": criterion.ce_weight,
         "same_side": criterion.edge_weight * criterion.same_side_weight,
         "other_side": criterion.edge_weight * criterion.other_side_weight,
+        "false_edge": criterion.edge_weight * criterion.false_edge_weight,
     }
     counts = case.kwargs.get("normalizer") or found.normalizer
     w, e = (torch.as_tensor(count, dtype=reference._widest(leaf.device), device=leaf.device) for count in counts)
@@ -689,7 +691,8 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
     maps = cast("reference.LossMaps", found.maps)
     of_edges = reference.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, of_classes)
     terms = []
-    for (name, factor), v, count in zip(weights.items(), (pixel_weight, of_edges, of_edges), (w, e, e), strict=True):
+    of_pixels = (pixel_weight, of_edges, of_edges, pixel_weight)
+    for (name, factor), v, count in zip(weights.items(), of_pixels, (w, e, e, e), strict=True):
         if factor:
             values = getattr(maps, name)
             total = (values if v is None else values * v).sum(dtype=reference._widest(leaf.device))

@@ -34,6 +34,7 @@ def edge_aware_loss(
     edge_weight: float = 1.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
+    false_edge_weight: float = 0.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,
     decay: float | None = None,
@@ -62,6 +63,7 @@ def edge_aware_loss(
         edge_weight: weight of the edge terms.
         other_side_weight: weight of the other-side term among the edge terms.
         same_side_weight: weight of the same-side term among the edge terms.
+        false_edge_weight: weight of the term of false edges among the edge terms.
         radius: of the neighbourhood in pixels, or one an axis.
         power: exponent q of the power mean over the neighbours.
         decay: distance over which a neighbour's weight falls by e; None for equal weights.
@@ -104,6 +106,7 @@ def edge_aware_loss(
         edge_weight=edge_weight,
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
+        false_edge_weight=false_edge_weight,
         radius=radius,
         power=power,
         decay=decay,
@@ -140,6 +143,7 @@ def edge_aware_loss(
             _validation.check_non_negative("distance", distance, where=read)
         distance = distance.detach()
 
+    edges = edge_weight > 0 or return_maps or return_terms
     reason = _why_not_fused(backend, logits, target, decay)
     if reason and validate != "never":
         _validation.check_labels(target.long(), classes, ignore_index)
@@ -158,7 +162,8 @@ def edge_aware_loss(
         spacing=spacing,
         pixel_weight=pixel_weight,
         distance=distance,
-        edges=edge_weight > 0 or return_maps or return_terms,
+        edges=edges,
+        false_edges=edges and false_edge_weight > 0,
         maps=return_maps or reduction == "none",
     )
     denominators = normalizer or found.normalizer
@@ -168,7 +173,14 @@ def edge_aware_loss(
         denominators = _mean_over_ranks(denominators)
     if reduction == "none" and found.maps is not None:
         of_edges = reference.edge_pixel_weight(target.long(), found.maps.edge_mask, pixel_weight, edge_class_weight)
-        loss = reference.total_map(found.maps, pixel_weight, of_edges, ce_weight=ce_weight, edge_weight=edge_weight)
+        loss = reference.total_map(
+            found.maps,
+            pixel_weight,
+            of_edges,
+            ce_weight=ce_weight,
+            edge_weight=edge_weight,
+            false_edge_weight=false_edge_weight,
+        )
     else:
         loss = reference.total(
             found.sums,
@@ -177,6 +189,7 @@ def edge_aware_loss(
             edge_weight=edge_weight,
             other_side_weight=other_side_weight,
             same_side_weight=same_side_weight,
+            false_edge_weight=false_edge_weight,
         )
     loss = loss.to(dtype)
 
@@ -201,6 +214,7 @@ def loss_maps(
     label_smoothing: float = 0.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
+    false_edge_weight: float = 0.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,
     decay: float | None = None,
@@ -222,6 +236,7 @@ def loss_maps(
         label_smoothing: in [0, 1].
         other_side_weight: weight of the other-side term in ``edge``.
         same_side_weight: weight of the same-side term in ``edge``.
+        false_edge_weight: 0 leaves false edges out.
         radius: of the neighbourhood in pixels, or one an axis.
         power: exponent q of the power mean over the neighbours.
         decay: distance over which a neighbour's weight falls by e; None for equal weights.
@@ -255,6 +270,7 @@ def loss_maps(
             label_smoothing=label_smoothing,
             other_side_weight=other_side_weight,
             same_side_weight=same_side_weight,
+            false_edge_weight=false_edge_weight,
             radius=radius,
             power=power,
             decay=decay,

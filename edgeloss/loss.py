@@ -23,11 +23,14 @@ class EdgeAwareLoss(nn.Module):
         S_i &= -\log M_q\{p_n(k) : y_n = k\} \quad\text{(same side: the neighbours agree)} \\
         O_i &= -\log M_q\{1 - p_n(k) : y_n \ne k\} \quad\text{(other side: no leak across the edge)} \\
         \mathrm{loss} &= \texttt{ce\_weight} \frac{\sum \mathrm{CE}}{W} + \texttt{edge\_weight}
-            \frac{\sum_{i \in E} \texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i}{|E|}
+            \frac{\sum_{i \in E} (\texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i)
+            + \texttt{false\_edge\_weight} \sum_{i \in F} S_i}{|E|}
 
     where
 
     * :math:`E` is the set of edge pixels, those with a valid neighbour of another class, on both sides of a border;
+    * :math:`F` is the set of false edges, pixels off E whose most likely class is not that of some neighbour: there
+      :math:`S_i` makes the neighbours agree again;
     * :math:`M_q` is the power mean over those neighbours, of exponent ``power`` and weights
       :math:`w_n = e^{-d_n/\texttt{decay}}`, d the distance from n to the nearest pixel of another class;
     * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in torch's weighted mean.
@@ -54,6 +57,7 @@ class EdgeAwareLoss(nn.Module):
         edge_weight: weight of the edge terms, ≥ 0. 0 is plain cross-entropy.
         other_side_weight: weight of O among the edge terms, ≥ 0.
         same_side_weight: weight of S among the edge terms, ≥ 0.
+        false_edge_weight: weight of S at false edges among the edge terms, ≥ 0. 0 leaves them out.
         radius: reach of the neighbourhood in pixels along every axis, or one an axis: (0, 1, 1) for thick slices.
         power: exponent q of the mean. 0 takes the mean of the logarithms; 1, the write-up's form, is content when the
             neighbours are right on average, -1 dwells on the worst neighbour.
@@ -95,7 +99,7 @@ class EdgeAwareLoss(nn.Module):
         >>> bool(logits.grad.isfinite().all()), bool((logits.grad[:, :, :8] == 0).all())
         (True, True)
         >>> sorted(terms)
-        ['cross_entropy', 'edge', 'edge_fraction', 'other_side', 'same_side']
+        ['cross_entropy', 'edge', 'edge_fraction', 'false_edge', 'other_side', 'same_side']
     """
 
     weight: Tensor | None
@@ -113,6 +117,7 @@ class EdgeAwareLoss(nn.Module):
         edge_weight: float = 1.0,
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
+        false_edge_weight: float = 0.0,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,
         decay: float | None = None,
@@ -135,6 +140,7 @@ class EdgeAwareLoss(nn.Module):
         self.edge_weight = edge_weight
         self.other_side_weight = other_side_weight
         self.same_side_weight = same_side_weight
+        self.false_edge_weight = false_edge_weight
         self.radius = radius
         self.power = power
         self.decay = decay
@@ -172,9 +178,10 @@ class EdgeAwareLoss(nn.Module):
             normalizer: own denominators (W, E), see :func:`edgeloss.functional.normalizers`. With
                 ``sync_normalizer=True`` they are this rank's share.
             return_maps: return the :class:`edgeloss.LossMaps` too, detached.
-            return_terms: return a dict of detached 0-d tensors too: ``cross_entropy``, ``same_side``, ``other_side``
-                and ``edge``, reduced as the loss is (means for ``reduction="none"``) and before ``ce_weight`` and
-                ``edge_weight``, and ``edge_fraction``, the share of edge pixels among the valid ones.
+            return_terms: return a dict of detached 0-d tensors too: ``cross_entropy``, ``same_side``, ``other_side``,
+                ``edge`` and ``false_edge``, reduced as the loss is (means for ``reduction="none"``) and before
+                ``ce_weight``, ``edge_weight`` and, ``edge`` apart, the term's own weight; and ``edge_fraction``, the
+                share of edge pixels among the valid ones.
 
         Returns:
             The loss; or a tuple of the loss, the maps and the terms as far as they are asked for, in this order.

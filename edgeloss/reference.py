@@ -6,6 +6,7 @@ read on valid pixels only. For a pixel i:
 
 * N(i): the valid pixels n ≠ i inside the image with |n - i| ≤ radius along every axis; empty where i is not valid.
 * E: the edge mask, the pixels i with some n in N(i) of another label, y_n ≠ y_i.
+* F: the false edges, the valid pixels i off E with some n in N(i) whose most likely class is not that of i.
 * d_n: the distance from n to the nearest valid pixel of another label; log w_n = -d_n / decay, or 0 without decay.
 * M_q{e^t; w}: the weighted power mean of exponent q.
 
@@ -15,8 +16,11 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
 
     edge_i = other_side_weight · O_i + same_side_weight · S_i
-    loss = ce_weight · Σ CE / W + edge_weight · Σ u edge / Σ_E u
+    loss = ce_weight · Σ CE / W + edge_weight · (Σ_E u edge + false_edge_weight · Σ_F S) / Σ_E u
     W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
+
+where S_i of a false edge is that of an edge with w = 1: all its neighbours are on its own side, and no edge is near
+to measure distances from. F itself has no derivative.
 
 Nothing is computed outside its own set and masked away afterwards, since 0 · inf is nan in the backward pass. There is
 no epsilon either: each logarithm is formed in the way that is exact where it is needed. Everything is differentiable
@@ -46,6 +50,8 @@ class LossMaps(NamedTuple):
         cross_entropy: [B, *S] float, class weights and label smoothing included; 0 on ignored pixels.
         same_side: [B, *S] float, ≥ 0; 0 off the edge mask and where an edge pixel has no neighbour of its own class.
         other_side: [B, *S] float, ≥ 0; 0 off the edge mask.
+        false_edge: [B, *S] float, ≥ 0, the same side's term where the prediction has an edge and the labels have none;
+            0 elsewhere, and everywhere with ``false_edge_weight=0``.
         edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
         edge_mask: [B, *S] bool, the pixels with a valid neighbour of another class.
         distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
@@ -56,6 +62,7 @@ class LossMaps(NamedTuple):
     cross_entropy: Tensor
     same_side: Tensor
     other_side: Tensor
+    false_edge: Tensor
     edge: Tensor
     edge_mask: Tensor
     distance: Tensor | None
@@ -69,7 +76,7 @@ class Evaluation(NamedTuple):
     """What a backend finds, and all that a reduction needs, in float64 where the device has it.
 
     Attributes:
-        sums: Σ v · CE, Σ v · u · S and Σ v · u · O over the batch, [3], differentiable.
+        sums: Σ v · CE, Σ_E v · u · S, Σ_E v · u · O and Σ_F v · S over the batch, [4], differentiable.
         normalizer: the denominators W and Σ_E v · u, 0-d each.
         counts: |E| and the number of valid pixels, 0-d each.
         maps: differentiable; None where nobody asked for them.
@@ -98,6 +105,7 @@ def evaluate(
     pixel_weight: Tensor | None,
     distance: Tensor | None,
     edges: bool,
+    false_edges: bool,
     maps: bool,
 ) -> Evaluation:
     """Everything of the loss but its reduction; the arguments are checked.
@@ -118,6 +126,7 @@ def evaluate(
         pixel_weight: v [B, *S], 0 on ignored pixels.
         distance: the caller's own field d [B, *S].
         edges: compute the edge terms; else they are 0.
+        false_edges: look for false edges too; else there are none.
         maps: somebody wants the maps; that of d is then filled beyond the pixels that the loss reads.
     """
     y, valid = labels(target, logits.shape[1], ignore_index)
@@ -132,10 +141,14 @@ def evaluate(
         distance = distance.view_as(y)
     log_w = log_weights(distance, decay)
     same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
+    false_edge = torch.zeros_like(same_side)
+    if false_edges:
+        false_edge, _ = edge_terms(x, y, valid, false_edge_mask(x, mask, valid, radius), None, radius, power)
     found = LossMaps(
         cross_entropy_map(x, y, valid, weight, label_smoothing),
         same_side,
         other_side,
+        false_edge,
         edge(other_side, same_side, other_side_weight, same_side_weight),
         mask,
         None if distance is None else distance.to(x.dtype, copy=True),
@@ -208,6 +221,11 @@ def edge_mask(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     largest = _window_max(torch.where(valid, label, -math.inf), radius)
     smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
     return valid & ((largest > label) | (smallest < label))
+
+
+def false_edge_mask(x: Tensor, mask: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
+    """F as a bool mask [B, *S], from logits and the edge mask."""
+    return edge_mask(x.detach().argmax(1), valid, radius) & ~mask
 
 
 def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
@@ -351,8 +369,8 @@ def normalizers(
 
 
 def sums(maps: LossMaps, pixel_weight: Tensor | None, of_edges: Tensor | None) -> Tensor:
-    """Σ v · CE, Σ v · u · S and Σ v · u · O over the batch, [3], in float64: float32 fails beyond some 10^8 pixels."""
-    parts = zip(maps[:3], (pixel_weight, of_edges, of_edges), strict=True)
+    """The sums of an :class:`Evaluation`, in float64: float32 fails beyond some 10^8 pixels."""
+    parts = zip(maps[:4], (pixel_weight, of_edges, of_edges, pixel_weight), strict=True)
     return torch.stack(
         [(part if weight is None else part * weight).sum(dtype=_widest(part.device)) for part, weight in parts]
     )
@@ -366,10 +384,12 @@ def total(
     edge_weight: float,
     other_side_weight: float,
     same_side_weight: float,
+    false_edge_weight: float,
 ) -> Tensor:
-    """The loss, 0-d: Σ over the normalizer (W, |E|), each side by its weight. Over nothing it is 0, with gradient 0."""
+    """The loss, 0-d: Σ over the normalizer (W, |E|), each by its weight. Over nothing it is 0, with gradient 0."""
     w, e = normalizer
-    scale = torch.stack([ce_weight / w, edge_weight * same_side_weight / e, edge_weight * other_side_weight / e])
+    of_edges = (same_side_weight, other_side_weight, false_edge_weight)
+    scale = torch.stack([ce_weight / w, *(edge_weight * of / e for of in of_edges)])
     return (sums * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
 
 
@@ -378,15 +398,16 @@ def terms(
 ) -> dict[str, Tensor]:
     """What the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d and detached."""
     w, e = normalizer
-    counts = torch.stack([w, e, e])
-    cross_entropy, same_side, other_side = torch.where(counts > 0, found.sums.detach() / counts, 0.0)
+    counts = torch.stack([w, e, e, e])
+    cross_entropy, same_side, other_side, false_edge = torch.where(counts > 0, found.sums.detach() / counts, 0.0)
     edges, valid = found.counts
     return {
         "cross_entropy": cross_entropy,
         "same_side": same_side,
         "other_side": other_side,
         "edge": edge(other_side, same_side, other_side_weight, same_side_weight),
-        "edge_fraction": edges / valid.clamp(min=1),
+        "false_edge": false_edge,
+        "edge_fraction": edges.to(w.dtype) / valid.clamp(min=1),
     }
 
 
@@ -397,12 +418,14 @@ def total_map(
     *,
     ce_weight: float,
     edge_weight: float,
+    false_edge_weight: float,
 ) -> Tensor:
-    """The loss without reduction, v · (ce_weight · CE + edge_weight · u · edge) [B, *S]."""
-    ce, edge = ce_weight * maps.cross_entropy, edge_weight * maps.edge
+    """The loss without reduction, v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)) [B, *S]."""
+    plain = ce_weight * maps.cross_entropy + edge_weight * false_edge_weight * maps.false_edge
+    edge = edge_weight * maps.edge
     if pixel_weight is not None:
-        ce = ce * pixel_weight
-    return ce + (edge if of_edges is None else edge * of_edges)
+        plain = plain * pixel_weight
+    return plain + (edge if of_edges is None else edge * of_edges)
 
 
 def edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:

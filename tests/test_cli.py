@@ -251,7 +251,7 @@ def test_turns_an_image_upright(tmp_path: Path) -> None:
 
 def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> None:
     output = folder / "panel.png"
-    loss = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25]
+    loss = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25, "--false-edge-weight", 0.5]
     assert run("view", *arguments(folder), "--image", folder / "a.png", "-o", output, "--terms", *loss) == (0, "", "")
     assert output.read_bytes().startswith(b"\x89PNG")
     (call,) = drawn
@@ -262,6 +262,7 @@ def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> Non
     assert call.options["terms"] is True
     criterion = call.options["criterion"]
     assert (criterion.radius, criterion.decay, criterion.power, criterion.same_side_weight) == (2, 1.5, -1.0, 0.25)
+    assert criterion.false_edge_weight == 0.5
     assert (criterion.ignore_index, criterion.upsample) == (255, True)
 
 
@@ -356,6 +357,17 @@ def test_folders_give_pages_and_an_index_worst_first(run: Run, folders: Path) ->
     thumbnails = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
     assert len(thumbnails) == 3
     assert all(str(source).startswith("data:image/jpeg;base64,") for source in thumbnails)
+
+
+def test_the_index_tells_of_false_edges_where_they_count(run: Run, folders: Path) -> None:
+    torch.save(torch.randn(C, H, W), folders / "preds" / "a.pt")
+    for weight in (0, 0.5):
+        options = ["-o", folders / "pages", "--dpi", 20, "--false-edge-weight", weight]
+        assert run(*view_folders(folders), *options) == (0, "", "")
+        page = Page((folders / "pages" / "index.html").read_text("utf-8"))
+        assert ("false edge" in page.texts) == (weight > 0)
+    column = page.texts.index("false edge") - page.texts.index("name")
+    assert float(page.texts[page.texts.index("a") + column]) > 0
 
 
 def test_folders_give_reports(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,12 @@ from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.parametrize("kernels", [CUDA], indirect=True)
 
-OPTIONS: list[dict[str, Any]] = [{}, {"power": 1.0}, {"radius": 2, "power": -1.0, "decay": 1.0}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"power": 1.0},
+    {"radius": 2, "power": -1.0, "decay": 1.0},
+    {"false_edge_weight": 0.5},
+]
 
 
 @pytest.fixture(autouse=True)

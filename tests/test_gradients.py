@@ -21,6 +21,8 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((4, 5), {"power": -1.0, "label_smoothing": 0.1, "weight": torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)}),
     ((4, 4), {"upsample": True}),
     ((2, 3, 3), {"power": 1.0, "decay": 0.7}),
+    ((4, 7), {"false_edge_weight": 0.7}),
+    ((4, 7), {"false_edge_weight": 0.7, "power": -1.0, "decay": 0.7}),
 ]
 
 
@@ -31,6 +33,7 @@ def test_gradcheck_and_gradgradcheck(size: tuple[int, ...], options: dict[str, A
     x = torch.randn(1, classes, *low, dtype=torch.float64, requires_grad=True)
     y = torch.randint(max(2, classes), (1, *size))
     y[..., 0] = 255
+    y[..., 3:] = 1  # where the prediction alone has edges
     if classes == 1 and "weight" in options:
         options = options | {"weight": options["weight"][:2]}
     criterion = EdgeAwareLoss(**options, ignore_index=255, reduction="sum")

@@ -59,18 +59,22 @@ def test_nothing_to_measure_is_none() -> None:
     assert set(flatten(found.compute(), CLASSES).values()) == {None}
 
 
-@pytest.mark.parametrize("options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"power": 0.0, "decay": 2.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"decay": 2.0, "false_edge_weight": 0.5}]
+)
 def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> None:
     logits, target = scene()
     leaf = logits.double().requires_grad_()
     gradients: list[Tensor] = []
-    for change in ({"edge_weight": 0.0}, {"other_side_weight": 0.0}, {}):  # losses of one term more each
+    names = ["cross_entropy", "same_side", "other_side", "false_edge"]
+    without: list[dict[str, float]] = [{"edge_weight": 0.0}, {"other_side_weight": 0.0}, {}]
+    for change in [*({"false_edge_weight": 0.0} | change for change in without), {}]:  # losses of one term more each
         loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
         gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
     norms = [float(gradient.norm()) for gradient in gradients]
     found = gradient_shares(EdgeAwareLoss(ignore_index=VOID, **options), logits, target)
-    assert list(found) == ["cross_entropy", "same_side", "other_side"]
-    assert list(found.values()) == pytest.approx([norm / sum(norms) for norm in norms], rel=1e-4)
+    assert list(found) == names[: 3 + ("false_edge_weight" in options)]
+    assert list(found.values()) == pytest.approx([norm / sum(norms) for norm in norms[: len(found)]], rel=1e-4)
 
 
 def test_shares_of_terms_without_a_pull() -> None:

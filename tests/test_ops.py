@@ -10,7 +10,7 @@ import torch
 from conftest import CPU, CUDA, STEPPED, Kernels
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss, backends
+from edgeloss import EdgeAwareLoss, LossMaps, backends
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -50,6 +50,40 @@ def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def compare(kernels: Kernels, x: Tensor, y: Tensor, options: dict[str, Any], *, last: bool = False) -> LossMaps:
+    """The fused kernels' loss, maps and gradient against the reference's in float64, with all weights; their maps."""
+    size, classes, dtype = x.shape[2:], x.shape[1], x.dtype
+    x, y = x.to(kernels.device), y.to(kernels.device)
+    if last:
+        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+    u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+    v = torch.rand(2, *size, dtype=wide).to(kernels.device)
+    fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
+    weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
+    loss, maps = edge_aware_loss(fused, y, **weights, backend="fused", **shared)
+    weights = {name: values.double() for name, values in weights.items()}
+    expected, expected_maps = edge_aware_loss(exact, y, **weights, backend="reference", **shared)
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(loss.double(), expected, **tolerance)
+    for value, other in zip(maps, expected_maps, strict=True):
+        if value is not None:
+            torch.testing.assert_close(value.double(), other.double(), **tolerance)
+    loss.backward()
+    expected.backward()
+    assert fused.grad is not None
+    assert exact.grad is not None
+    assert fused.grad.dtype == dtype
+    assert fused.grad.stride() == x.stride()
+    largest = float(exact.grad.abs().max())
+    torch.testing.assert_close(
+        fused.grad.double(), exact.grad, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
+    )
+    return maps
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
@@ -62,34 +96,19 @@ def test_fused_equals_reference(
 ) -> None:
     for options in OPTIONS:
         x, y = scene(size, classes)
-        x, y = x.to(kernels.device, dtype), y.to(kernels.device)
-        if last:
-            x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-        u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-        v = torch.rand(2, *size, dtype=wide).to(kernels.device)
-        fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-        shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
-        weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
-        loss, maps = edge_aware_loss(fused, y, **weights, backend="fused", **shared)
-        weights = {name: values.double() for name, values in weights.items()}
-        expected, expected_maps = edge_aware_loss(exact, y, **weights, backend="reference", **shared)
-        tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
-        torch.testing.assert_close(loss.double(), expected, **tolerance)
-        for value, other in zip(maps, expected_maps, strict=True):
-            if value is not None:
-                torch.testing.assert_close(value.double(), other.double(), **tolerance)
-        loss.backward()
-        expected.backward()
-        assert fused.grad is not None
-        assert exact.grad is not None
-        assert fused.grad.dtype == dtype
-        assert fused.grad.stride() == x.stride()
-        largest = float(exact.grad.abs().max())
-        torch.testing.assert_close(
-            fused.grad.double(), exact.grad, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
-        )
+        compare(kernels, x.to(dtype), y, options, last=last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("classes", [1, 2, 3, 19, 150])
+@pytest.mark.parametrize("size", [(1, 9), (17, 33), (3, 4, 18)])
+def test_false_edges(kernels: Kernels, size: tuple[int, ...], classes: int, dtype: torch.dtype) -> None:
+    for options in OPTIONS:
+        x, y = scene(size, classes)
+        left = y[..., : 2 * size[-1] // 3]
+        left[left != 255] = 0  # the prediction alone has edges there
+        found = compare(kernels, x.to(dtype), y, options | {"false_edge_weight": 0.7}, last=classes == 19)
+        assert (found.false_edge > 0).any()
 
 
 def test_every_pixel_an_edge(kernels: Kernels) -> None:
@@ -209,13 +228,13 @@ def test_one_graph_for_every_size() -> None:
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
 @pytest.mark.parametrize("decay", [0.0, 0.7])
-@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize(("edges", "false_edges"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("maps", [False, True])
 def test_operators_are_what_torch_was_told(
-    kernels: Kernels, edges: bool, maps: bool, decay: float, power: float
+    kernels: Kernels, edges: bool, false_edges: bool, maps: bool, decay: float, power: float
 ) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))
-    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, maps, 1)
+    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, false_edges, maps, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

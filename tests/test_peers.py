@@ -15,7 +15,6 @@ from peers.boundary import boundary, signed_distance
 from peers.common import cross_entropy
 from peers.control import edge_weighted_cross_entropy
 from peers.cpg import cpg, sobel
-from peers.false_edges import false_edges
 from peers.recipes import RECIPES, TITLES, Progress, completed, make
 from torch import Tensor
 
@@ -54,19 +53,6 @@ def test_edge_weighted_cross_entropy() -> None:
         logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4, edge_class_weight=of_classes
     )
     torch.testing.assert_close(loss.item(), (8 * LN(2) + 4 * LN(4)) / 12)
-
-
-def test_false_edges() -> None:
-    # Class 1 begins at the sixth pixel, and is predicted at the second one too. Off the edge mask, which is the fifth
-    # and the sixth, the first three pixels have a predicted edge: S of the first is -ln of the second's 0.2, of the
-    # second the mean of ln 1/0.9 twice, of the third that of -ln 0.2 and ln 1/0.9.
-    p = [[0.1, 0.8, 0.1, 0.1, 0.1, 0.9, 0.9]]
-    target = torch.tensor([[[0, 0, 0, 0, 0, 1, 1]]])
-    value = false_edges(binary(p), target, ignore_index=VOID, power=0.0)
-    expected = (LN(5) + LN(1 / 0.9) + (LN(5) + LN(1 / 0.9)) / 2) / 2
-    torch.testing.assert_close(value.item(), expected)
-    assert false_edges(binary(p), target * 0, ignore_index=VOID, power=0.0) > 0
-    assert false_edges(binary(p), torch.full_like(target, VOID), ignore_index=VOID, power=0.0) == 0
 
 
 def test_dice() -> None:
@@ -332,11 +318,10 @@ def test_ours_with_the_weights_of_the_control(scene: tuple[Tensor, Tensor]) -> N
 
 
 def test_ours_with_false_edges(scene: tuple[Tensor, Tensor]) -> None:
-    options = {"edge_weight": 3.0, "false_edge_weight": 0.5, "false_edge_start": 0.2}
-    plain = make("ours", {"edge_weight": 3.0}, VOID)
-    ours = make("ours", options, VOID)
-    added = ours(*scene, Progress(2, 10)) - plain(*scene, Progress(2, 10))
-    torch.testing.assert_close(added, 1.5 * false_edges(*scene, ignore_index=VOID, power=0.0), rtol=1e-4, atol=1e-6)
+    options = {"edge_weight": 3.0, "false_edge_weight": 0.5}
+    plain, ours = make("ours", {"edge_weight": 3.0}, VOID), make("ours", options | {"false_edge_start": 0.2}, VOID)
+    expected = edge_aware_loss(*scene, ignore_index=VOID, **options)
+    assert ours(*scene, Progress(2, 10)) == expected > plain(*scene, Progress(2, 10))
     assert ours(*scene, Progress(1, 10)) == plain(*scene, Progress(1, 10))
 
 

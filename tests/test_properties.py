@@ -40,6 +40,7 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
             "power": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
             "decay": st.sampled_from([None, 0.1, 2.0]),
             "label_smoothing": st.sampled_from([0.0, 0.1]),
+            "false_edge_weight": st.sampled_from([0.0, 0.5]),
         }
     )
 
@@ -95,7 +96,7 @@ def test_finite_and_never_negative(scene: tuple[Tensor, Tensor], options: dict[s
         assert loss.isfinite().all()
         assert (loss >= 0).all()
         assert grad_of(loss.sum(), logits).isfinite().all()
-        assert all((value >= 0).all() for value in maps[:4])
+        assert all((value >= 0).all() for value in maps[:5])
 
 
 @given(scenes(), options(), st.floats(-1e4, 1e4))

@@ -138,6 +138,21 @@ def test_the_page_carries_the_maps() -> None:
         np.testing.assert_allclose(decoded(image["arrays"]["gradient"]), seen.gradient[index], rtol=2**-9)
 
 
+def test_false_edges_are_carried_where_they_count() -> None:
+    logits, target = scene()
+    criterion = EdgeAwareLoss(false_edge_weight=0.5)
+    expected = compute_arrays(logits, target, criterion).maps["false_edge"][0]
+    assert (expected > 0).sum() > 100
+    page = report(logits, target, criterion=criterion)
+    data = carried(page)
+    np.testing.assert_allclose(decoded(data["images"][0]["arrays"]["false_edge"]), expected, rtol=2**-9, atol=2**-14)
+    counts = data["figures"]["histograms"]["data"][-1]["y"]
+    assert sum(counts) == (expected > 0).sum()
+    here = (target[0] == 1).numpy() & (expected > 0)
+    assert page.split("<tr>")[3].endswith(f"<td>{expected[here].astype(float).mean():.3f}</td></tr>")
+    assert "false edge" not in report(logits, target).replace("false_edge_weight", "")
+
+
 def test_what_is_not_finite_arrives() -> None:
     logits, target = scene()
     logits[0, 1, 10, 10], logits[0, 0, 20, 30] = torch.nan, torch.inf
@@ -293,9 +308,10 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     """The very colours of the panel, but for the next colour of the scale, where the rounding of a value falls so."""
     logits, target = scene()
     logits[0, 0, 10, 10] = torch.nan
-    page = opened(logits, target, criterion=EdgeAwareLoss(decay=2))
-    seen = compute_arrays(logits, target, EdgeAwareLoss(decay=2))
-    keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side")
+    criterion = EdgeAwareLoss(decay=2, false_edge_weight=0.5)
+    page = opened(logits, target, criterion=criterion)
+    seen = compute_arrays(logits, target, criterion)
+    keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side", "false_edge")
     expected = {key: painted(drawn)[0] for key, drawn in zip(keys, maps_of(seen, terms=True), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
     expected["truth"] = np.rint(colors[seen.target[0]])
@@ -312,7 +328,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
 
 def test_hovering_tells_the_right_numbers(opened: Opened) -> None:
     logits, target = scene()
-    criterion = EdgeAwareLoss(edge_weight=2.0, power=0.0, decay=2.0)
+    criterion = EdgeAwareLoss(edge_weight=2.0, false_edge_weight=0.5, power=0.0, decay=2.0)
     page = opened(logits, target, criterion=criterion, class_names=["a", "b", "c"])
     seen = compute_arrays(logits, target, criterion)
     p = logits.softmax(1)[0]
@@ -327,7 +343,8 @@ def test_hovering_tells_the_right_numbers(opened: Opened) -> None:
         for (_, told), k in zip(page.table("likely"), order, strict=True):
             assert float(told) == pytest.approx(float(p[k, row, column]), rel=0.01, abs=2e-4)
         terms = dict(page.table("terms"))
-        for name, key in (("cross-entropy", "cross_entropy"), ("distance", "distance")):
+        for name in ("cross-entropy", "false edge", "distance"):
+            key = name.translate({ord("-"): "_", ord(" "): "_"})
             assert float(terms[name]) == pytest.approx(float(seen.maps[key][0, row, column]), rel=0.01, abs=2e-4)
         assert float(terms["|gradient|"]) == pytest.approx(seen.gradient[0, row, column], rel=0.01)
         for name, key in (("same side", "same_side"), ("other side", "other_side"), ("edge map", "edge")):

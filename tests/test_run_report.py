@@ -165,6 +165,15 @@ def test_curves_hold_the_history(tmp_path: Path) -> None:
     assert "boundary F1, 3 px" not in [name for name, *_ in traces]  # nothing was measured
 
 
+def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
+    def curves(row: Row) -> list[str]:
+        figures = carried(write_run_report(tmp_path, [row], CLASSES, []))
+        return [trace["name"] for figure in figures.values() for trace in figure["data"]]
+
+    assert "false edge" not in curves(row_of(1))
+    assert curves({**row_of(1), "val/false_edge": 0.5, "train/gradient_share/false_edge": 0.1}).count("false edge") == 2
+
+
 def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
     figures = carried(write_run_report(tmp_path, history, CLASSES, []))

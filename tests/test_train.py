@@ -26,7 +26,7 @@ from edgeloss._files import InputError
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.config import Config, load_config
 from segkit.data import Augment, SegmentationFolder
-from segkit.engine import MicroBatch, Placement, Training, batches, lr_factor, train_step
+from segkit.engine import MicroBatch, Placement, Training, batches, evaluate, lr_factor, train_step
 from segkit.guard import NanGuard, NonFiniteLossError
 from segkit.measures import BY_CLASS
 from segkit.model import UNet
@@ -91,6 +91,7 @@ def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
     with torch.no_grad():
         logits = model.eval()(images)
     loss, maps, terms = EdgeAwareLoss(ignore_index=VOID)(logits, labels, return_maps=True, return_terms=True)
+    del terms["false_edge"]  # without a weight it is no figure
     prediction, valid = logits.argmax(1), labels != VOID
     ious = []
     for c in range(3):
@@ -339,6 +340,21 @@ def gradient(training: Training) -> list[torch.Tensor]:
 
 def weights(network: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in network.parameters()]
+
+
+def test_false_edges_count_in_training_and_validation(tmp_path: Path) -> None:
+    """As in one batch of all images, though the first has no edge but false ones."""
+    training, _, [(names, images, labels)] = small_training()
+    labels[0] = 0
+    criterion = EdgeAwareLoss(edge_weight=0.5, false_edge_weight=0.25)
+    with torch.no_grad():
+        loss, terms = criterion(training.network.eval()(images), labels, return_terms=True)
+    expected = {name: pytest.approx(float(value)) for name, value in {"loss": loss, **terms}.items()}
+    parts = [MicroBatch(names[i : i + 1], images[i : i + 1], labels[i : i + 1]) for i in range(2)]
+    measured = evaluate(training.network, criterion, [[part] for part in parts], classes=CLASSES, place=CPU)
+    assert {name: measured[name] for name in expected} == expected
+    assert expected["false_edge"] != 0
+    assert step(training, criterion, parts, tmp_path) == expected
 
 
 def test_a_scaled_loss_gives_the_same_step(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ def test_any_size(data: st.DataObject) -> None:
         "radius": data.draw(st.integers(1, 3)),
         "power": data.draw(st.sampled_from([1.0, 0.0, -1.0])),
         "decay": data.draw(st.sampled_from([None, 1.0])),
+        "false_edge_weight": data.draw(st.sampled_from([0.0, 0.7])),
     }
+    y[..., : high[-1] // 2] = 0  # where the prediction alone has edges
     x.requires_grad_()
     fused = edge_aware_loss(x, y, upsample=True, backend="fused", **options)
     plain = edge_aware_loss(interpolated(x, high), y, backend="reference", **options)
@@ -235,6 +237,6 @@ def test_one_graph_for_every_size() -> None:
 def test_operators_are_what_torch_was_told(kernels: Kernels, edges: bool, classes: int) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), (5, 9), classes))
     nothing = [None] * 4
-    options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, True, 1)
+    options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, edges, True, 1)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(kernels.operators.edge_loss, (x.requires_grad_(), y, *nothing, *options), test_utils=tests)

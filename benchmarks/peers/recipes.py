@@ -18,7 +18,6 @@ from peers.boundary import boundary
 from peers.common import cross_entropy
 from peers.control import edge_weighted_cross_entropy
 from peers.cpg import cpg
-from peers.false_edges import false_edges
 
 Options = dict[str, Any]
 
@@ -89,7 +88,7 @@ def _ours(
     false_edge_weight: float = 0.0,
     false_edge_start: float = 0.0,
 ) -> Tensor:
-    """EdgeAwareLoss, with a schedule, the control's weights and a third term where they are asked for.
+    """EdgeAwareLoss, with a schedule and the control's weights where they are asked for.
 
     Args:
         logits: [B, C, H, W].
@@ -115,7 +114,7 @@ def _ours(
     elif final_edge_weight is not None:
         edge_weight += (final_edge_weight - edge_weight) * (done - start) / (1 - start)
     valid = target != ignore_index
-    loss = edge_aware_loss(
+    return edge_aware_loss(
         logits,
         target,
         ignore_index=ignore_index,
@@ -124,13 +123,11 @@ def _ours(
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
         radius=radius,
+        false_edge_weight=false_edge_weight if done >= false_edge_start else 0.0,
         power=power,
         decay=decay,
         pixel_weight=1 + k * edge_mask(target, valid, (1, 1)).float() if k else None,
     )
-    if not false_edge_weight or done < false_edge_start:
-        return loss
-    return loss + edge_weight * false_edge_weight * false_edges(logits, target, ignore_index=ignore_index, power=power)
 
 
 def _abl(

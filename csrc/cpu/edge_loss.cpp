@@ -1,8 +1,9 @@
 // The whole loss on the CPU.
 //
 // Forward, in passes over chunks of rows: (1) labels, the two numbers of edge_math.h for each pixel, and the
-// cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels; (3)
-// with decay, the distances of what they see; (4) both edge terms, on edge pixels only (windows.h). Backward takes a
+// cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels, and
+// the false ones, from the prediction; (3) with decay, the distances of what they see; (4) the edge terms, on edge
+// pixels only (windows.h). Backward takes a
 // chunk at a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles is
 // formed anew. Of logits of lower resolution, tiles are interpolated (upsample.h), and backward takes a box of their
 // rows at a time, with all pixels that are mixed from it. What a chunk is does not depend on the number of threads, and
@@ -60,12 +61,13 @@ struct Call {
   const A* edge_class_weight;  // [C] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
-  int16_t* label;  // [B, P]
-  A *m, *r;        // [B, P] each; null of two classes that are not upsampled
-  uint8_t* edge;   // [B, P], the edge mask, or null
+  int16_t* label;      // [B, P]
+  int16_t* predicted;  // [B, P], in forward, or null: nobody asks for false edges
+  A *m, *r;            // [B, P] each; null of two classes that are not upsampled
+  uint8_t* edge;       // [B, P], the edge mask (windows.h), or null
   // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
   // takes up no memory. Of each row the first and the end among them.
-  int32_t* edge_pixel;           // [B, P], of the image
+  int32_t* edge_pixel;           // [B, P], of the image (windows.h)
   A* sides;                      // [B, P, 2, numbers()], same and other side
   int32_t *row_first, *row_end;  // [B, D · H] each
   A* field;                      // [B, P]; read in reach of E only
@@ -119,7 +121,8 @@ struct Call {
 };
 
 struct Sums {
-  double cross_entropy = 0, same = 0, other = 0, weight = 0, edges_weight = 0, valid = 0, edges = 0, wrong = 0;
+  double cross_entropy = 0, same = 0, other = 0, false_edge = 0, weight = 0, edges_weight = 0, valid = 0, edges = 0,
+         wrong = 0;
 };
 
 // The cross-entropy of a tile of n pixels from what tile_statistics found; pixel(j) is the number of the j-th one.
@@ -170,6 +173,7 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
         static_cast<double>(read_labels(target + base + p, n, g.classes, ignore_index, call.label + base + p, y));
     A own_m[kTile], own_r[kTile], *m = call.m ? call.m + base + p : own_m, *r = call.m ? call.r + base + p : own_r;
     tile_statistics(tile, ld, g.classes, n, y, m, r, nll);
+    if (call.predicted) tile_prediction(tile, ld, g.classes, n, y, m, call.predicted + base + p);
     cross_entropy_tile(
         call, tile, ld, n, y, m, r, nll, [&](int64_t j) { return base + p + j; }, ce_map ? ce_map + base + p : kept,
         sums);
@@ -198,16 +202,19 @@ void upsampled_cross_entropy_chunk(const Call<T, A>& call, const L* target, int6
     for_each_block(up, step, [&](const Block& block) {
       const int64_t n = block.pixels();
       int32_t place[kTile];
+      int16_t predicted[kTile];
       up.list_pixels(block, place);
       for (int64_t j = 0; j < n; ++j) y[j] = place[j] < 0 ? kIgnored : call.label[start + place[j]];
       interpolate_tile(up, taps, x, g.logits, block, tile.data(), step);
       tile_statistics(tile.data(), step, g.classes, n, y, m, r, nll);
+      if (call.predicted) tile_prediction(tile.data(), step, g.classes, n, y, m, predicted);
       cross_entropy_tile(
           call, tile.data(), step, n, y, m, r, nll, [&](int64_t j) { return start + place[j]; }, ce, sums);
       for (int64_t j = 0; j < n; ++j) {
         if (place[j] < 0) continue;
         call.m[start + place[j]] = m[j];
         call.r[start + place[j]] = r[j];
+        if (call.predicted) call.predicted[start + place[j]] = predicted[j];
         if (ce_map) ce_map[start + place[j]] = ce[j];
       }
     });
@@ -223,26 +230,34 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
   // A margin of neutral values at both ends, so that the window along the row needs no bounds.
   const int64_t reach = std::min(g.radius[2], g.width);
   std::vector<int16_t> low(g.width + 2 * reach), high(g.width + 2 * reach);
-  std::vector<uint8_t> mask(g.width);
-  int64_t end = chunk.first_row * g.width;
-  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+  std::vector<uint8_t> mask(g.width), drawn(g.width);
+  const auto mark = [&](const int16_t* of, int64_t row, uint8_t* edge) {
     std::fill(low.begin(), low.end(), INT16_MAX);
     std::fill(high.begin(), high.end(), kIgnored);
     for_each_row(g, row, g.radius,
-                 [&](int64_t first) { widen_range(label + first, g.width, low.data() + reach, high.data() + reach); });
+                 [&](int64_t first) { widen_range(of + first, g.width, low.data() + reach, high.data() + reach); });
+    mark_edges(of + row * g.width, g.width, reach, low.data(), high.data(), edge);
+  };
+  int64_t end = chunk.first_row * g.width, false_edges = 0;
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     uint8_t* edge = call.edge ? call.edge + base + row * g.width : mask.data();
-    mark_edges(label + row * g.width, g.width, reach, low.data(), high.data(), edge);
+    mark(label, row, edge);
+    if (call.predicted) {
+      mark(call.predicted + base, row, drawn.data());
+      false_edges += join_edges(drawn.data(), g.width, edge);
+    }
     const int64_t count = list_places(edge, g.width, row * g.width, call.edge_pixel + base + end);
     call.row_first[rows + row] = static_cast<int32_t>(end);
     if (call.pixel_weight || call.edge_class_weight) {
       for (int64_t e = end; e < end + count; ++e) {
-        sums.edges_weight += call.edge_weight_of(base + call.edge_pixel[base + e]);
+        const int32_t listed = call.edge_pixel[base + e];
+        if (listed >= 0) sums.edges_weight += call.edge_weight_of(base + listed);
       }
     }
     end += count;
     call.row_end[rows + row] = static_cast<int32_t>(end);
   }
-  sums.edges = static_cast<double>(end - chunk.first_row * g.width);
+  sums.edges = static_cast<double>(end - chunk.first_row * g.width - false_edges);
   if (!call.pixel_weight && !call.edge_class_weight) sums.edges_weight = sums.edges;
 }
 
@@ -360,7 +375,7 @@ struct Group {
     const int64_t last = std::max<int64_t>(g.width - lanes.width, 0);
     int32_t wide[kEdges];
     for (int64_t e = 0; e < count; ++e) {
-      const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
+      const uint32_t p = static_cast<uint32_t>(place_of(pixel[e]));  // 32 bits divide several times as fast as 64
       const uint32_t row = p / static_cast<uint32_t>(g.width);
       const int64_t own = p - static_cast<int64_t>(row) * g.width;
       column[e] = static_cast<int32_t>(std::clamp<int64_t>(own - lanes.radius, 0, last));
@@ -397,11 +412,11 @@ struct Group {
                              call.up != nullptr};
     const bool centre = dz == 0 && dy == 0;
     if (lanes.width == 4 && g.width >= 4) {
-      fill_lanes<4>(view, k, offset, count, centre, logits, lanes);
+      fill_lanes<4>(view, k, pixel, offset, count, centre, logits, lanes);
     } else if (lanes.width == 8 && g.width >= 8) {
-      fill_lanes<8>(view, k, offset, count, centre, logits, lanes);
+      fill_lanes<8>(view, k, pixel, offset, count, centre, logits, lanes);
     } else {
-      fill_lanes<0>(view, k, offset, count, centre, logits, lanes);
+      fill_lanes<0>(view, k, pixel, offset, count, centre, logits, lanes);
     }
     if (logits && call.up) {
       const Logits<T, A> x = call.image(image);
@@ -539,6 +554,7 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
   }
   for (int64_t e = 0; e < n; ++e) {
     const bool has_same = sums[0][e] + sums[1][e] != A(0);  // nan too
+    if (group.pixel[e] < 0) inverse[1][e] = A(1);           // a false edge has no other side
     if (logs || (inverse[1][e] > A(0) && (inverse[0][e] > A(0) || !has_same))) {
       sides[2 * e] = {A(0), A(0), nearest[0][e], inverse[0][e]};
       sides[2 * e + 1] = {A(0), A(0), nearest[1][e], inverse[1][e]};
@@ -552,11 +568,11 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
 
 // Pass 4: both edge terms at the edge pixels of a chunk.
 template <typename T, typename A>
-void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, Lanes<A>& lanes,
-                      Sums& sums) {
+void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, A* false_map,
+                      Lanes<A>& lanes, Sums& sums) {
   const Geometry& g = call.g;
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
-  A* const maps[2] = {same_map, other_map};
+  A* const maps[3] = {same_map, other_map, false_map};
   for (A* map : maps) {
     if (map) std::fill_n(map + base + chunk.first_row * g.width, (chunk.last_row - chunk.first_row) * g.width, A(0));
   }
@@ -572,7 +588,12 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
     }
     call.keep(base + at, group.count, sides);
     for (int64_t e = 0; e < group.count; ++e) {
-      const int64_t i = base + group.pixel[e];
+      const int64_t i = base + place_of(group.pixel[e]);
+      if (group.pixel[e] < 0) {
+        sums.false_edge += static_cast<double>(call.pixel_weight_of(i)) * value[0][e];
+        if (false_map) false_map[i] = value[0][e];
+        continue;
+      }
       const double v = call.edge_weight_of(i);
       sums.same += v * value[0][e];
       sums.other += v * value[1][e];
@@ -586,8 +607,8 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
 // What arrives at each pixel's terms in the backward pass.
 template <typename A>
 struct Upstream {
-  A sums[3];        // of Σ v CE, Σ v u S, Σ v u O
-  const A* map[3];  // of the maps, [B, P] each, or null
+  A sums[4];        // of Σ v CE, Σ v u S, Σ v u O, and Σ v S of false edges
+  const A* map[4];  // of the maps, [B, P] each, or null
 
   A at(int term, int64_t i, A v) const { return sums[term] * v + (map[term] ? map[term][i] : A(0)); }
 };
@@ -619,7 +640,8 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
         repeat_each(own, n, lanes.width, lanes.own[side][which].data());
       };
       const auto up = [&](int32_t e) {
-        const int64_t i = base + group.pixel[e];
+        const int64_t i = base + place_of(group.pixel[e]);
+        if (group.pixel[e] < 0) return upstream.at(3, i, call.pixel_weight_of(i));
         return upstream.at(1 + side, i, call.edge_weight_of(i));
       };
       if (means) {
@@ -924,8 +946,8 @@ template <typename T, typename A>
 Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, const Tensor& logits,
                      const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
                      const std::optional<Tensor>& edge_class_weight, double label_smoothing, double power, double decay,
-                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
-                     const Tensor& sides, const Tensor& field) {
+                     const Tensor& label, int16_t* predicted, const Tensor& flags, const Tensor& stats,
+                     const Tensor& edge_list, const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = stats.numel() > 0 ? static_cast<A*>(stats.mutable_data_ptr()) : nullptr;
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
@@ -942,6 +964,7 @@ Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, co
           has_decay ? static_cast<A>(1 / decay) : A(0),
           has_decay,
           static_cast<int16_t*>(label.mutable_data_ptr()),
+          predicted,
           m,
           m ? m + all : nullptr,
           flags.numel() > 0 ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
@@ -992,14 +1015,14 @@ void throw_if_wrong(const Geometry& g, const L* target, int64_t ignore_index, co
       position(g, first) + (others ? ", and other labels out of range at " + count_of_pixels(others) + " more" : ""));
 }
 
-using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <typename T, typename A>
 Forward forward(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
                 const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
                 const std::optional<Tensor>& distance, int64_t ignore_index, double label_smoothing,
                 const std::vector<int64_t>& radius, double power, double decay, const std::vector<double>& spacing,
-                bool edges, bool maps, bool check) {
+                bool edges, bool false_edges, bool maps, bool check) {
   const Geometry g = geometry_of(logits, target, radius);
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
@@ -1015,15 +1038,18 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
       torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
-  Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type);
-  const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
+  Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type),
+         false_edge = empty(maps && false_edges, type);
+  const auto map_of = [&](const Tensor& t) { return t.numel() ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
+  Tensor predicted = empty(false_edges, ScalarType::Short);
   const Call<T, A> call =
       make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power, decay, label,
-                      flags, stats, edge_list, sides, distance ? *distance : field);
+                      false_edges ? static_cast<int16_t*>(predicted.mutable_data_ptr()) : nullptr, flags, stats,
+                      edge_list, sides, distance ? *distance : field);
 
   std::vector<Sums> parts(chunks.count);
   const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
-    edge_terms_chunk(call, chunks.at(i), map_of(same), map_of(other), lanes, parts[i]);
+    edge_terms_chunk(call, chunks.at(i), map_of(same), map_of(other), map_of(false_edge), lanes, parts[i]);
   };
   std::vector<uint8_t> is_done(chunks.count);
   const auto find_edges = [&](int64_t i, Lanes<A>& lanes) {
@@ -1078,15 +1104,16 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
     });
   }
 
-  Tensor sums = torch::stable::new_empty(logits, {8}, ScalarType::Double);
+  constexpr int kSums = 9;
+  Tensor sums = torch::stable::new_empty(logits, {kSums}, ScalarType::Double);
   double* out = static_cast<double*>(sums.mutable_data_ptr());
-  std::fill_n(out, 8, 0.0);
+  std::fill_n(out, kSums, 0.0);
   for (const Sums& part : parts) {
-    const double values[8] = {part.cross_entropy, part.same,  part.other, part.weight,
-                              part.edges_weight,  part.valid, part.edges, part.wrong};
-    for (int k = 0; k < 8; ++k) out[k] += values[k];
+    const double values[kSums] = {part.cross_entropy, part.same,  part.other, part.false_edge, part.weight,
+                                  part.edges_weight,  part.valid, part.edges, part.wrong};
+    for (int k = 0; k < kSums; ++k) out[k] += values[k];
   }
-  return {sums, ce, same, other, label, flags, stats, edge_list, sides, field};
+  return {sums, ce, same, other, false_edge, label, flags, stats, edge_list, sides, field};
 }
 
 // A new tensor's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
@@ -1104,21 +1131,25 @@ void want_large_pages(void* data, int64_t bytes) {
 
 template <typename T, typename A>
 Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, const std::optional<Tensor>& grad_same,
-                const std::optional<Tensor>& grad_other, const Tensor& logits, const std::optional<Tensor>& weight,
-                const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
-                const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
-                const Tensor& sides, const Tensor& field, double label_smoothing, const std::vector<int64_t>& radius,
-                double power, double decay) {
+                const std::optional<Tensor>& grad_other, const std::optional<Tensor>& grad_false, const Tensor& logits,
+                const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                const std::optional<Tensor>& edge_class_weight, const Tensor& label, const Tensor& flags,
+                const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
+                double label_smoothing, const std::vector<int64_t>& radius, double power, double decay) {
   const Geometry g = geometry_of(logits, label, radius);
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
   const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing,
-                                          power, decay, label, flags, stats, edge_list, sides, field);
+                                          power, decay, label, nullptr, flags, stats, edge_list, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
-  const Upstream<A> upstream = {{static_cast<A>(sums[0]), static_cast<A>(sums[1]), static_cast<A>(sums[2])},
-                                {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
+  Upstream<A> upstream;
+  const std::optional<Tensor>* const of_maps[4] = {&grad_ce, &grad_same, &grad_other, &grad_false};
+  for (int k = 0; k < 4; ++k) {
+    upstream.sums[k] = static_cast<A>(sums[k]);
+    upstream.map[k] = data_or_null<A>(*of_maps[k]);
+  }
   const Steps steps(grad);
   T* out = static_cast<T*>(grad.mutable_data_ptr());
   if (up) {
@@ -1140,25 +1171,25 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
                   const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
                   const std::optional<Tensor>& distance, int64_t ignore_index, double label_smoothing,
                   std::vector<int64_t> radius, double power, double decay, std::vector<double> spacing, bool edges,
-                  bool maps, int64_t validate) {
+                  bool false_edges, bool maps, int64_t validate) {
   return by_type(logits, [&](auto t, auto a) {
     return forward<decltype(t), decltype(a)>(logits, target, weight, pixel_weight, edge_class_weight, distance,
-                                             ignore_index, label_smoothing, radius, power, decay, spacing, edges, maps,
-                                             validate != 0);
+                                             ignore_index, label_smoothing, radius, power, decay, spacing, edges,
+                                             false_edges, maps, validate != 0);
   });
 }
 
 Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce,
                           const std::optional<Tensor>& grad_same, const std::optional<Tensor>& grad_other,
-                          const Tensor& logits, const std::optional<Tensor>& weight,
-                          const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
-                          const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
-                          const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
-                          double power, double decay) {
+                          const std::optional<Tensor>& grad_false, const Tensor& logits,
+                          const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                          const std::optional<Tensor>& edge_class_weight, const Tensor& label, const Tensor& flags,
+                          const Tensor& stats, const Tensor& edge_list, const Tensor& sides, const Tensor& field,
+                          double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
   return by_type(logits, [&](auto t, auto a) {
-    return backward<decltype(t), decltype(a)>(grad_sums, grad_ce, grad_same, grad_other, logits, weight, pixel_weight,
-                                              edge_class_weight, label, flags, stats, edge_list, sides, field,
-                                              label_smoothing, radius, power, decay);
+    return backward<decltype(t), decltype(a)>(grad_sums, grad_ce, grad_same, grad_other, grad_false, logits, weight,
+                                              pixel_weight, edge_class_weight, label, flags, stats, edge_list, sides,
+                                              field, label_smoothing, radius, power, decay);
   });
 }
 

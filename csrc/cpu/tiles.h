@@ -251,6 +251,28 @@ inline void tile_statistics(const double* x, int64_t ld, int64_t classes, int64_
   statistics(x, ld, classes, n, y, m, r, nll);
 }
 
+// The first of the classes that reach the max of n pixels, n ≤ kTile; -1 where y is.
+template <typename A>
+EDGELOSS_INLINE void first_at_max(const A* __restrict x, int64_t ld, int64_t classes, int64_t n,
+                                  const int32_t* __restrict y, const A* __restrict m, int16_t* __restrict predicted) {
+  int32_t first[kTile] = {};
+  for (int64_t c = classes - 1; c > 0; --c) {
+    const A* row = x + c * ld;
+    for (int64_t j = 0; j < n; ++j) first[j] = row[j] == m[j] ? static_cast<int32_t>(c) : first[j];
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    predicted[j] = static_cast<int16_t>(y[j] < 0 ? kIgnored : x[j] == m[j] ? 0 : first[j]);
+  }
+}
+EDGELOSS_VECTORIZED void tile_prediction(const float* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y,
+                                         const float* m, int16_t* predicted) {
+  first_at_max(x, ld, classes, n, y, m, predicted);
+}
+inline void tile_prediction(const double* x, int64_t ld, int64_t classes, int64_t n, const int32_t* y, const double* m,
+                            int16_t* predicted) {
+  first_at_max(x, ld, classes, n, y, m, predicted);
+}
+
 // m and r of two classes alone: so quick to form that they are not kept.
 template <typename A>
 EDGELOSS_INLINE void statistics_of_two(const A* __restrict first, const A* __restrict second, int64_t n,

@@ -3,10 +3,11 @@
 // One thread takes a pixel, neighbouring threads neighbouring pixels, so that what they read of a class lies side by
 // side in contiguous logits; those of channels_last pass through shared memory. Forward: (1) labels, the two numbers of
 // edge_math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near
-// it; (3) the edge mask and both edge terms; (4) the sums. Backward looks at each logit once more for the
-// cross-entropy; then the pixels around edge pixels gather their shares and write their gradient anew. Logits of lower
-// resolution are interpolated where they are read, and gather their gradient from the pixels around. No two threads
-// of a kernel write to one place, and sums are added in a fixed order, so every run gives the same bits.
+// it; (3) the edge mask, of the prediction's false edges too where they count, and the edge terms; (4) the sums.
+// Backward looks at each logit once more for the cross-entropy; then the pixels around edge pixels gather their shares
+// and write their gradient anew. Logits of lower resolution are interpolated where they are read, and gather their
+// gradient from the pixels around. No two threads of a kernel write to one place, and sums are added in a fixed order,
+// so every run gives the same bits.
 //
 // The state between them takes 19 bytes a pixel in float: label (2), edge mask (1), m and r (8), and one number a side
 // (8). Powers other than 1 take 8 more, and decay 12. Few classes could do without m and r, as forming them anew would
@@ -42,6 +43,8 @@ namespace {
 constexpr int kClasses = 8;  // logits of a pixel on their way at a time
 constexpr int kShares = 4;   // classes of edge pixels around a pixel, collected at a time
 constexpr int16_t kIgnored = -1;
+constexpr uint8_t kEdge = 1, kFalseEdge = 2;  // what a pixel is, in the edge mask
+constexpr int kSums = 9;                      // of the operator
 // The 1 of __launch_bounds__(kThreads, 1) keeps the compiler from spilling registers to let more threads run at a time.
 
 // -------------------------------------------------------------------------------------------------------------- labels
@@ -192,12 +195,13 @@ struct Call {
   const A* edge_class_weight;  // [C] or null
   A label_smoothing, power, inverse_decay;
   bool has_decay;
-  bool is_plain;   // one number a side is enough
-  int16_t* label;  // [B, P]
-  uint8_t* edge;   // [B, P]
-  A *m, *r;        // [B, P] each; on valid pixels only
-  A* sides;        // [1 or 2, 2, B, P], then nearest [2, B, P] with decay; on E only
-  const A* field;  // [B, P]; read near E only
+  bool is_plain;       // one number a side is enough
+  int16_t* label;      // [B, P]
+  int16_t* predicted;  // [B, P], in forward, or null: nobody asks for false edges
+  uint8_t* edge;       // [B, P]
+  A *m, *r;            // [B, P] each; on valid pixels only
+  A* sides;            // [1 or 2, 2, B, P], then nearest [2, B, P] with decay; on E only
+  const A* field;      // [B, P]; read near E only
 
   __device__ int64_t count() const { return g.batch * g.pixels; }
   __device__ auto image(int64_t b) const {
@@ -218,8 +222,9 @@ struct Call {
     for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(c);
     return sum;
   }
-  __device__ A log_weight(A nearest, int64_t i) const {
-    return has_decay ? (nearest - field[i]) * inverse_decay : A(0);
+  // log w of pixel i, as an edge pixel sees it; those that a false one sees weigh alike.
+  __device__ A log_weight(int64_t centre, A nearest, int64_t i) const {
+    return has_decay && edge[centre] == kEdge ? (nearest - field[i]) * inverse_decay : A(0);
   }
 
   // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it.
@@ -230,7 +235,7 @@ struct Call {
           for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
             const int64_t i = at.base + n;
             if (label[i] < 0 || (label[i] != k) != side) return;
-            body(term(logits, n, g.classes, k, side == 0, m[i], r[i]), log_weight(of.nearest, i));
+            body(term(logits, n, g.classes, k, side == 0, m[i], r[i]), log_weight(at.base + at.pixel, of.nearest, i));
           });
         },
         power, of);
@@ -336,7 +341,7 @@ __device__ __forceinline__ void for_each_staged_block(const T* from, T* to, int6
 
 // ------------------------------------------------------------------------------------------------------------- forward
 
-// Labels, statistics and cross-entropy. partial: [8, blocks], in the order of the operator's sums.
+// Labels, statistics and cross-entropy. partial: [kSums, blocks], in the order of the operator's sums.
 template <typename T, typename A, bool kUpsampled, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1)
     cross_entropy_kernel(const Call<T, A, kUpsampled> call, const Labels target, A* ce_map, double* partial) {
@@ -349,9 +354,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     const A smoothing = call.label_smoothing;
     RunningSoftmax<A> softmax;
     A below = 0, weights = 0;  // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
+    int64_t predicted = 0;
     const auto add = [&](int64_t c, const A(&block)[kClasses], int n) {
       const A before = softmax.m;
       softmax.add(block, n);
+      if (call.predicted && softmax.m > before) {
+#pragma unroll
+        for (int j = kClasses - 1; j >= 0; --j) predicted = j < n && block[j] == softmax.m ? c + j : predicted;
+      }
       if (smoothing == A(0)) return;
       if (weights > A(0) && softmax.m > before) below += weights * (before - softmax.m);
 #pragma unroll
@@ -386,16 +396,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       sums[3] += 1;
     }
     call.label[i] = valid ? static_cast<int16_t>(y) : kIgnored;
+    if (call.predicted) call.predicted[i] = valid ? static_cast<int16_t>(predicted) : kIgnored;
     if (ce_map) ce_map[i] = ce;
   });
   block_sum(sums);
-  constexpr int kRows[4] = {0, 3, 5, 7};
+  constexpr int kRows[4] = {0, 4, 6, 8};
   if (threadIdx.x == 0) {
     for (int k = 0; k < 4; ++k) partial[kRows[k] * gridDim.x + blockIdx.x] = sums[k];
   }
 }
 
-// Whether some neighbour of a pixel is of another class.
+// Whether some neighbour of a pixel is of another class, by its label or by the prediction.
 __device__ __forceinline__ bool is_edge(const Geometry& g, const int16_t* label, const Place& at) {
   const int16_t own = label[at.base + at.pixel];
   bool differs = false;
@@ -406,6 +417,12 @@ __device__ __forceinline__ bool is_edge(const Geometry& g, const int16_t* label,
     });
   }
   return differs;
+}
+
+__device__ __forceinline__ uint8_t kind_of_edge(const Geometry& g, const int16_t* label, const int16_t* predicted,
+                                                const Place& at) {
+  if (is_edge(g, label, at)) return kEdge;
+  return predicted && is_edge(g, predicted, at) ? kFalseEdge : 0;
 }
 
 __global__ void __launch_bounds__(kThreads, 1) edge_mask_kernel(const Geometry g, const int16_t* label, uint8_t* edge) {
@@ -463,22 +480,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
-// The edge mask, and both edge terms on it.
+// The edge mask, and the edge terms on it.
 template <typename T, typename A, bool kUpsampled>
 __global__ void __launch_bounds__(kThreads, 1)
-    edge_terms_kernel(const Call<T, A, kUpsampled> call, A* same_map, A* other_map, double* partial) {
-  double sums[4] = {0, 0, 0, 0};  // of S, O, pixel weight and pixels
+    edge_terms_kernel(const Call<T, A, kUpsampled> call, A* same_map, A* other_map, A* false_map, double* partial) {
+  double sums[5] = {0, 0, 0, 0, 0};  // of S, O, S at false edges, edge weight and edges
   for_each_item(call.count(), [&](int64_t i) {
     const Place at = place_of(call.g, i);
-    const bool on_edge = is_edge(call.g, call.label, at);
-    call.edge[i] = on_edge;
+    const uint8_t kind = kind_of_edge(call.g, call.label, call.predicted, at);
+    call.edge[i] = kind;
     A same = 0, other = 0;
-    if (on_edge) {
+    if (kind != 0) {
       const auto x = call.image(at.image);
       const int16_t k = call.label[i];
       // Of the same and of the other side. They are told apart by selection: an index would put them into memory.
       A same_nearest = 0, other_nearest = 0;
-      if (call.has_decay) {
+      if (call.has_decay && kind == kEdge) {
         same_nearest = other_nearest = INFINITY;
         for_each_neighbor(call.g, at.row, at.column, [&](int64_t n) {
           const int16_t y = call.label[at.base + n];
@@ -499,7 +516,8 @@ __global__ void __launch_bounds__(kThreads, 1)
           const int64_t j = at.base + n;
           const int16_t y = call.label[j];
           if (y < 0) return;
-          const A w = call.has_decay ? exp_negative(call.log_weight(y == k ? same_nearest : other_nearest, j)) : A(1);
+          const A log_w = call.log_weight(i, y == k ? same_nearest : other_nearest, j);
+          const A w = log_w == A(0) ? A(1) : exp_negative(log_w);
           A p, complement;
           if (logs) {
             p = complement = term(x, n, call.g.classes, k, y == k, call.m[j], call.r[j]);
@@ -533,21 +551,26 @@ __global__ void __launch_bounds__(kThreads, 1)
         call.store(side, i, of);
         (side ? other : same) = value;
       }
-      const double v = call.edge_weight_of(i, k);
-      sums[0] += v * same;
-      sums[1] += v * other;
-      sums[2] += v;
-      sums[3] += 1;
+      if (kind == kFalseEdge) {
+        sums[2] += static_cast<double>(call.pixel_weight_of(i)) * same;
+      } else {
+        const double v = call.edge_weight_of(i, k);
+        sums[0] += v * same;
+        sums[1] += v * other;
+        sums[3] += v;
+        sums[4] += 1;
+      }
     }
     if (same_map) {
-      same_map[i] = same;
+      same_map[i] = kind == kEdge ? same : A(0);
       other_map[i] = other;
     }
+    if (false_map) false_map[i] = kind == kFalseEdge ? same : A(0);
   });
   block_sum(sums);
-  constexpr int kRows[4] = {1, 2, 4, 6};
+  constexpr int kRows[5] = {1, 2, 3, 5, 7};
   if (threadIdx.x == 0) {
-    for (int k = 0; k < 4; ++k) partial[kRows[k] * gridDim.x + blockIdx.x] = sums[k];
+    for (int k = 0; k < 5; ++k) partial[kRows[k] * gridDim.x + blockIdx.x] = sums[k];
   }
 }
 
@@ -555,14 +578,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 __global__ void __launch_bounds__(kThreads, 1)
     sums_kernel(const double* partial, int64_t blocks, bool edges, double* sums, const Labels target, const Geometry g,
                 LabelRecord* record, int64_t call) {
-  const bool of_edges = blockIdx.x == 1 || blockIdx.x == 2 || blockIdx.x == 4 || blockIdx.x == 6;
+  const bool of_edges = blockIdx.x == 1 || blockIdx.x == 2 || blockIdx.x == 3 || blockIdx.x == 5 || blockIdx.x == 7;
   double sum[1] = {0};
   if (edges || !of_edges) {
     for (int64_t b = threadIdx.x; b < blocks; b += kThreads) sum[0] += partial[blockIdx.x * blocks + b];
   }
   block_sum(sum);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum[0];
-  if (blockIdx.x != 7 || !record || sum[0] == 0) return;
+  if (blockIdx.x != kSums - 1 || !record || sum[0] == 0) return;
   // Slow, and rare: one block looks through the whole target for the first of them.
   __shared__ int64_t firsts[kThreads];
   int64_t first = threadIdx.x;
@@ -587,11 +610,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 // What arrives at each pixel's terms in the backward pass.
 template <typename A>
 struct Upstream {
-  const double* sums;  // of Σ v CE, Σ v u S, Σ v u O
-  const A* map[3];     // of the maps, [B, P] each, or null
+  const double* sums;  // of Σ v CE, Σ v u S, Σ v u O, and Σ v S of false edges
+  const A* map[4];     // of the maps, [B, P] each, or null
 
   __device__ A at(int term, int64_t i, A v) const {
-    const A* of = term == 0 ? map[0] : term == 1 ? map[1] : map[2];
+    const A* of = term == 0 ? map[0] : term == 1 ? map[1] : term == 2 ? map[2] : map[3];
     return static_cast<A>(sums[term]) * v + (of ? of[i] : A(0));
   }
 };
@@ -686,9 +709,11 @@ struct PixelGradient {
       A p, complement;
       probabilities(x_k, m, r, p, complement);
       const Side<A> of = call.load(side, centre);
-      const A pi = share(of, call.power, side ? complement : p, call.log_weight(of.nearest, i),
+      const A pi = share(of, call.power, side ? complement : p, call.log_weight(centre, of.nearest, i),
                          [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
-      const A value = upstream.at(1 + side, centre, call.edge_weight_of(centre, k)) * pi;
+      const bool is_false = call.edge[centre] == kFalseEdge;
+      const A v = is_false ? call.pixel_weight_of(centre) : call.edge_weight_of(centre, k);
+      const A value = upstream.at(is_false ? 3 : 1 + side, centre, v) * pi;
       if (side == 0) {  // ∂S = π (p(c) - δ_cy)
         alpha += value;
         at_y += value;
@@ -965,7 +990,7 @@ template <typename T, typename A, bool kUpsampled>
 Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const std::optional<Tensor>& weight,
                                  const std::optional<Tensor>& pixel_weight,
                                  const std::optional<Tensor>& edge_class_weight, double label_smoothing, double power,
-                                 double decay, bool edges, const Tensor& label, const Tensor& flags,
+                                 double decay, bool edges, const Tensor& label, int16_t* predicted, const Tensor& flags,
                                  const Tensor& stats, const Tensor& sides, const Tensor& field) {
   A* m = static_cast<A*>(stats.mutable_data_ptr());
   const bool has_decay = edges && decay > 0;
@@ -985,6 +1010,7 @@ Call<T, A, kUpsampled> make_call(const Geometry& g, const Tensor& logits, const 
           has_decay,
           is_plain_mean(power),
           static_cast<int16_t*>(label.mutable_data_ptr()),
+          predicted,
           edges ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
           m,
           m + g.batch * g.pixels,
@@ -1026,15 +1052,15 @@ Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const std::
 // Whether the classes of a pixel lie side by side.
 bool is_staged(const Geometry& g, const Steps& steps) { return g.logits > 1 && steps.channel == 1; }
 
-using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <typename T, typename A, bool kUpsampled>
 Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, const Labels& labels,
                 const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
                 const std::optional<Tensor>& edge_class_weight, const std::optional<Tensor>& distance,
                 double label_smoothing, const std::vector<int64_t>& radius, double power, double decay,
-                const std::vector<double>& spacing, bool edges, bool maps, LabelRecord* record, int64_t number,
-                cudaStream_t stream) {
+                const std::vector<double>& spacing, bool edges, bool false_edges, bool maps, LabelRecord* record,
+                int64_t number, cudaStream_t stream) {
   const int64_t all = g.batch * g.pixels, blocks = blocks_for(all);
   const auto empty = [&](int64_t rows, int64_t columns, ScalarType type) {
     return torch::stable::new_empty(logits, {rows, columns}, type);
@@ -1047,14 +1073,16 @@ Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, c
   Tensor stats = empty(2, all, type), sides = empty(2 * numbers, all, type);
   Tensor edge_list = torch::stable::new_empty(logits, {0}, ScalarType::Int);  // the CPU's
   Tensor field = empty(searches, all, type);
-  Tensor ce = empty(maps, all, type), same = empty(maps && edges, all, type), other = empty(maps && edges, all, type);
-  Tensor sums = torch::stable::new_empty(logits, {8}, ScalarType::Double);
-  Tensor partial = empty(8, blocks, ScalarType::Double);
-  const auto map_of = [&](const Tensor& t) { return maps ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
+  Tensor ce = empty(maps, all, type), same = empty(maps && edges, all, type), other = empty(maps && edges, all, type),
+         false_edge = empty(maps && false_edges, all, type);
+  Tensor sums = torch::stable::new_empty(logits, {kSums}, ScalarType::Double);
+  Tensor partial = empty(kSums, blocks, ScalarType::Double), predicted = empty(false_edges, all, ScalarType::Short);
+  const auto map_of = [&](const Tensor& t) { return t.numel() ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
   double* parts = static_cast<double*>(partial.mutable_data_ptr());
-  const auto call =
-      make_call<T, A, kUpsampled>(g, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power, decay,
-                                  edges, label, flags, stats, sides, distance ? *distance : field);
+  const auto call = make_call<T, A, kUpsampled>(
+      g, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power, decay, edges, label,
+      false_edges ? static_cast<int16_t*>(predicted.mutable_data_ptr()) : nullptr, flags, stats, sides,
+      distance ? *distance : field);
 
   auto cross_entropy = cross_entropy_kernel<T, A, kUpsampled, false>;
   if constexpr (!kUpsampled) {
@@ -1066,10 +1094,13 @@ Forward forward(const Geometry& g, const Tensor& logits, const Tensor& target, c
     launch(stream, blocks, distance_kernel<A>, g, call.label, call.edge, search_for(g, radius, spacing), maps,
            static_cast<A*>(field.mutable_data_ptr()));
   }
-  if (edges) launch(stream, blocks, edge_terms_kernel<T, A, kUpsampled>, call, map_of(same), map_of(other), parts);
-  launch(stream, 8, sums_kernel, parts, blocks, edges, static_cast<double*>(sums.mutable_data_ptr()), labels, g, record,
-         number);
-  return {sums, ce, same, other, label, flags, stats, edge_list, sides, field};
+  if (edges) {
+    launch(stream, blocks, edge_terms_kernel<T, A, kUpsampled>, call, map_of(same), map_of(other), map_of(false_edge),
+           parts);
+  }
+  launch(stream, kSums, sums_kernel, parts, blocks, edges, static_cast<double*>(sums.mutable_data_ptr()), labels, g,
+         record, number);
+  return {sums, ce, same, other, false_edge, label, flags, stats, edge_list, sides, field};
 }
 
 int64_t bytes_of(ScalarType label) {
@@ -1089,7 +1120,7 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
                   const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
                   const std::optional<Tensor>& distance, int64_t ignore_index, double label_smoothing,
                   std::vector<int64_t> radius, double power, double decay, std::vector<double> spacing, bool edges,
-                  bool maps, int64_t validate) {
+                  bool false_edges, bool maps, int64_t validate) {
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
@@ -1107,7 +1138,7 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
     using A = decltype(a);
     const auto run = is_upsampled(g, logits) ? forward<T, A, true> : forward<T, A, false>;
     return run(g, logits, target, labels, weight, pixel_weight, edge_class_weight, distance, label_smoothing, radius,
-               power, decay, spacing, edges, maps, record, number, stream);
+               power, decay, spacing, edges, false_edges, maps, record, number, stream);
   });
   if (validate == 2) {
     check(cudaStreamSynchronize(stream));
@@ -1118,11 +1149,11 @@ Forward edge_loss(const Tensor& logits, const Tensor& target, const std::optiona
 
 Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce,
                           const std::optional<Tensor>& grad_same, const std::optional<Tensor>& grad_other,
-                          const Tensor& logits, const std::optional<Tensor>& weight,
-                          const std::optional<Tensor>& pixel_weight, const std::optional<Tensor>& edge_class_weight,
-                          const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& /* edge_list */,
-                          const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
-                          double power, double decay) {
+                          const std::optional<Tensor>& grad_false, const Tensor& logits,
+                          const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
+                          const std::optional<Tensor>& edge_class_weight, const Tensor& label, const Tensor& flags,
+                          const Tensor& stats, const Tensor& /* edge_list */, const Tensor& sides, const Tensor& field,
+                          double label_smoothing, std::vector<int64_t> radius, double power, double decay) {
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const Geometry g = clipped_geometry(logits, label, radius);
@@ -1133,13 +1164,14 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const std::optional<Tensor>& 
     using T = decltype(t);
     using A = decltype(a);
     const Upstream<A> upstream = {static_cast<const double*>(grad_sums.const_data_ptr()),
-                                  {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other)}};
+                                  {data_or_null<A>(grad_ce), data_or_null<A>(grad_same), data_or_null<A>(grad_other),
+                                   data_or_null<A>(grad_false)}};
     const Output<T> output = {static_cast<T*>(grad.mutable_data_ptr()), Steps(grad)};
     const int64_t blocks = blocks_for(g.batch * g.pixels);
     const auto make = [&](auto upsampled) {
       return make_call<T, A, decltype(upsampled)::value>(g, logits, weight, pixel_weight, edge_class_weight,
-                                                         label_smoothing, power, decay, edges, label, flags, stats,
-                                                         sides, field);
+                                                         label_smoothing, power, decay, edges, label, nullptr, flags,
+                                                         stats, sides, field);
     };
     if (is_upsampled(g, logits)) {
       const auto call = make(std::true_type());

@@ -22,7 +22,8 @@ class Arrays(NamedTuple):
         target: [B, H, W] int64, the labels; -1 on ignored pixels.
         prediction: [B, H, W] int64, the class of the largest logit; -1 where a logit is nan.
         terms: 0-d, by name: ``loss`` and what the criterion returns as its terms.
-        maps: the loss maps as arrays [B, H, W], by name; ``distance`` only where the criterion has a ``decay``.
+        maps: the loss maps as arrays [B, H, W], by name; ``distance`` only where the criterion has a ``decay``, and
+            ``false_edge``, as among the terms, only where it has a ``false_edge_weight``.
         gradient: [B, h, w] float64, the L2 norm over the classes of the loss's gradient with respect to the logits, in
             the logits' own resolution.
     """
@@ -62,12 +63,16 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
 
     y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
     scores = reference.readable_logits(leaf.detach(), valid)
+    told = {"loss": loss.item()} | {name: term.item() for name, term in terms.items()}
+    arrays = {name: value.cpu().numpy() for name, value in maps._asdict().items() if value is not None}
+    if not criterion.false_edge_weight:  # nobody looked for any
+        del told["false_edge"], arrays["false_edge"]
     return Arrays(
         classes=scores.shape[1],
         target=y.masked_fill(~valid, -1).cpu().numpy(),
         prediction=scores.argmax(1).masked_fill(scores.isnan().any(1), -1).cpu().numpy(),
-        terms={"loss": loss.item()} | {name: term.item() for name, term in terms.items()},
-        maps={name: value.cpu().numpy() for name, value in maps._asdict().items() if value is not None},
+        terms=told,
+        maps=arrays,
         # In double precision: the squares of small float32 gradients would be 0.
         gradient=torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).cpu().numpy(),
     )

@@ -29,7 +29,7 @@ def log_maps(
 
     The pictures are coloured as those of :func:`~edgeloss.viz.panel`, black off the edge mask and magenta where a value
     is not finite; the histograms tell of the finite values, of the edge terms on the edge mask only, and so give the
-    scale.
+    scale. ``tag/false_edge`` comes where there are false edges that count.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter`` or alike.
@@ -53,10 +53,14 @@ def log_maps(
         if values is None or name == "edge_mask":
             continue
         array = _slices(values)
-        counted = np.ones_like(mask) if name in ("cross_entropy", "distance") else mask
+        counted = np.ones_like(mask) if name == "cross_entropy" else mask
         if name == "distance":  # inf is "beyond the window", no failure
             counted = np.isfinite(array)
             array = np.where(counted, array, 0)
+        if name == "false_edge":
+            counted = array != 0
+            if not counted.any():
+                continue
         drawn = drawn_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
         if high is not None:
             drawn = drawn._replace(norm=Normalize(0, high))

@@ -36,13 +36,13 @@ class Drawn(NamedTuple):
 
 
 def maps_of(seen: Arrays, *, terms: bool) -> list[Drawn]:
-    """Cross-entropy, edge map and gradient, then, with ``terms``, same side and other side."""
+    """Cross-entropy, edge map and gradient; with ``terms`` same side, other side and, if they count, false edges."""
     void, edges = seen.target < 0, seen.maps["edge_mask"]
     same_size = seen.gradient.shape == void.shape  # the cells of a lower resolution have no label of their own
     cell_void = void if same_size else np.zeros(seen.gradient.shape, dtype=bool)
     still = (seen.gradient == 0) & ~cell_void
 
-    def of_edges(name: str, values: _Array) -> Drawn:
+    def of_edges(name: str, values: _Array, edges: _Array = edges) -> Drawn:
         return drawn_map(name, values, edges, void, ~edges & ~void, outline="black")
 
     maps = [
@@ -52,6 +52,8 @@ def maps_of(seen: Arrays, *, terms: bool) -> list[Drawn]:
     ]
     if terms:
         maps += [of_edges("same side", seen.maps["same_side"]), of_edges("other side", seen.maps["other_side"])]
+        if (false := seen.maps.get("false_edge")) is not None:
+            maps.append(of_edges("false edge", false, false != 0))
     return maps
 
 

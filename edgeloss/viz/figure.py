@@ -73,11 +73,11 @@ def panel(
         palette: at least C colours, each an integer triple in 0 ... 255 or whatever Matplotlib calls a colour;
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: one line above everything.
-        terms: draw the two edge terms apart too.
+        terms: draw the two edge terms apart too, and false edges if the criterion has a ``false_edge_weight``.
 
     Returns:
         The figure. In each row its axes are image, ground truth, prediction, then cross-entropy, edge map, gradient
-        and, with ``terms``, same side and other side, each followed by its colour bar.
+        and, with ``terms``, same side, other side and false edges, each followed by its colour bar.
 
     Raises:
         ValueError: a volume (pass a slice), no pixel, other shapes than these, an image of another size or range, too

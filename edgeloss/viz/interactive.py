@@ -43,6 +43,7 @@ _MAX_BYTES = 14_000_000
 _NEIGHBORS = 8  # of an edge pixel
 _MAX_PAIRS = 1_500_000  # neighbours in all: fewer of each where the edge pixels are very many
 _BINS = 60
+_NOTHING = {"distance": "far", "gradient": "zero", "false_edge": "zero", "cross_entropy": ""}  # what is painted black
 _REACH = 2**15  # added to a neighbour's steps, so that they are no less than 0
 
 
@@ -59,9 +60,10 @@ def report(
     """A page to explore what the loss sees: :func:`~edgeloss.viz.panel` with the numbers behind it.
 
     Two views side by side, zoomed together, each show a layer of choice: image, ground truth, prediction,
-    cross-entropy, same side, other side, edge map, distance to the nearest other label, or gradient. Pointing at a
-    pixel shows its labels, its most probable classes, every term, and the neighbours that its edge terms come from,
-    with what each gives to the pixel's class and its share of the gradient. Below are histograms and a table by class.
+    cross-entropy, same side, other side, false edges if the criterion has a ``false_edge_weight``, edge map, distance
+    to the nearest other label, or gradient. Pointing at a pixel shows its labels, its most probable classes, every
+    term, and the neighbours that its edge terms come from, with what each gives to the pixel's class and its share of
+    the gradient. Below are histograms and a table by class.
 
     The page is one file that needs no server and no network. Its numbers are rounded to some 0.2 %; coarser, and it
     says how coarse, where the file would pass 15 MB: a noisy image of 1024 × 2048 pixels. Needs the extra
@@ -149,7 +151,7 @@ def report(
 
 def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, Drawn, _Array]]:
     """Key, colours and values of every map, in the order of the menus."""
-    cross_entropy, edge, gradient, same_side, other_side = maps_of(seen, terms=True)
+    cross_entropy, edge, gradient, same_side, other_side, *false_edge = maps_of(seen, terms=True)
     void = seen.target < 0
     distance = seen.maps.get("distance")
     name = "distance"
@@ -162,6 +164,7 @@ def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, Drawn, _A
         ("cross_entropy", cross_entropy, seen.maps["cross_entropy"]),
         ("same_side", same_side, seen.maps["same_side"]),
         ("other_side", other_side, seen.maps["other_side"]),
+        *(("false_edge", one, seen.maps["false_edge"]) for one in false_edge),
         ("edge", edge, seen.maps["edge"]),
         ("distance", drawn, distance),
         ("gradient", gradient, seen.gradient),
@@ -213,7 +216,7 @@ def _image(
                 "high": float(drawn.norm.vmax or 0),
                 "log": key == "gradient",
                 "extend": drawn.extend,
-                "nothing": {"distance": "far", "gradient": "zero", "cross_entropy": ""}.get(key, "off the edges"),
+                "nothing": _NOTHING.get(key, "off the edges"),
             }
             for key, drawn, _ in layers
         ],
@@ -307,6 +310,8 @@ def _histograms(seen: Arrays) -> str:
         "other side": seen.maps["other_side"][edges],
         "log10 |gradient|": np.log10(moving),
     }
+    if (false := seen.maps.get("false_edge")) is not None:
+        shown["false edge"] = false[false > 0]
     figure = make_subplots(rows=1, cols=len(shown), subplot_titles=list(shown), horizontal_spacing=0.05)
     for column, values in enumerate(shown.values(), start=1):
         counts, borders = np.histogram(values[np.isfinite(values)].astype(np.float64), _BINS)
@@ -349,6 +354,8 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
     edge_means = [mean(name, edges) for name in ("same_side", "other_side", "edge")]
     with np.errstate(invalid="ignore"):
         part = np.nan_to_num(edge_means[2]) * rim / np.sum(np.nan_to_num(edge_means[2]) * rim)
+    false = seen.maps.get("false_edge")
+    more = {} if false is None else {"false edge": mean("false_edge", false > 0)}
     rows = [
         (
             f'<span class="swatch" style="background:{colors[k]}"></span>{html.escape(names[k])}',
@@ -358,6 +365,7 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
             f"{rim[k]}",
             *(pages.cell(values[k], ".3f") for values in edge_means),
             pages.cell(part[k], ".1%"),
+            *(pages.cell(values[k], ".3f") for values in more.values()),
         )
         for k, mean_ce in enumerate(mean("cross_entropy", valid))
         if pixels[k] or predicted[k]
@@ -372,5 +380,6 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
         "other side",
         "edge",
         "of all edge loss",
+        *more,
     )
     return pages.table(head, rows)

@@ -345,6 +345,8 @@ def train_step(
             training.scaler.scale(loss).backward()
         valid = (target != criterion.ignore_index).sum()
         edges = terms.pop("edge_fraction") * valid
+        if not criterion.false_edge_weight:
+            del terms["false_edge"]
         totals.append(torch.stack([loss.detach(), *terms.values(), edges, valid]))
         all_logits.append(logits.detach())
     training.scaler.unscale_(training.optimizer)
@@ -402,9 +404,10 @@ def evaluate(
         on_step: called after each batch with the number of images.
 
     Returns:
-        ``loss`` and its terms; ``accuracy``, ``edge_accuracy`` and ``interior_accuracy``, the share of right labels
-        among all pixels, edge pixels and the others; ``iou/CLASS``, and ``miou``, their mean over the classes that
-        occur in labels or predictions. None where there is nothing to measure.
+        ``loss`` and its terms, ``false_edge`` if it has a weight; ``accuracy``, ``edge_accuracy`` and
+        ``interior_accuracy``, the share of right labels among all pixels, edge pixels and the others; ``iou/CLASS``,
+        and ``miou``, their mean over the classes that occur in labels or predictions. None where there is nothing to
+        measure.
 
     Raises:
         NonFiniteLossError: if the loss of the whole set is nan or infinite.
@@ -433,6 +436,8 @@ def evaluate(
             "same_side": (terms["same_side"] * edges, edges),
             "other_side": (terms["other_side"] * edges, edges),
             "edge": (terms["edge"] * edges, edges),
+            # Not by the term, which is 0 over no edge: false edges are elsewhere.
+            "false_edge": (maps.false_edge.sum(), edges),
             "edge_fraction": (edges, valid.sum()),
             "accuracy": (right.sum(), valid.sum()),
             "edge_accuracy": ((right & border).sum(), border.sum()),
@@ -444,7 +449,14 @@ def evaluate(
 
     numbers = iter(sum_over_ranks(list(chain.from_iterable(sums.values()))))
     result = {name: part / whole if whole else None for name, part, whole in zip(sums, numbers, numbers, strict=False)}
-    loss = criterion.ce_weight * (result["cross_entropy"] or 0.0) + criterion.edge_weight * (result["edge"] or 0.0)
+    weights = {
+        "cross_entropy": criterion.ce_weight,
+        "edge": criterion.edge_weight,
+        "false_edge": criterion.edge_weight * criterion.false_edge_weight,
+    }
+    loss = sum(weight * (result[name] or 0.0) for name, weight in weights.items())
+    if not criterion.false_edge_weight:
+        del result["false_edge"]
     if not math.isfinite(loss):
         raise NonFiniteLossError(f"the validation loss is {loss}")
     return {"loss": loss, **result, **flatten(scores.compute(), classes)}

@@ -71,7 +71,7 @@ def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, 
 def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) -> dict[str, float]:
     """How hard each term of the loss pulls at the logits, in comparison.
 
-    Three times forward and backward through the loss, not through the network: call it every so many steps. A
+    For each term forward and backward through the loss, not through the network: call it every so many steps. A
     collective under ``torch.distributed``: the ranks' batches count as one, exactly so with ``sync_normalizer=True``.
 
     Args:
@@ -80,16 +80,19 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         target: [B, *S].
 
     Returns:
-        For ``cross_entropy``, ``same_side`` and ``other_side`` the L2 norm of the weighted term's gradient with respect
-        to the logits, over the sum of the three norms: in [0, 1], with a sum of 1, or all 0 where no term pulls.
+        For ``cross_entropy``, ``same_side``, ``other_side`` and, if it has a weight, ``false_edge`` the L2 norm of the
+        weighted term's gradient with respect to the logits, over the sum of these norms: in [0, 1], with a sum of 1, or
+        all 0 where no term pulls.
     """
     # In float32 at least, since the gradient of a mean over many pixels underflows in float16.
     logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
-    weights = ("ce_weight", "same_side_weight", "other_side_weight")
+    weights = {"cross_entropy": "ce_weight", "same_side": "same_side_weight", "other_side": "other_side_weight"}
+    if criterion.false_edge_weight:
+        weights["false_edge"] = "false_edge_weight"
     norms = []
-    for kept in weights:
+    for kept in weights.values():
         term = copy.copy(criterion)
-        for name in weights:
+        for name in weights.values():
             if name != kept:
                 setattr(term, name, 0.0)
         leaf = logits.clone().requires_grad_()
@@ -97,8 +100,7 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
             (gradient,) = torch.autograd.grad(term(leaf, target), leaf)
         norms.append(torch.linalg.vector_norm(gradient))
     found = [math.sqrt(total) for total in sum_over_ranks([norm**2 for norm in torch.stack(norms).tolist()])]
-    names = ("cross_entropy", "same_side", "other_side")
-    return {name: norm / (sum(found) or 1.0) for name, norm in zip(names, found, strict=True)}
+    return {name: norm / (sum(found) or 1.0) for name, norm in zip(weights, found, strict=True)}
 
 
 class ImageFigures(NamedTuple):

@@ -21,7 +21,7 @@ from edgeloss.viz import pages
 from segkit.measures import BY_CLASS, ImageFigures
 from segkit.report import Row, is_share, shown
 
-_TERMS = ("cross_entropy", "same_side", "other_side")
+_TERMS = ("cross_entropy", "same_side", "other_side", "false_edge")
 
 # Title, and the figures that share a picture, as far as the run has measured them.
 _CURVES = (

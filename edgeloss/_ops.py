@@ -212,7 +212,8 @@ def evaluate(
     if maps:
         shape = target.shape
         ce, same, other, false = (
-            part.view(shape) if part.numel() else ce.new_zeros(shape) for part in (ce, same, other, false)
+            part.view(shape) if there else torch.zeros_like(ce).view(shape)
+            for part, there in ((ce, True), (same, edges), (other, edges), (false, false_edges))
         )
         if distance is None and decay is not None:
             distance = field.view(shape) if edges else torch.full_like(ce, math.inf)

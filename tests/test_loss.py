@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,21 @@ def test_false_edges() -> None:
     maps, terms = (edge_aware_loss(x, y, false_edge_weight=1.0, return_maps=True, return_terms=True))[1:]
     assert (maps.false_edge > 0).any(1).tolist() == [[False, True, False, False, False, False, False]]
     torch.testing.assert_close(terms["false_edge"], maps.false_edge.sum() / maps.edge_mask.sum())
+
+
+def test_false_edges_by_hand() -> None:
+    # Class 1 begins at the sixth pixel, and is predicted at the second one too. Off the edge mask, which is the fifth
+    # and the sixth, the first three pixels have a predicted edge: S of the first is -ln of the second's 0.2, of the
+    # second the mean of ln 1/0.9 twice, of the third that of -ln 0.2 and ln 1/0.9.
+    p = torch.tensor([[0.1, 0.8, 0.1, 0.1, 0.1, 0.9, 0.9]], dtype=torch.float64)
+    x, y = torch.stack([1 - p, p])[None].log(), torch.tensor([[[0, 0, 0, 0, 0, 1, 1]]])
+    only = {"ce_weight": 0.0, "other_side_weight": 0.0, "same_side_weight": 0.0, "false_edge_weight": 1.0}
+    ln = math.log
+    expected = (ln(5) + ln(1 / 0.9) + (ln(5) + ln(1 / 0.9)) / 2) / 2
+    torch.testing.assert_close(edge_aware_loss(x, y, **only).item(), expected)
+    assert edge_aware_loss(x, y * 0, **only) == 0  # over no edge, as the other edge terms are
+    assert edge_aware_loss(x, y * 0, **only, reduction="sum") > 0
+    assert edge_aware_loss(x, torch.full_like(y, -100), **only, reduction="sum") == 0
 
 
 def test_own_distance_field() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from agreement import compare
 from conftest import CPU, CUDA, STEPPED, Kernels
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss, LossMaps, backends
+from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -48,40 +49,6 @@ def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
     y = torch.randint(max(2, min(classes, 40)), (2, *size))
     y[torch.rand(2, *size) < 0.2] = 255
     return x, y
-
-
-def compare(kernels: Kernels, x: Tensor, y: Tensor, options: dict[str, Any], *, last: bool = False) -> LossMaps:
-    """The fused kernels' loss, maps and gradient against the reference's in float64, with all weights; their maps."""
-    size, classes, dtype = x.shape[2:], x.shape[1], x.dtype
-    x, y = x.to(kernels.device), y.to(kernels.device)
-    if last:
-        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-    u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-    v = torch.rand(2, *size, dtype=wide).to(kernels.device)
-    fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
-    weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
-    loss, maps = edge_aware_loss(fused, y, **weights, backend="fused", **shared)
-    weights = {name: values.double() for name, values in weights.items()}
-    expected, expected_maps = edge_aware_loss(exact, y, **weights, backend="reference", **shared)
-    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(loss.double(), expected, **tolerance)
-    for value, other in zip(maps, expected_maps, strict=True):
-        if value is not None:
-            torch.testing.assert_close(value.double(), other.double(), **tolerance)
-    loss.backward()
-    expected.backward()
-    assert fused.grad is not None
-    assert exact.grad is not None
-    assert fused.grad.dtype == dtype
-    assert fused.grad.stride() == x.stride()
-    largest = float(exact.grad.abs().max())
-    torch.testing.assert_close(
-        fused.grad.double(), exact.grad, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
-    )
-    return maps
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

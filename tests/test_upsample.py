@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import compare, interpolated
 from conftest import CPU, CUDA, STEPPED, Kernels
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,12 +54,6 @@ def scene(low: tuple[int, ...], high: tuple[int, ...], classes: int) -> tuple[Te
     return x, y
 
 
-def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The plain way, in the arithmetic of the contract."""
-    mode = "bilinear" if len(size) == 2 else "trilinear"
-    return F.interpolate(x if x.dtype == torch.float64 else x.float(), size, mode=mode, align_corners=False)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
@@ -72,36 +67,7 @@ def test_fused_equals_the_plain_way(
     low, high = sizes
     for options in OPTIONS:
         x, y = scene(low, high, classes)
-        x, y = x.to(kernels.device, dtype), y.to(kernels.device)
-        if last:
-            x = x.to(memory_format=torch.channels_last if len(low) == 2 else torch.channels_last_3d)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-        u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-        v = torch.rand(2, *high, dtype=wide).to(kernels.device)
-        fused, plain = x.clone().requires_grad_(), x.clone().to(wide).requires_grad_()
-        shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
-        weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
-        loss, maps = edge_aware_loss(fused, y, **weights, upsample=True, backend="fused", **shared)
-        weights = {name: values.double() for name, values in weights.items()}
-        expected, expected_maps = edge_aware_loss(
-            interpolated(plain, high).double(), y, **weights, backend="reference", **shared
-        )
-        tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
-        torch.testing.assert_close(loss.double(), expected, **tolerance)
-        for value, other in zip(maps, expected_maps, strict=True):
-            if value is not None:
-                torch.testing.assert_close(value.double(), other.double(), **tolerance)
-        loss.backward()
-        expected.backward()
-        assert fused.grad is not None
-        assert plain.grad is not None
-        assert fused.grad.dtype == dtype
-        assert fused.grad.stride() == x.stride()
-        largest = float(plain.grad.abs().max())
-        torch.testing.assert_close(
-            fused.grad.to(wide), plain.grad, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
-        )
+        compare(kernels, x.to(dtype), y, options, last=last)
 
 
 @given(st.data())

@@ -1,0 +1,57 @@
+"""What the fused kernels have to agree with: the reference in float64, after the plain way of upsampling if any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from conftest import Kernels
+from torch import Tensor
+
+from edgeloss import LossMaps
+from edgeloss.functional import edge_aware_loss
+
+
+def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Logits at the labels' resolution, the plain way, in the arithmetic of the contract."""
+    mode = "bilinear" if len(size) == 2 else "trilinear"
+    return F.interpolate(x if x.dtype == torch.float64 else x.float(), size, mode=mode, align_corners=False)
+
+
+def compare(kernels: Kernels, x: Tensor, y: Tensor, options: dict[str, Any], *, last: bool = False) -> LossMaps:
+    """The fused kernels' loss, maps and gradient against the reference's, with all weights; returns their maps."""
+    size, classes, dtype = tuple(y.shape[1:]), x.shape[1], x.dtype
+    upsample = x.shape[2:] != y.shape[1:]
+    x, y = x.to(kernels.device), y.to(kernels.device)
+    if last:
+        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+    u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
+    v = torch.rand(2, *size, dtype=wide).to(kernels.device)
+    fused, plain = x.clone().requires_grad_(), x.to(wide, copy=True).requires_grad_()
+    shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
+    weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}
+    loss, maps = edge_aware_loss(fused, y, **weights, upsample=upsample, backend="fused", **shared)
+    weights = {name: values.double() for name, values in weights.items()}
+    exact = (interpolated(plain, size) if upsample else plain).double()
+    expected, expected_maps = edge_aware_loss(exact, y, **weights, backend="reference", **shared)
+    # Interpolation in float32 rounds too.
+    rough = {"rtol": 2e-5, "atol": 2e-5} if upsample else {"rtol": 1e-5, "atol": 1e-6}
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else rough
+    torch.testing.assert_close(loss.double(), expected, **tolerance)
+    for value, other in zip(maps, expected_maps, strict=True):
+        if value is not None:
+            torch.testing.assert_close(value.double(), other.double(), **tolerance)
+    loss.backward()
+    expected.backward()
+    assert fused.grad is not None
+    assert plain.grad is not None
+    assert fused.grad.dtype == dtype
+    assert fused.grad.stride() == x.stride()
+    largest = float(plain.grad.abs().max())
+    torch.testing.assert_close(
+        fused.grad.double(), plain.grad.double(), rtol=2 * torch.finfo(dtype).eps, atol=max(1e-7, 4e-6 * largest)
+    )
+    return maps

@@ -23,8 +23,19 @@
 
 namespace edgeloss {
 
-// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2 by a minimax polynomial (Cephes), in a form that
-// vectorises. CUDA has one as exact; it is cut off alike, so that nothing of few digits comes out.
+// e^f - 1 for |f| ≤ ln 2 / 2 in float, by a minimax polynomial (Cephes).
+EDGELOSS_INLINE float expm1_small(float f) {
+  float p = 1.9875691500e-4f;
+  p = p * f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  return p * f * f + f;
+}
+
+// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, in a form that vectorises. CUDA has one as exact; it is
+// cut off alike, so that nothing of few digits comes out.
 EDGELOSS_INLINE float exp_negative(float x) {
 #ifdef __CUDA_ARCH__
   return x < -87.0f ? 0.0f : expf(x);
@@ -32,13 +43,7 @@ EDGELOSS_INLINE float exp_negative(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
   const float k = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to an integer
   const float f = (clamped - k * 0.693359375f) + k * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  p = p * f * f + f + 1.0f;
+  const float p = expm1_small(f) + 1.0f;
   const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(k) + 127) << 23;
   float scale;
   std::memcpy(&scale, &bits, sizeof(scale));

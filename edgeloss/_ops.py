@@ -280,14 +280,16 @@ def _edge_loss_fake(
         return logits.new_empty((count, pixels), dtype=dtype)
 
     searches = edges and decay > 0 and distance is None
+    numbers = 2 * ((1 if power in (0.0, 1.0) else 2) + (decay > 0))
     # The state that forward leaves to backward is in part each device's own.
     if (device or logits.device.type) == "cpu":
         flags = int(edges and (maps or searches))
         stats = 2 if logits.shape[1] > 2 or logits.shape[2:] != target.shape[1:] else 0
-        listed = pixels + 2 * math.prod(target.shape[:-1]) if edges else 0
+        listed = pixels + (3 if false_edges else 2) * math.prod(target.shape[:-1]) if edges else 0
+        if false_edges:
+            numbers += 1 if power == 0 else 3
     else:
         flags, stats, listed = int(edges), 2, 0
-    numbers = 2 * ((1 if power in (0.0, 1.0) else 2) + (decay > 0))
     return (
         logits.new_empty(9, dtype=torch.float64),
         empty(int(maps)),

@@ -2,18 +2,19 @@
 //
 // Forward, in passes over chunks of rows: (1) labels, the two numbers of edge_math.h for each pixel, and the
 // cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels, and
-// the false ones, from the prediction; (3) with decay, the distances of what they see; (4) the edge terms, on edge
-// pixels only (windows.h). Backward takes a
-// chunk at a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles is
-// formed anew. Of logits of lower resolution, tiles are interpolated (upsample.h), and backward takes a box of their
-// rows at a time, with all pixels that are mixed from it. What a chunk is does not depend on the number of threads, and
-// sums are added up in the chunks' order, so every run gives the same bits.
+// the false ones, from the prediction, with their term (false_edges.h); (3) with decay, the distances of what edge
+// pixels see; (4) the edge terms, on edge pixels only (windows.h). Backward takes a chunk at a time: the edge pixels
+// around share their gradient out to its pixels, and the softmax of its tiles is formed anew. Of logits of lower
+// resolution, tiles are interpolated (upsample.h), and backward takes a box of their rows at a time, with all pixels
+// that are mixed from it. What a chunk is does not depend on the number of threads, and sums are added up in the
+// chunks' order, so every run gives the same bits.
 #include <torch/csrc/stable/library.h>
 
 #include "../edge_math.h"
 #include "../image.h"
 #include "../labels.h"
 #include "../tensors.h"
+#include "false_edges.h"
 #include "parallel.h"
 #include "tiles.h"
 #include "upsample.h"
@@ -64,10 +65,11 @@ struct Call {
   int16_t* label;      // [B, P]
   int16_t* predicted;  // [B, P], in forward, or null: nobody asks for false edges
   A *m, *r;            // [B, P] each; null of two classes that are not upsampled
-  uint8_t* edge;       // [B, P], the edge mask (windows.h), or null
+  uint8_t* edge;       // [B, P], the edge mask, or null
+  FalseEdges<A> false_edges;
   // The edge pixels of each chunk in order, from the number of its first pixel on; the rest is left untouched, and so
   // takes up no memory. Of each row the first and the end among them.
-  int32_t* edge_pixel;           // [B, P], of the image (windows.h)
+  int32_t* edge_pixel;           // [B, P], of the image
   A* sides;                      // [B, P, 2, numbers()], same and other side
   int32_t *row_first, *row_end;  // [B, D · H] each
   A* field;                      // [B, P]; read in reach of E only
@@ -86,7 +88,8 @@ struct Call {
   }
   // What is kept of a side: with power 0 or 1 `inverse` alone, and where that can't serve, it is 0 on the other side of
   // the edge pixel, whose terms were formed by logarithms then and are formed anew.
-  int64_t numbers() const { return (is_plain_mean(power) ? 1 : 2) + (has_decay ? 1 : 0); }
+  static int64_t numbers(double power, double decay) { return (is_plain_mean(power) ? 1 : 2) + (decay > 0 ? 1 : 0); }
+  int64_t numbers() const { return numbers(power, has_decay ? 1 : 0); }
   void keep(int64_t at, int64_t n, const Side<A>* from) const {
     A* to = sides + 2 * at * numbers();
     for (const Side<A>* of = from; of < from + 2 * n; ++of) {
@@ -160,7 +163,7 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
   const Geometry& g = call.g;
   const Logits<T, A> x = call.image(chunk.image);
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
-  const bool in_place = fits_in_place(x, g.classes);
+  const bool in_place = fits_in_place(x, g.classes, step);
   const int64_t ld = in_place ? x.class_step : step;
   std::vector<A> buffer(in_place ? 0 : g.classes * step);
   A nll[kTile], kept[kTile];
@@ -173,7 +176,11 @@ void cross_entropy_chunk(const Call<T, A>& call, const L* target, int64_t ignore
         static_cast<double>(read_labels(target + base + p, n, g.classes, ignore_index, call.label + base + p, y));
     A own_m[kTile], own_r[kTile], *m = call.m ? call.m + base + p : own_m, *r = call.m ? call.r + base + p : own_r;
     tile_statistics(tile, ld, g.classes, n, y, m, r, nll);
-    if (call.predicted) tile_prediction(tile, ld, g.classes, n, y, m, call.predicted + base + p);
+    if (call.predicted) {
+      const FalseEdges<A>& f = call.false_edges;
+      tile_prediction(tile, ld, g.classes, n, y, m, call.predicted + base + p);
+      tile_terms(nll, y, n, f.sign(), f.ignored(), f.term + base + p);
+    }
     cross_entropy_tile(
         call, tile, ld, n, y, m, r, nll, [&](int64_t j) { return base + p + j; }, ce_map ? ce_map + base + p : kept,
         sums);
@@ -187,9 +194,10 @@ void upsampled_cross_entropy_chunk(const Call<T, A>& call, const L* target, int6
   const Geometry& g = call.g;
   const Logits<T, A> x = call.image(chunk.image);
   const Upsample<A>& up = *call.up;
+  const FalseEdges<A>& f = call.false_edges;
   const int64_t step = call.tile();
   std::vector<A> tile(g.classes * step);
-  A m[kTile], r[kTile], nll[kTile], ce[kTile];
+  A m[kTile], r[kTile], nll[kTile], ce[kTile], term[kTile];
   int32_t y[kTile];
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     const int64_t start = chunk.image * g.pixels + row * g.width;
@@ -207,23 +215,29 @@ void upsampled_cross_entropy_chunk(const Call<T, A>& call, const L* target, int6
       for (int64_t j = 0; j < n; ++j) y[j] = place[j] < 0 ? kIgnored : call.label[start + place[j]];
       interpolate_tile(up, taps, x, g.logits, block, tile.data(), step);
       tile_statistics(tile.data(), step, g.classes, n, y, m, r, nll);
-      if (call.predicted) tile_prediction(tile.data(), step, g.classes, n, y, m, predicted);
+      if (call.predicted) {
+        tile_prediction(tile.data(), step, g.classes, n, y, m, predicted);
+        tile_terms(nll, y, n, f.sign(), f.ignored(), term);
+      }
       cross_entropy_tile(
           call, tile.data(), step, n, y, m, r, nll, [&](int64_t j) { return start + place[j]; }, ce, sums);
       for (int64_t j = 0; j < n; ++j) {
         if (place[j] < 0) continue;
         call.m[start + place[j]] = m[j];
         call.r[start + place[j]] = r[j];
-        if (call.predicted) call.predicted[start + place[j]] = predicted[j];
+        if (call.predicted) {
+          call.predicted[start + place[j]] = predicted[j];
+          f.term[start + place[j]] = term[j];
+        }
         if (ce_map) ce_map[start + place[j]] = ce[j];
       }
     });
   }
 }
 
-// Pass 2: the edge pixels.
+// Pass 2: the edge pixels, and the term of the false ones.
 template <typename T, typename A>
-void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
+void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, A* false_map, Sums& sums) {
   const Geometry& g = call.g;
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
   const int16_t* label = call.label + base;
@@ -238,26 +252,39 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, Sums& sums) {
                  [&](int64_t first) { widen_range(of + first, g.width, low.data() + reach, high.data() + reach); });
     mark_edges(of + row * g.width, g.width, reach, low.data(), high.data(), edge);
   };
-  int64_t end = chunk.first_row * g.width, false_edges = 0;
+  const FalseEdges<A>& f = call.false_edges;
+  RowWindows<A> windows(g);
+  std::vector<A> value(g.width);
+  int64_t end = chunk.first_row * g.width;
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
-    uint8_t* edge = call.edge ? call.edge + base + row * g.width : mask.data();
+    const int64_t start = base + row * g.width;
+    uint8_t* edge = call.edge ? call.edge + start : mask.data();
     mark(label, row, edge);
-    if (call.predicted) {
-      mark(call.predicted + base, row, drawn.data());
-      false_edges += join_edges(drawn.data(), g.width, edge);
-    }
     const int64_t count = list_places(edge, g.width, row * g.width, call.edge_pixel + base + end);
     call.row_first[rows + row] = static_cast<int32_t>(end);
     if (call.pixel_weight || call.edge_class_weight) {
       for (int64_t e = end; e < end + count; ++e) {
-        const int32_t listed = call.edge_pixel[base + e];
-        if (listed >= 0) sums.edges_weight += call.edge_weight_of(base + listed);
+        sums.edges_weight += call.edge_weight_of(base + call.edge_pixel[base + e]);
       }
     }
     end += count;
     call.row_end[rows + row] = static_cast<int32_t>(end);
+    if (!call.predicted) continue;
+    mark(call.predicted + base, row, drawn.data());
+    const int64_t false_edges = keep_false(edge, g.width, drawn.data());
+    f.count[rows + row] = static_cast<int32_t>(false_edges);
+    A* of = false_map ? false_map + start : value.data();
+    std::fill_n(of, g.width, A(0));
+    if (false_edges == 0) continue;
+    windows.find_terms(f, base, label, drawn.data(), row, of);
+    if (call.pixel_weight) {
+      for (int64_t x = 0; x < g.width; ++x)
+        sums.false_edge += static_cast<double>(call.pixel_weight[start + x]) * of[x];
+    } else {
+      sums.false_edge += row_sum(of, g.width);
+    }
   }
-  sums.edges = static_cast<double>(end - chunk.first_row * g.width - false_edges);
+  sums.edges = static_cast<double>(end - chunk.first_row * g.width);
   if (!call.pixel_weight && !call.edge_class_weight) sums.edges_weight = sums.edges;
 }
 
@@ -375,7 +402,7 @@ struct Group {
     const int64_t last = std::max<int64_t>(g.width - lanes.width, 0);
     int32_t wide[kEdges];
     for (int64_t e = 0; e < count; ++e) {
-      const uint32_t p = static_cast<uint32_t>(place_of(pixel[e]));  // 32 bits divide several times as fast as 64
+      const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
       const uint32_t row = p / static_cast<uint32_t>(g.width);
       const int64_t own = p - static_cast<int64_t>(row) * g.width;
       column[e] = static_cast<int32_t>(std::clamp<int64_t>(own - lanes.radius, 0, last));
@@ -412,11 +439,11 @@ struct Group {
                              call.up != nullptr};
     const bool centre = dz == 0 && dy == 0;
     if (lanes.width == 4 && g.width >= 4) {
-      fill_lanes<4>(view, k, pixel, offset, count, centre, logits, lanes);
+      fill_lanes<4>(view, k, offset, count, centre, logits, lanes);
     } else if (lanes.width == 8 && g.width >= 8) {
-      fill_lanes<8>(view, k, pixel, offset, count, centre, logits, lanes);
+      fill_lanes<8>(view, k, offset, count, centre, logits, lanes);
     } else {
-      fill_lanes<0>(view, k, pixel, offset, count, centre, logits, lanes);
+      fill_lanes<0>(view, k, offset, count, centre, logits, lanes);
     }
     if (logits && call.up) {
       const Logits<T, A> x = call.image(image);
@@ -554,7 +581,6 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
   }
   for (int64_t e = 0; e < n; ++e) {
     const bool has_same = sums[0][e] + sums[1][e] != A(0);  // nan too
-    if (group.pixel[e] < 0) inverse[1][e] = A(1);           // a false edge has no other side
     if (logs || (inverse[1][e] > A(0) && (inverse[0][e] > A(0) || !has_same))) {
       sides[2 * e] = {A(0), A(0), nearest[0][e], inverse[0][e]};
       sides[2 * e + 1] = {A(0), A(0), nearest[1][e], inverse[1][e]};
@@ -568,11 +594,11 @@ void terms_of_means(const Group<T, A>& group, Lanes<A>& lanes, A (*value)[kEdges
 
 // Pass 4: both edge terms at the edge pixels of a chunk.
 template <typename T, typename A>
-void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, A* false_map,
-                      Lanes<A>& lanes, Sums& sums) {
+void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A* other_map, Lanes<A>& lanes,
+                      Sums& sums) {
   const Geometry& g = call.g;
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
-  A* const maps[3] = {same_map, other_map, false_map};
+  A* const maps[2] = {same_map, other_map};
   for (A* map : maps) {
     if (map) std::fill_n(map + base + chunk.first_row * g.width, (chunk.last_row - chunk.first_row) * g.width, A(0));
   }
@@ -588,12 +614,7 @@ void edge_terms_chunk(const Call<T, A>& call, const Chunk& chunk, A* same_map, A
     }
     call.keep(base + at, group.count, sides);
     for (int64_t e = 0; e < group.count; ++e) {
-      const int64_t i = base + place_of(group.pixel[e]);
-      if (group.pixel[e] < 0) {
-        sums.false_edge += static_cast<double>(call.pixel_weight_of(i)) * value[0][e];
-        if (false_map) false_map[i] = value[0][e];
-        continue;
-      }
+      const int64_t i = base + group.pixel[e];
       const double v = call.edge_weight_of(i);
       sums.same += v * value[0][e];
       sums.other += v * value[1][e];
@@ -640,8 +661,7 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
         repeat_each(own, n, lanes.width, lanes.own[side][which].data());
       };
       const auto up = [&](int32_t e) {
-        const int64_t i = base + place_of(group.pixel[e]);
-        if (group.pixel[e] < 0) return upstream.at(3, i, call.pixel_weight_of(i));
+        const int64_t i = base + group.pixel[e];
         return upstream.at(1 + side, i, call.edge_weight_of(i));
       };
       if (means) {
@@ -666,10 +686,28 @@ void gather_rows(const Call<T, A>& call, const Upstream<A>& upstream, const Chun
   }
 }
 
+// Adds to a chunk's pixels the shares of the false edges around.
+template <typename T, typename A>
+void gather_false_edges(const Call<T, A>& call, const Upstream<A>& upstream, const Chunk& chunk, RowWindows<A>& windows,
+                        Gathered<A>& to) {
+  const Geometry& g = call.g;
+  const int32_t* count = call.false_edges.count + chunk.image * g.depth * g.height;
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+    int64_t around = 0;
+    for_each_row(g, row, g.radius, [&](int64_t first) { around += count[quotient(first, g.width)]; });
+    if (around == 0) continue;
+    const int64_t first = (row - chunk.first_row) * g.width;
+    to.approach(first, first + g.width - 1);
+    windows.add_shares(
+        call.false_edges, chunk.image, row, [&](int64_t i) { return upstream.at(3, i, call.pixel_weight_of(i)); },
+        to.same.data() + first);
+  }
+}
+
 // Gathers the shares of a chunk's pixels.
 template <typename T, typename A>
 void gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
-                  Lanes<A>& lanes, Gathered<A>& to) {
+                  Lanes<A>& lanes, RowWindows<A>& windows, Gathered<A>& to) {
   const Geometry& g = call.g;
   to.start(g, chunk.last_row - chunk.first_row, lanes.width);
   const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
@@ -683,6 +721,7 @@ void gather_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
       row = next;
     }
   }
+  if (call.false_edges.exist()) gather_false_edges(call, upstream, chunk, windows, to);
   std::stable_sort(to.more.begin(), to.more.end(), [](const auto& a, const auto& b) { return a.pixel < b.pixel; });
 }
 
@@ -700,8 +739,9 @@ struct Workspace {
   std::vector<Correction> corrections;
   Gathered<A> gathered;
   Lanes<A> lanes;
+  RowWindows<A> windows;
 
-  explicit Workspace(const Geometry& g) : lanes(g.radius[2], g.width) {}
+  explicit Workspace(const Geometry& g) : lanes(g.radius[2], g.width), windows(g) {}
 };
 
 // The gradient of a tile of n pixels, to[c · to_ld + j]; pixel(j) is the number of the j-th one. for_each_more(body)
@@ -779,11 +819,11 @@ void backward_chunk(const Call<T, A>& call, const Upstream<A>& upstream, const C
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
   const int64_t base = chunk.image * g.pixels;
   T* out = grad + chunk.image * grad_steps.image;
-  const bool in_place = fits_in_place(x, g.classes) && grad_steps.pixel == 1;
+  const bool in_place = fits_in_place(x, g.classes, step) && grad_steps.pixel == 1;
   const int64_t ld = in_place ? x.class_step : step, to_ld = in_place ? grad_steps.channel : step;
   space.buffer.resize(in_place ? 0 : 2 * g.classes * step);
   Gathered<A>& gathered = space.gathered;
-  if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, gathered);
+  if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, space.windows, gathered);
   auto more = gathered.more.begin();
 
   for (int64_t p = start; p < last; p += step) {
@@ -869,7 +909,7 @@ void backward_box(const Call<T, A>& call, const Upstream<A>& upstream, const Chu
     for (int64_t part = first_row; part < last_row; part += chunks.rows_per_chunk) {
       const Chunk chunk = {box.image, slice * g.height + part,
                            slice * g.height + std::min(part + chunks.rows_per_chunk, last_row)};
-      if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, gathered);
+      if (call.row_first) gather_chunk(call, upstream, chunks, chunk, space.lanes, space.windows, gathered);
       for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
         const RowTaps<A> taps = up.row_taps(row);
         A* wanted[4];
@@ -946,12 +986,23 @@ template <typename T, typename A>
 Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, const Tensor& logits,
                      const std::optional<Tensor>& weight, const std::optional<Tensor>& pixel_weight,
                      const std::optional<Tensor>& edge_class_weight, double label_smoothing, double power, double decay,
-                     const Tensor& label, int16_t* predicted, const Tensor& flags, const Tensor& stats,
-                     const Tensor& edge_list, const Tensor& sides, const Tensor& field) {
+                     const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
+                     const Tensor& sides, const Tensor& field) {
   const int64_t all = g.batch * g.pixels, rows = g.batch * g.depth * g.height;
   A* m = stats.numel() > 0 ? static_cast<A*>(stats.mutable_data_ptr()) : nullptr;
   const bool edges = edge_list.numel() > 0, has_decay = edges && decay > 0;
   int32_t* edge_pixel = edges ? static_cast<int32_t*>(edge_list.mutable_data_ptr()) : nullptr;
+  A* side = static_cast<A*>(sides.mutable_data_ptr());
+  const int64_t numbers = 2 * Call<T, A>::numbers(power, decay);
+  FalseEdges<A> false_edges = {static_cast<A>(power), nullptr, nullptr, nullptr, nullptr};
+  if (edges && sides.size(0) > numbers) {  // they follow the sides
+    false_edges.share = side + numbers * all;
+    if (sides.size(0) > numbers + 1) {
+      false_edges.least = false_edges.share + all;
+      false_edges.term = false_edges.least + all;
+    }
+    false_edges.count = edge_pixel + all + 2 * rows;
+  }
   return {g,
           static_cast<const T*>(logits.const_data_ptr()),
           Steps(logits),
@@ -964,12 +1015,13 @@ Call<T, A> make_call(const Geometry& g, const std::optional<Upsample<A>>& up, co
           has_decay ? static_cast<A>(1 / decay) : A(0),
           has_decay,
           static_cast<int16_t*>(label.mutable_data_ptr()),
-          predicted,
+          nullptr,
           m,
           m ? m + all : nullptr,
           flags.numel() > 0 ? static_cast<uint8_t*>(flags.mutable_data_ptr()) : nullptr,
+          false_edges,
           edge_pixel,
-          static_cast<A*>(sides.mutable_data_ptr()),
+          side,
           edges ? edge_pixel + all : nullptr,
           edges ? edge_pixel + all + rows : nullptr,
           static_cast<A*>(field.mutable_data_ptr())};
@@ -1033,27 +1085,30 @@ Forward forward(const Tensor& logits, const Tensor& target, const std::optional<
   constexpr ScalarType type = kScalarType<A>;
   Tensor label = torch::stable::new_empty(logits, sizes_of(target), ScalarType::Short),
          stats = empty(g.classes > 2 || is_upsampled(g, logits) ? 2 : 0, type),
-         sides = empty(edges ? 2 * ((is_plain_mean(power) ? 1 : 2) + (decay > 0 ? 1 : 0)) : 0, type);
-  Tensor edge_list =
-      torch::stable::new_empty(logits, {edges ? all + 2 * g.batch * g.depth * g.height : 0}, ScalarType::Int);
+         sides = empty(
+             edges ? 2 * Call<T, A>::numbers(power, decay) + (false_edges ? FalseEdges<A>::numbers(power) : 0) : 0,
+             type);
+  Tensor edge_list = torch::stable::new_empty(
+      logits, {edges ? all + (false_edges ? 3 : 2) * g.batch * g.depth * g.height : 0}, ScalarType::Int);
   const bool searches = edges && decay > 0 && !distance;
   Tensor field = empty(searches, type), flags = empty(edges && (maps || searches), ScalarType::Byte);
   Tensor ce = empty(maps, type), same = empty(maps && edges, type), other = empty(maps && edges, type),
          false_edge = empty(maps && false_edges, type);
   const auto map_of = [&](const Tensor& t) { return t.numel() ? static_cast<A*>(t.mutable_data_ptr()) : nullptr; };
-  Tensor predicted = empty(false_edges, ScalarType::Short);
-  const Call<T, A> call =
-      make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power, decay, label,
-                      false_edges ? static_cast<int16_t*>(predicted.mutable_data_ptr()) : nullptr, flags, stats,
-                      edge_list, sides, distance ? *distance : field);
+  Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing, power,
+                                    decay, label, flags, stats, edge_list, sides, distance ? *distance : field);
+  // Backward does without the prediction, and with power 0 without the terms.
+  Tensor predicted = empty(false_edges, ScalarType::Short), term = empty(false_edges && power == 0, type);
+  if (edges && false_edges) call.predicted = static_cast<int16_t*>(predicted.mutable_data_ptr());
+  if (term.numel() > 0) call.false_edges.term = static_cast<A*>(term.mutable_data_ptr());
 
   std::vector<Sums> parts(chunks.count);
   const auto find_terms = [&](int64_t i, Lanes<A>& lanes) {
-    edge_terms_chunk(call, chunks.at(i), map_of(same), map_of(other), map_of(false_edge), lanes, parts[i]);
+    edge_terms_chunk(call, chunks.at(i), map_of(same), map_of(other), lanes, parts[i]);
   };
   std::vector<uint8_t> is_done(chunks.count);
   const auto find_edges = [&](int64_t i, Lanes<A>& lanes) {
-    edge_pixels_chunk(call, chunks.at(i), parts[i]);
+    edge_pixels_chunk(call, chunks.at(i), map_of(false_edge), parts[i]);
     if (!searches) find_terms(i, lanes);
     is_done[i] = 1;
   };
@@ -1142,7 +1197,7 @@ Tensor backward(const Tensor& grad_sums, const std::optional<Tensor>& grad_ce, c
   Tensor grad = torch::stable::empty_like(logits);
   want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(sizeof(T)));
   const Call<T, A> call = make_call<T, A>(g, up, logits, weight, pixel_weight, edge_class_weight, label_smoothing,
-                                          power, decay, label, nullptr, flags, stats, edge_list, sides, field);
+                                          power, decay, label, flags, stats, edge_list, sides, field);
   const double* sums = static_cast<const double*>(grad_sums.const_data_ptr());
   Upstream<A> upstream;
   const std::optional<Tensor>* const of_maps[4] = {&grad_ce, &grad_same, &grad_other, &grad_false};

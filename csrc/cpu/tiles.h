@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -99,12 +100,22 @@ EDGELOSS_VECTORIZED void narrow_row(const float* from, int64_t step, int64_t n, 
 }
 inline void narrow_row(const double* from, int64_t step, int64_t n, double* to) { narrow_each(from, step, n, to); }
 
-// Whether tiles need not be copied. Many classes are, even where they could be read in place: those of a picture of
-// 512 × 512 lie a power of two apart, and so would all meet in a few sets of the cache and drive each other out between
-// two looks at them.
+// Whether tiles of n pixels need not be copied: not where more than four of their classes meet in the same places of a
+// cache of 64 KB a way, and so, with their gradient, drive each other out between two looks at them. Those of a picture
+// of 512 × 512 all do, since they lie a power of two apart.
 template <typename T, typename A>
-bool fits_in_place(const Logits<T, A>& x, int64_t classes) {
-  return std::is_same_v<T, A> && !x.binary && x.pixel_step == 1 && classes <= 4;
+bool fits_in_place(const Logits<T, A>& x, int64_t classes, int64_t n) {
+  if (!std::is_same_v<T, A> || x.binary || x.pixel_step != 1 || classes > 32) return false;
+  constexpr int64_t kWay = 1 << 16, kSize = sizeof(A);
+  for (int64_t c = 0; c < classes; ++c) {
+    int64_t meet = 0;
+    for (int64_t other = 0; other < classes; ++other) {
+      const int64_t distance = std::abs(other - c) * x.class_step * kSize % kWay;
+      meet += std::min(distance, kWay - distance) < n * kSize;
+    }
+    if (meet > 4) return false;
+  }
+  return true;
 }
 
 // Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart.
@@ -291,21 +302,29 @@ inline void tile_statistics_of_two(const double* first, const double* second, in
   statistics_of_two(first, second, n, m, r);
 }
 
-// ce = nll where y ≥ 0, else 0; returns their sum, in parts whose order is fixed.
+// Σ value, in parts whose order is fixed.
+template <typename A>
+EDGELOSS_INLINE double sum_in_parts(const A* __restrict value, int64_t n) {
+  double parts[16] = {};
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) {
+    for (int64_t l = 0; l < 16; ++l) parts[l] += static_cast<double>(value[j + l]);
+  }
+  for (; j < n; ++j) parts[0] += static_cast<double>(value[j]);
+  double sum = 0;
+  for (double part : parts) sum += part;
+  return sum;
+}
+EDGELOSS_VECTORIZED double row_sum(const float* value, int64_t n) { return sum_in_parts(value, n); }
+inline double row_sum(const double* value, int64_t n) { return sum_in_parts(value, n); }
+
+// ce = nll where y ≥ 0, else 0; returns their sum.
 template <typename A>
 EDGELOSS_INLINE double select_and_sum(const A* __restrict nll, const int32_t* __restrict y, int64_t n,
                                       A* __restrict ce) {
   // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others too.
   for (int64_t j = 0; j < n; ++j) ce[j] = y[j] >= 0 ? nll[j] : A(0);
-  double parts[16] = {};
-  int64_t j = 0;
-  for (; j + 16 <= n; j += 16) {
-    for (int64_t l = 0; l < 16; ++l) parts[l] += static_cast<double>(ce[j + l]);
-  }
-  for (; j < n; ++j) parts[0] += static_cast<double>(ce[j]);
-  double sum = 0;
-  for (double part : parts) sum += part;
-  return sum;
+  return sum_in_parts(ce, n);
 }
 EDGELOSS_VECTORIZED double tile_cross_entropy(const float* nll, const int32_t* y, int64_t n, float* ce) {
   return select_and_sum(nll, y, n, ce);

@@ -47,41 +47,30 @@ EDGELOSS_VECTORIZED void mark_edges(const int16_t* label, int64_t n, int64_t rea
   for (int64_t x = 0; x < n; ++x) edge[x] = (label[x] >= 0) & ((low[x] < label[x]) | (high[x] > label[x]));
 }
 
-// What a pixel is, in the mask: a true edge, or one that the prediction alone has.
-constexpr uint8_t kEdge = 1, kFalseEdge = 2;
-
-// Joins the edges that the labels have and those that the prediction has; returns the number of the latter alone.
-EDGELOSS_VECTORIZED int64_t join_edges(const uint8_t* drawn, int64_t n, uint8_t* edge) {
+// Of the edges that a prediction has, leaves those that the labels have not; returns their number.
+EDGELOSS_VECTORIZED int64_t keep_false(const uint8_t* edge, int64_t n, uint8_t* drawn) {
   int64_t count = 0;
   for (int64_t x = 0; x < n; ++x) {
-    const uint8_t is_false = drawn[x] & ~edge[x];
-    edge[x] = is_false ? kFalseEdge : edge[x];
-    count += is_false;
+    drawn[x] &= ~edge[x];
+    count += drawn[x];
   }
   return count;
 }
 
 EDGELOSS_VECTORIZED void merge_row(const uint8_t* mask, int64_t n, uint8_t* any) {
-  for (int64_t x = 0; x < n; ++x) any[x] |= mask[x] == kEdge;
+  for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
 }
 
-// A place in a list of edges has its sign bit set where the edge is false.
-constexpr int32_t kFalseBit = INT32_MIN;
-inline int32_t place_of(int32_t listed) { return listed & ~kFalseBit; }
-
-// Lists the places, from `first` on, where the mask of n bytes is kEdge or kFalseEdge.
+// Lists the places, from `first` on, where the mask of n bytes is 1.
 inline int64_t list_places(const uint8_t* mask, int64_t n, int64_t first, int32_t* place) {
   int64_t count = 0, x = 0;
   for (; x + 8 <= n; x += 8) {
     uint64_t word;
     std::memcpy(&word, mask + x, sizeof(word));
-    for (; word != 0; word &= word - 1) {
-      const int bit = __builtin_ctzll(word);
-      place[count++] = static_cast<int32_t>(first + x + (bit >> 3)) | (bit & 1 ? kFalseBit : 0);
-    }
+    for (; word != 0; word &= word - 1) place[count++] = static_cast<int32_t>(first + x + (__builtin_ctzll(word) >> 3));
   }
   for (; x < n; ++x) {
-    if (mask[x]) place[count++] = static_cast<int32_t>(first + x) | (mask[x] == kFalseEdge ? kFalseBit : 0);
+    if (mask[x]) place[count++] = static_cast<int32_t>(first + x);
   }
   return count;
 }
@@ -180,11 +169,11 @@ void repeat_each(const V* value, int64_t n, int64_t width, V* to) {
 }
 
 // Fills the lanes of n edge pixels with the pixels from lanes.first on, side by side. k: the edge pixels' classes;
-// listed: as they are listed; offset: where they stand among their lanes; centre: it is their own row. Width: lanes of
-// an edge pixel, if it is known beforehand, and the image is not narrower.
+// offset: where they stand among their lanes; centre: it is their own row. Width: lanes of an edge pixel, if it is
+// known beforehand, and the image is not narrower.
 template <int64_t Width, typename T, typename A>
-EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const int32_t* listed, const int32_t* offset,
-                                int64_t n, bool centre, bool logits, Lanes<A>& lanes) {
+EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const int32_t* offset, int64_t n, bool centre,
+                                bool logits, Lanes<A>& lanes) {
   const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, view.width);
   const int64_t step = view.x.pixel_step;
   const int32_t* outside = lanes.outside.data() + (centre ? width * width : 0);
@@ -211,12 +200,7 @@ EDGELOSS_INLINE void fill_lanes(const View<T, A>& view, const int16_t* k, const 
     }
   }
   for (int64_t e = 0; e < n && view.d; ++e) {
-    A* d = lanes.d.data() + e * width;
-    if (listed[e] < 0) {
-      std::fill_n(d, width, A(0));  // all weigh alike
-    } else if (first[e] >= 0) {
-      std::memcpy(d, view.d + first[e], count * sizeof(A));
-    }
+    if (first[e] >= 0) std::memcpy(lanes.d.data() + e * width, view.d + first[e], count * sizeof(A));
   }
   const auto copy = [&](const T* from, A* to) __attribute__((always_inline)) {
     if (step == 1 && std::is_same_v<T, A>) {
@@ -362,15 +346,20 @@ EDGELOSS_INLINE void sum_probabilities(int64_t n, const int32_t* __restrict labe
   }
 }
 
-// t: a on the same side, b on the other. True if one of them makes no sense, since r underflowed and the max is k.
+// t: log p(k) on the same side, log(1 - p(k)) on the other, of edge_math.h, by one logarithm for both: that of 1 + u,
+// or of r / (1 + r) where k is likely. True if one of them makes no sense, since r underflowed and the max is k.
 template <typename A>
 EDGELOSS_INLINE bool log_terms(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,
                                const A* __restrict x, const A* __restrict m, const A* __restrict r, A* __restrict t) {
   Bits<A> any = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const A a = log_p(x[i], m[i], r[i]), b = log_one_minus_p(x[i], m[i], r[i], log_positive(r[i]));
     const Bits<A> same = mask_of<A>(label[i] == k[i]), other = mask_of<A>(label[i] >= 0) & ~same;
-    t[i] = select(same, a, b);
+    const Bits<A> likely = ~same & mask_of<A>(is_likely(x[i], m[i], r[i]));
+    const A below = x[i] - m[i], scale = A(1) / (A(1) + r[i]);
+    const A u = select(same, r[i], -exp_negative(below) * scale);
+    const A sum = select(likely, r[i] * scale, A(1) + u), lost = select(likely, A(0), u - (sum - A(1)));
+    const A log = log_positive(sum) + lost / sum;
+    t[i] = select(same, below - log, log);
     any |= other & mask_of<A>(x[i] == m[i]) & ~mask_of<A>(is_exact(r[i]));
   }
   return any != 0;

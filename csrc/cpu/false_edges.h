@@ -182,8 +182,8 @@ class RowWindows {
         sum_(g.width),
         less_one_(g.width) {}
 
-  // value = the term at the false edges of a row, 0 elsewhere; leaves to backward what it needs. The label, and `first`
-  // pixel, are an image's.
+  // value = the term at the false edges of a row, 0 elsewhere; leaves to backward what it needs. `base` is the number
+  // of the image's first pixel, `label` its labels, is_false the row's mask.
   void find_terms(const FalseEdges<A>& f, int64_t base, const int16_t* label, const uint8_t* is_false, int64_t row,
                   A* value) {
     A *share = f.share + base + row * g_.width, *least = nullptr;
@@ -224,7 +224,10 @@ class RowWindows {
     const int64_t base = image * g_.pixels, rows = image * g_.depth * g_.height;
     const auto arrives = [&](int64_t first, A* to) {
       if (f.count[rows + quotient(first, g_.width)] == 0) return;
-      for (int64_t j = 0; j < g_.width; ++j) to[j] += f.share[base + first + j] * upstream(base + first + j);
+      for (int64_t j = 0; j < g_.width; ++j) {
+        const A share = f.share[base + first + j];
+        if (share > A(0)) to[j] += share * upstream(base + first + j);  // elsewhere what arrives may be infinite
+      }
     };
     if (f.power == A(0)) {
       sum_around(row, arrives, sum_.data());

@@ -79,6 +79,23 @@ def test_false_edges(kernels: Kernels, size: tuple[int, ...], classes: int, dtyp
         assert (found.false_edge > 0).any()
 
 
+@pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
+def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(kernels: Kernels, power: float) -> None:
+    x, y = (part.to(kernels.device) for part in scene((12, 14), 3))
+    y[y != 255] = 0
+    y[..., 10:][y[..., 10:] != 255] = 1
+    gradients = []
+    for backend in ("fused", "reference"):
+        logits = x.clone().requires_grad_()
+        loss = edge_aware_loss(
+            logits, y, ignore_index=255, power=power, false_edge_weight=0.5, reduction="none", backend=backend
+        )
+        assert (loss == 0).any()
+        gradients += torch.autograd.grad(loss.sqrt().sum(), logits)  # sqrt has no slope at 0
+    assert gradients[1].isfinite().all()
+    torch.testing.assert_close(*gradients)
+
+
 def test_every_pixel_an_edge(kernels: Kernels) -> None:
     x = torch.randn(1, 3, 40, 50, dtype=torch.float64).to(kernels.device).requires_grad_()
     y = (torch.arange(40)[:, None] + torch.arange(50)).remainder(2)[None].to(kernels.device)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone. The library holds every loop for
-# AVX-512, AVX2 and SSE2, and `make test` sees only those of the processor it runs on: what a compiler makes of the others
-# it would not tell. Needs g++ and an x86-64 processor.
+# AVX-512, AVX2 and SSE2, and `make test` sees only those of the processor it runs on, which are not tried again here:
+# what a compiler makes of the others it would not tell. Needs g++ and an x86-64 processor.
 #
 # Usage, from the repository's root: tools/check_targets.sh [python] [words for pytest]
 # The libraries lie in build/targets, apart from that of the environment.
@@ -31,8 +31,10 @@ sys.exit(edgeloss.__file__ != '$site/edgeloss/__init__.py' or edgeloss.backends(
   env -u CI PYTHONPATH="$site" PYTHONSAFEPATH=1 "$python" -m pytest -n auto "${tests[@]}"
 }
 
-if grep -qw avx2 /proc/cpuinfo; then
+if grep -qw avx512f /proc/cpuinfo; then
   check AVX2 -march=x86-64-v3
+elif grep -qw avx2 /proc/cpuinfo; then
+  echo "==> AVX2 is what 'make test' sees on this processor, which has no AVX-512"
 else
   echo "==> not checked: this processor has no AVX2 to run it with"
 fi

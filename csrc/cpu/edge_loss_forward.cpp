@@ -167,7 +167,7 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, A* false_map,
   // A margin of neutral values at both ends, so that the window along the row needs no bounds.
   const int64_t reach = std::min(g.radius[2], g.width);
   std::vector<int16_t> low(g.width + 2 * reach), high(g.width + 2 * reach);
-  std::vector<uint8_t> mask(g.width), drawn(g.width);
+  std::vector<uint8_t> mask(g.width), drawn(call.predicted ? g.width : 0);
   const auto mark = [&](const int16_t* of, int64_t row, uint8_t* edge) {
     std::fill(low.begin(), low.end(), INT16_MAX);
     std::fill(high.begin(), high.end(), kIgnored);
@@ -176,8 +176,12 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, A* false_map,
     mark_edges(of + row * g.width, g.width, reach, low.data(), high.data(), edge);
   };
   const FalseEdges<A>& f = call.false_edges;
-  RowWindows<A> windows(g);
-  std::vector<A> value(g.width);
+  std::optional<RowWindows<A>> windows;
+  std::vector<A> value;
+  if (call.predicted) {
+    windows.emplace(g);
+    value.resize(g.width);
+  }
   int64_t end = chunk.first_row * g.width;
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     const int64_t start = base + row * g.width;
@@ -199,7 +203,7 @@ void edge_pixels_chunk(const Call<T, A>& call, const Chunk& chunk, A* false_map,
     A* of = false_map ? false_map + start : value.data();
     std::fill_n(of, g.width, A(0));
     if (false_edges == 0) continue;
-    windows.find_terms(f, base, label, drawn.data(), row, of);
+    windows->find_terms(f, base, label, drawn.data(), row, of);
     if (call.pixel_weight) {
       for (int64_t x = 0; x < g.width; ++x)
         sums.false_edge += static_cast<double>(call.pixel_weight[start + x]) * of[x];

@@ -45,8 +45,8 @@ from quality_report import label
 from speed import processor
 from torch import Tensor
 
-from edgeloss._files import atomic_write
 from edgeloss.fields import boundary_distance
+from edgeloss.io import atomic_write
 from edgeloss.reference import (
     Pairs,
     cross_entropy_map,

@@ -57,7 +57,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
 
-from edgeloss._files import atomic_write  # noqa: E402
+from edgeloss.io import atomic_write  # noqa: E402
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint  # noqa: E402
 from segkit.data import Augment, SegmentationFolder, denormalize, read_classes  # noqa: E402
 from segkit.model import UNet  # noqa: E402

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from edgeloss.metrics import boundary_f1_counts, f1, label_maps
+from edgeloss.metrics.functional import boundary_f1_counts, f1, label_maps
 
 RADIUS = 1  # of the boundary F1
 RANKS = {"better": "where it is most ahead", "median": "at the median", "worse": "where it is most behind"}
@@ -142,8 +142,8 @@ def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path
     from matplotlib.patches import Patch
 
     from edgeloss.viz import distinct_colors
-    from edgeloss.viz.figure import _borders, _outline
     from edgeloss.viz.palette import VOID
+    from edgeloss.viz.panel import _borders, _outline
 
     colors = np.vstack([distinct_colors(len(split.classes)), VOID])
     columns = 2 + len(split.predictions)

@@ -1,4 +1,4 @@
-// The error of a label that is neither a class nor ignored, in the words of edgeloss/_validation.py.
+// The error of a label that is neither a class nor ignored, in the words of edgeloss/inputs.py.
 #pragma once
 
 #include <cstdint>

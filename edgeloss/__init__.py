@@ -1,8 +1,8 @@
 """An edge-aware segmentation loss for PyTorch, called like ``torch.nn.CrossEntropyLoss``."""
 
-from edgeloss import doctor, fields, functional, metrics, numerics
-from edgeloss._ops import backends, check
-from edgeloss.doctor import diagnose, tree
+from edgeloss import debug, doctor, fields, functional, metrics, numerics
+from edgeloss.debug import diagnose, tree
+from edgeloss.library import backends, check
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.reference import LossMaps
 
@@ -11,6 +11,7 @@ __all__ = [
     "LossMaps",
     "backends",
     "check",
+    "debug",
     "diagnose",
     "doctor",
     "fields",

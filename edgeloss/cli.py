@@ -24,8 +24,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from PIL import Image
 
-from edgeloss import EdgeAwareLoss, _files, _ops, backends
-from edgeloss._files import Case, InputError, atomic_write
+from edgeloss import EdgeAwareLoss, backends, library
+from edgeloss import io as files_io
+from edgeloss.io import Case, InputError, atomic_write
 from edgeloss.reference import readable_logits
 
 try:
@@ -150,14 +151,14 @@ def _takes_loss(command: Callable[..., None]) -> Callable[..., None]:
 class _Reading(NamedTuple):
     """How files are to be read."""
 
-    kind: _files.Kind | None
+    kind: files_io.Kind | None
     classes: int | None
     names: list[str] | None
     ignore_index: int
 
-    def read(self, files: _files.Files) -> Case:
+    def read(self, files: files_io.Files) -> Case:
         """Read the files of one image, and tell of values that are not finite."""
-        case = _files.read_case(files, kind=self.kind, classes=self.classes, ignore_index=self.ignore_index)
+        case = files_io.read_case(files, kind=self.kind, classes=self.classes, ignore_index=self.ignore_index)
         if case.broken:
             _say(f"note: {files.prediction}: {case.broken} of {case.logits.numel()} values are not finite")
         void = case.target == self.ignore_index
@@ -173,12 +174,12 @@ def _reading(classes: str | None, ignore_index: int | None, kind: PredKind) -> _
     if classes is not None and classes.isascii() and classes.isdigit():
         count = int(classes)
     elif classes is not None:
-        names, void = _files.read_classes(classes)
+        names, void = files_io.read_classes(classes)
         count = len(names)
     if count is not None and not 2 <= count < 2**15:
         raise InputError(f"--classes: expected 2 to {2**15 - 1} classes but got {count}; one logit has two")
     if ignore_index is None:
-        ignore_index = _files.VOID_INDEX if void is None else void
+        ignore_index = files_io.VOID_INDEX if void is None else void
     return _Reading(None if kind is PredKind.auto else kind.value, count, names, ignore_index)
 
 
@@ -207,7 +208,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _one_by_one(cases: Sequence[_files.Files]) -> Iterator[_files.Files]:
+def _one_by_one(cases: Sequence[files_io.Files]) -> Iterator[files_io.Files]:
     """The elements, with a bar on a terminal's stderr if there are many."""
     from rich.console import Console
     from rich.progress import track
@@ -321,9 +322,9 @@ def view(
       edgeloss view --image images --mask masks --pred logits -o pages --classes 11
     """  # noqa: D301
     reading = _reading(classes, ignore_index, pred_kind)
-    colors = None if palette is None else _files.read_palette(palette)
+    colors = None if palette is None else files_io.read_palette(palette)
     drawing = _Drawing(_criterion(loss, reading.ignore_index), reading.names, colors, palette, terms, dpi)
-    files = _files.match(pred, mask, image, skip_missing=skip_missing)
+    files = files_io.match(pred, mask, image, skip_missing=skip_missing)
     if any(path is not None and output.resolve() == path.resolve() for path in (pred, mask, image)):
         raise InputError(f"{output}: is one of the inputs; expected another place to write to")
     if pred.is_dir():
@@ -339,7 +340,7 @@ def view(
 
 
 def _view_folder(
-    cases: Sequence[_files.Files], folder: Path, page_format: str, reading: _Reading, drawing: _Drawing
+    cases: Sequence[files_io.Files], folder: Path, page_format: str, reading: _Reading, drawing: _Drawing
 ) -> None:
     """Write a page an image, and when all are there the index."""
     if page_format == "html" and any(files.name.lower() == "index" for files in cases):
@@ -484,7 +485,7 @@ def metrics(
         **{f"boundary_f1_{radius}px": BoundaryF1(count, radius=radius, **options) for radius in (1, 3, 5)},
         "trimap_iou_3px": TrimapIoU(count, radius=3, **options),
     }
-    cases = _files.match(pred, mask, skip_missing=skip_missing)
+    cases = files_io.match(pred, mask, skip_missing=skip_missing)
     for files in _one_by_one(cases):
         case = reading.read(files)
         if case.broken:
@@ -557,18 +558,18 @@ def diagnose(
       edgeloss diagnose --pred a.npy --mask a.png
       edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure findings.png
     """  # noqa: D301
-    from edgeloss import doctor
+    from edgeloss import debug
 
     reading = _reading(classes, ignore_index, pred_kind)
     criterion = _criterion(loss, reading.ignore_index)
-    files = _files.match(pred, mask)
+    files = files_io.match(pred, mask)
     if pred.is_dir():
         raise InputError(f"{pred}: expected the file of one image but got a folder")
     if figure is not None and figure.suffix.lower() not in _FIGURES:
         raise InputError(f"{figure}: expected a figure that ends in {', '.join(_FIGURES)}")
     case = reading.read(files[0])
     with _naming(pred):
-        report = doctor.diagnose(criterion, case.logits, case.target)
+        report = debug.diagnose(criterion, case.logits, case.target)
     typer.echo(_json(report.to_dict()) if as_json else str(report))
     if figure is not None:
         with _naming(pred), atomic_write(figure) as file:
@@ -598,7 +599,7 @@ def info(*, as_json: AsJson = False) -> None:
         **{name: _version(name) for name in _LIBRARIES},
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "backends": backends(),
-        "build": _ops._RECORD,
+        "build": library.RECORD,
     }
     if as_json:
         typer.echo(_json(found))

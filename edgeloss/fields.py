@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import _validation
+from edgeloss import inputs
 
 __all__ = ["boundary_distance"]
 
@@ -70,7 +70,7 @@ def boundary_distance(
         array([[[3., 2., 1., 1., 2.]]], dtype=float32)
     """
     if isinstance(target, Tensor):
-        _validation.check_target(target)
+        inputs.check_target(target)
         field = boundary_distance(
             target.cpu().numpy(), ignore_index=ignore_index, max_distance=max_distance, spacing=spacing
         )
@@ -82,7 +82,7 @@ def boundary_distance(
         raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
     if max_distance is not None and not max_distance > 0:
         raise ValueError(f"max_distance: expected a number > 0 or None, but got {max_distance!r}")
-    size = _validation.spacing_per_axis(spacing, target.ndim - 1)
+    size = inputs.spacing_per_axis(spacing, target.ndim - 1)
 
     field = np.full(target.shape, np.inf, dtype=np.float32)
     for labels, distance in zip(target.astype(np.int64), field, strict=True):

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from edgeloss import _ops, _validation, reference
-from edgeloss._validation import Backend, Reduction, Validate
+from edgeloss import fused, inputs, library, reference
+from edgeloss.inputs import Backend, Reduction, Validate
 from edgeloss.reference import LossMaps
 
 __all__ = ["balanced_edge_class_weight", "edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
@@ -96,7 +96,7 @@ def edge_aware_loss(
         2.0794
         >>> loss.backward()
     """
-    _validation.check_options(
+    inputs.check_options(
         weight=weight,
         edge_class_weight=edge_class_weight,
         ignore_index=ignore_index,
@@ -116,19 +116,19 @@ def edge_aware_loss(
         validate=validate,
         backend=backend,
     )
-    _validation.check_logits(logits)
-    _validation.check_target(target)
-    _validation.check_pair(logits, target, upsample=upsample)
+    inputs.check_logits(logits)
+    inputs.check_target(target)
+    inputs.check_pair(logits, target, upsample=upsample)
     classes, dims = logits.shape[1], logits.dim() - 2
-    radius = _validation.radius_per_axis(radius, dims)
-    spacing = _validation.spacing_per_axis(spacing, dims)
-    normalizer = None if normalizer is None else _validation.normalizer_tensors(normalizer, logits.device, validate)
+    radius = inputs.radius_per_axis(radius, dims)
+    spacing = inputs.spacing_per_axis(spacing, dims)
+    normalizer = None if normalizer is None else inputs.normalizer_tensors(normalizer, logits.device, validate)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if weight is not None:
-        _validation.check_class_weight(weight, classes, logits.device)
+        inputs.check_class_weight(weight, classes, logits.device)
         weight = weight.detach().to(dtype)
     if edge_class_weight is not None:
-        _validation.check_class_weight(edge_class_weight, classes, logits.device, name="edge_class_weight")
+        inputs.check_class_weight(edge_class_weight, classes, logits.device, name="edge_class_weight")
         edge_class_weight = edge_class_weight.detach().to(dtype)
     if pixel_weight is not None:
         _, valid = reference.labels(target, classes, ignore_index)
@@ -136,18 +136,18 @@ def edge_aware_loss(
     if distance is not None:
         if decay is None:
             raise ValueError("distance: expected decay with it, the length over which a neighbour's weight falls by e")
-        _validation.check_map("distance", distance, target)
-        if validate != "never" and _validation.may_read(distance, validate):
+        inputs.check_map("distance", distance, target)
+        if validate != "never" and inputs.may_read(distance, validate):
             y, valid = reference.labels(target, classes, ignore_index)
             read = valid & reference.within_reach(reference.edge_mask(y, valid, radius), radius)
-            _validation.check_non_negative("distance", distance, where=read)
+            inputs.check_non_negative("distance", distance, where=read)
         distance = distance.detach()
 
     edges = edge_weight > 0 or return_maps or return_terms
     reason = _why_not_fused(backend, logits, target, decay)
     if reason and validate != "never":
-        _validation.check_labels(target.long(), classes, ignore_index)
-    found = (reference.evaluate if reason else partial(_ops.evaluate, validate=validate))(
+        inputs.check_labels(target.long(), classes, ignore_index)
+    found = (reference.evaluate if reason else partial(fused.evaluate, validate=validate))(
         logits,
         target,
         weight=weight,
@@ -326,20 +326,20 @@ def normalizers(
         >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=(w, e)) for i in (0, 2)]
         >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
     """
-    _validation.check_target(target)
+    inputs.check_target(target)
     if target.dim() not in (3, 4):
         raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
-    radius = _validation.radius_per_axis(radius, target.dim() - 1)
-    _validation.check_choice("validate", validate)
+    radius = inputs.radius_per_axis(radius, target.dim() - 1)
+    inputs.check_choice("validate", validate)
     classes = None
     for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
         if of_classes is not None:
-            _validation.check_weight(of_classes, validate, name=name)
+            inputs.check_weight(of_classes, validate, name=name)
             classes = len(of_classes) if classes is None else classes
-            _validation.check_class_weight(of_classes, classes, target.device, name=name)
+            inputs.check_class_weight(of_classes, classes, target.device, name=name)
     y = target.long()
-    if validate != "never" and _validation.may_read(y, validate):
-        _validation.check_labels(y, classes, ignore_index)
+    if validate != "never" and inputs.may_read(y, validate):
+        inputs.check_labels(y, classes, ignore_index)
     valid = (y != ignore_index) & (y >= 0)
     if classes is not None:
         valid &= y < classes
@@ -390,10 +390,10 @@ def balanced_edge_class_weight(
         raise ValueError(f"num_classes: expected at least 2, but got {num_classes}")
     counts = torch.zeros(num_classes, dtype=torch.float64)
     for target in targets:
-        _validation.check_target(target)
-        _validation.check_labels(target.long(), num_classes, ignore_index)
+        inputs.check_target(target)
+        inputs.check_labels(target.long(), num_classes, ignore_index)
         y, valid = reference.labels(target, num_classes, ignore_index)
-        mask = reference.edge_mask(y, valid, _validation.radius_per_axis(radius, target.dim() - 1))
+        mask = reference.edge_mask(y, valid, inputs.radius_per_axis(radius, target.dim() - 1))
         counts += torch.bincount(y[mask], minlength=num_classes).cpu()
     weight = torch.where(counts > 0, counts, 1.0) ** -exponent
     weight *= counts.sum() / (counts * weight).sum()
@@ -449,21 +449,21 @@ def neighbor_nll(
         >>> torch.testing.assert_close(nll, torch.full((1, 3, 3), 2.0).log())
         >>> nll.sum().backward()
     """
-    _validation.check_choice("backend", backend)
-    _validation.check_logits(logits)
+    inputs.check_choice("backend", backend)
+    inputs.check_logits(logits)
     batch, classes, *size = logits.shape
-    radius = _validation.radius_per_axis(radius, len(size))
+    radius = inputs.radius_per_axis(radius, len(size))
     like = logits[:, 0]
-    _validation.check_map("weight", weight, like, [batch, len(reference.offsets(radius)), *size])
+    inputs.check_map("weight", weight, like, [batch, len(reference.offsets(radius)), *size])
     reason = _why_not_fused(backend, logits)
     reads_values = reason is not None or logits.device.type == "cpu"
     if reads_values:
-        _validation.check_non_negative("weight", weight)
+        inputs.check_non_negative("weight", weight)
     weight = weight.detach() if weight.dtype == torch.float64 else weight.detach().float()
     if classes < 2:
         raise ValueError("logits: expected at least 2 classes, but got 1; pass torch.cat([torch.zeros_like(x), x], 1)")
     if mask is not None:
-        _validation.check_mask(mask, like)
+        inputs.check_mask(mask, like)
 
     def on_mask() -> Tensor:
         return _has_neighbors(weight, radius) if mask is None else mask
@@ -477,13 +477,13 @@ def neighbor_nll(
         if reads_values and not (any_class := index.any(1)).all() and (on_mask() & ~any_class).any():
             raise ValueError("index: expected at least one class a pixel of the mask, but got an indicator without any")
     else:
-        _validation.check_target(index, name="index")
-        _validation.check_pair(logits, index, name="index")
+        inputs.check_target(index, name="index")
+        inputs.check_pair(logits, index, name="index")
         if reads_values and (((labels := index.long()) < 0) | (labels >= classes)).any():
             index = torch.where(on_mask(), labels, 0)
-            _validation.check_labels(index, classes, name="index")
+            inputs.check_labels(index, classes, name="index")
     if reason is None:
-        return _ops.neighbor_nll(logits, index, weight, mask, radius)
+        return fused.neighbor_nll(logits, index, weight, mask, radius)
     x = logits if logits.dtype == torch.float64 else logits.float()
     return reference.neighbor_nll(x, index if index.dim() == x.dim() else index.long(), weight, on_mask(), radius)
 
@@ -501,7 +501,7 @@ def _why_not_fused(
     backend: Backend, logits: Tensor, target: Tensor | None = None, decay: float | None = None
 ) -> str | None:
     """Why the reference is to serve a call; None if the fused kernels are."""
-    reason = "the caller's choice" if backend == "reference" else _ops.why_not_fused(logits, target, decay)
+    reason = "the caller's choice" if backend == "reference" else library.why_not_fused(logits, target, decay)
     if backend == "fused" and reason:
         raise RuntimeError(f"backend='fused' can't serve this call: {reason}; use 'auto' or 'reference'")
     return reason
@@ -511,10 +511,10 @@ def _pixel_weight(
     pixel_weight: Tensor, target: Tensor, valid: Tensor, validate: Validate, dtype: torch.dtype
 ) -> Tensor:
     """Checked, detached, and 0 on pixels that do not count, whatever stood there."""
-    _validation.check_map("pixel_weight", pixel_weight, target)
+    inputs.check_map("pixel_weight", pixel_weight, target)
     pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
-    if validate != "never" and _validation.may_read(pixel_weight, validate):
-        _validation.check_non_negative("pixel_weight", pixel_weight)
+    if validate != "never" and inputs.may_read(pixel_weight, validate):
+        inputs.check_non_negative("pixel_weight", pixel_weight)
     return pixel_weight
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edgeloss import _validation
-from edgeloss._validation import Backend, Reduction, Validate
+from edgeloss import inputs
 from edgeloss.functional import Result, edge_aware_loss
+from edgeloss.inputs import Backend, Reduction, Validate
 
 
 class EdgeAwareLoss(nn.Module):
@@ -131,7 +131,7 @@ class EdgeAwareLoss(nn.Module):
         super().__init__()
         for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
             if of_classes is not None:
-                _validation.check_weight(of_classes, name=name)
+                inputs.check_weight(of_classes, name=name)
             self.register_buffer(name, of_classes)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -149,7 +149,7 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        _validation.check_options(**self.options())
+        inputs.check_options(**self.options())
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that this module adds to a call of :func:`edgeloss.functional.edge_aware_loss`."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgeloss._validation import describe
+from edgeloss.inputs import describe
 
 __all__ = ["apply_where", "check_gradients"]
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from edgeloss._files import IMAGES, InputError, _by_stem, atomic_write, read_image
+from edgeloss.io import IMAGES, InputError, _by_stem, atomic_write, read_image
 from edgeloss.viz import distinct_colors
 from segkit import layouts
 from segkit.checkpoint import CheckpointError, load_checkpoint

@@ -29,8 +29,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from edgeloss import EdgeAwareLoss
-from edgeloss._files import InputError
 from edgeloss.functional import balanced_edge_class_weight
+from edgeloss.io import InputError
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
 from segkit.data import Augment, SegmentationDataset, open_dataset, waited

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 import torch
 
-from edgeloss import _ops, backends
+from edgeloss import backends, fused, library
 
 # Workers share the cores: one thread each, and no deadline that a busy machine would miss.
 torch.set_num_threads(1)
@@ -82,7 +82,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip(f"fused kernels {state}")
     if request.param == STEPPED:
         found = cast("Kernels", request.getfixturevalue("stepped"))
-        monkeypatch.setattr(_ops, "_operators", found.operators)
+        monkeypatch.setattr(fused, "operators", found.operators)
     else:
         from edgeloss import _C
 
@@ -96,12 +96,12 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Lets ``backend="auto"`` on the CPU mean the one, then the others."""
     raise_label_errors = None
     if request.param == "reference":
-        monkeypatch.setattr(_ops, "why_not_fused", lambda *arguments: "the test's choice")
+        monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "the test's choice")
     elif (state := backends()["cpu"]) != "available":
         pytest.skip(f"fused kernels {state}")
     elif request.param == STEPPED:
         found = cast("Kernels", request.getfixturevalue("stepped"))
-        monkeypatch.setattr(_ops, "_operators", found.operators)
+        monkeypatch.setattr(fused, "operators", found.operators)
         raise_label_errors = found.raise_label_errors
     yield request.param
     if raise_label_errors is not None:

@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-.venv/bin/python}
 shift || true
-tests=(tests/test_ops.py tests/test_upsample.py tests/test_numerics.py tests/test_neighbor_nll.py
+tests=(tests/kernels/test_ops.py tests/kernels/test_upsample.py tests/kernels/test_neighbor_nll.py tests/loss/test_numerics.py
   -k "not cuda and not compile and not one_graph")
 [ $# -eq 0 ] || tests=("$@")
 if [ "$(uname -m)" != x86_64 ]; then

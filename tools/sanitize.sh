@@ -13,8 +13,7 @@ site=$PWD/build/sanitize
 # vptr: it needs the types of torch's classes, which the library does not see.
 flags="-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
-tests=(tests/test_ops.py tests/test_cuda.py tests/test_labels.py tests/test_numerics.py tests/test_properties.py
-  tests/test_gradients.py tests/test_neighbor_nll.py tests/test_upsample.py
+tests=(tests/kernels tests/loss/test_numerics.py tests/loss/test_properties.py tests/loss/test_gradients.py
   -k "not camvid and not compile and not one_graph")
 [ $# -eq 0 ] || tests=("$@")
 

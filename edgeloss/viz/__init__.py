@@ -6,9 +6,9 @@ except ModuleNotFoundError:
     raise ImportError('edgeloss.viz needs matplotlib: pip install "edgeloss[viz]"') from None
 
 from edgeloss.viz.arrays import Arrays, compute_arrays
-from edgeloss.viz.board import log_maps
-from edgeloss.viz.figure import panel
-from edgeloss.viz.interactive import report
 from edgeloss.viz.palette import distinct_colors
+from edgeloss.viz.panel import panel
+from edgeloss.viz.report import report
+from edgeloss.viz.tensorboard import log_maps
 
 __all__ = ["Arrays", "compute_arrays", "distinct_colors", "log_maps", "panel", "report"]

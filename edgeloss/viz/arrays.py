@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import _validation, reference
+from edgeloss import inputs, reference
 from edgeloss.loss import EdgeAwareLoss
 
 
@@ -149,8 +149,8 @@ def compute_neighbors(
         Neighbors, on the CPU.
     """
     criterion, logits, target = _prepared(logits, target, criterion)
-    radius = _validation.radius_per_axis(criterion.radius, 2)
-    spacing = _validation.spacing_per_axis(criterion.spacing, 2)
+    radius = inputs.radius_per_axis(criterion.radius, 2)
+    spacing = inputs.spacing_per_axis(criterion.spacing, 2)
     y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
     x = reference.readable_logits(logits.detach(), valid)
     mask = reference.edge_mask(y, valid, radius)

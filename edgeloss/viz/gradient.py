@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -10,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from edgeloss.viz import figure as parts
 from edgeloss.viz.contents import drawn_map
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
+
+parts = import_module("edgeloss.viz.panel")  # the package holds a function of this name
 
 
 def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: str | None = None) -> Figure:

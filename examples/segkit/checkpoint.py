@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgeloss._files import atomic_write
+from edgeloss.io import atomic_write
 
 
 class CheckpointError(RuntimeError):

@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from edgeloss._files import VOID_INDEX, read_image, read_labels
-from edgeloss._files import read_classes as read_classes
+from edgeloss.io import VOID_INDEX, read_image, read_labels
+from edgeloss.io import read_classes as read_classes
 from segkit import layouts
 from segkit.layouts import Split
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, diagnose
-from edgeloss._files import atomic_write
+from edgeloss.io import atomic_write
 from segkit.distributed import rank, sum_over_ranks, world_size
 
 Action = Literal["stop", "skip"]

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss._files import VOID_INDEX, read_classes
+from edgeloss.io import VOID_INDEX, read_classes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 MASK_SUFFIXES = (".png",)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from edgeloss import EdgeAwareLoss
-from edgeloss._files import atomic_write
+from edgeloss.io import atomic_write
 from edgeloss.viz import panel
 from segkit.config import Config, ConfigError
 from segkit.data import SegmentationDataset, denormalize

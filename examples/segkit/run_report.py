@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
-from edgeloss._files import atomic_write
+from edgeloss.io import atomic_write
 from edgeloss.viz import pages
 from segkit.measures import BY_CLASS, ImageFigures
 from segkit.report import Row, is_share, shown

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from edgeloss import _ops
+from edgeloss import fused
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
@@ -73,5 +73,5 @@ def load(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    _ops._describe("edgeloss_host", device="cuda")
+    fused.register("edgeloss_host", device="cuda")
     return module

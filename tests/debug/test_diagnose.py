@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgeloss import EdgeAwareLoss, reference
-from edgeloss.doctor import Finding, Report, diagnose, format_tree, tree
+from edgeloss.debug import Finding, Report, diagnose, format_tree, tree
 
 
 def scene(classes: int = 3, size: tuple[int, ...] = (8, 8), batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def test_masked_division_is_named_with_operation_and_line() -> None:
     assert "8190 of 8192 values (99.98%) are not finite: nan 8190; first at [0, 0, 0, 1]" in finding.message
     assert "float64 is no better, so it is the formula and not the precision" in finding.message
     assert finding.advice.startswith("Select the elements whose denominator is not 0 before dividing")
-    assert f"div (nan 4092) at tests/test_doctor.py:{origin.cause.line}" in finding.message
+    assert f"div (nan 4092) at tests/debug/test_diagnose.py:{origin.cause.line}" in finding.message
 
 
 def test_masked_root_is_named_with_operation_and_line() -> None:
@@ -360,7 +360,7 @@ def test_a_loss_that_raises_is_told_with_the_line() -> None:
         return F.nll_loss(logits.log_softmax(1), target[:, :2])
 
     message = only(diagnose(broken, *scene()), "error").message
-    assert f"at tests/test_doctor.py:{line_of(broken, 'nll_loss')} `return F.nll_loss(" in message
+    assert f"at tests/debug/test_diagnose.py:{line_of(broken, 'nll_loss')} `return F.nll_loss(" in message
 
 
 def test_a_backward_pass_that_raises_is_told_with_operation_and_line() -> None:
@@ -373,7 +373,7 @@ def test_a_backward_pass_that_raises_is_told_with_operation_and_line() -> None:
     report = diagnose(overwritten, *scene())
     message = only(report, "error").message
     assert message.startswith("gradient: RuntimeError: one of the variables needed for gradient computation")
-    assert f"in SigmoidBackward0 of tests/test_doctor.py:{line_of(overwritten, 'sigmoid')} " in message
+    assert f"in SigmoidBackward0 of tests/debug/test_diagnose.py:{line_of(overwritten, 'sigmoid')} " in message
     assert report.gradient is None
 
 
@@ -732,6 +732,6 @@ def test_tree_survives_what_cannot_be_shown() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys, edgeloss.doctor; print(sorted({'matplotlib', 'scipy', 'cv2', 'rich'} & set(sys.modules)))"
+    code = "import sys, edgeloss.debug; print(sorted({'matplotlib', 'scipy', 'cv2', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

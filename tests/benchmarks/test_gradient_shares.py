@@ -15,7 +15,7 @@ from gradient_shares import LOSSES, describe, gradients_of, groups_of, main, one
 from quality_report import label
 from torch import Tensor
 
-SHAPES = Path(__file__).parents[1] / "data" / "shapes"
+SHAPES = Path(__file__).parents[2] / "data" / "shapes"
 VOID = 255
 CLASSES = ["sky", "pole", "road"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import _ops, _validation, backends, check
+from edgeloss import backends, check, inputs, library
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
@@ -31,33 +31,33 @@ RECORD = {"toolkit": [12, 8], "cubins": [80, 90], "ptx": [90]}
     ],
 )
 def test_which_device_a_library_serves(driver: tuple[int, int], capability: tuple[int, int], expected: Any) -> None:
-    found = _ops._why_unfit(RECORD, driver, capability)
+    found = library._why_unfit(RECORD, driver, capability)
     assert found is None if expected is None else expected in (found or "")
 
 
 def test_a_library_without_its_record_is_not_trusted() -> None:
-    assert "lacks its record" in str(_ops._why_unfit({}, (13, 0), (9, 0)))
+    assert "lacks its record" in str(library._why_unfit({}, (13, 0), (9, 0)))
 
 
 @pytest.fixture
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library with CUDA kernels, beside a torch for CUDA, on a machine with two devices."""
-    monkeypatch.setattr(_ops, "_MISSING", None)
-    monkeypatch.setattr(_ops, "_RECORD", RECORD)
-    monkeypatch.setattr(_ops, "_FIT", {})
+    monkeypatch.setattr(library, "MISSING", None)
+    monkeypatch.setattr(library, "RECORD", RECORD)
+    monkeypatch.setattr(library, "_FIT", {})
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key == "CUDA")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(7, 5), (8, 6)][index])
-    monkeypatch.setattr(_ops, "_driver_version", lambda: (13, 0))
+    monkeypatch.setattr(library, "_driver_version", lambda: (13, 0))
 
 
 @pytest.mark.usefixtures("_machine")
 def test_reasons_come_in_the_order_in_which_to_mend_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends()["cuda"] == "available"  # on the current device
-    assert "capability 7.5" in str(_ops._why_not_on_cuda(0))
-    _ops._FIT.clear()
+    assert "capability 7.5" in str(library._why_not_on_cuda(0))
+    library._FIT.clear()
 
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check.")
@@ -67,17 +67,17 @@ def test_reasons_come_in_the_order_in_which_to_mend_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.version, "cuda", None)
     assert backends()["cuda"] == f"unavailable: torch {torch.__version__} is built without CUDA"
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
-    monkeypatch.setattr(_ops, "_RECORD", {"without_cuda": "no nvcc was found"})
+    monkeypatch.setattr(library, "RECORD", {"without_cuda": "no nvcc was found"})
     assert backends()["cuda"].endswith("the library was built without CUDA kernels: no nvcc was found")
-    monkeypatch.setattr(_ops, "_MISSING", "no C++ compiler was found when it was installed")
+    monkeypatch.setattr(library, "MISSING", "no C++ compiler was found when it was installed")
     assert backends()["cuda"] == backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
 
 
 @pytest.mark.usefixtures("_machine")
 def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _ops._why_not_on_cuda(1) is None
+    assert library._why_not_on_cuda(1) is None
     monkeypatch.delattr(torch.cuda, "get_device_capability")
-    assert _ops._why_not_on_cuda(1) is None
+    assert library._why_not_on_cuda(1) is None
 
 
 def test_fused_on_request_says_why_not() -> None:
@@ -90,24 +90,24 @@ def test_check_raises_what_the_library_kept(monkeypatch: pytest.MonkeyPatch) -> 
     def raise_label_errors() -> None:
         raise ValueError("target of an earlier call: expected labels 0 to 2, but got 7")
 
-    monkeypatch.setattr(_ops, "_MISSING", None)
+    monkeypatch.setattr(library, "MISSING", None)
     monkeypatch.setitem(sys.modules, "edgeloss._C", SimpleNamespace(raise_label_errors=raise_label_errors))
     with pytest.raises(ValueError, match="but got 7"):
         check()
-    monkeypatch.setattr(_ops, "_MISSING", "no C++ compiler was found when it was installed")
+    monkeypatch.setattr(library, "MISSING", "no C++ compiler was found when it was installed")
     check()  # nothing can have been found
 
 
 def test_only_sync_reads_from_cuda() -> None:
     here, there = torch.ones(2), SimpleNamespace(is_cuda=True)
-    assert all(_validation.may_read(here, validate) for validate in ("async", "sync", "never"))
-    assert [_validation.may_read(there, validate) for validate in ("async", "sync", "never")] == [False, True, False]
+    assert all(inputs.may_read(here, validate) for validate in ("async", "sync", "never"))
+    assert [inputs.may_read(there, validate) for validate in ("async", "sync", "never")] == [False, True, False]
 
 
 @pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under fake tensors, whose values can't be read, the whole way of a call runs as on CUDA."""
-    monkeypatch.setattr(_validation, "may_read", lambda values, validate: validate == "sync")
+    monkeypatch.setattr(inputs, "may_read", lambda values, validate: validate == "sync")
     with FakeTensorMode():
         x, y = torch.randn(2, 5, 8, 9, requires_grad=True), torch.zeros(2, 8, 9, dtype=torch.long)
         weight, v, total = torch.rand(5), torch.rand(2, 8, 9), torch.rand(())

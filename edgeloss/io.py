@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from edgeloss import _validation
+from edgeloss import inputs
 
 Kind = Literal["logits", "probabilities", "labels"]
 
@@ -154,9 +154,7 @@ def read_prediction(path: Path, kind: Kind | None = None) -> Prediction:
     values = _squeeze(values, 3)
     values = values[None] if values.dim() == 2 else values
     if not values.is_floating_point() or values.dim() != 3:
-        raise InputError(
-            f"{path}: expected floating {kind or 'logits'} [C, H, W] but got {_validation.describe(values)}"
-        )
+        raise InputError(f"{path}: expected floating {kind or 'logits'} [C, H, W] but got {inputs.describe(values)}")
     looks_like = _are_probabilities(values)
     if kind == "probabilities" and not looks_like:
         raise InputError(f"{path}: expected probabilities in [0, 1] that sum to 1 over the classes, but got others")
@@ -290,9 +288,9 @@ def _read_array(path: Path) -> Tensor:
         reason = "is damaged, or holds something else than numbers: pickled objects are not read"
         raise InputError(f"{path}: {reason}") from error
     if values.layout != torch.strided or values.is_complex() or values.is_quantized:
-        raise InputError(f"{path}: expected dense real numbers but got {_validation.describe(values)}, {values.layout}")
+        raise InputError(f"{path}: expected dense real numbers but got {inputs.describe(values)}, {values.layout}")
     if not values.numel():
-        raise InputError(f"{path}: expected at least one pixel but got {_validation.describe(values)}")
+        raise InputError(f"{path}: expected at least one pixel but got {inputs.describe(values)}")
     if not values.is_floating_point():
         return values.long()
     readable = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -336,7 +334,7 @@ def _as_labels(values: Tensor, path: Path) -> Tensor:
     """An array as labels [H, W] int64."""
     values = _squeeze(values, 2)
     if values.is_floating_point() or values.dim() != 2:
-        raise InputError(f"{path}: expected integer labels [H, W] but got {_validation.describe(values)}")
+        raise InputError(f"{path}: expected integer labels [H, W] but got {inputs.describe(values)}")
     return values
 
 
@@ -515,7 +513,7 @@ def _size(picture: Tensor) -> str:
 
 def _check_labels(labels: Tensor, classes: int, ignore_index: int | None, path: Path) -> None:
     try:
-        _validation.check_labels(labels, classes, ignore_index, name=str(path))
+        inputs.check_labels(labels, classes, ignore_index, name=str(path))
     except ValueError as error:
         raise InputError(str(error)) from error
 

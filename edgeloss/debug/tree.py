@@ -90,9 +90,11 @@ class Stats:
 
     @property
     def bad(self) -> int:
+        """The number of values that are not finite."""
         return self.nan + self.posinf + self.neginf
 
     def bad_kinds(self) -> list[str]:
+        """What is not finite, with counts, such as "nan 3"."""
         counts = {"nan": self.nan, "+inf": self.posinf, "-inf": self.neginf}
         return [f"{kind} {count}" for kind, count in counts.items() if count]
 
@@ -228,6 +230,7 @@ class Node:
         return own | {child.name: child.to_dict() for child in self.children}
 
     def format(self) -> str:
+        """Format the node and those below it as an aligned tree."""
         rows = list(self._rows("", ""))
         tensors = [[head, *cells] for head, cells in rows if len(cells) > 1]
         widths = [max(map(len, column), default=0) for column in zip(*tensors, strict=True)]

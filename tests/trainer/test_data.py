@@ -20,7 +20,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import make_shapes
-from edgeloss._files import read_classes
+from edgeloss.io import read_classes
 from segkit.data import (
     MEAN,
     STD,
@@ -33,7 +33,7 @@ from segkit.data import (
     waited,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "data" / "shapes"
 SPLITS = ("train", "val")
 COUNTS = {"train": 64, "val": 16}

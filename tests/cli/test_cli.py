@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss, _files, cli, viz
-from edgeloss._files import InputError
+from edgeloss import EdgeAwareLoss, cli, io, viz
+from edgeloss.io import InputError
 
 H, W, C = 24, 32, 3  # the masks; predictions are of half the resolution
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ran(NamedTuple):
@@ -124,9 +124,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Drawn]:
     return calls
 
 
-def read(folder: Path, pred: str, **options: Any) -> _files.Case:
-    files = _files.Files("x", folder / pred, folder / "mask.png", None)
-    return _files.read_case(files, **{"kind": None, "classes": None, "ignore_index": 255} | options)
+def read(folder: Path, pred: str, **options: Any) -> io.Case:
+    files = io.Files("x", folder / pred, folder / "mask.png", None)
+    return io.read_case(files, **{"kind": None, "classes": None, "ignore_index": 255} | options)
 
 
 # -------------------------------------------------------------------------------------------------------- predictions
@@ -184,7 +184,7 @@ def test_tells_what_a_prediction_is(folder: Path, suffix: str, values: Tensor, t
     ],
 )
 def test_one_channel_is_one_logit_or_the_probability_of_class_1(
-    tmp_path: Path, values: Tensor, kind: _files.Kind | None, expected: list[float]
+    tmp_path: Path, values: Tensor, kind: io.Kind | None, expected: list[float]
 ) -> None:
     np.save(tmp_path / "pred.npy", values.numpy())
     Image.fromarray(np.array([[0, 1]], np.uint8)).save(tmp_path / "mask.png")
@@ -235,15 +235,15 @@ def test_reads_masks_by_index_and_of_16_bits(tmp_path: Path) -> None:
     palette.putpalette([9, 9, 9, 200, 0, 0, 0, 0, 200])
     palette.save(tmp_path / "palette.png")
     Image.fromarray(np.array([[300, 1]], np.uint16)).save(tmp_path / "deep.png")
-    assert _files.read_labels(tmp_path / "palette.png").tolist() == [[2, 1]]
-    assert _files.read_labels(tmp_path / "deep.png").tolist() == [[300, 1]]
+    assert io.read_labels(tmp_path / "palette.png").tolist() == [[2, 1]]
+    assert io.read_labels(tmp_path / "deep.png").tolist() == [[300, 1]]
 
 
 def test_turns_an_image_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # its top is the right-hand side
     Image.fromarray(np.zeros((H, W), np.uint8)).save(tmp_path / "turned.jpg", exif=exif)
-    assert _files.read_image(tmp_path / "turned.jpg").shape == (3, W, H)
+    assert io.read_image(tmp_path / "turned.jpg").shape == (3, W, H)
 
 
 # --------------------------------------------------------------------------------------------------------------- view
@@ -692,7 +692,7 @@ def test_bad_options_are_one_line(
 def test_files_stay_whole_when_writing_fails(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_bytes(b"from before")
-    with pytest.raises(RuntimeError), _files.atomic_write(path) as file:  # noqa: PT012
+    with pytest.raises(RuntimeError), io.atomic_write(path) as file:  # noqa: PT012
         file.write(b"half")
         raise RuntimeError
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("page.html", b"from before")]
@@ -760,7 +760,7 @@ def test_damaged_files_are_told_of_or_read(tmp_path_factory: pytest.TempPathFact
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     with suppress(InputError):  # and of no other error
-        assert _files.read_prediction(path).values.dim() in (2, 3)
+        assert io.read_prediction(path).values.dim() in (2, 3)
 
 
 # ------------------------------------------------------------------------------------------------- the program as such
@@ -826,4 +826,4 @@ def test_a_signal_stops_between_pages(folders: Path) -> None:
     assert child.returncode == 130
     assert "Traceback" not in errors
     for path in pages.iterdir():
-        _files.read_image(path)  # each is whole
+        io.read_image(path)  # each is whole

@@ -21,7 +21,7 @@ from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, sa
 from segkit.engine import Interrupted
 from segkit.model import UNet
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # All that has a state: AdamW, averaged weights, both schedules, parts of a batch. 2 epochs of 3 steps, and of 2 batches
 # of validation.
 OPTIONS = ("ema=0.9", "optim.clip=1", "accumulate=2", "edge_schedule.kind=cosine", "edge_schedule.warmup=0.7")

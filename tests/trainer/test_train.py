@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import compare
 import train
 from edgeloss import EdgeAwareLoss
-from edgeloss._files import InputError
+from edgeloss.io import InputError
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.config import Config, load_config
 from segkit.data import Augment, SegmentationFolder
@@ -31,7 +31,7 @@ from segkit.guard import NanGuard, NonFiniteLossError
 from segkit.measures import BY_CLASS
 from segkit.model import UNet
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

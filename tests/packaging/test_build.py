@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import check_abi
-from edgeloss import _ops
+from edgeloss import library
 
-ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = Path(_ops.__file__).with_name("_C.abi3.so")
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = Path(library.__file__).with_name("_C.abi3.so")
 PARTS = ("LICENSE", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
 CUDA_STATE = STATE.replace("cpu", "cuda")
@@ -333,7 +333,7 @@ def test_wheel_with_cuda_kernels(source: Path, setuptools: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-@pytest.mark.skipif(_ops._MISSING is not None, reason=f"no library: {_ops._MISSING}")
+@pytest.mark.skipif(library.MISSING is not None, reason=f"no library: {library.MISSING}")
 def test_loads_in_every_python(version: str) -> None:
     """Without torch's own Python part, which is for one version: only its C++ libraries are in memory."""
     python = shutil.which(f"python{version}")
@@ -353,7 +353,7 @@ def test_loads_in_every_python(version: str) -> None:
     assert done.stdout.strip() == f"({version.replace('.', ', ')}) None"
 
 
-@pytest.mark.skipif(_ops._MISSING is not None, reason=f"no library: {_ops._MISSING}")
+@pytest.mark.skipif(library.MISSING is not None, reason=f"no library: {library.MISSING}")
 def test_leans_on_nothing_but_stable_interfaces() -> None:
     assert check_abi.problems(LIBRARY) == []
     assert "GLIBC" in check_abi.newest_versions(LIBRARY)

@@ -1,168 +1,22 @@
-"""The compiled library: loads it, tells torch what its operators give, and says why it can't serve a call."""
+"""The fused kernels: calls them, and tells torch what their operators return and how they are differentiated."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgeloss import reference
-from edgeloss._validation import Validate
+from edgeloss import library, reference
+from edgeloss.inputs import Validate
 from edgeloss.reference import Evaluation, LossMaps
 
-
-def _load() -> str | None:
-    """Load the library, which registers its operators with torch.
-
-    Returns:
-        Why there are no operators, or None if there are.
-    """
-    try:
-        importlib.import_module("edgeloss._C")
-    except ModuleNotFoundError:
-        return cast("str", _RECORD.get("missing", "the library is not built; run `pip install .`"))
-    except ImportError as error:
-        return f"the library does not load with torch {torch.__version__} (it needs 2.10 or newer): {error}"
-    return None
-
-
-# What the build left beside the library: what it was built with, and why the rest was not built.
-_NOTE = Path(__file__).with_name("_build.json")
-_RECORD: dict[str, Any] = json.loads(_NOTE.read_text()) if _NOTE.exists() else {}
-# Once, at import: torch.compile and torch.load look the operators up without passing through this file.
-_MISSING = _load()
-_operators = torch.ops.edgeloss
+operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
-
-
-def backends() -> dict[str, str]:
-    """Tell what is live in this installation.
-
-    Returns:
-        For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
-        ``"cuda"`` is about the current CUDA device.
-
-    Example:
-        >>> from edgeloss import backends
-        >>> backends()["reference"]
-        'available'
-    """
-    reasons = {"reference": None, "cpu": _MISSING, "cuda": _why_not_on_cuda(None)}
-    return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
-
-
-def check() -> None:
-    """Raise what CUDA kernels have found in the labels of earlier calls; without CUDA there is nothing to raise.
-
-    With ``validate="async"`` the fused CUDA kernels leave word of labels out of range, and the next call raises it, or
-    this function, whichever comes first. It does not wait for the device: what is still running has left no word yet.
-    ``loss.item()`` and ``torch.cuda.synchronize()`` wait.
-
-    Raises:
-        ValueError: with a label out of range, the number of such pixels and the first position.
-
-    Example:
-        >>> import edgeloss
-        >>> edgeloss.check()  # after the last call of an epoch, say
-    """
-    if _MISSING is None:
-        importlib.import_module("edgeloss._C").raise_label_errors()
-
-
-def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | None = None) -> str | None:
-    """Why the fused kernels can't serve a call, of the loss where there is a target; None if they can."""
-    if logits.device.type not in ("cpu", "cuda"):
-        return f"there are no kernels for {logits.device.type} tensors"
-    reason = _MISSING if logits.device.type == "cpu" else _why_not_on_cuda(logits.device.index)
-    if reason:
-        return reason
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func does not know the kernels"
-    if target is None:
-        return None
-    if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
-        return "the kernels are for less than 2^15 classes and 2^31 pixels"
-    if decay is not None and decay < 1e-6:
-        return "the kernels are for decay ≥ 1e-6"
-    return None
-
-
-_FIT: dict[int, str | None] = {}  # what was found of each CUDA device
-
-
-def _why_not_on_cuda(index: int | None) -> str | None:
-    """Why the library can't serve a CUDA device, by default the current one; None if it can. Never waits for it."""
-    if index in _FIT:
-        return _FIT[index]
-    if _MISSING:
-        return _MISSING
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("edgeloss::edge_loss", "CUDA"):
-        return f"the library was built without CUDA kernels: {_RECORD.get('without_cuda', 'no record says why')}"
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # no device, no driver, one too old for torch, a forked process: torch says which
-        return " ".join(str(error).split())
-    if index is None:
-        return _why_not_on_cuda(torch.cuda.current_device())
-    _FIT[index] = _why_unfit(_RECORD, _driver_version(), torch.cuda.get_device_capability(index))
-    return _FIT[index]
-
-
-# torch.compile takes the answer as it is, and does not look into the question.
-_why_not_on_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _driver_version() -> tuple[int, int]:
-    """The newest version of CUDA that the driver knows, by its own word: torch has no public name for it."""
-    version = ctypes.c_int()
-    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return divmod(version.value // 10, 100)
-
-
-def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: tuple[int, int]) -> str | None:
-    """Why a library does not run on a device of some compute capability under some driver; None if it does.
-
-    Args:
-        record: of the build: ``toolkit``, the version of CUDA, and the ``cubins`` and ``ptx`` it holds.
-        driver: the newest version of CUDA that the driver knows.
-        capability: of the device.
-    """
-    if "toolkit" not in record:
-        return "the library lacks its record, edgeloss/_build.json; run `pip install .`"
-    toolkit = tuple(record["toolkit"])
-    built = f"the library is built with CUDA {_dotted(toolkit)}"
-    if driver[0] < toolkit[0]:
-        return f"{built}, and the driver knows CUDA up to {_dotted(driver)}; update the driver"
-    # Machine code runs on devices of its own major capability from its own minor one on, under any driver of the
-    # toolkit's major version.
-    major, minor = capability
-    if any(arch // 10 == major and arch % 10 <= minor for arch in record["cubins"]):
-        return None
-    # PTX is for all that come after, but only a driver as new as the toolkit can compile it.
-    device = f"a device of compute capability {_dotted(capability)}"
-    if not any(divmod(arch, 10) <= capability for arch in record["ptx"]):
-        return f"the library is not built for {device}; run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
-    if driver < toolkit:
-        return (
-            f"{built}, and for {device} its PTX needs a driver of that version, but this one knows CUDA up to"
-            f" {_dotted(driver)}; update the driver, or run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
-        )
-    return None
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 def evaluate(
@@ -190,7 +44,7 @@ def evaluate(
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     # Beyond 1e30 all are far, and no difference of two may overflow.
     near = None if distance is None else distance.clamp(max=1e30).to(dtype).contiguous()
-    sums, ce, same, other, false, _, flags, _, _, _, field = _operators.edge_loss(
+    sums, ce, same, other, false, _, flags, _, _, _, field = operators.edge_loss(
         logits if _evenly_spaced(logits) else logits.contiguous(),
         target.contiguous(),
         None if weight is None else weight.contiguous(),
@@ -241,7 +95,7 @@ def neighbor_nll(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | N
         return x if x.dim() == logits.dim() and _evenly_spaced(x) else x.contiguous()
 
     mask = None if mask is None else mask.contiguous()
-    value: Tensor = _operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]
+    value: Tensor = operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]
     return value
 
 
@@ -319,7 +173,7 @@ def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None,
     if sums is None:
         sums = saved[0].new_zeros(9, dtype=torch.float64)
     of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:5]]
-    gradient = _operators.edge_loss_backward(sums.contiguous(), *of_maps, *saved, *ctx.options)
+    gradient = operators.edge_loss_backward(sums.contiguous(), *of_maps, *saved, *ctx.options)
     return (gradient, *[None] * 15)
 
 
@@ -344,7 +198,7 @@ def _neighbor_nll_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple
 
 
 def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    gradient = _operators.neighbor_nll_backward(grad.contiguous(), *ctx.saved_tensors, ctx.radius)
+    gradient = operators.neighbor_nll_backward(grad.contiguous(), *ctx.saved_tensors, ctx.radius)
     return gradient, None, None, None, None
 
 
@@ -352,7 +206,7 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
 
-def _describe(library: str, device: str | None = None) -> None:
+def register(library: str, device: str | None = None) -> None:
     """Tell torch of a library's operators; ``device`` is the one whose state they keep, by default the logits'."""
     torch.library.register_fake(f"{library}::edge_loss", partial(_edge_loss_fake, device=device))
     torch.library.register_autograd(f"{library}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
@@ -366,5 +220,5 @@ def _describe(library: str, device: str | None = None) -> None:
     torch.library.register_autograd(f"{library}::neighbor_nll_backward", _refuse)
 
 
-if not _MISSING:
-    _describe("edgeloss")
+if not library.MISSING:
+    register("edgeloss")

@@ -28,7 +28,7 @@ from segkit.engine import MicroBatch, Placement, Training, batches, evaluate, sh
 from segkit.guard import NanGuard
 from segkit.model import UNet
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PLACE = Placement(torch.device("cpu"))
 
 

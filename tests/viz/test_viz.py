@@ -27,7 +27,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.viz import compute_arrays, distinct_colors, panel
-from edgeloss.viz.figure import _borders
+from edgeloss.viz.panel import _borders
 
 PICTURES = ["image", "ground truth", "prediction"]
 MAPS = ["cross-entropy", "edge map", "log10 |gradient|"]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from edgeloss import metrics
-from edgeloss.metrics import Average, Score
+from edgeloss.metrics import functional
+from edgeloss.metrics.functional import Average, Score
 
 
 class _Counting(Metric):
@@ -32,6 +32,7 @@ class _Counting(Metric):
         counted: dict[str, Any],
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
+        """Store the options."""
         super().__init__(**kwargs)
         self.num_classes = num_classes
         self.ignore_index = ignore_index
@@ -52,7 +53,7 @@ class _Counting(Metric):
             preds: labels [B, H, W], or floating logits or probabilities [B, C, H, W].
             target: labels [B, H, W].
         """
-        y = metrics.label_maps(preds, target, self.num_classes, self.ignore_index, self.validate)
+        y = functional.label_maps(preds, target, self.num_classes, self.ignore_index, self.validate)
         setattr(self, self._counts, getattr(self, self._counts) + self._count(y))
 
     def compute(self) -> Tensor:
@@ -64,7 +65,7 @@ class _Counting(Metric):
         """The counts of one batch of label maps."""
 
     def _score(self, counts: Tensor) -> Tensor:
-        return metrics.iou(counts, self.average, self.ignore_index)
+        return functional.iou(counts, self.average, self.ignore_index)
 
 
 class BoundaryIoU(_Counting):
@@ -105,11 +106,12 @@ class BoundaryIoU(_Counting):
         validate: bool | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        metrics.check_options(num_classes, ignore_index, average, validate, ratio=ratio)
+        """Store the options."""
+        functional.check_options(num_classes, ignore_index, average, validate, ratio=ratio)
         super().__init__(2, num_classes, ignore_index, average, validate, {"ratio": ratio}, **kwargs)
 
     def _count(self, y: Tensor) -> Tensor:
-        return metrics.boundary_iou_counts(y, self.num_classes, **self.counted)
+        return functional.boundary_iou_counts(y, self.num_classes, **self.counted)
 
 
 class TrimapIoU(_Counting):
@@ -148,11 +150,12 @@ class TrimapIoU(_Counting):
         validate: bool | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        metrics.check_options(num_classes, ignore_index, average, validate, radius=radius)
+        """Store the options."""
+        functional.check_options(num_classes, ignore_index, average, validate, radius=radius)
         super().__init__(2, num_classes, ignore_index, average, validate, {"radius": radius}, **kwargs)
 
     def _count(self, y: Tensor) -> Tensor:
-        return metrics.trimap_iou_counts(y, self.num_classes, **self.counted)
+        return functional.trimap_iou_counts(y, self.num_classes, **self.counted)
 
 
 class BoundaryF1(_Counting):
@@ -198,13 +201,14 @@ class BoundaryF1(_Counting):
         validate: bool | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
+        """Store the options."""
         counted: dict[str, Any] = {"radius": radius, "class_agnostic": class_agnostic, "per_image": per_image}
-        metrics.check_options(num_classes, ignore_index, average, validate, score=score, **counted)
+        functional.check_options(num_classes, ignore_index, average, validate, score=score, **counted)
         super().__init__(4, num_classes, ignore_index, average, validate, counted, **kwargs)
         self.score = score
 
     def _count(self, y: Tensor) -> Tensor:
-        return metrics.boundary_f1_counts(y, self.num_classes, **self.counted)
+        return functional.boundary_f1_counts(y, self.num_classes, **self.counted)
 
     def _score(self, counts: Tensor) -> Tensor:
-        return metrics.f1(counts, self.score, self.average, self.ignore_index, per_image=self.counted["per_image"])
+        return functional.f1(counts, self.score, self.average, self.ignore_index, per_image=self.counted["per_image"])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeloss import _ops
+from edgeloss import fused, library
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
 
 each_backend = pytest.mark.usefixtures("each_backend")
@@ -382,7 +382,7 @@ def test_a_centre_without_a_class_does_not_count(kind: str, kernels: Kernels) ->
     mask[0, 2, 3] = mask[1, 0, 0] = mask[1, 4, 5] = False
     exact = x.clone().requires_grad_()
     expected = neighbor_nll(exact, index.clamp(0, 2) if kind == "index" else index, weight, mask, backend="reference")
-    value = _ops.neighbor_nll(x.requires_grad_(), index, weight, None, [1, 1])
+    value = fused.neighbor_nll(x.requires_grad_(), index, weight, None, [1, 1])
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), exact))
 
@@ -391,7 +391,7 @@ def test_wrong_weights_leave_the_neighbour_out(kernels: Kernels) -> None:
     x, index, weight = scene((5, 6), 3, 8, "index", kernels.device)
     expected = neighbor_nll(x, index, weight, backend="reference")
     for wrong in (-1.0, torch.nan, -torch.inf):
-        value = _ops.neighbor_nll(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
+        value = fused.neighbor_nll(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
         torch.testing.assert_close(value, expected)
 
 
@@ -459,7 +459,7 @@ def test_inputs_are_left_alone(kernels: Kernels) -> None:
 @pytest.mark.parametrize("kind", ["index", "several classes"])
 def test_one_graph_for_every_size(kind: str, kernels: Kernels) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(_ops.neighbor_nll, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(fused.neighbor_nll, fullgraph=True, dynamic=True, backend="aot_eager")
     torch._dynamo.config.error_on_recompile = True
     try:
         for size in ((7, 13), (20, 9), (33, 40)):
@@ -487,7 +487,7 @@ def test_operators_are_what_torch_was_told(kind: str, kernels: Kernels) -> None:
 def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"backend: expected one of .* but got 'fast'"):
         neighbor_nll(X, Y, W, backend="fast")  # type: ignore[arg-type]
-    monkeypatch.setattr(_ops, "why_not_fused", lambda *arguments: "there is a reason")
+    monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "there is a reason")
     with pytest.raises(RuntimeError, match="backend='fused' can't serve this call: there is a reason; use 'auto'"):
         neighbor_nll(X, Y, W, backend="fused")
     assert torch.equal(neighbor_nll(X, Y, W), neighbor_nll(X, Y, W, backend="reference"))

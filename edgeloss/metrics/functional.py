@@ -1,27 +1,17 @@
-"""How well a prediction keeps to the borders of the labels: Boundary IoU, Boundary F1 and trimap IoU, in 2-D.
-
-Each is a function of one batch, and a torchmetrics metric over many where the extra ``edgeloss[metrics]`` is installed.
-Both take three steps: label maps with -1 for void, counts per class, and scores of the counts. The counts are integers,
-so their sums are exact, whatever the batches, their order and the ranks.
-"""
+"""Boundary IoU, Boundary F1 and trimap IoU as functions of one batch, and the counts that they are made of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import _validation, reference
-
-if TYPE_CHECKING:
-    from edgeloss._torchmetrics import BoundaryF1, BoundaryIoU, TrimapIoU
-
-__all__ = ["BoundaryF1", "BoundaryIoU", "TrimapIoU", "boundary_f1", "boundary_iou", "trimap_iou"]
+from edgeloss import inputs, reference
 
 Average = Literal["macro", "none"]
 Score = Literal["f1", "precision", "recall"]
@@ -29,19 +19,6 @@ _CHOICES = {"average": ("macro", "none"), "score": ("f1", "precision", "recall")
 
 _WORD = 63  # classes that a 64-bit word holds as bits, the sign left out
 _ONE = 2**32  # a score of 1 where scores of images are added up: as integers, so that their sums are exact too
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """The torchmetrics classes, when they are asked for: the functions do without torchmetrics."""
-    if name not in ("BoundaryF1", "BoundaryIoU", "TrimapIoU"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import torchmetrics as _  # noqa: F401
-    except ModuleNotFoundError:
-        raise ImportError(f'edgeloss.metrics.{name} needs torchmetrics: pip install "edgeloss[metrics]"') from None
-    from edgeloss import _torchmetrics
-
-    return getattr(_torchmetrics, name)
 
 
 def boundary_iou(
@@ -252,10 +229,10 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
         TypeError: for an argument of the wrong type.
         ValueError: for a shape, device or label that does not fit.
     """
-    _validation.check_target(target)
+    inputs.check_target(target)
     if target.dim() != 3:
         raise ValueError(
-            f"target: expected labels [B, H, W] of 2-D images, but got {_validation.describe(target)};"
+            f"target: expected labels [B, H, W] of 2-D images, but got {inputs.describe(target)};"
             " pass a single image as target.unsqueeze(0), labels with a channel as target.squeeze(1)"
         )
     if isinstance(pred, Tensor) and pred.is_floating_point():
@@ -263,11 +240,11 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
         if pred.dim() != 4 or pred.shape[1] not in channels:
             raise ValueError(
                 f"pred: expected logits [B, {' or '.join(map(str, channels))}, H, W] for num_classes={num_classes},"
-                f" but got {_validation.describe(pred)}; pass labels stored as floats as pred.long()"
+                f" but got {inputs.describe(pred)}; pass labels stored as floats as pred.long()"
             )
         pred = pred[:, 0] > 0 if pred.shape[1] == 1 else pred.argmax(1)
     else:
-        _validation.check_target(pred, name="pred")
+        inputs.check_target(pred, name="pred")
     if pred.shape != target.shape:
         raise ValueError(
             f"pred: expected images {list(target.shape)}, as the target, but got {list(pred.shape)};"
@@ -278,9 +255,9 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
 
     predicted = pred.long()
     y, valid = reference.labels(target, num_classes, ignore_index)
-    if validate or (validate is None and _validation.may_read(target, "async")):
-        _validation.check_labels(y, num_classes, ignore_index)
-        _validation.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
+    if validate or (validate is None and inputs.may_read(target, "async")):
+        inputs.check_labels(y, num_classes, ignore_index)
+        inputs.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
     valid &= (predicted >= 0) & (predicted < num_classes)
     dtype = torch.int16 if num_classes < 2**15 else torch.int32  # the narrower, the faster to go over
     return torch.stack([predicted.to(dtype), y.to(dtype)]).masked_fill_(~valid, -1)

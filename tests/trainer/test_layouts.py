@@ -330,7 +330,7 @@ def test_colors() -> None:
 
 
 def test_layout_of_the_generated_set() -> None:
-    root = Path(__file__).parents[1] / "data" / "shapes"
+    root = Path(__file__).parents[2] / "data" / "shapes"
     train, val = (open_dataset("folder", root, split) for split in ("train", "val"))
     assert (len(train), len(val)) == (64, 16)
     assert len(train.classes) == 10

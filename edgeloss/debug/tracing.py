@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edgeloss._trees import all_finite, measure
+from edgeloss.debug.tree import all_finite, measure
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Origin:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
-_DIAGNOSIS = (__file__, _HERE + "doctor.py")
+_DIAGNOSIS = (__file__, _HERE + "diagnose.py")
 
 
 def is_library(file: str) -> bool:

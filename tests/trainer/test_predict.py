@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import predict
 from edgeloss import cli
-from edgeloss._files import read_classes, read_prediction
+from edgeloss.io import read_classes, read_prediction
 from edgeloss.viz import distinct_colors
 from segkit import layouts
 from segkit.checkpoint import load_checkpoint, save_checkpoint
@@ -31,7 +31,7 @@ from segkit.data import normalize, resize
 from segkit.model import UNet
 from segkit.windows import cover, upsample, window_logits
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "data" / "shapes"
 CLASSES = ["ground", "box", "bar"]
 VOID = 255

@@ -19,7 +19,7 @@ from quality_report import METRICS, interval, markdown, summarise, trials
 
 from segkit.checkpoint import load_checkpoint
 
-SHAPES = Path(__file__).parents[1] / "data" / "shapes"
+SHAPES = Path(__file__).parents[2] / "data" / "shapes"
 TINY: dict[str, Any] = {"data": "shapes", "epochs": 2, "batch": 4, "size": (16, 16)}
 
 

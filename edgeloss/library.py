@@ -1,0 +1,156 @@
+"""The compiled library: loads it, and says why it can't serve a call."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+def _load() -> str | None:
+    """Load the library, which registers its operators with torch.
+
+    Returns:
+        Why there are no operators, or None if there are.
+    """
+    try:
+        importlib.import_module("edgeloss._C")
+    except ModuleNotFoundError:
+        return cast("str", RECORD.get("missing", "the library is not built; run `pip install .`"))
+    except ImportError as error:
+        return f"the library does not load with torch {torch.__version__} (it needs 2.10 or newer): {error}"
+    return None
+
+
+# What the build left beside the library: what it was built with, and why the rest was not built.
+_NOTE = Path(__file__).with_name("_build.json")
+RECORD: dict[str, Any] = json.loads(_NOTE.read_text()) if _NOTE.exists() else {}
+# Once, at import: torch.compile and torch.load look the operators up without passing through this file.
+MISSING = _load()
+
+
+def backends() -> dict[str, str]:
+    """Tell what is live in this installation.
+
+    Returns:
+        For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
+        ``"cuda"`` is about the current CUDA device.
+
+    Example:
+        >>> from edgeloss import backends
+        >>> backends()["reference"]
+        'available'
+    """
+    reasons = {"reference": None, "cpu": MISSING, "cuda": _why_not_on_cuda(None)}
+    return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
+
+
+def check() -> None:
+    """Raise what CUDA kernels have found in the labels of earlier calls; without CUDA there is nothing to raise.
+
+    With ``validate="async"`` the fused CUDA kernels leave word of labels out of range, and the next call raises it, or
+    this function, whichever comes first. It does not wait for the device: what is still running has left no word yet.
+    ``loss.item()`` and ``torch.cuda.synchronize()`` wait.
+
+    Raises:
+        ValueError: with a label out of range, the number of such pixels and the first position.
+
+    Example:
+        >>> import edgeloss
+        >>> edgeloss.check()  # after the last call of an epoch, say
+    """
+    if MISSING is None:
+        importlib.import_module("edgeloss._C").raise_label_errors()
+
+
+def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | None = None) -> str | None:
+    """Why the fused kernels can't serve a call, of the loss where there is a target; None if they can."""
+    if logits.device.type not in ("cpu", "cuda"):
+        return f"there are no kernels for {logits.device.type} tensors"
+    reason = MISSING if logits.device.type == "cpu" else _why_not_on_cuda(logits.device.index)
+    if reason:
+        return reason
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func does not know the kernels"
+    if target is None:
+        return None
+    if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
+        return "the kernels are for less than 2^15 classes and 2^31 pixels"
+    if decay is not None and decay < 1e-6:
+        return "the kernels are for decay ≥ 1e-6"
+    return None
+
+
+_FIT: dict[int, str | None] = {}  # what was found of each CUDA device
+
+
+def _why_not_on_cuda(index: int | None) -> str | None:
+    """Why the library can't serve a CUDA device, by default the current one; None if it can. Never waits for it."""
+    if index in _FIT:
+        return _FIT[index]
+    if MISSING:
+        return MISSING
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("edgeloss::edge_loss", "CUDA"):
+        return f"the library was built without CUDA kernels: {RECORD.get('without_cuda', 'no record says why')}"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # no device, no driver, one too old for torch, a forked process: torch says which
+        return " ".join(str(error).split())
+    if index is None:
+        return _why_not_on_cuda(torch.cuda.current_device())
+    _FIT[index] = _why_unfit(RECORD, _driver_version(), torch.cuda.get_device_capability(index))
+    return _FIT[index]
+
+
+# torch.compile takes the answer as it is, and does not look into the question.
+_why_not_on_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _driver_version() -> tuple[int, int]:
+    """The newest version of CUDA that the driver knows, by its own word: torch has no public name for it."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return divmod(version.value // 10, 100)
+
+
+def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: tuple[int, int]) -> str | None:
+    """Why a library does not run on a device of some compute capability under some driver; None if it does.
+
+    Args:
+        record: of the build: ``toolkit``, the version of CUDA, and the ``cubins`` and ``ptx`` it holds.
+        driver: the newest version of CUDA that the driver knows.
+        capability: of the device.
+    """
+    if "toolkit" not in record:
+        return "the library lacks its record, edgeloss/_build.json; run `pip install .`"
+    toolkit = tuple(record["toolkit"])
+    built = f"the library is built with CUDA {_dotted(toolkit)}"
+    if driver[0] < toolkit[0]:
+        return f"{built}, and the driver knows CUDA up to {_dotted(driver)}; update the driver"
+    # Machine code runs on devices of its own major capability from its own minor one on, under any driver of the
+    # toolkit's major version.
+    major, minor = capability
+    if any(arch // 10 == major and arch % 10 <= minor for arch in record["cubins"]):
+        return None
+    # PTX is for all that come after, but only a driver as new as the toolkit can compile it.
+    device = f"a device of compute capability {_dotted(capability)}"
+    if not any(divmod(arch, 10) <= capability for arch in record["ptx"]):
+        return f"the library is not built for {device}; run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
+    if driver < toolkit:
+        return (
+            f"{built}, and for {device} its PTX needs a driver of that version, but this one knows CUDA up to"
+            f" {_dotted(driver)}; update the driver, or run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
+        )
+    return None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

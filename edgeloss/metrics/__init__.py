@@ -1,0 +1,30 @@
+"""How well a prediction keeps to the borders of the labels: Boundary IoU, Boundary F1 and trimap IoU, in 2-D.
+
+Each is a function of one batch, and a torchmetrics metric over many where the extra ``edgeloss[metrics]`` is installed.
+Both take three steps: label maps with -1 for void, counts per class, and scores of the counts. The counts are integers,
+so their sums are exact, whatever the batches, their order and the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgeloss.metrics.functional import boundary_f1, boundary_iou, trimap_iou
+
+if TYPE_CHECKING:
+    from edgeloss.metrics.modules import BoundaryF1, BoundaryIoU, TrimapIoU
+
+__all__ = ["BoundaryF1", "BoundaryIoU", "TrimapIoU", "boundary_f1", "boundary_iou", "trimap_iou"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """The torchmetrics classes, when they are asked for: the functions do without torchmetrics."""
+    if name not in ("BoundaryF1", "BoundaryIoU", "TrimapIoU"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import torchmetrics as _  # noqa: F401
+    except ModuleNotFoundError:
+        raise ImportError(f'edgeloss.metrics.{name} needs torchmetrics: pip install "edgeloss[metrics]"') from None
+    from edgeloss.metrics import modules
+
+    return getattr(modules, name)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edgeloss.debug.tree import all_finite, measure
+from edgeloss.debug.trees import all_finite, measure
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Origin:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(__file__) + os.sep
-_DIAGNOSIS = (__file__, _HERE + "diagnose.py")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DIAGNOSIS = (__file__, os.path.join(os.path.dirname(__file__), "diagnosis.py"))
 
 
 def is_library(file: str) -> bool:
     """Whether a file is none of the user's."""
-    return not file or file.startswith((_TORCH, _HERE))
+    return not file or file.startswith((_TORCH, _PACKAGE))
 
 
 def place(frames: Iterable[tuple[str, int]]) -> tuple[str, int, str]:
@@ -70,7 +70,7 @@ def place(frames: Iterable[tuple[str, int]]) -> tuple[str, int, str]:
     """
 
     def rank(frame: tuple[str, int]) -> int:
-        return sum(frame[0].startswith(prefix) for prefix in (_TORCH, _TORCH + "_")) * 2 + frame[0].startswith(_HERE)
+        return sum(frame[0].startswith(prefix) for prefix in (_TORCH, _TORCH + "_")) * 2 + frame[0].startswith(_PACKAGE)
 
     outward = itertools.dropwhile(lambda frame: frame[0] in _DIAGNOSIS, frames)
     called = itertools.takewhile(lambda frame: frame[0] not in _DIAGNOSIS, outward)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from edgeloss import inputs, reference
 from edgeloss.debug.tracing import Origin, Watch, base_name, frames_in, is_library, place, shown_line, watch_backward
-from edgeloss.debug.tree import (
+from edgeloss.debug.trees import (
     FEW,
     Node,
     Stats,

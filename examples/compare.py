@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from segkit.report import Row, read_history
+from segkit.console import Row
+from segkit.run_files import read_history
 
 # What is drawn: a key of metrics.json, its title, and whether it is a share.
 CURVES = (

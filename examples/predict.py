@@ -36,7 +36,7 @@ from segkit.checkpoint import CheckpointError, load_checkpoint
 from segkit.config import ConfigError
 from segkit.data import normalize, resize
 from segkit.model import UNet
-from segkit.windows import upsample, window_logits
+from segkit.sliding_window import upsample, window_logits
 from train import find_device
 
 EXAMPLES = """\

@@ -33,6 +33,7 @@ from edgeloss.functional import balanced_edge_class_weight
 from edgeloss.io import InputError
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError, load_config
+from segkit.console import epoch_line, progress_bar, summary
 from segkit.data import Augment, SegmentationDataset, open_dataset, waited
 from segkit.distributed import process_group, rank, world_size
 from segkit.engine import (
@@ -49,11 +50,11 @@ from segkit.engine import (
     train_step,
 )
 from segkit.guard import NanGuard
-from segkit.measures import WorstImages
 from segkit.model import UNet
-from segkit.report import RunFiles, draw_panel, epoch_line, prepare_folder, progress_bar, summary
-from segkit.run_report import write_run_report
+from segkit.run_files import RunFiles, draw_panel, prepare_folder
+from segkit.run_page import write_run_page
 from segkit.schedule import edge_weight
+from segkit.scores import WorstImages
 
 EXAMPLES = """\
 examples:
@@ -258,7 +259,7 @@ def train(config: Config, console: Console, device: torch.device) -> int:
             )
             for image in ranked
         ]
-        write_run_report(folder, training.history, classes, drawn, config=asdict(config))
+        write_run_page(folder, training.history, classes, drawn, config=asdict(config))
     console.print(summary(training.history[0], training.history[-1]))
     console.print(f"best mIoU {training.best:.1%}; metrics, checkpoints, panels and TensorBoard events are in {folder}")
     return 0

@@ -26,7 +26,7 @@ from segkit.checkpoint import load_weights
 from segkit.data import SegmentationDataset, seed_worker
 from segkit.distributed import rank, sum_over_ranks, world_size
 from segkit.guard import NanGuard, NonFiniteLossError
-from segkit.measures import WorstImages, flatten, gradient_shares, validation_metrics
+from segkit.scores import WorstImages, flatten, gradient_shares, validation_metrics
 
 
 class MicroBatch(NamedTuple):

@@ -29,7 +29,7 @@ from segkit import layouts
 from segkit.checkpoint import load_checkpoint, save_checkpoint
 from segkit.data import normalize, resize
 from segkit.model import UNet
-from segkit.windows import cover, upsample, window_logits
+from segkit.sliding_window import cover, upsample, window_logits
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "data" / "shapes"

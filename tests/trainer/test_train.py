@@ -28,8 +28,8 @@ from segkit.config import Config, load_config
 from segkit.data import Augment, SegmentationFolder
 from segkit.engine import MicroBatch, Placement, Training, batches, evaluate, lr_factor, train_step
 from segkit.guard import NanGuard, NonFiniteLossError
-from segkit.measures import BY_CLASS
 from segkit.model import UNet
+from segkit.scores import BY_CLASS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
-from segkit.measures import BY_CLASS, ImageFigures, WorstImages, flatten, gradient_shares, validation_metrics
+from segkit.scores import BY_CLASS, ImageFigures, WorstImages, flatten, gradient_shares, validation_metrics
 
 VOID = 255
 CLASSES = ["a", "b", "c", "never"]

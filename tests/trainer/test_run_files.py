@@ -20,10 +20,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import panel
 from segkit.config import Config
+from segkit.console import Row, epoch_line, summary
 from segkit.data import SegmentationFolder
-from segkit.measures import ImageFigures
-from segkit.report import Row, RunFiles, draw_panel, epoch_line, prepare_folder, read_history, summary
-from segkit.run_report import write_run_report
+from segkit.run_files import RunFiles, draw_panel, prepare_folder, read_history
+from segkit.run_page import write_run_page
+from segkit.scores import ImageFigures
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 HOSTILE = """x" onerror="document.title='caught'"><img src=x onerror="document.title='caught'">.png"""
@@ -157,7 +158,7 @@ def carried(path: Path) -> dict[str, Any]:
 
 def test_curves_hold_the_history(tmp_path: Path) -> None:
     history = [row_of(epoch) for epoch in (1, 2, 3)]
-    figures = carried(write_run_report(tmp_path, history, CLASSES, []))
+    figures = carried(write_run_page(tmp_path, history, CLASSES, []))
     traces = [(trace["name"], trace["x"], trace["y"]) for figure in figures.values() for trace in figure["data"]]
     for name, key in (("train", "train/loss"), ("val", "val/loss"), ("mean IoU", "val/miou"), ("lr", "lr")):
         assert (name, [1, 2, 3], [row[key] for row in history]) in traces
@@ -167,7 +168,7 @@ def test_curves_hold_the_history(tmp_path: Path) -> None:
 
 def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
     def curves(row: Row) -> list[str]:
-        figures = carried(write_run_report(tmp_path, [row], CLASSES, []))
+        figures = carried(write_run_page(tmp_path, [row], CLASSES, []))
         return [trace["name"] for figure in figures.values() for trace in figure["data"]]
 
     assert "false edge" not in curves(row_of(1))
@@ -176,21 +177,21 @@ def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
-    figures = carried(write_run_report(tmp_path, history, CLASSES, []))
+    figures = carried(write_run_page(tmp_path, history, CLASSES, []))
     (trace,) = (trace for figure in figures.values() for trace in figure["data"] if trace["name"] == "mean IoU")
     assert trace["y"] == [0.1, None, 0.3]
 
 
 def test_a_run_without_an_epoch_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected at least one epoch to report but got none"):
-        write_run_report(tmp_path, [], CLASSES, [])
+        write_run_page(tmp_path, [], CLASSES, [])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     folder = tmp_path / "a <i>run"
     folder.mkdir()
-    path = write_run_report(folder, [row_of(1)], CLASSES, worst(), config={"output": "</pre><img src=x>"})
+    path = write_run_page(folder, [row_of(1)], CLASSES, worst(), config={"output": "</pre><img src=x>"})
     page = path.read_text("utf-8")
     assert page.count("</script>") == 3  # those of the template
     assert page.count("<img ") == 2
@@ -203,7 +204,7 @@ Browse = Callable[[Path], Any]
 
 def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     history = [row_of(1), row_of(2, miou=0.75), row_of(3, miou=0.75), {**row_of(4), "skipped": 2}]
-    page = browse(write_run_report(tmp_path, history, CLASSES, worst(), config={"epochs": 4, "output": HOSTILE}))
+    page = browse(write_run_page(tmp_path, history, CLASSES, worst(), config={"epochs": 4, "output": HOSTILE}))
 
     def texts(selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
@@ -242,6 +243,6 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
 
 
 def test_a_single_epoch_is_best_and_last(browse: Browse, tmp_path: Path) -> None:
-    page = browse(write_run_report(tmp_path, [row_of(1)], CLASSES, []))
+    page = browse(write_run_page(tmp_path, [row_of(1)], CLASSES, []))
     script = "return [...document.querySelectorAll('h2, .tables h3')].map((one) => one.textContent)"
     assert page.execute_script(script) == ["Classes in validation", "epoch 1, best and last"]

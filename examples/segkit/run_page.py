@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
-from segkit.measures import BY_CLASS, ImageFigures
-from segkit.report import Row, is_share, shown
+from segkit.console import Row, is_share, shown
+from segkit.scores import BY_CLASS, ImageFigures
 
 _TERMS = ("cross_entropy", "same_side", "other_side", "false_edge")
 
@@ -53,7 +53,7 @@ pre { overflow-x: auto; }
 _DPI = 110  # of the pictures, which are for a screen
 
 
-def write_run_report(
+def write_run_page(
     folder: Path,
     history: Sequence[Row],
     classes: Sequence[str],
@@ -65,7 +65,7 @@ def write_run_report(
 
     Args:
         folder: the run's folder.
-        history: the figures of each epoch, at least one, as `segkit.report.RunFiles` holds them.
+        history: the figures of each epoch, at least one, as `segkit.run_files.RunFiles` holds them.
         classes: the classes' names.
         worst: the images that do worst, with the panel of each, in the order they are shown.
         config: shown as YAML.

@@ -1,0 +1,93 @@
+"""What a run prints on the terminal: a progress bar, a line per epoch, and a closing table."""
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+Row = Mapping[str, float | None]  # the figures of one epoch
+
+# What an epoch's line and the last table show, of all that the files hold.
+_LINE = {
+    "train/loss": "train loss",
+    "val/loss": "val loss",
+    "val/cross_entropy": "ce",
+    "val/same_side": "same side",
+    "val/other_side": "other side",
+    "val/false_edge": "false edge",
+    "val/miou": "mIoU",
+    "val/boundary_iou": "boundary IoU",
+    "val/edge_accuracy": "edge accuracy",
+}
+_SUMMARY = (
+    "train/loss",
+    "val/loss",
+    "val/cross_entropy",
+    "val/same_side",
+    "val/other_side",
+    "val/edge",
+    "val/false_edge",
+    "val/miou",
+    "val/boundary_iou",
+    "val/boundary_f1_3",
+    "val/accuracy",
+    "val/edge_accuracy",
+    "val/interior_accuracy",
+)
+
+
+class _ImagesPerSecond(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:.0f} images/s")
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar over the images of an epoch, with a field ``terms``; it shows on a terminal only, not in a log file."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _ImagesPerSecond(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[terms]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def epoch_line(row: Row, epochs: int) -> str:
+    """One line about an epoch."""
+    figures = "  ".join(f"{label} {shown(name, row[name])}" for name, label in _LINE.items() if name in row)
+    return f"epoch {row['epoch']}/{epochs}  {figures}  {row['images_per_second']:.0f} images/s  {row['seconds']:.1f} s"
+
+
+def summary(first: Row, last: Row) -> Table:
+    """The first and the last epoch side by side."""
+    table = Table("", f"epoch {first['epoch']}", f"epoch {last['epoch']}")
+    for name in _SUMMARY:
+        if name in last:
+            table.add_row(name, shown(name, first.get(name)), shown(name, last[name]))
+    return table
+
+
+def is_share(name: str) -> bool:
+    """Whether a figure of that name is a share, told in percent."""
+    return any(word in name for word in ("iou", "f1", "accuracy", "share", "fraction"))
+
+
+def shown(name: str, value: float | None) -> str:
+    """A figure as it is told."""
+    if value is None:
+        return "none"
+    return f"{value:.1%}" if is_share(name) else f"{value:.4f}"

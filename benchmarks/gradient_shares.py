@@ -11,8 +11,8 @@ exponent of the mean over neighbours:
   F      a candidate, "false edges": S at the pixels outside E whose predicted class differs from that of one of the 8
          pixels around them, its sum divided by |E|
 
-Some whole losses follow, as peers/recipes.py has them. A pixel's part of a gradient is the sum of |∂/∂x(c)| over its
-classes. Of each term the tables tell
+Some complete losses of baselines/recipes.py follow. A pixel's part of a gradient is the sum of |∂/∂x(c)| over its
+classes. For each term the tables show
 
   strength   its whole gradient, that of CE being 1: how strong a weight of 1 makes it
   effective  how many pixels carry it, (Σg)² / Σg², divided by |E|
@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peers.recipes import RECIPES, Options, Progress, make
+from baselines.recipes import RECIPES, Options, Progress, make
 from quality import RESULTS, ROOT, Place, Run, Training, option
 from quality_report import label
 from speed import processor

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from peers.recipes import RECIPES, TITLES, Options, Progress, completed, make
+from baselines.recipes import RECIPES, TITLES, Options, Progress, completed, make
 from quality_crops import Split, choose, plot_crops, summary, windows
 from quality_report import (
     BASELINE,

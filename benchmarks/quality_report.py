@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.recipes import RECIPES, TITLES, Options, defaults
+from baselines.recipes import RECIPES, TITLES, Options, defaults
 
 Result = dict[str, Any]
 

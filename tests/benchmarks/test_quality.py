@@ -138,7 +138,7 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
 
 def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = {"nan": lambda logits, target, progress, *, ignore_index: logits.sum() * math.nan}
-    monkeypatch.setattr("peers.recipes.RECIPES", nan)
+    monkeypatch.setattr("baselines.recipes.RECIPES", nan)
     run = Run("nan", {}, 0, **TINY)
     finish(run, place)
     result = outcome(run, place)

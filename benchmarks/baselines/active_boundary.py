@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baselines.common import pairs
 from edgeloss.fields import _distance_to
-from peers.common import pairs
 
 # The order settles ties: straight steps come before diagonal ones, and the centre is last.
 STEPS = [(1, 0), (-1, 0), (0, -1), (0, 1), (-1, 1), (1, 1), (-1, -1), (1, -1), (0, 0)]

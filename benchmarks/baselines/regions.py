@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from peers.common import one_hot
+from baselines.common import one_hot
 
 # The libraries take seconds to import: inside the functions, so that the processes of other losses do without.
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peers.common import mean, one_hot
+from baselines.common import mean, one_hot
 
 
 def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:

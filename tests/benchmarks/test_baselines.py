@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from peers import regions
-from peers.active_boundary import active_boundary, predicted_border
-from peers.affinity import affinity
-from peers.boundary import boundary, signed_distance
-from peers.common import cross_entropy
-from peers.control import edge_weighted_cross_entropy
-from peers.cpg import cpg, sobel
-from peers.recipes import RECIPES, TITLES, Progress, completed, make
+from baselines import regions
+from baselines.active_boundary import active_boundary, predicted_border
+from baselines.affinity import affinity
+from baselines.boundary import boundary, signed_distance
+from baselines.common import cross_entropy
+from baselines.control import edge_weighted_cross_entropy
+from baselines.cpg import cpg, sobel
+from baselines.recipes import RECIPES, TITLES, Progress, completed, make
 from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baselines.common import mean, one_hot
 from edgeloss.fields import _distance_to
-from peers.common import mean, one_hot
 
 
 def boundary(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:

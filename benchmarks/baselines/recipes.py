@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from baselines import regions
+from baselines.active_boundary import active_boundary
+from baselines.affinity import affinity
+from baselines.boundary import boundary
+from baselines.common import cross_entropy
+from baselines.control import edge_weighted_cross_entropy
+from baselines.cpg import cpg
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 from edgeloss.reference import edge_mask
-from peers import regions
-from peers.active_boundary import active_boundary
-from peers.affinity import affinity
-from peers.boundary import boundary
-from peers.common import cross_entropy
-from peers.control import edge_weighted_cross_entropy
-from peers.cpg import cpg
 
 Options = dict[str, Any]
 

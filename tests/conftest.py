@@ -7,12 +7,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import host_shim
 import hypothesis
 import pytest
 import torch
+from kernel_kinds import STEPPED, Kernels
 
 from edgeloss import backends, fused, library
 
@@ -44,25 +45,6 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-CPU, CUDA, STEPPED = "cpu", "cuda", "cuda stepped on the host"
-
-
-class Kernels(NamedTuple):
-    """Where the fused kernels run in a test.
-
-    Attributes:
-        device: of the tensors.
-        operators: a namespace of ``torch.ops``.
-        raise_label_errors: raises what earlier calls found in their labels.
-        are_stepped: they are those of CUDA, and yet on the CPU.
-    """
-
-    device: str
-    operators: Any
-    raise_label_errors: Callable[[], None]
-    are_stepped: bool
-
-
 @pytest.fixture(scope="session")
 def stepped() -> Kernels:
     """The CUDA kernels, stepped on the host."""
@@ -71,24 +53,6 @@ def stepped() -> Kernels:
         pytest.skip("no C++ compiler to build the CUDA kernels for the host")
     library = host_shim.load(host_shim.build(command))
     return Kernels("cpu", torch.ops.edgeloss_host, library.raise_label_errors, True)
-
-
-@pytest.fixture(params=[CPU, CUDA, STEPPED])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    """The fused kernels, of every kind; what they leave behind about labels fails the test."""
-    if request.param == CUDA and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    if (state := backends()[CUDA if request.param == CUDA else CPU]) != "available":
-        pytest.skip(f"fused kernels {state}")
-    if request.param == STEPPED:
-        found = cast("Kernels", request.getfixturevalue("stepped"))
-        monkeypatch.setattr(fused, "operators", found.operators)
-    else:
-        from edgeloss import _C
-
-        found = Kernels(request.param, torch.ops.edgeloss, _C.raise_label_errors, False)
-    yield found
-    found.raise_label_errors()
 
 
 @pytest.fixture(params=["reference", "fused", STEPPED])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from conftest import Kernels
+from kernel_kinds import Kernels
 from torch import Tensor
 
 from edgeloss import LossMaps

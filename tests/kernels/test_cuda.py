@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CUDA, Kernels
+from kernel_kinds import CUDA, ON_CUDA, Kernels
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss
+
+if not ON_CUDA:
+    pytest.skip("no CUDA device", allow_module_level=True)
 
 pytestmark = pytest.mark.parametrize("kernels", [CUDA], indirect=True)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import CUDA, STEPPED, Kernels
+from kernel_kinds import ON_CUDA, STEPPED, Kernels
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss
 
-pytestmark = pytest.mark.parametrize("kernels", [CUDA, STEPPED], indirect=True)
+pytestmark = pytest.mark.parametrize("kernels", [*ON_CUDA, STEPPED], indirect=True)
 
 # More than one block of 256 threads.
 SIZE = (2, 9, 40)

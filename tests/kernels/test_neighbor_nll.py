@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Kernels
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_kinds import Kernels
 from torch import Tensor
 
 from edgeloss import fused, library

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import compare
-from conftest import CPU, CUDA, STEPPED, Kernels
+from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
@@ -56,7 +56,7 @@ def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     ("kernels", "size", "classes"),
-    [*((name, *case) for name in (CPU, CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
+    [*((name, *case) for name in (CPU, *ON_CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
     indirect=["kernels"],
 )
 def test_fused_equals_reference(

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import compare, interpolated
-from conftest import CPU, CUDA, STEPPED, Kernels
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
@@ -58,7 +58,7 @@ def scene(low: tuple[int, ...], high: tuple[int, ...], classes: int) -> tuple[Te
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     ("kernels", "sizes", "classes"),
-    [*((name, *case) for name in (CPU, CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
+    [*((name, *case) for name in (CPU, *ON_CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
     indirect=["kernels"],
 )
 def test_fused_equals_the_plain_way(

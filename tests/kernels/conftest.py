@@ -1,0 +1,28 @@
+"""Fixtures of the kernels' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import torch
+from kernel_kinds import CPU, CUDA, ON_CUDA, STEPPED, Kernels
+
+from edgeloss import backends, fused
+
+
+@pytest.fixture(params=[CPU, *ON_CUDA, STEPPED])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    """The fused kernels, of every kind; what they leave behind about labels fails the test."""
+    if (state := backends()[CUDA if request.param == CUDA else CPU]) != "available":
+        pytest.skip(f"fused kernels {state}")
+    if request.param == STEPPED:
+        found = cast("Kernels", request.getfixturevalue("stepped"))
+        monkeypatch.setattr(fused, "operators", found.operators)
+    else:
+        from edgeloss import _C
+
+        found = Kernels(request.param, torch.ops.edgeloss, _C.raise_label_errors, False)
+    yield found
+    found.raise_label_errors()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import inputs
+from edgeloss.options import spacing_per_axis
 
 __all__ = ["boundary_distance"]
 
@@ -82,7 +83,7 @@ def boundary_distance(
         raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
     if max_distance is not None and not max_distance > 0:
         raise ValueError(f"max_distance: expected a number > 0 or None, but got {max_distance!r}")
-    size = inputs.spacing_per_axis(spacing, target.ndim - 1)
+    size = spacing_per_axis(spacing, target.ndim - 1)
 
     field = np.full(target.shape, np.inf, dtype=np.float32)
     for labels, distance in zip(target.astype(np.int64), field, strict=True):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from edgeloss import fused, inputs, library, reference
-from edgeloss.inputs import Backend, Reduction, Validate
+from edgeloss.options import Backend, Options, Reduction, Validate, check_option, radius_per_axis, spacing_per_axis
 from edgeloss.reference import LossMaps
 
 __all__ = ["balanced_edge_class_weight", "edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
@@ -96,9 +96,7 @@ def edge_aware_loss(
         2.0794
         >>> loss.backward()
     """
-    inputs.check_options(
-        weight=weight,
-        edge_class_weight=edge_class_weight,
+    Options(
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
@@ -116,12 +114,15 @@ def edge_aware_loss(
         validate=validate,
         backend=backend,
     )
+    for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+        if of_classes is not None:
+            inputs.check_weight(of_classes, validate, name=name)
     inputs.check_logits(logits)
     inputs.check_target(target)
     inputs.check_pair(logits, target, upsample=upsample)
     classes, dims = logits.shape[1], logits.dim() - 2
-    radius = inputs.radius_per_axis(radius, dims)
-    spacing = inputs.spacing_per_axis(spacing, dims)
+    radius = radius_per_axis(radius, dims)
+    spacing = spacing_per_axis(spacing, dims)
     normalizer = None if normalizer is None else inputs.normalizer_tensors(normalizer, logits.device, validate)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if weight is not None:
@@ -329,8 +330,8 @@ def normalizers(
     inputs.check_target(target)
     if target.dim() not in (3, 4):
         raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
-    radius = inputs.radius_per_axis(radius, target.dim() - 1)
-    inputs.check_choice("validate", validate)
+    radius = radius_per_axis(radius, target.dim() - 1)
+    check_option("validate", validate)
     classes = None
     for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
         if of_classes is not None:
@@ -393,7 +394,7 @@ def balanced_edge_class_weight(
         inputs.check_target(target)
         inputs.check_labels(target.long(), num_classes, ignore_index)
         y, valid = reference.labels(target, num_classes, ignore_index)
-        mask = reference.edge_mask(y, valid, inputs.radius_per_axis(radius, target.dim() - 1))
+        mask = reference.edge_mask(y, valid, radius_per_axis(radius, target.dim() - 1))
         counts += torch.bincount(y[mask], minlength=num_classes).cpu()
     weight = torch.where(counts > 0, counts, 1.0) ** -exponent
     weight *= counts.sum() / (counts * weight).sum()
@@ -449,10 +450,10 @@ def neighbor_nll(
         >>> torch.testing.assert_close(nll, torch.full((1, 3, 3), 2.0).log())
         >>> nll.sum().backward()
     """
-    inputs.check_choice("backend", backend)
+    check_option("backend", backend)
     inputs.check_logits(logits)
     batch, classes, *size = logits.shape
-    radius = inputs.radius_per_axis(radius, len(size))
+    radius = radius_per_axis(radius, len(size))
     like = logits[:, 0]
     inputs.check_map("weight", weight, like, [batch, len(reference.offsets(radius)), *size])
     reason = _why_not_fused(backend, logits)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgeloss import library, reference
-from edgeloss.inputs import Validate
+from edgeloss.options import Validate
 from edgeloss.reference import Evaluation, LossMaps
 
 operators = torch.ops.edgeloss

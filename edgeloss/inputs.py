@@ -4,92 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Reduction = Literal["mean", "sum", "none"]
-Validate = Literal["async", "sync", "never"]
-Backend = Literal["auto", "fused", "reference"]
+from edgeloss.options import Validate, is_number
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
-_CHOICES = {
-    "reduction": ("mean", "sum", "none"),
-    "validate": ("async", "sync", "never"),
-    "backend": ("auto", "fused", "reference"),
-}
-
-
-def check_options(
-    *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    ce_weight: float,
-    edge_weight: float,
-    other_side_weight: float,
-    same_side_weight: float,
-    false_edge_weight: float,
-    radius: int | Sequence[int],
-    power: float,
-    decay: float | None,
-    spacing: float | Sequence[float] | None,
-    upsample: bool,
-    sync_normalizer: bool,
-    validate: Validate,
-    backend: Backend,
-) -> None:
-    """Check what does not depend on the inputs of a call.
-
-    Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for a value out of its range.
-    """
-    for name, value in {"reduction": reduction, "validate": validate, "backend": backend}.items():
-        check_choice(name, value)
-    for name, flag in {"upsample": upsample, "sync_normalizer": sync_normalizer}.items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name}: expected a bool, but got {flag!r}")
-    if not _is_integer(ignore_index):
-        raise TypeError(f"ignore_index: expected an int, but got {ignore_index!r}")
-    if not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"ignore_index: expected an int of 64 bits, but got {ignore_index!r}")
-    weights = {
-        "ce_weight": ce_weight,
-        "edge_weight": edge_weight,
-        "other_side_weight": other_side_weight,
-        "same_side_weight": same_side_weight,
-        "false_edge_weight": false_edge_weight,
-    }
-    for name, number in weights.items():
-        if not _is_number(number) or not 0 <= number < math.inf:
-            raise ValueError(f"{name}: expected a finite number ≥ 0, but got {number!r}")
-    if not _is_number(label_smoothing) or not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing: expected a number in [0, 1], but got {label_smoothing!r}")
-    if not _is_number(power) or not abs(power) <= 1e6:  # beyond it, power times a logit of 1e30 leaves float32
-        raise ValueError(f"power: expected a number in [-1e6, 1e6], but got {power!r}")
-    if decay is not None and (not _is_number(decay) or not 0 < decay < math.inf):
-        raise ValueError(f"decay: expected a finite number > 0 or None, but got {decay!r}")
-    radius_per_axis(radius, len(radius) if isinstance(radius, Sequence) else 2)
-    if spacing is not None:
-        spacing_per_axis(spacing, len(spacing) if isinstance(spacing, Sequence) else 2)
-    for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
-        if of_classes is not None:
-            check_weight(of_classes, validate, name=name)
-
-
-def check_choice(name: str, value: str) -> None:
-    """Check one of the arguments that are a word.
-
-    Raises:
-        ValueError: if it is none of those that it can be.
-    """
-    if value not in _CHOICES[name]:
-        raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
 
 
 def may_read(values: Tensor, validate: Validate) -> bool:
@@ -110,35 +31,6 @@ def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "we
         raise ValueError(f"{name}: expected a floating tensor [C] of class weights, but got {describe(weight)}")
     if may_read(weight, validate):
         check_non_negative(name, weight)
-
-
-def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
-    """One radius an axis.
-
-    Raises:
-        TypeError: if a radius is no integer.
-        ValueError: if one is negative, none is ≥ 1, or their number is not that of the axes.
-    """
-    values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
-    if not all(_is_integer(r) for r in values):
-        raise TypeError(f"radius: expected an int or one int an axis, but got {radius!r}")
-    if min(values, default=0) < 0 or max(values, default=0) < 1:
-        raise ValueError(f"radius: expected ≥ 1 along at least one axis and ≥ 0 along every one, but got {radius!r}")
-    if len(values) != dims:
-        raise ValueError(f"radius: expected an int or {dims} ints, one a spatial axis, but got {radius!r}")
-    return [int(r) for r in values]
-
-
-def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list[float]:
-    """The size of a pixel along each axis, 1 by default.
-
-    Raises:
-        ValueError: if one is not finite and > 0, or their number is not that of the axes.
-    """
-    values = list(spacing) if isinstance(spacing, Sequence) else [1.0 if spacing is None else spacing] * dims
-    if len(values) != dims or not all(_is_number(s) and 0 < s < math.inf for s in values):
-        raise ValueError(f"spacing: expected a number > 0 or {dims} of them, one a spatial axis, but got {spacing!r}")
-    return [float(s) for s in values]
 
 
 def check_logits(logits: Tensor) -> None:
@@ -301,7 +193,7 @@ def normalizer_tensors(
     if (
         not isinstance(normalizer, Sequence)
         or len(normalizer) != 2
-        or not all(_is_number(value) or isinstance(value, Tensor) for value in normalizer)
+        or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer)
     ):
         raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
     dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -341,14 +233,6 @@ def check_non_negative(name: str, values: Tensor, where: Tensor | None = None) -
 def describe(tensor: Tensor) -> str:
     """Dtype and shape, as the messages print them."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _pixels(count: int) -> str:

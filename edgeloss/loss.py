@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edgeloss import inputs
 from edgeloss.functional import Result, edge_aware_loss
-from edgeloss.inputs import Backend, Reduction, Validate
+from edgeloss.options import HELP, Backend, Options, Reduction, Validate
 
 
 class EdgeAwareLoss(nn.Module):
@@ -149,7 +149,7 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        inputs.check_options(**self.options())
+        Options(**{name: getattr(self, name) for name in HELP})
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that this module adds to a call of :func:`edgeloss.functional.edge_aware_loss`."""

@@ -34,6 +34,7 @@ from edgeloss.debug.trees import (
     short,
 )
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.options import radius_per_axis, spacing_per_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -662,10 +663,10 @@ def _terms(case: _Case, criterion: EdgeAwareLoss) -> Node:
             label_smoothing=criterion.label_smoothing,
             other_side_weight=criterion.other_side_weight,
             same_side_weight=criterion.same_side_weight,
-            radius=inputs.radius_per_axis(criterion.radius, dims),
+            radius=radius_per_axis(criterion.radius, dims),
             power=criterion.power,
             decay=criterion.decay,
-            spacing=inputs.spacing_per_axis(criterion.spacing, dims),
+            spacing=spacing_per_axis(criterion.spacing, dims),
             pixel_weight=pixel_weight,
             distance=case.kwargs.get("distance"),
             edges=criterion.edge_weight > 0,

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import inputs, reference
+from edgeloss import reference
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.options import radius_per_axis, spacing_per_axis
 
 
 class Arrays(NamedTuple):
@@ -149,8 +150,8 @@ def compute_neighbors(
         Neighbors, on the CPU.
     """
     criterion, logits, target = _prepared(logits, target, criterion)
-    radius = inputs.radius_per_axis(criterion.radius, 2)
-    spacing = inputs.spacing_per_axis(criterion.spacing, 2)
+    radius = radius_per_axis(criterion.radius, 2)
+    spacing = spacing_per_axis(criterion.spacing, 2)
     y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
     x = reference.readable_logits(logits.detach(), valid)
     mask = reference.edge_mask(y, valid, radius)

@@ -139,7 +139,7 @@ def test_every_neighbour_of_an_edge_has_a_distance(radius: tuple[int, int], spac
         (torch.zeros(1, 4, 4), {}, TypeError, "expected class indices of dtype"),
         (np.zeros((4, 4), int), {}, ValueError, r"expected \[B, H, W\] or \[B, D, H, W\], but got \[4, 4\]"),
         (np.zeros((1, 4, 4), int), {"max_distance": 0.0}, ValueError, "max_distance: expected a number > 0"),
-        (np.zeros((1, 4, 4), int), {"spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of"),
+        (np.zeros((1, 4, 4), int), {"spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of"),
     ],
 )
 def test_wrong_input(target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -79,8 +79,8 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"normalizer": (-1.0, "x"), "reduction": "sum"}, TypeError, "normalizer: expected two numbers or 0-d tensors"),
         (X, Y, {"pixel_weight": torch.full((2, 4, 5), 1e300, dtype=torch.float64)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got inf"),
         # radius and spacing that fit no number of axes here
-        (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int or 2 ints, one a spatial axis, but got (1, 1, 1)"),
-        (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0 or 2 of them, one a spatial axis, but got (1.0, 1.0, 1.0)"),
+        (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int, or 2 ints, one per spatial axis, but got (1, 1, 1)"),
+        (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of them, one per spatial axis, but got (1.0, 1.0, 1.0)"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("each_backend", ["reference", "fused"], indirect=True)
@@ -106,17 +106,17 @@ def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exc
             "other_side_weight: expected a finite number ≥ 0, but got nan",
         ),
         ({"same_side_weight": float("inf")}, ValueError, "same_side_weight: expected a finite number ≥ 0, but got inf"),
-        ({"radius": 0}, ValueError, "radius: expected ≥ 1 along at least one axis and ≥ 0 along every one, but got 0"),
-        ({"radius": (0, 0)}, ValueError, "radius: expected ≥ 1 along at least one axis"),
-        ({"radius": (1, -1)}, ValueError, "≥ 0 along every one, but got (1, -1)"),
-        ({"radius": ()}, ValueError, "radius: expected ≥ 1 along at least one axis"),
-        ({"radius": 1.5}, TypeError, "radius: expected an int or one int an axis, but got 1.5"),
+        ({"radius": 0}, ValueError, "radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got 0"),
+        ({"radius": (0, 0)}, ValueError, "radius: expected ≥ 0 along every axis and ≥ 1 along at least one"),
+        ({"radius": (1, -1)}, ValueError, "≥ 1 along at least one, but got (1, -1)"),
+        ({"radius": ()}, ValueError, "radius: expected ≥ 0 along every axis and ≥ 1 along at least one"),
+        ({"radius": 1.5}, TypeError, "radius: expected an int, or one int per axis, but got 1.5"),
         ({"power": float("inf")}, ValueError, "power: expected a number in [-1e6, 1e6], but got inf"),
         ({"power": -1e9}, ValueError, "power: expected a number in [-1e6, 1e6], but got -1000000000.0"),
         (
             {"ignore_index": 2**70},
             ValueError,
-            "ignore_index: expected an int of 64 bits, but got 1180591620717411303424",
+            "ignore_index: expected a 64-bit int, but got 1180591620717411303424",
         ),
         ({"weight": [1.0, 2.0, 3.0]}, TypeError, "weight: expected a tensor [C] of class weights, but got list"),
         (
@@ -129,7 +129,7 @@ def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exc
             ValueError,
             "edge_class_weight: expected finite values ≥ 0, but got nan at [1]",
         ),
-        ({"decay": 0.0}, ValueError, "decay: expected a finite number > 0 or None, but got 0.0"),
+        ({"decay": 0.0}, ValueError, "decay: expected a finite number > 0, or None, but got 0.0"),
         ({"spacing": 0.0}, ValueError, "spacing: expected a number > 0"),
         ({"spacing": (1.0, -1.0)}, ValueError, "spacing: expected a number > 0"),
         ({"upsample": 2}, TypeError, "upsample: expected a bool, but got 2"),

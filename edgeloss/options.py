@@ -1,0 +1,238 @@
+"""Every option of the loss once: its default, its meaning and its check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+Reduction = Literal["mean", "sum", "none"]
+Validate = Literal["async", "sync", "never"]
+Backend = Literal["auto", "fused", "reference"]
+_CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "backend": get_args(Backend)}
+
+
+# ----------------------------------------------------------------------------------------------------------- the checks
+
+
+def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
+    """Return the radius along each of the ``dims`` spatial axes.
+
+    Raises:
+        TypeError: if a radius is not an integer.
+        ValueError: if a radius is negative, if none is ≥ 1, or if there is not one per axis.
+    """
+    values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
+    if not all(is_integer(r) for r in values):
+        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}")
+    if any(r < 0 for r in values) or not any(r >= 1 for r in values):
+        raise ValueError(f"radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got {radius!r}")
+    if len(values) != dims:
+        raise ValueError(f"radius: expected an int, or {dims} ints, one per spatial axis, but got {radius!r}")
+    return [int(r) for r in values]
+
+
+def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list[float]:
+    """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1.
+
+    Raises:
+        ValueError: if a size is not finite and > 0, or if there is not one per axis.
+    """
+    values = list(spacing) if isinstance(spacing, Sequence) else [1.0 if spacing is None else spacing] * dims
+    if len(values) != dims or not all(is_number(s) and 0 < s < math.inf for s in values):
+        raise ValueError(
+            f"spacing: expected a number > 0, or {dims} of them, one per spatial axis, but got {spacing!r}"
+        )
+    return [float(s) for s in values]
+
+
+def is_number(value: object) -> bool:
+    """Return whether value is a real number; a bool is not."""
+    # The test of the type is for speed: isinstance of an abstract class costs half a microsecond.
+    return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def is_integer(value: object) -> bool:
+    """Return whether value is an integer; a bool is not."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _check_choice(name: str, value: str) -> None:
+    if value not in _CHOICES[name]:
+        raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
+
+
+def _check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool, but got {value!r}")
+
+
+def _check_label(name: str, value: int) -> None:
+    if not is_integer(value):
+        raise TypeError(f"{name}: expected an int, but got {value!r}")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: expected a 64-bit int, but got {value!r}")
+
+
+def _check_weight(name: str, value: float) -> None:
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise ValueError(f"{name}: expected a finite number ≥ 0, but got {value!r}")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not is_number(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name}: expected a number in [0, 1], but got {value!r}")
+
+
+def _check_power(name: str, value: float) -> None:
+    if not is_number(value) or not abs(value) <= 1e6:  # beyond it, power times a logit of 1e30 overflows float32
+        raise ValueError(f"{name}: expected a number in [-1e6, 1e6], but got {value!r}")
+
+
+def _check_decay(name: str, value: float | None) -> None:
+    if value is not None and (not is_number(value) or not 0 < value < math.inf):
+        raise ValueError(f"{name}: expected a finite number > 0, or None, but got {value!r}")
+
+
+def _check_radius(name: str, value: int | Sequence[int]) -> None:
+    radius_per_axis(value, len(value) if isinstance(value, Sequence) else 2)
+
+
+def _check_spacing(name: str, value: float | Sequence[float] | None) -> None:
+    if value is not None:
+        spacing_per_axis(value, len(value) if isinstance(value, Sequence) else 2)
+
+
+# ---------------------------------------------------------------------------------------------------------- the options
+
+
+def _about(meaning: str, check: Callable[[str, Any], None]) -> dict[str, Any]:
+    return {"help": meaning, "check": check}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the loss that are not tensors; an instance has passed all checks.
+
+    Names, order and defaults are those of :class:`edgeloss.EdgeAwareLoss`, which describes them in full. ``radius`` and
+    ``spacing`` are stored as given; :func:`radius_per_axis` and :func:`spacing_per_axis` resolve them.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if an option is out of range.
+
+    Example:
+        >>> from edgeloss.options import HELP, Options
+        >>> Options(power=1.0).radius
+        1
+        >>> HELP["ce_weight"]
+        'Weight of the cross-entropy, ≥ 0.'
+    """
+
+    ignore_index: int = field(
+        default=-100,
+        metadata=_about(
+            "Label of pixels to ignore: they have no gradient and no edges, and their logits are not read.",
+            _check_label,
+        ),
+    )
+    reduction: Reduction = field(
+        default="mean",
+        metadata=_about("Reduction of the loss: mean, sum, or none for a map.", _check_choice),
+    )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=_about("Label smoothing of the cross-entropy, in [0, 1].", _check_fraction),
+    )
+    ce_weight: float = field(
+        default=1.0,
+        metadata=_about("Weight of the cross-entropy, ≥ 0.", _check_weight),
+    )
+    edge_weight: float = field(
+        default=1.0,
+        metadata=_about("Weight of the edge terms, ≥ 0; 0 is plain cross-entropy.", _check_weight),
+    )
+    other_side_weight: float = field(
+        default=1.0,
+        metadata=_about("Weight of the other-side term among the edge terms, ≥ 0.", _check_weight),
+    )
+    same_side_weight: float = field(
+        default=1.0,
+        metadata=_about("Weight of the same-side term among the edge terms, ≥ 0.", _check_weight),
+    )
+    false_edge_weight: float = field(
+        default=0.0,
+        metadata=_about(
+            "Weight of the false-edge term among the edge terms, ≥ 0: it penalizes predicted edges where the labels"
+            " have none.",
+            _check_weight,
+        ),
+    )
+    radius: int | Sequence[int] = field(
+        default=1,
+        metadata=_about("Radius of the neighbourhood in pixels, or one per axis.", _check_radius),
+    )
+    power: float = field(
+        default=0.0,
+        metadata=_about(
+            "Exponent of the mean over neighbours: 0 is the mean of the logarithms, 1 the logarithm of the mean, and -1"
+            " emphasizes the worst neighbour.",
+            _check_power,
+        ),
+    )
+    decay: float | None = field(
+        default=None,
+        metadata=_about(
+            "Distance from the edge over which a neighbour's weight falls by a factor of e, in pixels or units of"
+            " spacing; None for equal weights.",
+            _check_decay,
+        ),
+    )
+    spacing: float | Sequence[float] | None = field(
+        default=None,
+        metadata=_about("Size of a pixel, or one per axis; None for 1. Only decay uses it.", _check_spacing),
+    )
+    upsample: bool = field(
+        default=False,
+        metadata=_about("Accept logits of lower resolution than the labels, and interpolate them.", _check_flag),
+    )
+    sync_normalizer: bool = field(
+        default=False,
+        metadata=_about("Share the denominators of the mean between the ranks of torch.distributed.", _check_flag),
+    )
+    validate: Validate = field(
+        default="async",
+        metadata=_about(
+            "When labels out of range raise an error: async is in the call, but with the CUDA kernels in a later call"
+            " or in edgeloss.check(); sync is always in the call; never is not at all.",
+            _check_choice,
+        ),
+    )
+    backend: Backend = field(
+        default="auto",
+        metadata=_about(
+            "Implementation: fused is the compiled kernels, reference is plain PyTorch, auto is fused where available.",
+            _check_choice,
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
+
+
+HELP: dict[str, str] = {option.name: option.metadata["help"] for option in fields(Options)}
+_CHECKS: dict[str, Callable[[str, Any], None]] = {option.name: option.metadata["check"] for option in fields(Options)}
+
+
+def check_option(name: str, value: Any) -> None:  # noqa: ANN401
+    """Check one option by its name.
+
+    Raises:
+        TypeError: if it has the wrong type.
+        ValueError: if it is out of range.
+    """
+    _CHECKS[name](name, value)

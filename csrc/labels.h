@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "image.h"
+#include "geometry.h"
 
 namespace edgeloss {
 

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "image.h"
+#include "geometry.h"
 
 namespace edgeloss {
 

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "edge_math.h"
-#include "image.h"
+#include "geometry.h"
+#include "math.h"
 
 namespace edgeloss {
 

@@ -243,7 +243,7 @@ def _environments() -> Iterator[tuple[str, Mapping[str, str]]]:
 
 def _includes(torch: Torch) -> list[str]:
     # Headers of others are system headers: their warnings are not ours to mend.
-    return ["-Icsrc", "-isystem", str(torch.root / "include"), "-isystem", sysconfig.get_path("include")]
+    return ["-isystem", str(torch.root / "include"), "-isystem", sysconfig.get_path("include")]
 
 
 def _output(command: Sequence[str]) -> str:

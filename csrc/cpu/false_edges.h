@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../edge_math.h"
-#include "../image.h"
+#include "../geometry.h"
+#include "../math.h"
 #include "tiles.h"
 
 namespace edgeloss {

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "../image.h"
+#include "../geometry.h"
 
 namespace edgeloss {
 

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../edge_math.h"
+#include "../math.h"
 #include "vectorize.h"
 
 namespace edgeloss {

@@ -2,7 +2,7 @@
 //
 // One thread takes a pixel, neighbouring threads neighbouring pixels, so that what they read of a class lies side by
 // side in contiguous logits; those of channels_last pass through shared memory. Forward: (1) labels, the two numbers of
-// edge_math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near
+// math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near
 // it; (3) the edge mask, of the prediction's false edges too where they count, and the edge terms; (4) the sums.
 // Backward looks at each logit once more for the cross-entropy; then the pixels around edge pixels gather their shares
 // and write their gradient anew. Logits of lower resolution are interpolated where they are read, and gather their
@@ -30,9 +30,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "../edge_math.h"
-#include "../image.h"
+#include "../geometry.h"
 #include "../labels.h"
+#include "../math.h"
 #include "../tensors.h"
 #include "../upsample.h"
 #include "device.h"

@@ -36,8 +36,8 @@ def compiler() -> list[str] | None:
 
 def build(command: list[str]) -> Path:
     """Compile what has no library yet; what it is made of names its directory."""
-    sources = sorted([*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/cuda/*.cu")])
-    headers = sorted([*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.h"), *FOLDER.glob("*.h")])
+    sources = sorted([*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/**/*.cu")])
+    headers = sorted([*ROOT.glob("csrc/**/*.h"), *FOLDER.glob("*.h")])
     torch_root = Path(torch.__file__).parent
     includes = [f"-I{FOLDER}", "-isystem", str(torch_root / "include"), "-isystem", sysconfig.get_path("include")]
     command = [*command, *FLAGS, *includes, "-include", "cuda_runtime.h"]

@@ -199,7 +199,7 @@ def test_editable_under_isolation(source: Path, setuptools: Path, tmp_path: Path
     assert first.stdout.count(" -c ") == len(list((source / "csrc").rglob("*.cpp")))
     assert run(python, "-c", STATE, cwd=tmp_path).stdout.strip() == "available"
 
-    (source / "csrc" / "edge_loss.cpp").touch()
+    (source / "csrc" / "library.cpp").touch()
     again = [*install, "--no-build-isolation", "--editable", source]
     second = run(*again, path=setuptools, EDGELOSS_BUILD="cpu")
     assert second.returncode == 0, second.stdout
@@ -235,7 +235,7 @@ esac
 """
 # For `nvcc ... -c source -o object`: an empty object, or a failure.
 COMPILES = 'for object in "$@"; do :; done; c++ -x c++ -c /dev/null -o "$object"'
-FAILS = "echo 'edge_loss.cu(7): error: no such kernel' >&2; exit 2"
+FAILS = "echo 'forward.cu(7): error: no such kernel' >&2; exit 2"
 
 
 @pytest.fixture(scope="module")
@@ -243,9 +243,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the build reads, with one .cu source, for builds that share their objects."""
     tree = tmp_path_factory.mktemp("tree")
     copy(tree)
-    shutil.rmtree(tree / "csrc" / "cuda", ignore_errors=True)
-    (tree / "csrc" / "cuda").mkdir()
-    (tree / "csrc" / "cuda" / "edge_loss.cu").touch()
+    for kernels in (tree / "csrc").rglob("*.cu"):
+        kernels.unlink()
+    (tree / "csrc" / "cuda" / "forward.cu").touch()
     return tree
 
 
@@ -269,7 +269,7 @@ def test_nvcc_compiles_the_cuda_kernels(tree: Path, setuptools: Path, tmp_path: 
     done = build_with_fake_nvcc(tree, setuptools, tmp_path, EDGELOSS_BUILD="cuda", NVCCFLAGS="--use_fast_math")
     assert done.returncode == 0, done.stdout
     assert "edgeloss: CPU and CUDA kernels (sm_80, sm_90, PTX), built against torch" in done.stdout
-    (command,) = [line for line in done.stdout.splitlines() if "edge_loss.cu" in line]
+    (command,) = [line for line in done.stdout.splitlines() if "forward.cu" in line]
     assert "-gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90" in command
     assert "-DUSE_CUDA" in command
     assert "--use_fast_math -c" in command
@@ -288,7 +288,7 @@ def test_nvcc_compiles_the_cuda_kernels(tree: Path, setuptools: Path, tmp_path: 
         ({"release": "11.8"}, "nvcc 11.8 is older than 12.0"),
         ({"release": "unknown"}, "--version does not tell its version"),
         ({"EDGELOSS_CUDA_ARCHS": "all"}, "nvcc 13.0 can't compile for sm_75, sm_86, sm_89, sm_100, sm_120;"),
-        ({"compiles": FAILS}, "it did not compile: edge_loss.cu(7): error: no such kernel"),
+        ({"compiles": FAILS}, "it did not compile: forward.cu(7): error: no such kernel"),
         ({"compiles": "exit 3"}, "nvcc ended with status 3"),
     ],
     ids=["none", "old", "mute", "architecture", "error", "failure"],

@@ -1,16 +1,15 @@
-// neighbor_nll on the CPU, in passes over chunks of rows: the formulas of ../neighbor_nll.h, with the exponentials of
+// neighbor_nll on the CPU, in passes over chunks of rows: the formulas of math.h, with the exponentials of
 // many classes or pairs formed together, so that they vectorise. Each pixel is worked out by itself, so the number of
 // threads changes no bit.
-#include "../neighbor_nll.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "parallel.h"
-#include "tiles.h"
-#include "vectorize.h"
+#include "../cpu/parallel.h"
+#include "../cpu/tiles.h"
+#include "../cpu/vectorize.h"
+#include "math.h"
 
 namespace edgeloss {
 namespace {

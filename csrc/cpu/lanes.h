@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "../edge_math.h"
+#include "../math.h"
 #include "tiles.h"
 
 namespace edgeloss {
@@ -346,7 +346,7 @@ EDGELOSS_INLINE void sum_probabilities(int64_t n, const int32_t* __restrict labe
   }
 }
 
-// t: log p(k) on the same side, log(1 - p(k)) on the other, of edge_math.h, by one logarithm for both: that of 1 + u,
+// t: log p(k) on the same side, log(1 - p(k)) on the other, of math.h, by one logarithm for both: that of 1 + u,
 // or of r / (1 + r) where k is likely. True if one of them makes no sense, since r underflowed and the max is k.
 template <typename A>
 EDGELOSS_INLINE bool log_terms(int64_t n, const int32_t* __restrict label, const int32_t* __restrict k,

@@ -1,11 +1,11 @@
 // The whole loss on the CPU: what forward and backward share.
 //
-// Forward (edge_loss_forward.cpp), in passes over chunks of rows: (1) labels, the two numbers of edge_math.h for each
+// Forward (forward.cpp), in passes over chunks of rows: (1) labels, the two numbers of math.h for each
 // pixel, and the cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from
 // the labels, and the false ones, from the prediction, with their term (false_edges.h); (3) with decay, the distances
-// of what edge pixels see; (4) the edge terms, on edge pixels only (windows.h). Backward (edge_loss_backward.cpp) takes
+// of what edge pixels see; (4) the edge terms, on edge pixels only (lanes.h). Backward (backward.cpp) takes
 // a chunk at a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles is
-// formed anew. Of logits of lower resolution, tiles are interpolated (upsample.h), and backward takes a box of their
+// formed anew. Of logits of lower resolution, tiles are interpolated (interpolate.h), and backward takes a box of their
 // rows at a time, with all pixels that are mixed from it. What a chunk is does not depend on the number of threads, and
 // sums are added up in the chunks' order, so every run gives the same bits.
 #pragma once
@@ -15,13 +15,13 @@
 #include <optional>
 #include <vector>
 
-#include "../edge_math.h"
-#include "../image.h"
+#include "../geometry.h"
+#include "../math.h"
 #include "../tensors.h"
 #include "false_edges.h"
+#include "interpolate.h"
+#include "lanes.h"
 #include "tiles.h"
-#include "upsample.h"
-#include "windows.h"
 
 namespace edgeloss {
 namespace {

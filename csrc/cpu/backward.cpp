@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "edge_loss.h"
+#include "call.h"
 #include "parallel.h"
 
 namespace edgeloss {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../labels.h"
-#include "edge_loss.h"
+#include "call.h"
 #include "parallel.h"
 
 namespace edgeloss {

@@ -15,9 +15,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "edge_math.h"
-#include "image.h"
-#include "tensors.h"
+#include "../geometry.h"
+#include "../math.h"
+#include "../tensors.h"
 
 #ifdef __CUDA_ARCH__
 #define EDGELOSS_UNROLL _Pragma("unroll")

@@ -1,10 +1,10 @@
-// neighbor_nll on CUDA: one thread takes a pixel in each of the passes of ../neighbor_nll.h. No thread writes where
+// neighbor_nll on CUDA: one thread takes a pixel in each of the passes of math.h. No thread writes where
 // another does, so every run gives the same bits.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
-#include "../neighbor_nll.h"
-#include "device.h"
+#include "../cuda/device.h"
+#include "math.h"
 
 namespace edgeloss {
 namespace {

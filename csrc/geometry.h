@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "edge_math.h"
+#include "math.h"
 
 namespace edgeloss {
 

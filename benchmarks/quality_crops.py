@@ -142,8 +142,8 @@ def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path
     from matplotlib.patches import Patch
 
     from edgeloss.viz import distinct_colors
+    from edgeloss.viz.drawing import draw_borders, find_borders
     from edgeloss.viz.palette import VOID
-    from edgeloss.viz.panel import _borders, _outline
 
     colors = np.vstack([distinct_colors(len(split.classes)), VOID])
     columns = 2 + len(split.predictions)
@@ -154,7 +154,7 @@ def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path
             window.of(labels).masked_fill(window.of(split.target) == split.void, -1).numpy()
             for labels in (split.target, *split.predictions.values())
         ]
-        borders = _borders(maps[0])
+        borders = find_borders(maps[0])
         present |= set(np.unique(maps).tolist())
         scores = ["", "", *(f"F1 {score * 100:.0f} %" for score in window.scores)]
         pictures = [window.of(split.images).permute(1, 2, 0).numpy(), *(colors[labels] for labels in maps)]
@@ -167,7 +167,7 @@ def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path
             if window is rows[0]:
                 axis.set_title(fill(name, 32), fontsize=9)
             if score:
-                _outline(axis, borders, "black", 1)
+                draw_borders(axis, borders, "black", 1)
         axes[0].set_ylabel(f"{split.names[window.image]}\nrow {window.top}, column {window.left}", fontsize=6.5)
     shown = sorted(present, key=lambda label: label % len(colors))  # void, which is -1, last
     figure.legend(

@@ -24,9 +24,9 @@ from edgeloss import inputs
 
 Kind = Literal["logits", "probabilities", "labels"]
 
-ARRAYS = (".npy", ".npz", ".pt", ".pth")
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-LABELS = (".png", ".bmp", ".tif", ".tiff", *ARRAYS)  # none that loses what it stores
+ARRAY_SUFFIXES = (".npy", ".npz", ".pt", ".pth")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+LABEL_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", *ARRAY_SUFFIXES)  # none that loses what it stores
 VOID_INDEX = 255
 # What a predicted label counts for as a probability; the other classes share the rest.
 LABEL_PROBABILITY = 0.9
@@ -110,7 +110,7 @@ def read_labels(path: Path) -> Tensor:
     """Read a mask: grey values, the indices of a palette image rather than its colours, or an integer array.
 
     Args:
-        path: an image file without losses, or one of ``ARRAYS``.
+        path: an image file without losses, or one of ``ARRAY_SUFFIXES``.
 
     Returns:
         [H, W] int64.
@@ -118,10 +118,10 @@ def read_labels(path: Path) -> Tensor:
     Raises:
         InputError: if it can't be read or holds something else.
     """
-    if path.suffix.lower() in ARRAYS:
+    if path.suffix.lower() in ARRAY_SUFFIXES:
         return _as_labels(_read_array(path), path)
-    if path.suffix.lower() not in LABELS:
-        raise InputError(f"{path}: expected labels in one of {', '.join(LABELS)}")
+    if path.suffix.lower() not in LABEL_SUFFIXES:
+        raise InputError(f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}")
     picture = _open_image(path)
     if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
         raise InputError(f"{path}: expected one channel of class indices but got colours (mode {picture.mode})")
@@ -132,7 +132,7 @@ def read_prediction(path: Path, kind: Kind | None = None) -> Prediction:
     """Read what a network said of one image.
 
     Args:
-        path: one of ``ARRAYS`` with [C, h, w], [1, C, h, w] or, for one channel, [h, w]; or labels as
+        path: one of ``ARRAY_SUFFIXES`` with [C, h, w], [1, C, h, w] or, for one channel, [h, w]; or labels as
             :func:`read_labels` takes them. A file of several arrays has one that is named "logits", "pred", "prob" or
             the like.
         kind: what the file holds. None finds out: integers are labels, numbers in [0, 1] that sum to 1 over the
@@ -144,9 +144,9 @@ def read_prediction(path: Path, kind: Kind | None = None) -> Prediction:
     Raises:
         InputError: if the file can't be read or holds something else.
     """
-    if path.suffix.lower() not in ARRAYS:
+    if path.suffix.lower() not in ARRAY_SUFFIXES:
         if kind in ("logits", "probabilities"):
-            raise InputError(f"{path}: expected {kind} in one of {', '.join(ARRAYS)}")
+            raise InputError(f"{path}: expected {kind} in one of {', '.join(ARRAY_SUFFIXES)}")
         return Prediction("labels", read_labels(path), 0)
     values = _read_array(path)
     if kind == "labels" or (kind is None and not values.is_floating_point()):
@@ -391,7 +391,7 @@ def match(prediction: Path, mask: Path, image: Path | None = None, *, skip_missi
         InputError: if files and folders are mixed, a folder is empty, a name is missing from one of them, or no name is
             in all of them.
     """
-    kinds = {prediction: LABELS, mask: LABELS} | ({} if image is None else {image: IMAGES})
+    kinds = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES} | ({} if image is None else {image: IMAGE_SUFFIXES})
     for path in kinds:
         if not path.exists():
             raise InputError(f"{path}: no such file or folder")
@@ -399,7 +399,7 @@ def match(prediction: Path, mask: Path, image: Path | None = None, *, skip_missi
             raise InputError(f"{path}: expected folders for all, or files for all, as {prediction}")
     if not prediction.is_dir():
         return [Files(prediction.stem, prediction, mask, image)]
-    found = {folder: _by_stem(folder, suffixes) for folder, suffixes in kinds.items()}
+    found = {folder: files_by_stem(folder, suffixes) for folder, suffixes in kinds.items()}
     names = sorted(set().union(*found.values()))
     for folder, files in found.items():
         missing = [name for name in names if name not in files]
@@ -417,7 +417,16 @@ def match(prediction: Path, mask: Path, image: Path | None = None, *, skip_missi
     ]
 
 
-def _by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+    """Return the files of a folder by their name without suffix, sorted.
+
+    Args:
+        folder: the folder. Hidden files and those with other suffixes are skipped.
+        suffixes: the suffixes to accept, in lower case, such as ``IMAGE_SUFFIXES``.
+
+    Raises:
+        InputError: if two files have the same name, or if there are none.
+    """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.suffix.lower() not in suffixes:

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from edgeloss.io import IMAGES, InputError, _by_stem, atomic_write, read_image
+from edgeloss.io import IMAGE_SUFFIXES, InputError, atomic_write, files_by_stem, read_image
 from edgeloss.viz import distinct_colors
 from segkit import layouts
 from segkit.checkpoint import CheckpointError, load_checkpoint
@@ -153,7 +153,7 @@ def find_images(path: Path, output: Path) -> dict[str, Path]:
     folder = path if path.is_dir() else path.parent
     if folder.resolve() in [(output / name).resolve() for name in ("labels", "overlays")]:
         raise InputError(f"{output}: is where the images are; expected another place to write to")
-    return _by_stem(path, IMAGES) if path.is_dir() else {path.stem: path}
+    return files_by_stem(path, IMAGE_SUFFIXES) if path.is_dir() else {path.stem: path}
 
 
 def label(

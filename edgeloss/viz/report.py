@@ -23,7 +23,7 @@ from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays, Likely, Neighbors, compute_arrays, compute_likely, compute_neighbors
-from edgeloss.viz.contents import CMAP, Drawn, class_colors, class_labels, drawn_map, maps_of, rgb_images
+from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 _Array = npt.NDArray[Any]
@@ -149,9 +149,9 @@ def report(
 # --------------------------------------------------------------------------------------------------------- the numbers
 
 
-def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, Drawn, _Array]]:
+def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, ColoredMap, _Array]]:
     """Key, colours and values of every map, in the order of the menus."""
-    cross_entropy, edge, gradient, same_side, other_side, *false_edge = maps_of(seen, terms=True)
+    cross_entropy, edge, gradient, same_side, other_side, *false_edge = color_maps(seen, terms=True)
     void = seen.target < 0
     distance = seen.maps.get("distance")
     name = "distance"
@@ -159,7 +159,7 @@ def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, Drawn, _A
         distance = boundary_distance(seen.target, ignore_index=-1)
     # Where there is no other label within the window, there is nothing to show: no failure.
     far = np.isinf(distance)
-    drawn = drawn_map(name, np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
+    drawn = color_map(name, np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
     return [
         ("cross_entropy", cross_entropy, seen.maps["cross_entropy"]),
         ("same_side", same_side, seen.maps["same_side"]),
@@ -174,7 +174,7 @@ def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, Drawn, _A
 def _image(
     index: int,
     seen: Arrays,
-    layers: list[tuple[str, Drawn, _Array]],
+    layers: list[tuple[str, ColoredMap, _Array]],
     likely: Likely,
     neighbors: Neighbors,
     bits: int,

@@ -10,7 +10,7 @@ from matplotlib.colors import Normalize
 from torch import Tensor
 
 from edgeloss.reference import LossMaps
-from edgeloss.viz.contents import drawn_map, painted
+from edgeloss.viz.coloring import color_map, map_to_rgb
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -61,14 +61,14 @@ def log_maps(
             counted = array != 0
             if not counted.any():
                 continue
-        drawn = drawn_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
+        drawn = color_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
         if high is not None:
             drawn = drawn._replace(norm=Normalize(0, high))
         finite = drawn.values[counted].compressed()
         if finite.size:
             writer.add_histogram(f"{tag}/{name}", finite, step)
         if array.size:
-            writer.add_images(f"{tag}/{name}", painted(drawn)[:count].transpose(0, 3, 1, 2), step)
+            writer.add_images(f"{tag}/{name}", map_to_rgb(drawn)[:count].transpose(0, 3, 1, 2), step)
 
 
 def _slices(values: Tensor) -> npt.NDArray[Any]:

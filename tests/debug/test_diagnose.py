@@ -463,7 +463,7 @@ def test_logits_and_targets_of_other_kinds() -> None:
     assert diagnose(lambda x, ys: sum(F.mse_loss(x, y) for y in ys), x, [x * 2, x * 3]).ok
     report = diagnose(F.cross_entropy, torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0]))
     assert report.ok
-    with pytest.raises(ValueError, match=r"expected a gradient \[B, C, H, W\] or .* but got \[5, 4\]"):
+    with pytest.raises(ValueError, match=r"gradient: expected \[B, C, H, W\] or .*, but got \[5, 4\]"):
         report.figure()
     bad = diagnose(nn.MSELoss(), x, torch.full_like(x, math.nan))
     assert bad.findings[0].message.startswith("target: 128 of 128 values (100.00%) are not finite")

@@ -22,7 +22,7 @@ from torch import Tensor
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.arrays import compute_likely, compute_neighbors
-from edgeloss.viz.contents import maps_of, painted
+from edgeloss.viz.coloring import color_maps, map_to_rgb
 from edgeloss.viz.palette import LOUD, VOID, distinct_colors
 
 NAMES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
@@ -312,7 +312,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     page = opened(logits, target, criterion=criterion)
     seen = compute_arrays(logits, target, criterion)
     keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side", "false_edge")
-    expected = {key: painted(drawn)[0] for key, drawn in zip(keys, maps_of(seen, terms=True), strict=True)}
+    expected = {key: map_to_rgb(drawn)[0] for key, drawn in zip(keys, color_maps(seen, terms=True), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
     expected["truth"] = np.rint(colors[seen.target[0]])
     expected["prediction"] = np.rint(np.vstack([colors[:3], 255 * np.array(LOUD)])[seen.prediction[0]])

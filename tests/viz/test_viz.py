@@ -27,7 +27,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.viz import compute_arrays, distinct_colors, panel
-from edgeloss.viz.panel import _borders
+from edgeloss.viz.drawing import find_borders
 
 PICTURES = ["image", "ground truth", "prediction"]
 MAPS = ["cross-entropy", "edge map", "log10 |gradient|"]
@@ -169,7 +169,7 @@ def test_images_are_shown_as_they_are(dtype: torch.dtype, grey: bool) -> None:
 
 def test_borders_run_between_valid_labels_only() -> None:
     labels = np.array([[0, 0, 1], [0, 0, 1], [-1, 2, 2]])
-    lines = {tuple(map(tuple, line)) for line in _borders(labels).tolist()}
+    lines = {tuple(map(tuple, line)) for line in find_borders(labels).tolist()}
     assert lines == {((1.5, -0.5), (1.5, 1.5)), ((0.5, 1.5), (2.5, 1.5))}
 
 
@@ -370,12 +370,12 @@ def test_arguments_are_left_alone() -> None:
         ({"logits": torch.zeros(1, 2, 0, 8), "target": torch.zeros(1, 0, 8).long()}, "at least one pixel"),
         ({"logits": torch.zeros(1, 2, 4, 4)}, "upsample"),
         ({"target": torch.full((1, 8, 8), 7)}, "7"),
-        ({"image": torch.zeros(3, 8, 9)}, r"expected image \[1, 3, 8, 8\] .* got \[3, 8, 9\]"),
+        ({"image": torch.zeros(3, 8, 9)}, r"image: expected \[1, 3, 8, 8\] .*, but got \[3, 8, 9\]"),
         ({"image": torch.zeros(2, 8, 8)}, "one grey channel"),
         ({"image": torch.full((3, 8, 8), 2.0)}, "undo the normalisation"),
         ({"image": torch.full((3, 8, 8), float("nan"))}, "undo the normalisation"),
-        ({"class_names": ["one"]}, "at least 2 class_names but got 1"),
-        ({"palette": ["red"]}, "at least 2 colours in palette but got 1"),
+        ({"class_names": ["one"]}, "class_names: expected at least 2 names, but got 1"),
+        ({"palette": ["red"]}, "palette: expected at least 2 colours, but got 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.viz import log_maps
-from edgeloss.viz.contents import CMAP
+from edgeloss.viz.coloring import CMAP
 
 BLACK, MAGENTA = [0, 0, 0], [255, 0, 255]
 

@@ -1,0 +1,190 @@
+"""What is drawn: the maps with their colours, and the images, class names and colours of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.colors import ListedColormap, Normalize, to_rgb
+from torch import Tensor
+
+from edgeloss.viz.arrays import Arrays
+from edgeloss.viz.palette import LOUD, NOTHING, VOID, distinct_colors
+
+_Array = npt.NDArray[Any]
+Extend = Literal["neither", "min", "max", "both"]
+
+# Perceptually uniform, without its darkest colours: a small loss on an edge differs from the black around it.
+CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
+
+
+class ColoredMap(NamedTuple):
+    """One map of a batch, with what its colours need.
+
+    Attributes:
+        name: of the map.
+        stats: one line of text per image.
+        values: [B, h, w], masked where not finite.
+        void: [B, h, w] bool, drawn grey.
+        nothing: [B, h, w] bool, drawn black.
+        norm: the range of the colours.
+        extend: the ends of the colour bar that get an arrow, because values lie beyond them.
+        outline: the colour of the borders between the true labels.
+    """
+
+    name: str
+    stats: list[str]
+    values: np.ma.MaskedArray[Any, Any]
+    void: _Array
+    nothing: _Array
+    norm: Normalize
+    extend: Extend
+    outline: str
+
+
+def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
+    """Return cross-entropy, edge map and gradient with their colours.
+
+    Args:
+        arrays: of the batch.
+        terms: append the same side, the other side and, if the arrays have them, the false edges.
+    """
+    void, edges = arrays.target < 0, arrays.maps["edge_mask"]
+    same_size = arrays.gradient.shape == void.shape  # cells of a lower resolution have no label of their own
+    cell_void = void if same_size else np.zeros(arrays.gradient.shape, dtype=bool)
+    zero = (arrays.gradient == 0) & ~cell_void
+
+    def on_edges(name: str, values: _Array, edges: _Array = edges) -> ColoredMap:
+        return color_map(name, values, edges, void, ~edges & ~void, outline="black")
+
+    maps = [
+        color_map("cross-entropy", arrays.maps["cross_entropy"], ~void, void, np.zeros_like(void), outline="white"),
+        on_edges("edge map", arrays.maps["edge"]),
+        color_map("log10 |gradient|", arrays.gradient, ~cell_void, cell_void, zero, outline="white", log=True),
+    ]
+    if terms:
+        maps += [on_edges("same side", arrays.maps["same_side"]), on_edges("other side", arrays.maps["other_side"])]
+        if (false_edges := arrays.maps.get("false_edge")) is not None:
+            maps.append(on_edges("false edge", false_edges, false_edges != 0))
+    return maps
+
+
+def color_map(
+    name: str,
+    values: _Array,
+    counted: _Array,
+    void: _Array,
+    nothing: _Array,
+    *,
+    outline: str,
+    log: bool = False,
+) -> ColoredMap:
+    """Return a map with its statistics and the range of its colours.
+
+    Mean, maximum and colour range are computed over the finite values in ``counted``.
+
+    Args:
+        name: of the map.
+        values: [B, h, w], ≥ 0.
+        counted: [B, h, w] bool, the pixels to measure.
+        void: [B, h, w] bool, the pixels to draw grey.
+        nothing: [B, h, w] bool, the pixels to draw black.
+        outline: the colour of the borders between the true labels.
+        log: colour log10 of the values; the statistics remain those of the values.
+    """
+    finite = np.isfinite(values)
+    values = values.astype(np.float64)
+    stats = []
+    for image, inside, failed in zip(values, counted & finite, (~finite).sum((1, 2)), strict=True):
+        measured = image[inside]
+        mean = np.sum(measured / max(measured.size, 1))  # dividing first keeps the sum from overflowing
+        line = f"mean {mean:.3g} · max {measured.max():.3g}" if measured.size else "nothing to measure"
+        stats.append(f"{line} · {failed} not finite" if failed else line)
+    if log:
+        values = np.log10(np.maximum(values, np.nextafter(0, 1)))  # finite at 0, which is drawn black
+    norm, extend = _norm(values[counted & finite & ~nothing], log)
+    return ColoredMap(name, stats, np.ma.array(values, mask=~finite), void, nothing, norm, extend, outline)
+
+
+def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:
+    """Return the colours of a map, [B, h, w, 3] uint8."""
+    colors = CMAP(colored.norm(colored.values), bytes=True)[..., :3]
+    for color, mask in {NOTHING: colored.nothing, VOID: colored.void}.items():
+        colors[mask] = np.rint(255 * np.array(color))
+    return np.asarray(colors)
+
+
+def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:
+    """Return the colour range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
+    if not values.size:
+        return Normalize(-1, 0) if log else Normalize(0, 1), "neither"
+    # Few values hold no outlier: "higher" selects the largest of up to 200.
+    high = float(np.percentile(values, 99.5, method="higher"))
+    if not log and high == 0:  # nearly all values are 0
+        high = float(values.max()) or 1.0
+    low = min(max(float(np.percentile(values, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
+    below, above = values.min() < low, values.max() > high
+    return Normalize(low, high), "both" if below and above else "min" if below else "max" if above else "neither"
+
+
+def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
+    """Return the caller's images as [B, H, W, 3] in [0, 1].
+
+    Args:
+        image: [B, 3, H, W] or [3, H, W], or with one grey channel; floating in [0, 1] or uint8.
+        shape: (B, H, W) of the target.
+
+    Raises:
+        ValueError: if the image has another shape or range.
+    """
+    pictures = image[None] if image.ndim == 3 else image
+    batch, height, width = shape
+    if pictures.shape not in ((batch, 3, height, width), (batch, 1, height, width)):
+        raise ValueError(
+            f"image: expected [{batch}, 3, {height}, {width}] or one grey channel, but got {list(image.shape)}; "
+            "pass it in the size of the target"
+        )
+    array = pictures.detach().cpu().double().numpy()
+    if image.dtype == torch.uint8:
+        array = array / 255
+    if not (array.min() >= -0.01 and array.max() <= 1.01):  # resizing may overshoot a little
+        raise ValueError(
+            f"image: expected floating values in [0, 1], or uint8, but got {image.dtype} from {array.min():.3g} to "
+            f"{array.max():.3g}; undo the normalisation"
+        )
+    return np.broadcast_to(np.moveaxis(array.clip(0, 1), 1, -1), (batch, height, width, 3))
+
+
+def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array:
+    """Return the caller's colours, or by default distinct ones, [classes, 3] in [0, 1].
+
+    Raises:
+        ValueError: if there are too few colours.
+    """
+    if palette is None:
+        return distinct_colors(classes)
+    if len(palette) < classes:
+        raise ValueError(
+            f"palette: expected at least {classes} colours, but got {len(palette)}; pass one per class, or None"
+        )
+    is_integer = [not isinstance(color, str) and np.asarray(color).dtype.kind in "iu" for color in palette]
+    scaled = [tuple(np.asarray(c) / 255) if integer else c for c, integer in zip(palette, is_integer, strict=True)]
+    return np.array([to_rgb(color) for color in scaled[:classes]])
+
+
+def class_labels(class_names: Sequence[str] | None, classes: int) -> list[str]:
+    """Return the caller's class names, or by default the class indices.
+
+    Raises:
+        ValueError: if there are too few names.
+    """
+    names = [str(c) for c in range(classes)] if class_names is None else [str(name) for name in class_names]
+    if len(names) < classes:
+        raise ValueError(
+            f"class_names: expected at least {classes} names, but got {len(names)}; pass one per class, or None"
+        )
+    return names

@@ -1,4 +1,4 @@
-"""The earlier name of :mod:`edgeloss.debug`."""
+"""Alias of :mod:`edgeloss.debug`, its former name."""
 
 from edgeloss.debug import Finding, Origin, Report, diagnose, format_tree, tree
 

@@ -1,6 +1,7 @@
-"""What is not finite in a loss or its gradient, where it comes from, and what to do."""
+"""Find non-finite values in a loss, and print nested structures as trees."""
 
-from edgeloss.debug.diagnosis import Finding, Report, diagnose
+from edgeloss.debug.diagnosis import diagnose
+from edgeloss.debug.report import Finding, Report
 from edgeloss.debug.tracing import Origin
 from edgeloss.debug.trees import format_tree, tree
 

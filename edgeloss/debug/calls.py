@@ -1,0 +1,207 @@
+"""Call a loss in its own precision, in float64, and with every operation watched."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from edgeloss.debug.report import Finding
+from edgeloss.debug.stats import all_finite, first_line
+from edgeloss.debug.tracing import Origin, Watch, frames_in, is_library, place, shown_line, watch_backward
+from edgeloss.debug.trees import Node, make_node, short
+from edgeloss.loss import EdgeAwareLoss
+
+
+@dataclass
+class Outcome:
+    """The result of one forward and backward pass.
+
+    Attributes:
+        loss: the returned loss, detached; None if the loss raised.
+        gradient: the gradient with respect to the logits; None if there is none.
+        error: the exception of the forward or backward pass in one line, with its place in the code.
+        notes: what was done to the returned loss to compute a gradient.
+        is_random: whether the loss drew random numbers.
+    """
+
+    loss: Tensor | None = None
+    gradient: Tensor | None = None
+    error: str = ""
+    notes: list[Finding] = field(default_factory=list)
+    is_random: bool = False
+
+    def is_finite(self) -> bool:
+        """Return whether loss and gradient are finite, as far as they exist."""
+        return all(tensor is None or all_finite(tensor) for tensor in (self.loss, self.gradient))
+
+
+class LossCall(NamedTuple):
+    """A loss function and its arguments; every run starts from copies of them."""
+
+    loss_fn: Callable[..., Any]
+    logits: Tensor
+    target: Any
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the module's class."""
+        function = self.loss_fn.func if isinstance(self.loss_fn, functools.partial) else self.loss_fn
+        return str(getattr(function, "__name__", type(function).__name__))
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that does not count; None if unknown."""
+        bound = self.loss_fn.keywords if isinstance(self.loss_fn, functools.partial) else {}
+        value = (bound | self.kwargs).get("ignore_index", getattr(self.loss_fn, "ignore_index", None))
+        return value if isinstance(value, int) else None
+
+    def input_nodes(self) -> list[Node]:
+        """Build the tree of every argument, and of the loss if it is a module."""
+        inputs = {"logits": self.logits, "target": self.target, **self.kwargs}
+        if isinstance(self.loss_fn, nn.Module):
+            inputs["loss_fn"] = self.loss_fn
+        return [make_node(name, value) for name, value in inputs.items()]
+
+    def run(self, dtype: torch.dtype) -> Outcome:
+        """Run forward and backward in a precision, always with the same random numbers."""
+        outcome = Outcome()
+        with self._forked_rng(), _in_float64() if dtype == torch.float64 else contextlib.nullcontext():
+            before = self._random_state()
+            try:
+                leaf, loss = self._forward(dtype, outcome.notes)
+                outcome.loss = loss.detach()
+                outcome.gradient = _gradient(loss, leaf)
+            except Exception as error:  # any exception of the loss belongs into the report
+                frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+                where = place(reversed(frames))
+                outcome.error = first_line(error) + ("" if is_library(where[0]) else f" at {shown_line(*where)}")
+            outcome.is_random = not torch.equal(before, self._random_state())
+        if outcome.loss is not None and outcome.gradient is None and not outcome.error:
+            message = "gradient: none, since no differentiable path leads from the logits to the loss."
+            advice = "Look for argmax, rounding, comparisons, .detach(), .item() or no_grad on the path."
+            outcome.notes.append(Finding("warning", message, advice))
+        return outcome
+
+    def trace(self) -> Origin | None:
+        """Run once more, and return the operation that produced the first bad value."""
+        watch = Watch()
+        with self._forked_rng(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # for watch_backward
+            try:
+                leaf, loss = self._forward(self.logits.dtype, [], watch)
+                if not all_finite(loss):
+                    return watch.origin_of(loss)
+                origins = watch_backward(loss, watch)
+                _gradient(loss, leaf)
+                return next(iter(origins), None)
+            except Exception:  # some losses run but can't be watched; the rest of the report does not need it
+                return None
+
+    def failing_derivative(self) -> str:
+        """Return operation and line of a backward pass that raises."""
+        with (
+            self._forked_rng(),
+            torch.autograd.set_detect_anomaly(True),
+            warnings.catch_warnings(record=True) as caught,
+        ):
+            warnings.simplefilter("always")
+            with contextlib.suppress(Exception):
+                leaf, loss = self._forward(self.logits.dtype, [])
+                _gradient(loss, leaf)
+        for message in (str(warning.message) for warning in caught):
+            if match := re.search(r"Error detected in (\w+)", message):
+                return f" in {match[1]} of {shown_line(*place(frames_in(message)))}"
+        return ""
+
+    def _forward(self, dtype: torch.dtype, notes: list[Finding], watch: Watch | None = None) -> tuple[Tensor, Tensor]:
+        """Return the logits as a leaf, and the loss with its graph."""
+        leaf = self.logits.to(dtype, copy=True).requires_grad_()
+        logits = leaf.clone()  # the loss may write into it, as into the output of a network
+        target, kwargs = tree_map(functools.partial(_copied, dtype), (self.target, self.kwargs))
+        loss_fn = self.loss_fn
+        if isinstance(loss_fn, nn.Module):
+            loss_fn = copy.deepcopy(loss_fn)  # a call may change its state
+            loss_fn = loss_fn.double() if dtype == torch.float64 else loss_fn
+        if isinstance(loss_fn, EdgeAwareLoss):
+            loss_fn.sync_normalizer = False  # the other ranks make no such call
+            if loss_fn.validate == "async":
+                loss_fn.validate = "sync"  # no next call would report an out-of-range label
+        with watch or contextlib.nullcontext():
+            result = loss_fn(logits, target, **kwargs)
+        tensors = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        if not tensors:
+            raise TypeError(f"expected a loss that returns a tensor, but got {short(result)}")
+        if not isinstance(result, Tensor):
+            notes.append(Finding("note", f"loss: the first tensor of the returned {type(result).__name__}."))
+        if tensors[0].dim():
+            notes.append(Finding("note", f"loss: a map {list(tensors[0].shape)}, summed for the gradient."))
+        return leaf, tensors[0]
+
+    def _forked_rng(self) -> contextlib.AbstractContextManager[None]:
+        on_gpu = self.logits.is_cuda
+        return torch.random.fork_rng([self.logits.device] if on_gpu else [], device_type="cuda")
+
+    def _random_state(self) -> Tensor:
+        states = [torch.get_rng_state()]
+        if self.logits.is_cuda:
+            states.append(torch.cuda.get_rng_state(self.logits.device))
+        return torch.cat(states)
+
+
+def _copied(dtype: torch.dtype, value: object) -> object:
+    """Copy a tensor, and convert a floating one if the run is in float64."""
+    if not isinstance(value, Tensor):
+        return value
+    to_float64 = dtype == torch.float64 and value.is_floating_point()
+    return value.detach().to(dtype if to_float64 else value.dtype, copy=True)
+
+
+def _gradient(loss: Tensor, leaf: Tensor) -> Tensor | None:
+    """Return the gradient of the sum of the loss, which itself may overflow."""
+    if not loss.requires_grad:
+        return None
+    return torch.autograd.grad(loss, leaf, torch.ones_like(loss), allow_unused=True)[0]
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    """Run a function that was written for another precision in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64Mode():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Float64Mode(TorchFunctionMode):
+    """Convert constants, closures and casts in every call to float64."""
+
+    _CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        def widened(value: object) -> object:
+            if isinstance(value, torch.dtype):
+                return torch.float64 if value.is_floating_point else value
+            # Keep a float64 tensor itself, since the call may write into it.
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+                return value.double()
+            return value
+
+        args, kwargs = tree_map(widened, (tuple(args), dict(kwargs or {})))
+        return (Tensor.double if func in self._CASTS else func)(*args, **kwargs)

@@ -1,0 +1,201 @@
+"""Findings about logits, loss and gradient, each with its advice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from edgeloss import reference
+from edgeloss.debug.calls import LossCall, Outcome
+from edgeloss.debug.labels import Labels
+from edgeloss.debug.report import Finding
+from edgeloss.debug.stats import Stats, all_finite, measure
+from edgeloss.debug.tracing import Origin, base_name
+
+_TOO_LATE = "masking its result is too late, since 0 · inf is nan in the backward pass"
+_ADVICE = {
+    ("div", "reciprocal"): f"Select the elements with a non-zero denominator before the division; {_TOO_LATE}.",
+    ("sqrt", "rsqrt", "pow", "norm", "linalgvectornorm", "cdist", "acos", "asin"): (
+        f"Its derivative is infinite at the end of its domain: exclude such elements before the call; {_TOO_LATE}."
+    ),
+    ("log", "log2", "log10", "log1p", "xlogy"): (
+        "Compute the logarithm from the logits (log_softmax, logsigmoid, logsumexp), or select elements > 0 before the"
+        f" call; {_TOO_LATE}."
+    ),
+    ("exp", "expm1", "exp2"): "Subtract the largest logit before the exponential, as log_softmax and logsumexp do.",
+}
+
+
+def _advice(origin: Origin | None) -> str:
+    """Return what to do about an operation, or about its cause if that is known."""
+    if origin is None:
+        return ""
+    known = (sentence for names, sentence in _ADVICE.items() if base_name(origin.operation) in names)
+    return _advice(origin.cause) or next(known, "")
+
+
+# --------------------------------------------------------------------------------------------------- non-finite values
+
+
+def _describe_bad(stats: Stats) -> str:
+    """Return the text that follows the name of a tensor with non-finite values."""
+    total, kinds = math.prod(stats.shape), stats.bad_kinds()
+    if total == 1:
+        return f" is {kinds[0].split()[0]}"
+    share = f"{stats.bad} of {total} values ({stats.bad / total:.2%})"
+    return f": {share} are not finite: {', '.join(kinds)}; first at {stats.first_bad}"
+
+
+def bad_input(path: str, stats: Stats) -> Finding:
+    """Report an argument with non-finite values."""
+    message = f"{path}{_describe_bad(stats)}."
+    if path == "logits":
+        advice = "The network produced them: check its weights with tree(), clip gradients, lower the learning rate."
+        return Finding("error", message, advice)
+    if path.split(".")[0] == "target":
+        return Finding("error", message, "Check the data loader: a target must be finite.")
+    return Finding("warning", message, "Make sure that the loss never reads those values.")
+
+
+def bad_outcome(
+    call: LossCall, labels: Labels | None, given: Outcome, exact: Outcome, origin: Origin | None
+) -> Iterator[Finding]:
+    """Report a loss or a gradient that is not finite.
+
+    Args:
+        call: the loss and its arguments.
+        labels: of the target.
+        given: the outcome in the precision of the logits.
+        exact: the outcome in float64.
+        origin: the operation to blame, None if unknown.
+    """
+    advice = _advice(origin) or "Pass only valid values to that operation, by selecting them before the call."
+    if origin is None:
+        advice = "No operation was seen to produce it: check constants, buffers and arguments for non-finite values."
+    if labels is not None and not labels.valid.any():
+        advice = "Return 0 where no label is valid, or skip such batches: a mean over nothing is 0 / 0."
+    inputs = [value for value in tree_leaves((call.logits, call.target)) if isinstance(value, Tensor)]
+    bad_inputs = not all(all_finite(value) for value in inputs)
+    follows = False
+    for part in ("loss", "gradient"):
+        tensor, wide = getattr(given, part), getattr(exact, part)
+        if tensor is None or all_finite(tensor):
+            continue
+        message = part + _describe_bad(measure(tensor))
+        if part == "gradient":
+            message += _where(~tensor.isfinite(), call.logits, labels)
+        if follows:
+            yield Finding("error", f"{message}; this follows from the loss.")
+            return
+        part_advice = advice
+        if bad_inputs:
+            part_advice = "Fix the input first: no loss can be finite on it."
+        elif wide is not None and all_finite(wide):
+            message += "; finite in float64, so the cause is the precision, not the formula"
+            if call.logits.dtype.itemsize == 2 or tensor.dtype.itemsize == 2:
+                part_advice = "Compute the loss in float32, loss_fn(logits.float(), target), outside autocast."
+        elif wide is not None:
+            message += "; not finite in float64 either, so the cause is the formula, not the precision"
+        yield Finding("error", f"{message}{f'. It starts with {origin}' if origin else ''}.", part_advice)
+        follows = True
+
+
+def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
+    """Return what the bad pixels have in common, as text.
+
+    Args:
+        bad: [B, C, *S] bool.
+        logits: [B, C, *S].
+        labels: of the pixels.
+    """
+    if logits.dim() < 2 or bool((pixels := bad.any(1)).all()):
+        return ""
+    places = {"where the logits are not finite": ~logits.isfinite().all(1)}
+    if labels is not None and labels.fit(logits):
+        places["on ignored pixels"] = ~labels.valid
+        if labels.edge_mask is not None:
+            edgeless = labels.images_without_edge().view(-1, *[1] * (pixels.dim() - 1)).expand_as(pixels)
+            places |= {
+                "in images without an edge": edgeless,
+                "off the edges": ~labels.edge_mask,
+                "on edges": labels.edge_mask,
+            }
+    for name, mask in places.items():
+        # A place explains bad pixels only if they are at least half of it: a few scattered ones are off the edges too.
+        if bool((mask | ~pixels).all()) and 2 * int(pixels.sum()) >= int(mask.sum()):
+            return f", all of them {name}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------- finite and probably wrong
+
+
+def odd_logits(logits: Tensor) -> Iterator[Finding]:
+    """Report logits that are very large, or that look like probabilities."""
+    finite = logits if all_finite(logits) else logits[logits.isfinite()]
+    if not finite.numel():
+        return
+    low, high = float(finite.min()), float(finite.max())
+    limit = torch.finfo(torch.float16).max
+    if max(-low, high) > limit:
+        message = f"logits: up to {max(-low, high):.3g} in magnitude; float16 overflows at {limit:.0f}."
+        yield Finding(
+            "warning", message, "Compute the loss outside autocast, and find out why the logits are so large."
+        )
+    if finite is not logits or logits.dim() < 2 or low < 0 or high > 1 or low == high:
+        return
+    classes = logits.shape[1]
+    if classes == 1:
+        message = "logits: all in [0, 1], so they look like probabilities."
+        yield Finding("warning", message, "Pass the output before the sigmoid, unless the loss expects probabilities.")
+    else:
+        sums = logits.sum(1, dtype=reference._widest(logits.device))
+        if bool(((sums - 1).abs() <= 4 * classes * torch.finfo(logits.dtype).eps).all()):
+            message = "logits: all in [0, 1] with a sum of 1 over the classes, so they are probabilities."
+            advice = "Pass the output before the softmax, unless the loss expects probabilities."
+            yield Finding("warning", message, advice)
+
+
+def odd_outcome(labels: Labels | None, given: Outcome, exact: Outcome) -> Iterator[Finding]:
+    """Report a finite loss or gradient that is 0, underflows, or differs from float64."""
+    gradient, wide, underflows = given.gradient, exact.gradient, False
+    if gradient is not None and gradient.numel() and (labels is None or labels.valid.any()):
+        nonzero = torch.zeros_like(gradient, dtype=torch.bool) if wide is None or given.is_random else wide != 0
+        lost, total = int((nonzero & (gradient == 0)).sum()), int(nonzero.sum())
+        underflows = lost >= 0.01 * max(total, 1) and gradient.dtype == torch.float16
+        if underflows:
+            message = f"gradient: {lost} of {total} non-zero values ({lost / total:.2%}) underflow to 0 in float16."
+            yield Finding("warning", message, "Scale the loss with torch.amp.GradScaler, or pass float32 logits.")
+        elif not total and not gradient.any():
+            advice = "Look for a clamp, a relu or a mask that holds everywhere, or a loss at its minimum."
+            yield Finding("warning", "gradient: 0 everywhere, so nothing is learned from this batch.", advice)
+    if given.is_random and exact.loss is not None:
+        message = "float64: not compared, since the loss draws random numbers, which differ between precisions."
+        yield Finding("note", message)
+        return
+    for part in ("loss", "gradient"):
+        tensor, wide = getattr(given, part), getattr(exact, part)
+        if tensor is None or wide is None or tensor.shape != wide.shape or not tensor.is_floating_point():
+            continue
+        if not all_finite(wide):
+            message = f"{part}: finite, but{_describe_bad(measure(wide)).replace(':', '', 1)} in float64."
+            yield Finding("warning", message, "Look for a constant that only suits the given precision.")
+        elif (deviation := _relative_error(tensor, wide)) > max(0.01, math.sqrt(torch.finfo(tensor.dtype).eps)):
+            if part == "gradient" and underflows:
+                break  # which explains it
+            message = f"{part}: differs from float64 by {deviation:.2%}."
+            advice = "Look for a difference of large numbers or a very long sum, and compute it in float64."
+            yield Finding("warning", message, advice)
+
+
+def _relative_error(x: Tensor, exact: Tensor) -> float:
+    """Return ‖x - exact‖ / ‖exact‖."""
+    scale = exact.abs().max() if exact.numel() else exact.new_zeros(())  # whose square might overflow
+    if not scale:
+        return math.inf if x.any() else 0.0
+    exact = exact / scale
+    return float((x.double() / scale - exact).norm() / exact.norm())

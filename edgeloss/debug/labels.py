@@ -1,0 +1,87 @@
+"""Class indices in the target of a loss, and findings about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from edgeloss import inputs, reference
+from edgeloss.debug.calls import LossCall
+from edgeloss.debug.report import Finding
+from edgeloss.debug.stats import MAX_VALUES, first_index
+from edgeloss.debug.trees import short
+from edgeloss.loss import EdgeAwareLoss
+
+_USUAL_VOID = (-100, -1, 255)  # labels that a loss may ignore although its ignore_index is unknown
+
+
+class Labels(NamedTuple):
+    """The class indices of a target.
+
+    Attributes:
+        y: [B, *S] int64.
+        valid: [B, *S] bool, a class and not ignored.
+        outside: [B, *S] bool, not a class, and not known to be ignored by the loss.
+        wrong: [B, *S] bool, those of ``outside`` that no loss is likely to ignore.
+        edge_mask: [B, *S] bool, valid pixels with a valid neighbor of another label; None unless 2-D or 3-D.
+        classes: at least 2.
+    """
+
+    y: Tensor
+    valid: Tensor
+    outside: Tensor
+    wrong: Tensor
+    edge_mask: Tensor | None
+    classes: int
+
+    @classmethod
+    def from_call(cls, call: LossCall) -> Labels | None:
+        """Return the labels of a call, None if its target does not hold class indices."""
+        target, logits, ignore_index = call.target, call.logits, call.ignore_index
+        dims = logits.dim() - 2
+        if not isinstance(target, Tensor) or target.dtype not in inputs.LABEL_DTYPES or dims < 0:
+            return None
+        # Some losses upsample logits of lower resolution to the labels.
+        if target.shape[1:] != logits.shape[2:] and (dims < 2 or target.dim() != dims + 1):
+            return None
+        if len(target) != len(logits):
+            return None
+        y, classes = target.long(), max(2, logits.shape[1])
+        outside = (y < 0) | (y >= classes)
+        valid = ~outside
+        wrong = outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
+        if ignore_index is not None:
+            valid = valid & (y != ignore_index)
+            outside = wrong = outside & (y != ignore_index)
+        edge_mask = reference.edge_mask(y, valid, [1] * dims) if dims in (2, 3) else None
+        return cls(y, valid, outside, wrong, edge_mask, classes)
+
+    def fit(self, logits: Tensor) -> bool:
+        """Return whether the labels have the resolution of the logits."""
+        return self.y.shape[1:] == logits.shape[2:]
+
+    def images_without_edge(self) -> Tensor:
+        """Return a mask [B] bool of the images without an edge pixel."""
+        edge_mask = torch.ones_like(self.valid) if self.edge_mask is None else self.edge_mask
+        return ~edge_mask.flatten(1).any(1)
+
+    def findings(self, call: LossCall, raised: bool) -> Iterator[Finding]:
+        """Report out-of-range labels, and images or batches with nothing to learn from."""
+        wrong = self.outside if raised else self.wrong
+        if wrong.any():
+            values = torch.unique(self.y[wrong]).tolist()
+            shown = ", ".join(map(str, values[:MAX_VALUES])) + (", …" if len(values) > MAX_VALUES else "")
+            message = (
+                f"target: labels outside the classes 0 to {self.classes - 1} at {int(wrong.sum())} of"
+                f" {wrong.numel()} pixels: {shown}; first at {first_index(wrong)}."
+            )
+            yield Finding("warning", message, "Map them to classes, or pass ignore_index to the loss.")
+        if self.y.numel() and not self.valid.any():
+            message = "target: no valid label, so there is nothing to learn from."
+            yield Finding("warning", message, "Check the data loader and ignore_index, or skip such batches.")
+        elif isinstance(call.loss_fn, EdgeAwareLoss) and self.images_without_edge().any():
+            images = self.images_without_edge().nonzero().flatten().tolist()
+            yield Finding("note", f"target: no edge in images {short(images)}; only their cross-entropy counts.")

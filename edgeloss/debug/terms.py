@@ -1,0 +1,120 @@
+"""Value and gradient of each term of an EdgeAwareLoss."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from edgeloss import reference
+from edgeloss.debug.calls import LossCall
+from edgeloss.debug.report import Finding
+from edgeloss.debug.stats import all_finite, first_line
+from edgeloss.debug.trees import Node, make_node
+from edgeloss.loss import EdgeAwareLoss
+from edgeloss.options import radius_per_axis, spacing_per_axis
+
+
+class _Terms(NamedTuple):
+    """The maps of the terms, and what turns them into a loss.
+
+    Attributes:
+        maps: one map per term, with a graph.
+        ce_pixel_weight: weights of the cross-entropy's and of false-edge pixels; None for ones.
+        edge_pixel_weight: weights of edge pixels.
+        normalizer: the denominators (W, E).
+    """
+
+    maps: reference.LossMaps
+    ce_pixel_weight: Tensor | None
+    edge_pixel_weight: Tensor | None
+    normalizer: tuple[Tensor, Tensor]
+
+
+def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
+    """Evaluate each term with a weight > 0 separately, in plain PyTorch.
+
+    Values exclude the weight of the term. They are computed from the maps of the terms, since setting the weights of
+    the other terms to 0 would leave 0 · nan.
+    """
+    leaf = call.logits.clone().requires_grad_()
+    try:
+        terms = _evaluate(call, criterion, leaf)
+    except Exception as error:  # of a subclass with other arguments
+        return Node("terms", f"not evaluated; {first_line(error)}")
+    w, e = terms.normalizer
+    edge_weight = criterion.edge_weight
+    parts = {
+        "cross_entropy": (criterion.ce_weight, terms.ce_pixel_weight, w),
+        "same_side": (edge_weight * criterion.same_side_weight, terms.edge_pixel_weight, e),
+        "other_side": (edge_weight * criterion.other_side_weight, terms.edge_pixel_weight, e),
+        "false_edge": (edge_weight * criterion.false_edge_weight, terms.ce_pixel_weight, e),
+    }
+    nodes = []
+    for name, (term_weight, pixel_weight, denominator) in parts.items():
+        if term_weight:
+            values = getattr(terms.maps, name)
+            values = values if pixel_weight is None else values * pixel_weight
+            loss = values.sum(dtype=reference._widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
+            (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+            nodes.append(Node(name, children=[make_node("loss", loss.detach()), make_node("gradient", gradient)]))
+    return Node("terms", "each one separately, before its weight", children=nodes)
+
+
+def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
+    dims = leaf.dim() - 2
+    dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
+    weight, edge_class_weight = (
+        None if values is None else values.detach().to(dtype)
+        for values in (criterion.weight, criterion.edge_class_weight)
+    )
+    labels, valid = reference.labels(call.target, leaf.shape[1], criterion.ignore_index)
+    pixel_weight = call.kwargs.get("pixel_weight")
+    if pixel_weight is not None:
+        pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
+    evaluation = reference.evaluate(
+        leaf,
+        call.target.clone(),
+        weight=weight,
+        edge_class_weight=edge_class_weight,
+        ignore_index=criterion.ignore_index,
+        label_smoothing=criterion.label_smoothing,
+        other_side_weight=criterion.other_side_weight,
+        same_side_weight=criterion.same_side_weight,
+        radius=radius_per_axis(criterion.radius, dims),
+        power=criterion.power,
+        decay=criterion.decay,
+        spacing=spacing_per_axis(criterion.spacing, dims),
+        pixel_weight=pixel_weight,
+        distance=call.kwargs.get("distance"),
+        edges=criterion.edge_weight > 0,
+        false_edges=criterion.edge_weight * criterion.false_edge_weight > 0,
+        maps=True,
+    )
+    wide = reference._widest(leaf.device)
+    counts = call.kwargs.get("normalizer") or evaluation.normalizer
+    w, e = (torch.as_tensor(count, dtype=wide, device=leaf.device) for count in counts)
+    if criterion.reduction == "sum":
+        w, e = torch.ones_like(w), torch.ones_like(e)
+    maps = cast("reference.LossMaps", evaluation.maps)
+    edge_weight = reference.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, edge_class_weight)
+    return _Terms(maps, pixel_weight, edge_weight, (w, e))
+
+
+def blame_term(terms: Node, logits: Tensor) -> Finding:
+    """Report which term of a loss that is not finite is the cause."""
+
+    def bad_in(part: str) -> list[str]:
+        lines = ((term.name, line.stats) for term in terms.children for line in term.children if line.name == part)
+        return [name for name, stats in lines if stats is not None and stats.bad]
+
+    # The terms share operations, and with them gradients of 0 · nan, but no values.
+    bad = bad_in("loss") or bad_in("gradient")
+    good = [term.name for term in terms.children if term.name not in bad]
+    if not bad:
+        message = "terms: each of them is finite by itself in plain PyTorch."
+        return Finding("error", message, 'Check what a subclass adds, if there is one, and try backend="reference".')
+    message = f"terms: {', '.join(bad)} not finite" + (f"; {', '.join(good)} finite." if good else ".")
+    advice = f"Set the weight of {bad[0]} to 0 to continue without it."
+    return Finding("error", message, advice if all_finite(logits) else "The logits are not finite; fix them first.")

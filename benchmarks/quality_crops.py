@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from edgeloss.metrics.functional import boundary_f1_counts, f1, label_maps
+from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts, label_maps
 
 RADIUS = 1  # of the boundary F1
 RANKS = {"better": "where it is most ahead", "median": "at the median", "worse": "where it is most behind"}
@@ -95,7 +95,7 @@ def windows(split: Split, size: int) -> list[Window]:
         window = Window(image, top, left, size)
         counts = [count(window, prediction) for prediction in split.predictions.values()]
         if counts[0][3] >= 2 * size:  # pixels on the true borders, of which a straight one is two classes'
-            scores = [f1(own, "f1", "macro", split.void, per_image=False).item() for own in counts]
+            scores = [f1_from_counts(own, "f1", "macro", split.void, per_image=False).item() for own in counts]
             found.append(window._replace(scores=scores))
     return found
 

@@ -1,8 +1,8 @@
-"""How well a prediction keeps to the borders of the labels: Boundary IoU, Boundary F1 and trimap IoU, in 2-D.
+"""Boundary metrics for 2-D segmentation: Boundary IoU, Boundary F1 and trimap IoU.
 
-Each is a function of one batch, and a torchmetrics metric over many where the extra ``edgeloss[metrics]`` is installed.
-Both take three steps: label maps with -1 for void, counts per class, and scores of the counts. The counts are integers,
-so their sums are exact, whatever the batches, their order and the ranks.
+Each is a function of one batch, and a torchmetrics class over many batches (extra ``edgeloss[metrics]``). Both share
+three stages: label maps with -1 for void, counts per class, and scores from the counts. The counts are integers, so
+their sums are exact for any batch size, order and number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["BoundaryF1", "BoundaryIoU", "TrimapIoU", "boundary_f1", "boundary_io
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """The torchmetrics classes, when they are asked for: the functions do without torchmetrics."""
+    """Import the torchmetrics classes on first use: the functions do not need them."""
     if name not in ("BoundaryF1", "BoundaryIoU", "TrimapIoU"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

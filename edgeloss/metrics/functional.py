@@ -1,11 +1,15 @@
-"""Boundary IoU, Boundary F1 and trimap IoU as functions of one batch, and the counts that they are made of."""
+"""Boundary IoU, Boundary F1 and trimap IoU of one batch, and the stages of each.
+
+Every metric has three stages, shared by its function and its torchmetrics class: validate (:func:`check_options`,
+:func:`label_maps`), update (``*_counts``) and compute (:func:`iou_from_counts`, :func:`f1_from_counts`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +20,10 @@ from edgeloss import inputs, reference
 Average = Literal["macro", "none"]
 Score = Literal["f1", "precision", "recall"]
 _CHOICES = {"average": ("macro", "none"), "score": ("f1", "precision", "recall")}
+_MINIMUM = {"num_classes": 2, "ignore_index": -math.inf, "radius": 1}
 
-_WORD = 63  # classes that a 64-bit word holds as bits, the sign left out
-_ONE = 2**32  # a score of 1 where scores of images are added up: as integers, so that their sums are exact too
+_WORD_BITS = 63  # classes that an int64 stores as bits, without its sign
+_FIXED_POINT_ONE = 2**32  # the integer for a score of 1 where scores of images are summed: integer sums are exact
 
 
 def boundary_iou(
@@ -31,31 +36,32 @@ def boundary_iou(
     average: Average = "macro",
     validate: bool | None = None,
 ) -> Tensor:
-    """Boundary IoU: intersection over union of the bands along the inside of each class's border.
+    """Compute Boundary IoU: the IoU of the bands inside the border of each class.
 
-    The band of a class is what d erosions by 3 × 3 pixels take from it, d = max(1, round(ratio · diagonal of the
-    image)): its pixels with another label, or the outside of the image, at most d rows and columns off. Void pixels
-    are in no band and erode nothing. A class occurs if the target or the prediction has a pixel in its band.
+    The band of a class contains the pixels that d erosions by 3 × 3 pixels remove from it,
+    d = max(1, round(ratio · image diagonal)): those with another label, or the outside of the image, at most d rows
+    and columns away. Void pixels are in no band and erode nothing. A class occurs if the target or the prediction has a
+    pixel in its band.
 
     Source: Cheng et al., "Boundary IoU: Improving Object-Centric Image Segmentation Evaluation", CVPR 2021.
 
     Args:
-        pred: labels [B, H, W], or floating logits or probabilities [B, C, H, W], of which the largest counts; a single
-            logit [B, 1, H, W] of two classes means class 1 where it is > 0. It is not read on void pixels.
-        target: labels [B, H, W] on the same device, int64, int32, int16, uint8 or bool, as those of pred.
+        pred: labels [B, H, W], or floating logits or probabilities [B, C, H, W], whose argmax is used. For two classes
+            also one logit [B, 1, H, W], class 1 where it is > 0. It is not read on void pixels.
+        target: labels [B, H, W] on the same device. Labels are int64, int32, int16, uint8 or bool.
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels. If it is one of 0 to C - 1, that class does not occur.
-        ratio: width of the band over the diagonal of the image, > 0.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for every class by itself.
-        validate: whether to look for labels out of range, for which the host waits for the device; None looks on any
-            device but CUDA. Such labels count as void where nobody looks.
+        ratio: width of the band relative to the image diagonal, > 0.
+        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
+        validate: whether to check for out-of-range labels, which synchronizes with the device; None checks on all
+            devices but CUDA. Unchecked out-of-range labels count as void.
 
     Returns:
-        0-d float in [0, 1], nan if no class occurs; or [C], nan for those that do not.
+        0-d float in [0, 1], nan if no class occurs. With ``average="none"`` [C], nan for classes that do not occur.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for a shape, device, option or label that does not fit.
+        ValueError: for an invalid shape, device, option or label.
 
     Example:
         >>> import torch
@@ -67,7 +73,7 @@ def boundary_iou(
     """
     check_options(num_classes, ignore_index, average, validate, ratio=ratio)
     y = label_maps(pred, target, num_classes, ignore_index, validate)
-    return iou(boundary_iou_counts(y, num_classes, ratio), average, ignore_index)
+    return iou_from_counts(boundary_iou_counts(y, num_classes, ratio), average, ignore_index)
 
 
 def trimap_iou(
@@ -80,39 +86,39 @@ def trimap_iou(
     average: Average = "macro",
     validate: bool | None = None,
 ) -> Tensor:
-    """Trimap IoU: mean intersection over union near the borders of the target.
+    """Compute trimap IoU: the mean IoU near the borders of the target.
 
-    Only valid pixels count that lie within ``radius`` pixels of a valid pixel of another label in the target: those
-    with :func:`edgeloss.fields.boundary_distance` ≤ radius. Beside void there is no border. A class occurs if the
+    Only valid pixels count that are within ``radius`` pixels of a valid pixel of another label in the target, that is
+    where :func:`edgeloss.fields.boundary_distance` ≤ radius. There is no border next to void. A class occurs if the
     target or the prediction has it on such a pixel.
 
     Args:
-        pred: as :func:`boundary_iou` takes it.
+        pred: labels or logits as in :func:`boundary_iou`.
         target: labels [B, H, W].
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: Euclidean, in pixels, ≥ 1. A pixel beside a border is within 1.
+        radius: Euclidean distance in pixels, ≥ 1. A pixel next to a border has distance 1.
         average: ``"macro"`` or ``"none"``.
-        validate: whether to look for labels out of range; None looks on any device but CUDA.
+        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
 
     Returns:
-        0-d float in [0, 1], nan if no class occurs; or [C], nan for those that do not.
+        0-d float in [0, 1], nan if no class occurs. With ``average="none"`` [C], nan for classes that do not occur.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for a shape, device, option or label that does not fit.
+        ValueError: for an invalid shape, device, option or label.
 
     Example:
         >>> import torch
         >>> from edgeloss.metrics import trimap_iou
         >>> target = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1]] * 4])
         >>> pred = torch.tensor([[[0, 0, 0, 0, 0, 1, 1, 1]] * 4])
-        >>> trimap_iou(pred, target, 2, average="none")  # of the columns 3 and 4 the latter is wrong
+        >>> trimap_iou(pred, target, 2, average="none")  # columns 3 and 4 count; column 4 is wrong
         tensor([0.5000, 0.0000])
     """
     check_options(num_classes, ignore_index, average, validate, radius=radius)
     y = label_maps(pred, target, num_classes, ignore_index, validate)
-    return iou(trimap_iou_counts(y, num_classes, radius), average, ignore_index)
+    return iou_from_counts(trimap_iou_counts(y, num_classes, radius), average, ignore_index)
 
 
 def boundary_f1(
@@ -128,112 +134,104 @@ def boundary_f1(
     per_image: bool = False,
     validate: bool | None = None,
 ) -> Tensor:
-    """Boundary F1: how many border pixels of the prediction are near those of the target, and the other way round.
+    """Compute Boundary F1 from the border pixels of prediction and target that match.
 
-    A pixel is on the border of a class if one of its right, lower and lower right neighbours is of the class and the
-    pixel is not, or the pixel is and the neighbour is not; both must be valid. With b_p and b_t the borders of a class
-    in prediction and target, and D(·) their dilation by a disk of ``radius`` pixels,
+    A pixel is on the border of a class if it and its right, lower or lower-right neighbor, both valid, differ in
+    whether they are of that class. With b_p and b_t the borders of a class in prediction and target, and D(·) their
+    dilation by a disk of ``radius`` pixels, all counted over the batch,
 
         precision P = |b_p ∩ D(b_t)| / |b_p|      recall R = |b_t ∩ D(b_p)| / |b_t|      F1 = 2 P R / (P + R)
 
-    of pixels counted over the whole batch. A class occurs if |b_p| + |b_t| > 0; if one of the two is 0, so are its
-    scores.
+    A class occurs if |b_p| + |b_t| > 0. If only one of the two is 0, all its scores are 0.
 
     Args:
-        pred: as :func:`boundary_iou` takes it.
+        pred: labels or logits as in :func:`boundary_iou`.
         target: labels [B, H, W].
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: of the disk, in pixels, ≥ 1.
-        average: ``"macro"`` or ``"none"``.
-        score: ``"f1"``, ``"precision"`` or ``"recall"``; the mean F1 is a mean of F1s.
-        class_agnostic: take all borders as one, whatever classes they part; there is a single score then.
-        per_image: score every image by itself and take the mean over the images, for each class, as the scripts of
-            DAVIS and of GSCNN do. P and R of nothing are 1 there, and so is F1 of a class that is absent from
-            prediction and target: every class occurs, and rare ones look good.
-        validate: whether to look for labels out of range; None looks on any device but CUDA.
+        radius: radius of the disk in pixels, ≥ 1.
+        average: ``"macro"`` or ``"none"``. The macro F1 is the mean of the F1 scores.
+        score: ``"f1"``, ``"precision"`` or ``"recall"``.
+        class_agnostic: merge the borders of all classes into one; the result is a single score.
+        per_image: score every image separately and average over the images, per class, as the DAVIS and GSCNN scripts
+            do. P and R with denominator 0 are 1 then, and so is F1 of a class absent from an image: all classes occur.
+        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
 
     Returns:
-        0-d float in [0, 1], nan if no class occurs; or [C], nan for those that do not.
+        0-d float in [0, 1], nan if no class occurs. With ``average="none"`` [C], nan for classes that do not occur.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for a shape, device, option or label that does not fit.
+        ValueError: for an invalid shape, device, option or label.
 
     Example:
         >>> import torch
         >>> from edgeloss.metrics import boundary_f1
         >>> target = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1]] * 4])
         >>> pred = torch.tensor([[[0, 0, 0, 0, 0, 1, 1, 1]] * 4])
-        >>> boundary_f1(pred, target, 2)  # a border one pixel off
+        >>> boundary_f1(pred, target, 2)  # the border is one pixel off
         tensor(1.)
-        >>> boundary_f1(pred.roll(1, -1), target, 2, radius=2, score="precision")  # two off, and one more at the left
+        >>> boundary_f1(pred.roll(1, -1), target, 2, radius=2, score="precision")  # two off, and a false one
         tensor(0.5000)
     """
-    check_options(
-        num_classes,
-        ignore_index,
-        average,
-        validate,
-        radius=radius,
-        score=score,
-        class_agnostic=class_agnostic,
-        per_image=per_image,
-    )
+    counted: dict[str, Any] = {"radius": radius, "class_agnostic": class_agnostic, "per_image": per_image}
+    check_options(num_classes, ignore_index, average, validate, score=score, **counted)
     y = label_maps(pred, target, num_classes, ignore_index, validate)
-    counts = boundary_f1_counts(y, num_classes, radius, class_agnostic=class_agnostic, per_image=per_image)
-    return f1(counts, score, average, ignore_index, per_image=per_image)
+    counts = boundary_f1_counts(y, num_classes, **counted)
+    return f1_from_counts(counts, score, average, ignore_index, per_image=per_image)
 
 
-# ------------------------------------------------------------------------------------------------------ what goes in
+# ----------------------------------------------------------------------------------------------------------- validate
 
 
-def check_options(
-    num_classes: int,
-    ignore_index: int,
-    average: Average,
-    validate: bool | None,
-    *,
-    ratio: float = 1.0,
-    radius: int = 1,
-    score: Score = "f1",
-    class_agnostic: bool = False,
-    per_image: bool = False,
-) -> None:
-    """Check what does not depend on the label maps.
+def check_options(num_classes: int, ignore_index: int, average: str, validate: bool | None, **options: Any) -> None:  # noqa: ANN401
+    """Check the options of a metric, which do not depend on the label maps.
+
+    Args:
+        num_classes: C.
+        ignore_index: the label of void pixels.
+        average: how to average over classes.
+        validate: whether to check for out-of-range labels.
+        **options: those of ``ratio``, ``radius``, ``score``, ``class_agnostic`` and ``per_image`` that the metric has.
 
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for a value out of its range.
     """
-    least = {"num_classes": (num_classes, 2), "ignore_index": (ignore_index, -math.inf), "radius": (radius, 1)}
-    for name, (number, bound) in least.items():
-        if not isinstance(number, Integral) or isinstance(number, bool):
-            raise TypeError(f"{name}: expected an int, but got {number!r}")
-        if number < bound:
-            raise ValueError(f"{name}: expected an int ≥ {bound}, but got {number!r}")
-    if not isinstance(ratio, Real) or isinstance(ratio, bool) or not 0 < ratio < math.inf:
-        raise ValueError(f"ratio: expected a finite number > 0, but got {ratio!r}")
-    for name, word in {"average": average, "score": score}.items():
-        if word not in _CHOICES[name]:
-            raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {word!r}")
-    for name, flag in {"class_agnostic": class_agnostic, "per_image": per_image, "validate": validate}.items():
-        if not isinstance(flag, bool) and (name, flag) != ("validate", None):
-            raise TypeError(f"{name}: expected a bool{' or None' * (name == 'validate')}, but got {flag!r}")
+    common: dict[str, Any] = {
+        "num_classes": num_classes,
+        "ignore_index": ignore_index,
+        "average": average,
+        "validate": validate,
+    }
+    for name, value in {**common, **options}.items():
+        if name in _MINIMUM:
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"{name}: expected an int, but got {value!r}")
+            if value < _MINIMUM[name]:
+                raise ValueError(f"{name}: expected an int ≥ {_MINIMUM[name]}, but got {value!r}")
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
+        elif name == "ratio":
+            if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
+                raise ValueError(f"ratio: expected a finite number > 0, but got {value!r}")
+        elif not isinstance(value, bool) and (name, value) != ("validate", None):
+            raise TypeError(f"{name}: expected a bool{' or None' * (name == 'validate')}, but got {value!r}")
 
 
 def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int, validate: bool | None) -> Tensor:
-    """Prediction and target as labels [2, B, H, W], -1 on void pixels in both.
+    """Convert prediction and target to labels [2, B, H, W], -1 on void pixels in both.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for a shape, device or label that does not fit.
+        ValueError: for an invalid shape, device or label.
     """
     inputs.check_target(target)
     if target.dim() != 3:
         raise ValueError(
-            f"target: expected labels [B, H, W] of 2-D images, but got {inputs.describe(target)};"
-            " pass a single image as target.unsqueeze(0), labels with a channel as target.squeeze(1)"
+            f"target: expected labels [B, H, W] of 2-D images, but got {inputs.describe(target)}; pass a single image"
+            " as target.unsqueeze(0), labels with a channel axis as target.squeeze(1)"
         )
     if isinstance(pred, Tensor) and pred.is_floating_point():
         channels = (1, 2) if num_classes == 2 else (num_classes,)
@@ -247,11 +245,11 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
         inputs.check_target(pred, name="pred")
     if pred.shape != target.shape:
         raise ValueError(
-            f"pred: expected images {list(target.shape)}, as the target, but got {list(pred.shape)};"
-            " bring logits of lower resolution to the target's by F.interpolate"
+            f"pred: expected {list(target.shape)}, the shape of the target, but got {list(pred.shape)};"
+            " resize logits to the size of the target with F.interpolate"
         )
     if pred.device != target.device:
-        raise ValueError(f"pred: expected device {target.device}, as the target, but got {pred.device}")
+        raise ValueError(f"pred: expected device {target.device}, that of the target, but got {pred.device}")
 
     predicted = pred.long()
     y, valid = reference.labels(target, num_classes, ignore_index)
@@ -259,32 +257,32 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
         inputs.check_labels(y, num_classes, ignore_index)
         inputs.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
     valid &= (predicted >= 0) & (predicted < num_classes)
-    dtype = torch.int16 if num_classes < 2**15 else torch.int32  # the narrower, the faster to go over
+    dtype = torch.int16 if num_classes < 2**15 else torch.int32  # narrow dtypes are faster
     return torch.stack([predicted.to(dtype), y.to(dtype)]).masked_fill_(~valid, -1)
 
 
-# ------------------------------------------------------------------------------------ bands: Boundary IoU, trimap IoU
+# --------------------------------------------------------------------- update and compute: Boundary IoU, trimap IoU
 
 
 def boundary_iou_counts(y: Tensor, num_classes: int, ratio: float) -> Tensor:
-    """Pixels in both bands, and in either, of every class: [2, C] int64."""
+    """Count the pixels in both bands and in either, per class: [2, C] int64."""
     distance = max(1, round(ratio * math.hypot(*y.shape[-2:])))
-    # Beyond the image comes a label of its own, which every label differs from.
+    # The outside of the image has a label that differs from all others.
     return _overlap(y, _near_another_label(y, num_classes, distance, _square_max, outside=num_classes), num_classes)
 
 
 def trimap_iou_counts(y: Tensor, num_classes: int, radius: int) -> Tensor:
-    """Pixels near a border of the target that have the class in both maps, and in either: [2, C] int64."""
+    """Count pixels near borders with a class in both maps and in either: [2, C] int64."""
     return _overlap(y, _near_another_label(y[1], num_classes, radius, _disk_max, outside=-1), num_classes)
 
 
 def _near_another_label(
     y: Tensor, num_classes: int, reach: int, window_max: Callable[[Tensor, int], Tensor], *, outside: int
 ) -> Tensor:
-    """The pixels whose window holds another label than theirs: its largest label is not its smallest.
+    """Return the mask of pixels with another label in their window.
 
-    One pair of pooled maps serves all classes, since each pixel is of one. The smallest label is found as the largest
-    of the labels counted from the other end, so that -1 means nothing in either.
+    There the maximum of the window is not its minimum. One pair of pooled maps serves all classes, since each pixel has
+    one class. The minimum is computed as the maximum of the reversed labels, so that -1 never wins.
     """
     void = y < 0
     both_ends = torch.stack([y, num_classes - 1 - y]).masked_fill_(void, -1)
@@ -293,12 +291,12 @@ def _near_another_label(
 
 
 def _square_max(x: Tensor, reach: int) -> Tensor:
-    """The largest of the pixels at most so many rows and columns off, of maps padded by as much."""
+    """Return the maximum over squares of maps that are padded by ``reach``."""
     return _sliding_max(_sliding_max(x, 2 * reach + 1, dim=-1), 2 * reach + 1, dim=-2)
 
 
 def _disk_max(x: Tensor, radius: int) -> Tensor:
-    """The largest of the pixels within the radius, of maps padded by as much: two rows of the disk at a time."""
+    """Return the maximum over disks of padded maps, two rows of the disk at a time."""
     height, width = x.shape[-2] - 2 * radius, x.shape[-1] - 2 * radius
     largest = x.narrow(-1, radius, width).narrow(-2, radius, height)
     for dy in range(radius + 1):
@@ -310,7 +308,7 @@ def _disk_max(x: Tensor, radius: int) -> Tensor:
 
 
 def _sliding_max(x: Tensor, size: int, *, dim: int) -> Tensor:
-    """The maximum over each window that fits in: over two windows that make it up, and so on, in log2(size) steps."""
+    """Return the maximum over each full window, doubling its size step by step."""
     done = 1
     while done < size:
         step = min(done, size - done)
@@ -321,29 +319,35 @@ def _sliding_max(x: Tensor, size: int, *, dim: int) -> Tensor:
 
 
 def _overlap(y: Tensor, band: Tensor, num_classes: int) -> Tensor:
-    """Intersection and union of the two maps [2, B, H, W] on the band, one or one a map: [2, C]."""
+    """Count intersection and union of two maps on a band: [2, C] int64.
+
+    Args:
+        y: labels [2, B, H, W] of prediction and target.
+        band: mask [2, B, H, W], or [B, H, W] for both maps.
+        num_classes: C.
+    """
     pred, target = y.masked_fill(~band, -1)
     shared = pred.masked_fill(pred != target, -1)
-    both, predicted, there = (_count(labels, num_classes) for labels in (shared, pred, target))
-    return torch.stack([both, predicted + there - both])
+    in_both, in_pred, in_target = (_count(labels, num_classes) for labels in (shared, pred, target))
+    return torch.stack([in_both, in_pred + in_target - in_both])
 
 
 def _count(labels: Tensor, bins: int) -> Tensor:
-    """How often each label from 0 to bins - 1 is there, -1 left out: [bins] int64."""
+    """Count the labels 0 to bins - 1, without -1: [bins] int64."""
     index = labels.flatten().long() + 1
     counts = torch.zeros(bins + 1, dtype=torch.int64, device=labels.device)
-    # Not bincount, which waits for the device to find the largest label.
+    # bincount would synchronize with the device to find the largest label.
     return counts.scatter_add_(0, index, counts.new_ones(()).expand_as(index))[1:]
 
 
-def iou(counts: Tensor, average: Average, ignore_index: int) -> Tensor:
-    """The IoU of counts [2, C]; 0 / 0 is the nan of a class that does not occur."""
+def iou_from_counts(counts: Tensor, average: Average, ignore_index: int) -> Tensor:
+    """Compute the IoU from counts [2, C]: nan for a class that does not occur."""
     intersection, union = counts
     return _averaged(intersection / union, average, ignore_index)
 
 
 def _averaged(score: Tensor, average: Average, ignore_index: int) -> Tensor:
-    """The mean of scores [C] over the classes that occur, or the scores; a single one as it is."""
+    """Average scores [C] over the classes that occur; return a single score unchanged."""
     if len(score) == 1:
         return score[0]
     if 0 <= ignore_index < len(score):
@@ -351,30 +355,33 @@ def _averaged(score: Tensor, average: Average, ignore_index: int) -> Tensor:
     return score.nanmean() if average == "macro" else score
 
 
-# ------------------------------------------------------------------------------------------------- borders: Boundary F1
+# ------------------------------------------------------------------------------------ update and compute: Boundary F1
 
 
 def boundary_f1_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: bool, per_image: bool) -> Tensor:
-    """What the scores are made of, for each class, to be added up over batches: [4, C] int64.
+    """Count border pixels per class, to be summed over batches: [4, C] int64.
 
-    The rows are |b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t|; with ``per_image`` the sums over the images of F1,
-    precision and recall, and the number of images, all four times ``_ONE``.
+    The rows are |b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t|. With ``per_image`` they are the sums over the images
+    of F1, precision and recall, and the number of images, all times ``_FIXED_POINT_ONE``.
     """
     counts = _border_counts(y, num_classes, radius, class_agnostic=class_agnostic)
     if not per_image:
         return counts.sum(0)
-    sums = (_scores(counts, of_nothing=1.0) * _ONE).round().long().sum(0)
-    return torch.cat([sums, torch.full_like(sums[:1], len(counts) * _ONE)])
+    sums = (_scores(counts, empty_score=1.0) * _FIXED_POINT_ONE).round().long().sum(0)
+    return torch.cat([sums, torch.full_like(sums[:1], len(counts) * _FIXED_POINT_ONE)])
 
 
 def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: bool) -> Tensor:
-    """|b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t| for every image and class: [B, 4, C].
+    """Count border pixels, those near the other border and all: [B, 4, C] int64.
 
-    Work follows the number of border pixels. What a dilated border covers is looked up where the other border is: a
-    map of words has a bit for each class on whose border a pixel is, and the words within the disk are joined.
+    The rows are |b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t|, per image and class.
+
+    The cost is proportional to the number of border pixels, since dilated borders are evaluated only at the pixels of
+    the other border: a map of words stores one bit for each class whose border a pixel is on, and the words within the
+    disk are combined by or.
     """
     _, batch, height, width = y.shape
-    # Of the padded maps, in which a shift by the radius leads neither out nor into another image.
+    # Sizes of the padded maps: no shift by up to the radius leaves a map or enters another image.
     row = width + 2 * radius
     area = row * (height + 2 * radius)
     disk = [
@@ -390,40 +397,42 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
         borders = [(pixel, torch.zeros_like(label[:1])) for pixel, label in borders]
 
     near = [torch.zeros_like(label, dtype=torch.bool) for _, label in borders]
-    for first in range(0, num_classes, _WORD):
+    for first in range(0, num_classes, _WORD_BITS):
         bits = [
-            torch.where((label >= first) & (label < first + _WORD), 1 << (label - first).clamp(0, _WORD - 1), 0)
+            torch.where(
+                (label >= first) & (label < first + _WORD_BITS), 1 << (label - first).clamp(0, _WORD_BITS - 1), 0
+            )
             for _, label in borders
         ]
         words = [
             torch.zeros(maps.shape[1], dtype=torch.int64, device=y.device).scatter_(0, pixel, bit.sum(0))
             for (pixel, _), bit in zip(borders, bits, strict=True)
         ]
-        for (pixel, _), bit, other, found in zip(borders, bits, reversed(words), near, strict=True):
+        for (pixel, _), bit, other_words, matched in zip(borders, bits, reversed(words), near, strict=True):
             covered = torch.zeros_like(pixel)
             for shift in disk:
-                covered |= other[pixel + shift]
-            found |= (bit & covered) != 0
+                covered |= other_words[pixel + shift]
+            matched |= (bit & covered) != 0
 
     counts = []
-    for (pixel, label), found in zip(borders, near, strict=True):
+    for (pixel, label), matched in zip(borders, near, strict=True):
         index = (label + pixel // area * num_classes).masked_fill(label < 0, -1)
-        counts += [_count(index.masked_fill(~found, -1), batch * num_classes), _count(index, batch * num_classes)]
+        counts += [_count(index.masked_fill(~matched, -1), batch * num_classes), _count(index, batch * num_classes)]
     return torch.stack(counts).view(4, batch, num_classes).transpose(0, 1)
 
 
 def _border(labels: Tensor, row: int) -> tuple[Tensor, Tensor]:
-    """The border pixels of all classes in flattened, padded maps [N], and on which classes' borders they are.
+    """Find the border pixels of all classes in flattened, padded maps [N].
 
     Returns:
-        Their positions [P], and the labels [4, P]: theirs and those of their right, lower and lower right neighbours,
-        each once, else -1.
+        Positions [P], and labels [4, P] of the classes whose border each pixel is on: its own and those of its right,
+        lower and lower-right neighbors, with -1 for duplicates.
     """
     shifts = (0, 1, row, row + 1)
-    here, *neighbours = (labels[shift : len(labels) - shifts[-1] + shift] for shift in shifts)
+    here, *neighbors = (labels[shift : len(labels) - shifts[-1] + shift] for shift in shifts)
     differs = torch.zeros_like(here, dtype=torch.bool)
-    for there in neighbours:
-        differs |= (there != here) & (there >= 0)
+    for neighbor in neighbors:
+        differs |= (neighbor != here) & (neighbor >= 0)
     pixel = (differs & (here >= 0)).nonzero().squeeze(1)
     label = torch.stack([labels[pixel + shift] for shift in shifts]).long()
     for k in range(1, len(shifts)):
@@ -431,20 +440,20 @@ def _border(labels: Tensor, row: int) -> tuple[Tensor, Tensor]:
     return pixel, label
 
 
-def _scores(counts: Tensor, *, of_nothing: float) -> Tensor:
-    """F1, precision and recall [..., 3, C] of counts [..., 4, C]."""
-    predicted_near, predicted, there_near, there = counts.unbind(-2)
-    precision = (predicted_near / predicted).nan_to_num(of_nothing)
-    recall = (there_near / there).nan_to_num(of_nothing)
+def _scores(counts: Tensor, *, empty_score: float) -> Tensor:
+    """Compute F1, precision and recall [..., 3, C] from counts [..., 4, C]."""
+    pred_near, pred_total, target_near, target_total = counts.unbind(-2)
+    precision = (pred_near / pred_total).nan_to_num(empty_score)
+    recall = (target_near / target_total).nan_to_num(empty_score)
     harmonic = (2 * precision * recall / (precision + recall)).nan_to_num(0.0)
     return torch.stack([harmonic, precision, recall], -2)
 
 
-def f1(counts: Tensor, score: Score, average: Average, ignore_index: int, *, per_image: bool) -> Tensor:
-    """One of the scores of counts [4, C]."""
+def f1_from_counts(counts: Tensor, score: Score, average: Average, ignore_index: int, *, per_image: bool) -> Tensor:
+    """Compute one of the scores from counts [4, C]."""
     if per_image:
         scores = counts[:3] / counts[3]
     else:
         occurs = (counts[1] + counts[3]) > 0
-        scores = _scores(counts, of_nothing=0.0).where(occurs, math.nan)
+        scores = _scores(counts, empty_score=0.0).where(occurs, math.nan)
     return _averaged(scores[_CHOICES["score"].index(score)], average, ignore_index)

@@ -1,4 +1,4 @@
-"""The metrics of :mod:`edgeloss.metrics` as torchmetrics metrics, over the same functions."""
+"""Boundary IoU, trimap IoU and Boundary F1 as torchmetrics classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeloss.metrics.functional import Average, Score
 
 
 class _Counting(Metric):
-    """A metric whose state is one tensor of counts per class, integers that add up over batches and ranks."""
+    """Base class of metrics whose state is one integer tensor of counts per class."""
 
     is_differentiable = False
     higher_is_better = True
@@ -39,8 +39,8 @@ class _Counting(Metric):
         self.average = average
         self.validate = validate
         self.counted = counted
-        # Of metrics whose states have equal names and after the first batch nearly equal values a MetricCollection
-        # updates one only. Two radii may well agree there, so the name tells what is counted.
+        # A MetricCollection merges metrics whose states have equal names and, after the first batch, close values. The
+        # counts of two radii may be equal then, so the name contains the options.
         words = ", ".join(f"{key}={value}" for key, value in {"ignore_index": ignore_index, **counted}.items())
         self._counts = f"counts of {type(self).__name__}({words})"
         classes = 1 if counted.get("class_agnostic") else num_classes
@@ -57,33 +57,34 @@ class _Counting(Metric):
         setattr(self, self._counts, getattr(self, self._counts) + self._count(y))
 
     def compute(self) -> Tensor:
-        """The score of all batches since the last reset: 0-d, or [C] with ``average="none"``."""
+        """Compute the score of all batches since the last reset: 0-d or [C]."""
         return self._score(getattr(self, self._counts))
 
     @abstractmethod
     def _count(self, y: Tensor) -> Tensor:
-        """The counts of one batch of label maps."""
+        """Return the counts of one batch of label maps."""
 
     def _score(self, counts: Tensor) -> Tensor:
-        return functional.iou(counts, self.average, self.ignore_index)
+        return functional.iou_from_counts(counts, self.average, self.ignore_index)
 
 
 class BoundaryIoU(_Counting):
-    """Boundary IoU over a set of images, as :func:`edgeloss.metrics.boundary_iou` defines it.
+    """Compute Boundary IoU over a set of images.
 
-    Pixels are counted class by class over all images, of whatever sizes, and divided at the end.
+    See :func:`edgeloss.metrics.boundary_iou`. Pixels are counted per class over all images, which may differ in size,
+    and divided at the end.
 
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        ratio: width of the band over the diagonal of the image, > 0.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for every class by itself.
-        validate: whether to look for labels out of range; None looks on any device but CUDA.
-        **kwargs: of :class:`torchmetrics.Metric`.
+        ratio: width of the band relative to the image diagonal, > 0.
+        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
+        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
+        **kwargs: passed to :class:`torchmetrics.Metric`.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for an option, and in ``update`` for a shape, device or label, that does not fit.
+        ValueError: for an invalid option or, in ``update``, an invalid shape, device or label.
 
     Example:
         >>> import torch
@@ -92,7 +93,7 @@ class BoundaryIoU(_Counting):
         >>> target = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1]] * 4])
         >>> metric.update(target, target)
         >>> metric.update(1 - target, target)
-        >>> metric.compute()  # one image of which all is right, and one of which nothing is
+        >>> metric.compute()  # one image all correct, one image all wrong
         tensor(0.3333)
     """
 
@@ -115,21 +116,21 @@ class BoundaryIoU(_Counting):
 
 
 class TrimapIoU(_Counting):
-    """Trimap IoU over a set of images, as :func:`edgeloss.metrics.trimap_iou` defines it.
+    """Compute trimap IoU over a set of images.
 
-    Pixels are counted class by class over all images and divided at the end.
+    See :func:`edgeloss.metrics.trimap_iou`. Pixels are counted per class over all images and divided at the end.
 
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: Euclidean, in pixels, ≥ 1.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for every class by itself.
-        validate: whether to look for labels out of range; None looks on any device but CUDA.
-        **kwargs: of :class:`torchmetrics.Metric`.
+        radius: Euclidean distance in pixels, ≥ 1.
+        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
+        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
+        **kwargs: passed to :class:`torchmetrics.Metric`.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for an option, and in ``update`` for a shape, device or label, that does not fit.
+        ValueError: for an invalid option or, in ``update``, an invalid shape, device or label.
 
     Example:
         >>> import torch
@@ -159,24 +160,24 @@ class TrimapIoU(_Counting):
 
 
 class BoundaryF1(_Counting):
-    """Boundary F1, precision or recall over a set of images, as :func:`edgeloss.metrics.boundary_f1` defines them.
+    """Compute Boundary F1, precision or recall over a set of images.
 
-    A :class:`torchmetrics.MetricCollection` counts once for all three scores.
+    See :func:`edgeloss.metrics.boundary_f1`. A :class:`torchmetrics.MetricCollection` counts once for all three scores.
 
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: of the disk, in pixels, ≥ 1.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for every class by itself.
+        radius: radius of the disk in pixels, ≥ 1.
+        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
-        class_agnostic: take all borders as one, whatever classes they part.
-        per_image: the mean over images of each image's score, as the scripts of DAVIS and of GSCNN take it.
-        validate: whether to look for labels out of range; None looks on any device but CUDA.
-        **kwargs: of :class:`torchmetrics.Metric`.
+        class_agnostic: merge the borders of all classes into one.
+        per_image: average the scores of the images, as the DAVIS and GSCNN scripts do.
+        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
+        **kwargs: passed to :class:`torchmetrics.Metric`.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for an option, and in ``update`` for a shape, device or label, that does not fit.
+        ValueError: for an invalid option or, in ``update``, an invalid shape, device or label.
 
     Example:
         >>> import torch
@@ -184,7 +185,7 @@ class BoundaryF1(_Counting):
         >>> from edgeloss.metrics import BoundaryF1
         >>> scores = MetricCollection({name: BoundaryF1(2, radius=2, score=name) for name in ("precision", "recall")})
         >>> target = torch.tensor([[[0, 0, 0, 0, 1, 1, 1, 1]] * 4])
-        >>> scores(target.roll(3, -1), target)  # a border one pixel off, and another one three pixels off
+        >>> scores(target.roll(3, -1), target)  # one border one pixel off, another three pixels off
         {'precision': tensor(0.5000), 'recall': tensor(1.)}
     """
 
@@ -211,4 +212,6 @@ class BoundaryF1(_Counting):
         return functional.boundary_f1_counts(y, self.num_classes, **self.counted)
 
     def _score(self, counts: Tensor) -> Tensor:
-        return functional.f1(counts, self.score, self.average, self.ignore_index, per_image=self.counted["per_image"])
+        return functional.f1_from_counts(
+            counts, self.score, self.average, self.ignore_index, per_image=self.counted["per_image"]
+        )

@@ -369,8 +369,14 @@ ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
         (ZEROS, ZEROS[None], {}, ValueError, r"but got int64 \[1, 1, 4, 4\].*target.squeeze\(1\)"),
         (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
         (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),
-        (ZEROS[:, :2], ZEROS, {}, ValueError, r"pred: expected images \[1, 4, 4\], as the target, but got \[1, 2, 4\]"),
-        (torch.rand(1, 3, 2, 2), ZEROS, {}, ValueError, r"but got \[1, 2, 2\]; bring logits .* by F.interpolate"),
+        (
+            ZEROS[:, :2],
+            ZEROS,
+            {},
+            ValueError,
+            r"pred: expected \[1, 4, 4\], the shape of the target, but got \[1, 2, 4\]",
+        ),
+        (torch.rand(1, 3, 2, 2), ZEROS, {}, ValueError, r"but got \[1, 2, 2\]; resize logits .* with F.interpolate"),
         (torch.rand(1, 2, 4, 4), ZEROS, {}, ValueError, r"pred: expected logits \[B, 3, H, W\] for num_classes=3"),
         (torch.rand(1, 4, 4), ZEROS, {}, ValueError, r"but got float32 \[1, 4, 4\]; pass .* pred.long\(\)"),
         (
@@ -380,7 +386,7 @@ ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
             ValueError,
             r"expected logits \[B, 1 or 2, H, W\] for num_classes=2, but got float32 \[1, 3, 4, 4\]",
         ),
-        (ZEROS.to("meta"), ZEROS, {}, ValueError, "pred: expected device cpu, as the target, but got meta"),
+        (ZEROS.to("meta"), ZEROS, {}, ValueError, "pred: expected device cpu, that of the target, but got meta"),
         (
             ZEROS,
             ZEROS + 7,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_kinds import Kernels
+from pairwise import pairwise
 from torch import Tensor
 
 from edgeloss import fused, library
@@ -205,35 +206,46 @@ SIZES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("kind", ["index", "one-hot", "several classes"])
-@pytest.mark.parametrize(("size", "radius"), SIZES)
+@pytest.mark.parametrize(
+    ("size_and_radius", "classes", "kind", "last", "dtype"),
+    pairwise(
+        SIZES,
+        [2, 19, 40],  # 40: more than one block of sums
+        ["index", "one-hot", "several classes"],
+        [False, True],
+        [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    ),
+)
 def test_fused_equals_reference(
-    size: tuple[int, ...], radius: tuple[int, ...], kind: str, last: bool, dtype: torch.dtype, kernels: Kernels
+    kernels: Kernels,
+    size_and_radius: tuple[tuple[int, ...], tuple[int, ...]],
+    classes: int,
+    kind: str,
+    last: bool,
+    dtype: torch.dtype,
 ) -> None:
-    for classes in (2, 19, 40):  # 40: more than one block of sums
-        x, index, weight = scene(size, classes, math.prod(2 * r + 1 for r in radius) - 1, kind, kernels.device)
-        x = x.to(dtype)
-        if last:
-            x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
-        if dtype == torch.float32:  # both dtypes of weights, for both of the arithmetic
-            weight = weight.float()
-        fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-        value = neighbor_nll(fused, index, weight, radius=radius, backend="fused")
-        expected = neighbor_nll(exact, index, weight.double(), radius=radius, backend="reference")
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        tolerance = {"rtol": 1e-10, "atol": 1e-12} if wide == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
-        assert value.dtype == wide
-        torch.testing.assert_close(value.double(), expected, **tolerance)
-        upstream = torch.randn_like(expected)  # not the last layer
-        value.backward(upstream.to(wide))
-        expected.backward(upstream)
-        assert fused.grad is not None
-        assert exact.grad is not None
-        assert fused.grad.stride() == x.stride()
-        tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-12 if wide == torch.float64 else 4e-6}
-        torch.testing.assert_close(fused.grad.double(), exact.grad, **tolerance)
+    size, radius = size_and_radius
+    x, index, weight = scene(size, classes, math.prod(2 * r + 1 for r in radius) - 1, kind, kernels.device)
+    x = x.to(dtype)
+    if last:
+        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
+    if dtype == torch.float32:  # both dtypes of weights, for both of the arithmetic
+        weight = weight.float()
+    fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    value = neighbor_nll(fused, index, weight, radius=radius, backend="fused")
+    expected = neighbor_nll(exact, index, weight.double(), radius=radius, backend="reference")
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    tolerance = {"rtol": 1e-10, "atol": 1e-12} if wide == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    assert value.dtype == wide
+    torch.testing.assert_close(value.double(), expected, **tolerance)
+    upstream = torch.randn_like(expected)  # not the last layer
+    value.backward(upstream.to(wide))
+    expected.backward(upstream)
+    assert fused.grad is not None
+    assert exact.grad is not None
+    assert fused.grad.stride() == x.stride()
+    tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-12 if wide == torch.float64 else 4e-6}
+    torch.testing.assert_close(fused.grad.double(), exact.grad, **tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])

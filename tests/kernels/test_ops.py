@@ -9,6 +9,7 @@ import pytest
 import torch
 from agreement import compare
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
+from pairwise import pairwise
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
@@ -23,8 +24,16 @@ VOLUMES = [(3, 5, 6), (1, 5, 6)]
 # One logit; two classes; few; the tile's largest and smaller widths; more than a block of sums, and more than the tile
 # can hold in cache.
 CLASSES = [1, 2, 3, 19, 150, 1000]
-CASES = [
-    *itertools.product(FLAT[:-1], CLASSES[:-1]),
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"radius": 2, "power": 1.0},
+    {"power": 0.0, "decay": 0.7},
+    {"radius": 3, "power": -1.0, "decay": 1.5},
+    {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
+]
+LAST = [False, True]  # channels last, or contiguous
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+OTHER_CASES = [
     (FLAT[-1], CLASSES[-1]),
     ((64, 128), 12),  # lies so in memory that the classes' tiles would drive each other out of cache
     *itertools.product(VOLUMES, (1, 4)),
@@ -36,13 +45,11 @@ STEPPED_CASES = [
     *[((1, 1), 1), ((1, 1), 2), ((9, 1), 1), ((1, 9), 3), ((2, 3), 8), ((7, 13), 19), ((7, 13), 150), ((17, 33), 3)],
     *[(VOLUMES[0], 4), (VOLUMES[1], 1)],
 ]
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"radius": 2, "power": 1.0},
-    {"power": 0.0, "decay": 0.7},
-    {"radius": 3, "power": -1.0, "decay": 1.5},
-    {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
+ROWS = [
+    *pairwise(FLAT[:-1], CLASSES[:-1], LAST, DTYPES, OPTIONS),
+    *((*case, *others) for case, *others in pairwise(OTHER_CASES, LAST, DTYPES, OPTIONS)),
 ]
+STEPPED_ROWS = [(*case, *others) for case, *others in pairwise(STEPPED_CASES, LAST, DTYPES, OPTIONS)]
 
 
 def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
@@ -52,31 +59,30 @@ def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
-    ("kernels", "size", "classes"),
-    [*((name, *case) for name in (CPU, *ON_CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
+    ("kernels", "size", "classes", "last", "dtype", "options"),
+    [*((name, *row) for name in (CPU, *ON_CUDA) for row in ROWS), *((STEPPED, *row) for row in STEPPED_ROWS)],
     indirect=["kernels"],
 )
 def test_fused_equals_reference(
-    kernels: Kernels, size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype
+    kernels: Kernels, size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
-    for options in OPTIONS:
-        x, y = scene(size, classes)
-        compare(kernels, x.to(dtype), y, options, last=last)
+    x, y = scene(size, classes)
+    compare(kernels, x.to(dtype), y, options, last=last)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("classes", [1, 2, 3, 19, 150])
-@pytest.mark.parametrize("size", [(1, 9), (17, 33), (3, 4, 18)])
-def test_false_edges(kernels: Kernels, size: tuple[int, ...], classes: int, dtype: torch.dtype) -> None:
-    for options in OPTIONS:
-        x, y = scene(size, classes)
-        left = y[..., : 2 * size[-1] // 3]
-        left[left != 255] = 0  # the prediction alone has edges there
-        found = compare(kernels, x.to(dtype), y, options | {"false_edge_weight": 0.7}, last=classes == 19)
-        assert (found.false_edge > 0).any()
+@pytest.mark.parametrize(
+    ("size", "classes", "dtype", "options"),
+    pairwise([(1, 9), (17, 33), (3, 4, 18)], [1, 2, 3, 19, 150], DTYPES[:-1], OPTIONS),
+)
+def test_false_edges(
+    kernels: Kernels, size: tuple[int, ...], classes: int, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    x, y = scene(size, classes)
+    left = y[..., : 2 * size[-1] // 3]
+    left[left != 255] = 0  # the prediction alone has edges there
+    found = compare(kernels, x.to(dtype), y, options | {"false_edge_weight": 0.7}, last=classes == 19)
+    assert (found.false_edge > 0).any()
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.5])

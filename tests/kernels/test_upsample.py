@@ -12,6 +12,7 @@ from agreement import compare, interpolated
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
+from pairwise import pairwise
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
@@ -30,8 +31,7 @@ FLAT = [
 VOLUMES = [((2, 3, 3), (5, 7, 6)), ((3, 3, 4), (3, 12, 16)), ((9, 6, 5), (18, 9, 10))]
 # One logit; two classes; few; wide and narrow tiles; more than the tile can hold in cache.
 CLASSES = [1, 2, 3, 19, 150, 1000]
-CASES = [
-    *itertools.product(FLAT[:-1], CLASSES[:-2]),
+OTHER_CASES = [
     *[(FLAT[1], 150), (FLAT[3], 150), (FLAT[3], 1000), (FLAT[-1], 19)],
     *itertools.product(VOLUMES, (1, 4)),
 ]
@@ -45,6 +45,13 @@ OPTIONS: list[dict[str, Any]] = [
     {"radius": 3, "power": -1.0, "decay": 1.5},
     {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
 ]
+LAST = [False, True]  # channels last, or contiguous
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+ROWS = [
+    *pairwise(FLAT[:-1], CLASSES[:-2], LAST, DTYPES, OPTIONS),
+    *((*case, *others) for case, *others in pairwise(OTHER_CASES, LAST, DTYPES, OPTIONS)),
+]
+STEPPED_ROWS = [(*case, *others) for case, *others in pairwise(STEPPED_CASES, LAST, DTYPES, OPTIONS)]
 
 
 def scene(low: tuple[int, ...], high: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
@@ -54,20 +61,21 @@ def scene(low: tuple[int, ...], high: tuple[int, ...], classes: int) -> tuple[Te
     return x, y
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
-    ("kernels", "sizes", "classes"),
-    [*((name, *case) for name in (CPU, *ON_CUDA) for case in CASES), *((STEPPED, *case) for case in STEPPED_CASES)],
+    ("kernels", "sizes", "classes", "last", "dtype", "options"),
+    [*((name, *row) for name in (CPU, *ON_CUDA) for row in ROWS), *((STEPPED, *row) for row in STEPPED_ROWS)],
     indirect=["kernels"],
 )
 def test_fused_equals_the_plain_way(
-    kernels: Kernels, sizes: tuple[tuple[int, ...], tuple[int, ...]], classes: int, last: bool, dtype: torch.dtype
+    kernels: Kernels,
+    sizes: tuple[tuple[int, ...], tuple[int, ...]],
+    classes: int,
+    last: bool,
+    dtype: torch.dtype,
+    options: dict[str, Any],
 ) -> None:
-    low, high = sizes
-    for options in OPTIONS:
-        x, y = scene(low, high, classes)
-        compare(kernels, x.to(dtype), y, options, last=last)
+    x, y = scene(*sizes, classes)
+    compare(kernels, x.to(dtype), y, options, last=last)
 
 
 @given(st.data())

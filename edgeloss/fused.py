@@ -3,103 +3,107 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from edgeloss import library, reference
-from edgeloss.options import Validate
-from edgeloss.reference import Evaluation, LossMaps
+from edgeloss import library
+from edgeloss.inputs import Inputs, result_dtype
+from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
+from edgeloss.reduction import REDUCED_ROWS, Evaluation, TermMaps
+from edgeloss.reference import NO_POWER
 
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 
 
-def evaluate(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    other_side_weight: float,
-    same_side_weight: float,
-    radius: Sequence[int],
-    power: float,
-    decay: float | None,
-    spacing: Sequence[float],
-    pixel_weight: Tensor | None,
-    distance: Tensor | None,
-    edges: bool,
-    false_edges: bool,
-    maps: bool,
-    validate: Validate,
-) -> Evaluation:
-    """What :func:`edgeloss.reference.evaluate` finds, by the fused kernels, which check the labels too."""
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    # Beyond 1e30 all are far, and no difference of two may overflow.
-    near = None if distance is None else distance.clamp(max=1e30).to(dtype).contiguous()
-    sums, ce, same, other, false, _, flags, _, _, _, field = operators.edge_loss(
-        logits if _evenly_spaced(logits) else logits.contiguous(),
-        target.contiguous(),
-        None if weight is None else weight.contiguous(),
-        None if pixel_weight is None else pixel_weight.contiguous(),
-        None if edge_class_weight is None else edge_class_weight.contiguous(),
-        near,
-        ignore_index,
-        label_smoothing,
-        list(radius),
-        0.0 if abs(power) <= reference.NO_POWER else power,
-        0.0 if decay is None else decay,
-        list(spacing),
-        edges,
-        false_edges,
-        maps,
-        _VALIDATE[validate],
-    )
-    found = None
-    if maps:
-        shape = target.shape
-        ce, same, other, false = (
-            part.view(shape) if there else torch.zeros_like(ce).view(shape)
-            for part, there in ((ce, True), (same, edges), (other, edges), (false, false_edges))
-        )
-        if distance is None and decay is not None:
-            distance = field.view(shape) if edges else torch.full_like(ce, math.inf)
-        found = LossMaps(
-            ce,
-            same,
-            other,
-            false,
-            reference.edge(other, same, other_side_weight, same_side_weight),
-            flags.view(shape) == 1 if edges else torch.zeros(shape, dtype=torch.bool, device=target.device),
-            None if distance is None else distance.to(dtype, copy=True),  # backward needs the field as it is
-        )
-    wide = sums.detach()
-    return Evaluation(sums[:4], (wide[4], wide[5]), (wide[7], wide[6]), found)
+class Outputs(NamedTuple):
+    """What ``edge_loss`` returns: the sums, the maps if asked for, and what the backward pass reads.
 
-
-def neighbor_nll(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
-    """What :func:`edgeloss.reference.neighbor_nll` finds, by the fused kernels.
-
-    Without a mask it is set everywhere. A centre whose index is out of range, or whose indicator has no class, does not
-    count.
+    Attributes:
+        sums: [9] float64, a row for each :class:`edgeloss.reduction.SumRow`.
+        cross_entropy: [1, pixels], or [0, pixels] where not asked for, like every map.
+        same_side: as cross_entropy.
+        other_side: as cross_entropy.
+        false_edge: as cross_entropy.
+        sides: [B, *S] int16.
+        flags: [1, pixels] uint8, 1 at edge pixels; [0, pixels] where nothing reads it.
+        stats: [2, pixels] or [0, pixels].
+        listed: int32.
+        numbers: [R, pixels].
+        distance: [1, pixels] where the kernels search for it, else [0, pixels].
     """
 
-    def spaced(x: Tensor) -> Tensor:
-        return x if x.dim() == logits.dim() and _evenly_spaced(x) else x.contiguous()
+    sums: Tensor
+    cross_entropy: Tensor
+    same_side: Tensor
+    other_side: Tensor
+    false_edge: Tensor
+    sides: Tensor
+    flags: Tensor
+    stats: Tensor
+    listed: Tensor
+    numbers: Tensor
+    distance: Tensor
 
-    mask = None if mask is None else mask.contiguous()
-    value: Tensor = operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]
-    return value
+
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool) -> Evaluation:
+    """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
+    logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
+    # Beyond 1e30 all distances are far, and no difference of two may overflow.
+    near = None if inputs.distance is None else inputs.distance.clamp(max=1e30).to(result_dtype(logits)).contiguous()
+    outputs = Outputs(
+        *operators.edge_loss(
+            logits if is_evenly_spaced(logits) else logits.contiguous(),
+            target.contiguous(),
+            *(
+                None if weight is None else weight.contiguous()
+                for weight in (inputs.weight, inputs.pixel_weight, inputs.edge_class_weight)
+            ),
+            near,
+            options.ignore_index,
+            options.label_smoothing,
+            radius_per_axis(options.radius, dims),
+            0.0 if abs(options.power) <= NO_POWER else options.power,
+            0.0 if options.decay is None else options.decay,
+            spacing_per_axis(options.spacing, dims),
+            edges,
+            false_edges,
+            maps,
+            _VALIDATE[options.validate],
+        )
+    )
+    terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
+    return Evaluation(outputs.sums[REDUCED_ROWS], terms)
 
 
-def _evenly_spaced(x: Tensor) -> bool:
+def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, false_edges: bool) -> TermMaps:
+    cross_entropy = outputs.cross_entropy.view(inputs.target.shape)
+
+    def term(part: Tensor, there: bool) -> Tensor:
+        return part.view_as(cross_entropy) if there else torch.zeros_like(cross_entropy)
+
+    edge_mask = torch.zeros_like(cross_entropy, dtype=torch.bool)
+    if edges:
+        edge_mask = outputs.flags.view_as(cross_entropy) == 1
+    distance = inputs.distance
+    if distance is None and options.decay is not None:
+        distance = outputs.distance.view_as(cross_entropy) if edges else torch.full_like(cross_entropy, math.inf)
+    return TermMaps(
+        cross_entropy=cross_entropy,
+        same_side=term(outputs.same_side, edges),
+        other_side=term(outputs.other_side, edges),
+        false_edge=term(outputs.false_edge, false_edges),
+        edge_mask=edge_mask,
+        # A copy: the backward pass needs the field as it is.
+        distance=None if distance is None else distance.to(cross_entropy.dtype, copy=True),
+    )
+
+
+def is_evenly_spaced(x: Tensor) -> bool:
     """Whether the pixels of an image lie at equal steps in memory, as in contiguous and channels_last tensors."""
     axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))

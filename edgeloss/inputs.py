@@ -1,21 +1,119 @@
-"""Every error a user can make, told as *expected ... but got ...* and how to get there."""
+"""The tensors of a call: their checks, each with an error that says what was expected and how to get there."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgeloss.options import Validate, is_number
+from edgeloss.options import Options, Validate, is_number, radius_per_axis, spacing_per_axis
 
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The checked tensors of a call of the loss; :func:`check_inputs` makes them.
+
+    Attributes:
+        logits: [B, C, *S'] of any floating dtype, C ≥ 1; S' may be of lower resolution than S.
+        target: [B, *S] of any dtype of labels.
+        weight: class weights of the cross-entropy [max(2, C)].
+        edge_class_weight: u of each class [max(2, C)].
+        pixel_weight: v [B, *S], 0 on ignored pixels.
+        distance: a user-supplied field d [B, *S].
+        normalizer: user-supplied denominators (W, E), 0-d each.
+    """
+
+    logits: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+    edge_class_weight: Tensor | None = None
+    pixel_weight: Tensor | None = None
+    distance: Tensor | None = None
+    normalizer: tuple[Tensor, Tensor] | None = None
+
+
+def check_inputs(
+    logits: Tensor,
+    target: Tensor,
+    options: Options,
+    *,
+    weight: Tensor | None,
+    edge_class_weight: Tensor | None,
+    pixel_weight: Tensor | None,
+    distance: Tensor | None,
+    normalizer: tuple[float | Tensor, float | Tensor] | None,
+) -> Inputs:
+    """Check the tensors of a call, but for the values of labels and distance.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if a shape, device or value does not fit.
+    """
+    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
+    for name, values in class_weights.items():
+        if values is not None:
+            check_weight(values, options.validate, name=name)
+    check_logits(logits)
+    check_target(target)
+    check_pair(logits, target, upsample=options.upsample)
+    radius_per_axis(options.radius, target.dim() - 1)
+    spacing_per_axis(options.spacing, target.dim() - 1)
+    denominators = None if normalizer is None else normalizer_tensors(normalizer, logits.device, options.validate)
+    classes, dtype = logits.shape[1], result_dtype(logits)
+    for name, values in class_weights.items():
+        if values is not None:
+            check_class_weight(values, classes, logits.device, name=name)
+            class_weights[name] = values.detach().to(dtype)
+    if pixel_weight is not None:
+        _, valid = labels(target, classes, options.ignore_index)
+        pixel_weight = valid_pixel_weight(pixel_weight, valid, options.validate, dtype)
+    if distance is not None:
+        if options.decay is None:
+            raise ValueError("distance: expected decay with it, but got decay=None; pass the decay length")
+        check_map("distance", distance, target)
+        distance = distance.detach()
+    return Inputs(
+        logits=logits,
+        target=target,
+        **class_weights,
+        pixel_weight=pixel_weight,
+        distance=distance,
+        normalizer=denominators,
+    )
+
+
+def labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Return the labels as int64 and the mask of valid pixels, [B, *S] each."""
+    y = target.long()
+    return y, (y != ignore_index) & (y >= 0) & (y < max(2, classes))
+
+
+def result_dtype(logits: Tensor) -> torch.dtype:
+    """Return float64 for float64 logits, and float32 for all others."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 where the device has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+# ----------------------------------------------------------------------------------------------------------- the checks
+
+
 def may_read(values: Tensor, validate: Validate) -> bool:
-    """Whether the host may look at values: on CUDA it waits for the device to have them, which only "sync" does."""
+    """Return whether the host may read the values: for CUDA tensors it waits for the device, as "sync" allows only."""
     return validate == "sync" or not values.is_cuda
+
+
+def is_checked(values: Tensor, validate: Validate) -> bool:
+    """Return whether the values of a tensor are checked."""
+    return validate != "never" and may_read(values, validate)
 
 
 def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "weight") -> None:
@@ -166,6 +264,20 @@ def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | 
         raise ValueError(f"{name}: expected device {target.device}, as the logits, but got {values.device}")
 
 
+def valid_pixel_weight(pixel_weight: Tensor, valid: Tensor, validate: Validate, dtype: torch.dtype) -> Tensor:
+    """Check the pixel weight, and return it detached and 0 on pixels that are not valid.
+
+    Raises:
+        TypeError: if it is not a floating tensor.
+        ValueError: if its shape, device or a value does not fit.
+    """
+    check_map("pixel_weight", pixel_weight, valid)
+    pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
+    if is_checked(pixel_weight, validate):
+        check_non_negative("pixel_weight", pixel_weight)
+    return pixel_weight
+
+
 def check_mask(mask: Tensor, like: Tensor) -> None:
     """Check type, shape and device of a mask of pixels.
 
@@ -196,7 +308,7 @@ def normalizer_tensors(
         or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer)
     ):
         raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    dtype = widest(device)
 
     def tensor(value: float | Tensor) -> Tensor:
         if isinstance(value, Tensor):

@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from edgeloss.options import Backend
+
 
 def _load() -> str | None:
     """Load the library, which registers its operators with torch.
@@ -85,6 +87,20 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | N
     if decay is not None and decay < 1e-6:
         return "the kernels are for decay ≥ 1e-6"
     return None
+
+
+def why_reference(
+    backend: Backend, logits: Tensor, target: Tensor | None = None, decay: float | None = None
+) -> str | None:
+    """Return why the reference serves a call; None if the fused kernels do.
+
+    Raises:
+        RuntimeError: if ``backend="fused"`` and the fused kernels do not support the call.
+    """
+    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, decay)
+    if backend == "fused" and reason:
+        raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
+    return reason
 
 
 _FIT: dict[int, str | None] = {}  # what was found of each CUDA device

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from edgeloss import inputs
-from edgeloss.functional import Result, edge_aware_loss
-from edgeloss.options import HELP, Backend, Options, Reduction, Validate
+from edgeloss.functional import edge_aware_loss
+from edgeloss.options import Backend, Options, Reduction, Validate
+from edgeloss.reduction import Result
 
 
 class EdgeAwareLoss(nn.Module):
@@ -149,7 +150,7 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        Options(**{name: getattr(self, name) for name in HELP})
+        Options.from_attributes(self)
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments that this module adds to a call of :func:`edgeloss.functional.edge_aware_loss`."""

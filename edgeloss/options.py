@@ -218,6 +218,11 @@ class Options:
         ),
     )
 
+    @classmethod
+    def from_attributes(cls, holder: object) -> Options:
+        """Return the options stored as attributes of ``holder``, such as an :class:`edgeloss.EdgeAwareLoss`."""
+        return cls(**{name: getattr(holder, name) for name in HELP})
+
     def __post_init__(self) -> None:
         """Check every option."""
         for name, check in _CHECKS.items():

@@ -38,134 +38,48 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from edgeloss.inputs import Inputs, widest
+from edgeloss.inputs import labels as labels
+from edgeloss.options import Options, radius_per_axis, spacing_per_axis
+from edgeloss.reduction import Evaluation, TermMaps, sum_rows
+from edgeloss.reduction import LossMaps as LossMaps
 
 NO_POWER = 1e-30  # a smaller exponent is 0, to float32
 
 
-class LossMaps(NamedTuple):
-    """Where the loss comes from: one value a pixel, before any reduction, ``ce_weight`` or ``edge_weight``.
-
-    Attributes:
-        cross_entropy: [B, *S] float, class weights and label smoothing included; 0 on ignored pixels.
-        same_side: [B, *S] float, ≥ 0; 0 off the edge mask and where an edge pixel has no neighbour of its own class.
-        other_side: [B, *S] float, ≥ 0; 0 off the edge mask.
-        false_edge: [B, *S] float, ≥ 0, the same side's term where the prediction has an edge and the labels have none;
-            0 elsewhere, and everywhere with ``false_edge_weight=0``.
-        edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
-        edge_mask: [B, *S] bool, the pixels with a valid neighbour of another class.
-        distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
-            ``spacing``; inf beyond the search window, 2 ‖radius · spacing‖, and on ignored pixels. The caller's own
-            field where one was given; None without ``decay``.
-    """
-
-    cross_entropy: Tensor
-    same_side: Tensor
-    other_side: Tensor
-    false_edge: Tensor
-    edge: Tensor
-    edge_mask: Tensor
-    distance: Tensor | None
-
-    def detach(self) -> LossMaps:
-        """The same values without a graph."""
-        return LossMaps(*(value if value is None else value.detach() for value in self))  # type: ignore[arg-type]
-
-
-class Evaluation(NamedTuple):
-    """What a backend finds, and all that a reduction needs, in float64 where the device has it.
-
-    Attributes:
-        sums: Σ v · CE, Σ_E v · u · S, Σ_E v · u · O and Σ_F v · S over the batch, [4], differentiable.
-        normalizer: the denominators W and Σ_E v · u, 0-d each.
-        counts: |E| and the number of valid pixels, 0-d each.
-        maps: differentiable; None where nobody asked for them.
-    """
-
-    sums: Tensor
-    normalizer: tuple[Tensor, Tensor]
-    counts: tuple[Tensor, Tensor]
-    maps: LossMaps | None
-
-
-def evaluate(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    other_side_weight: float,
-    same_side_weight: float,
-    radius: Sequence[int],
-    power: float,
-    decay: float | None,
-    spacing: Sequence[float],
-    pixel_weight: Tensor | None,
-    distance: Tensor | None,
-    edges: bool,
-    false_edges: bool,
-    maps: bool,
-) -> Evaluation:
-    """Everything of the loss but its reduction; the arguments are checked.
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool) -> Evaluation:
+    """Return everything of the loss but its reduction.
 
     Args:
-        logits: [B, C, *S'] of any floating dtype, C ≥ 1; S' may be of lower resolution than S.
-        target: [B, *S] of any dtype of labels.
-        weight: class weights [max(2, C)].
-        edge_class_weight: u of each class [max(2, C)].
-        ignore_index: the label that does not count; labels that are no class don't either.
-        label_smoothing: in [0, 1].
-        other_side_weight: factor of O in the edge map.
-        same_side_weight: factor of S in the edge map.
-        radius: of the neighbourhood, one an axis.
-        power: exponent q of the power mean.
-        decay: length over which a neighbour's weight falls by e; None for equal weights.
-        spacing: size of a pixel, one an axis.
-        pixel_weight: v [B, *S], 0 on ignored pixels.
-        distance: the caller's own field d [B, *S].
+        inputs: the checked tensors; labels that are no class count as ignored.
+        options: of the call.
         edges: compute the edge terms; else they are 0.
-        false_edges: look for false edges too; else there are none.
-        maps: somebody wants the maps; that of d is then filled beyond the pixels that the loss reads.
+        false_edges: compute the false-edge term too; else it is 0.
+        maps: return the maps; d is then filled beyond the pixels that the loss reads.
     """
-    y, valid = labels(target, logits.shape[1], ignore_index)
-    x = readable_logits(logits, valid)
+    y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
+    x = readable_logits(inputs.logits, valid)
+    radius, power = radius_per_axis(options.radius, y.dim() - 1), options.power
     mask = edge_mask(y, valid, radius) if edges else torch.zeros_like(valid)
-    wide = _widest(y.device)
-    if decay is not None and distance is None:
-        # The loss reads d at neighbours of edge pixels only; someone who looks at it wants it wherever it is defined.
-        wanted = (valid if maps else valid & within_reach(mask, radius)).flatten().nonzero().squeeze(1)
-        distance = torch.full((y.numel(),), math.inf, dtype=wide, device=y.device)
-        distance[wanted] = local_distance(y, valid, wanted, radius, spacing)
-        distance = distance.view_as(y)
-    log_w = log_weights(distance, decay)
-    same_side, other_side = edge_terms(x, y, valid, mask, log_w, radius, power)
+    distance = inputs.distance
+    if options.decay is not None and distance is None:
+        # The loss reads d at neighbours of edge pixels only; the map shows it wherever it is defined.
+        read = valid if maps else valid & within_reach(mask, radius)
+        distance = distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
+    same_side, other_side = edge_terms(x, y, valid, mask, log_weights(distance, options.decay), radius, power)
     false_edge = torch.zeros_like(same_side)
     if false_edges:
         false_edge, _ = edge_terms(x, y, valid, false_edge_mask(x, mask, valid, radius), None, radius, power)
-    found = LossMaps(
-        cross_entropy_map(x, y, valid, weight, label_smoothing),
-        same_side,
-        other_side,
-        false_edge,
-        edge(other_side, same_side, other_side_weight, same_side_weight),
-        mask,
-        None if distance is None else distance.to(x.dtype, copy=True),
+    terms = TermMaps(
+        cross_entropy=cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing),
+        same_side=same_side,
+        other_side=other_side,
+        false_edge=false_edge,
+        edge_mask=mask,
+        distance=None if distance is None else distance.to(x.dtype, copy=True),
     )
-    of_edges = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
-    return Evaluation(
-        sums(found, pixel_weight, of_edges),
-        normalizers(y, valid, mask, weight, pixel_weight, of_edges),
-        (mask.sum(), valid.sum()),
-        found if maps else None,
-    )
-
-
-def labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """The labels as int64, and the mask of valid pixels; [B, *S] each."""
-    y = target.long()
-    return y, (y != ignore_index) & (y >= 0) & (y < max(2, classes))
+    return Evaluation(sum_rows(terms, y, valid, inputs), terms if maps else None)
 
 
 # ------------------------------------------------------------------------------------------------------------- the maps
@@ -217,7 +131,7 @@ def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None
 def edge_mask(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     """E as a bool mask [B, *S]."""
     # Some label in the window differs from the centre's if and only if the window's largest or smallest one does.
-    label = y.to(_widest(y.device))
+    label = y.to(widest(y.device))
     largest = _window_max(torch.where(valid, label, -math.inf), radius)
     smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
     return valid & ((largest > label) | (smallest < label))
@@ -232,7 +146,7 @@ def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
     """log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
     if distance is None or decay is None:
         return None
-    wide = _widest(distance.device)
+    wide = widest(distance.device)
     return -(distance.to(wide) / decay).clamp(max=torch.finfo(wide).max)
 
 
@@ -291,12 +205,12 @@ def pairs(x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, log_w: Tensor | Non
     row, n = (torch.cat(side) for side in zip(*found, strict=True))
 
     k = y_flat[centre][row]
-    shifted, log_sum, at = _gathered(x, n)
-    a = _take(shifted.flatten(), at * x.shape[1] + k) - _take(log_sum, at)
+    shifted, log_sum, at = gathered(x, n)
+    a = take(shifted.flatten(), at * x.shape[1] + k) - take(log_sum, at)
     w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
     is_same = y_flat[n] == k
     other = (~is_same).nonzero().squeeze(1)
-    b = _log_one_minus_p(_take(a, other), k[other], at[other], shifted, log_sum)
+    b = _log_one_minus_p(take(a, other), k[other], at[other], shifted, log_sum)
     return Pairs(centre, row, n, is_same, a.index_copy(0, other, b), w)
 
 
@@ -305,9 +219,17 @@ def side_terms(found: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
 
     def term(chosen: Tensor) -> Tensor:
         at = chosen.nonzero().squeeze(1)
-        return _negative_log_mean(_take(t, at), found.log_w[at], found.row[at], len(found.centre), power)
+        return negative_log_mean(take(t, at), found.log_w[at], found.row[at], len(found.centre), power)
 
     return term(found.is_same), term(~found.is_same)
+
+
+def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
+    """Return d [B, *S] at the pixels of the bool mask ``read``, inf elsewhere; see :func:`local_distance`."""
+    at = read.flatten().nonzero().squeeze(1)
+    distance = torch.full((y.numel(),), math.inf, dtype=widest(y.device), device=y.device)
+    distance[at] = local_distance(y, valid, at, radius, spacing)
+    return distance.view_as(y)
 
 
 def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
@@ -324,7 +246,7 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
     reach = _clipped([math.ceil(limit / s) for s in spacing], y.shape)
     window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
     grid, y_flat = Grid(valid, reach), y.flatten()
-    d = torch.full(at.shape, math.inf, dtype=_widest(y.device), device=y.device)
+    d = torch.full(at.shape, math.inf, dtype=widest(y.device), device=y.device)
     left, place, label = torch.arange(len(at), device=y.device), grid.place(at), y_flat[at]
     for distance, ring in itertools.groupby(window, key=length):  # from near to far
         for offset in ring:
@@ -335,163 +257,6 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
         if not len(left):
             break
     return d
-
-
-# ------------------------------------------------------------------------------------------------------------ the total
-
-
-def edge_pixel_weight(
-    y: Tensor, mask: Tensor, pixel_weight: Tensor | None, edge_class_weight: Tensor | None
-) -> Tensor | None:
-    """v · u of the edge pixels [B, *S]; None where both are 1."""
-    if edge_class_weight is None:
-        return pixel_weight
-    u = edge_class_weight[torch.where(mask, y, 0)]
-    return u if pixel_weight is None else u * pixel_weight
-
-
-def normalizers(
-    y: Tensor,
-    valid: Tensor,
-    mask: Tensor,
-    weight: Tensor | None,
-    pixel_weight: Tensor | None,
-    of_edges: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The denominators W = Σ_valid v · weight[y_i] and Σ_E v · u, 0-d; they depend on the labels alone."""
-
-    def wide(weight: Tensor | None) -> Tensor:
-        return (torch.ones_like(y) if weight is None else weight).to(_widest(y.device))
-
-    v = wide(pixel_weight)
-    w = v if weight is None else v * weight.to(v)[torch.where(valid, y, 0)]
-    return torch.where(valid, w, 0.0).sum(), torch.where(mask, wide(of_edges), 0.0).sum()
-
-
-def sums(maps: LossMaps, pixel_weight: Tensor | None, of_edges: Tensor | None) -> Tensor:
-    """The sums of an :class:`Evaluation`, in float64: float32 fails beyond some 10^8 pixels."""
-    parts = zip(maps[:4], (pixel_weight, of_edges, of_edges, pixel_weight), strict=True)
-    return torch.stack(
-        [(part if weight is None else part * weight).sum(dtype=_widest(part.device)) for part, weight in parts]
-    )
-
-
-def total(
-    sums: Tensor,
-    normalizer: tuple[Tensor, Tensor],
-    *,
-    ce_weight: float,
-    edge_weight: float,
-    other_side_weight: float,
-    same_side_weight: float,
-    false_edge_weight: float,
-) -> Tensor:
-    """The loss, 0-d: Σ over the normalizer (W, |E|), each by its weight. Over nothing it is 0, with gradient 0."""
-    w, e = normalizer
-    of_edges = (same_side_weight, other_side_weight, false_edge_weight)
-    scale = torch.stack([ce_weight / w, *(edge_weight * of / e for of in of_edges)])
-    return (sums * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
-
-
-def terms(
-    found: Evaluation, normalizer: tuple[Tensor, Tensor], *, other_side_weight: float, same_side_weight: float
-) -> dict[str, Tensor]:
-    """What the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d and detached."""
-    w, e = normalizer
-    counts = torch.stack([w, e, e, e])
-    cross_entropy, same_side, other_side, false_edge = torch.where(counts > 0, found.sums.detach() / counts, 0.0)
-    edges, valid = found.counts
-    return {
-        "cross_entropy": cross_entropy,
-        "same_side": same_side,
-        "other_side": other_side,
-        "edge": edge(other_side, same_side, other_side_weight, same_side_weight),
-        "false_edge": false_edge,
-        "edge_fraction": edges.to(w.dtype) / valid.clamp(min=1),
-    }
-
-
-def total_map(
-    maps: LossMaps,
-    pixel_weight: Tensor | None,
-    of_edges: Tensor | None,
-    *,
-    ce_weight: float,
-    edge_weight: float,
-    false_edge_weight: float,
-) -> Tensor:
-    """The loss without reduction, v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)) [B, *S]."""
-    plain = ce_weight * maps.cross_entropy + edge_weight * false_edge_weight * maps.false_edge
-    edge = edge_weight * maps.edge
-    if pixel_weight is not None:
-        plain = plain * pixel_weight
-    return plain + (edge if of_edges is None else edge * of_edges)
-
-
-def edge(other_side: Tensor, same_side: Tensor, other_side_weight: float, same_side_weight: float) -> Tensor:
-    """The edge terms as one, map or number."""
-    return other_side_weight * other_side + same_side_weight * same_side
-
-
-# -------------------------------------------------------------------------------------------------- the write-up's line
-
-
-def neighbor_nll(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Sequence[int]) -> Tensor:
-    """-log(Σ_n w_in P_in / Σ_n w_in) over the neighbours n of i inside the image, [B, *S]; 0 off the mask.
-
-    P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). As -log M_1{P_in; w_in} it is formed from logarithms.
-
-    Args:
-        x: logits [B, C, *S].
-        index: [B, *S] int64, or an indicator [B, C, *S] bool.
-        weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
-        mask: [B, *S] bool.
-        radius: of the neighbourhood, one an axis.
-    """
-    centre = mask.flatten().nonzero().squeeze(1)
-    row, n, w = weighted_pairs(weight, centre, radius)
-    shifted, log_sum, at = _gathered(x, n)
-    if index.dim() < x.dim():
-        a = _take(shifted.flatten(), at * x.shape[1] + index.flatten()[centre][row]) - _take(log_sum, at)
-    else:
-        chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[centre]
-
-        def log_chosen(row: Tensor, at: Tensor) -> Tensor:
-            return torch.where(chosen[row], _take(shifted, at), -math.inf).logsumexp(1) - _take(log_sum, at)
-
-        # Formed anew in the backward pass: [P, C] numbers would be K times the logits.
-        size = max(1, len(centre))
-        a = torch.cat(
-            [
-                checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False)
-                for part in zip(torch.split(row, size), torch.split(at, size), strict=True)
-            ]
-            or [log_sum[:0]]
-        )
-    value = _negative_log_mean(a, w.log(), row, len(centre), power=1.0)
-    return x.new_zeros(mask.numel()).index_copy(0, centre, value).view_as(mask)
-
-
-def weighted_pairs(weight: Tensor, centre: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The pairs (i, n) of a neighbour n inside the image and a weight > 0.
-
-    Args:
-        weight: [B, K, *S].
-        centre: the pixels i.
-        radius: of the neighbourhood, one an axis.
-
-    Returns:
-        Row of centre, neighbour and weight of each pair, [P] each.
-    """
-    grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
-    place = grid.place(centre)
-    found = []
-    for k, offset in enumerate(offsets(radius)):
-        row, n = grid.pairs(place, offset)
-        w = weight[:, k].flatten()[centre[row]]
-        found.append((row[w > 0], n[w > 0], w[w > 0]))
-    rows, neighbours, weights = zip(*found, strict=True)
-    return torch.cat(rows), torch.cat(neighbours), torch.cat(weights)
 
 
 # ------------------------------------------------------------------------------------------------------- neighbourhoods
@@ -560,13 +325,13 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
     return shifted, shifted.exp().sum(1).log()
 
 
-def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``_shifted`` of the pixels that occur in n: [M, C], [M], and where each of n is found there, [P].
 
     A pixel is the neighbour of many, so it is worked out once and looked up; others are not read at all.
     """
     pixels, at = torch.unique(n, return_inverse=True)
-    return *_shifted(_take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)), at
+    return *_shifted(take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)), at
 
 
 def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, shifted: Tensor, log_sum: Tensor) -> Tensor:
@@ -587,11 +352,11 @@ def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, shifted: Tensor, log_
     pairs = likely.nonzero().squeeze(1)
     keys, back = torch.unique(at[pairs] * classes + k[pairs], return_inverse=True)
     at, k = keys // classes, keys % classes
-    rest = _take(shifted, at).scatter(1, k[:, None], -math.inf).logsumexp(1) - _take(log_sum, at)
-    return b.index_copy(0, pairs, _take(rest, back))
+    rest = take(shifted, at).scatter(1, k[:, None], -math.inf).logsumexp(1) - take(log_sum, at)
+    return b.index_copy(0, pairs, take(rest, back))
 
 
-def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:
+def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:
     """-log M_q{e^t; w} of each row's terms, q = power, [count]; 0 for a row without any.
 
         -(1/q) · [logsumexp(log w + q t) - logsumexp(log w)],   q ≠ 0
@@ -639,10 +404,6 @@ def _negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power:
 # ---------------------------------------------------------------------------------------------------------------- tools
 
 
-def _take(values: Tensor, index: Tensor) -> Tensor:
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Return values[index] along dim 0, with a reproducible backward pass."""
     return values.index_select(0, index)
-
-
-def _widest(device: torch.device) -> torch.dtype:
-    """float64, but float32 where the device has none."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from edgeloss import reference
 from edgeloss.debug.calls import LossCall, Outcome
 from edgeloss.debug.labels import Labels
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import Stats, all_finite, measure
 from edgeloss.debug.tracing import Origin, base_name
+from edgeloss.inputs import widest
 
 _TOO_LATE = "masking its result is too late, since 0 · inf is nan in the backward pass"
 _ADVICE = {
@@ -153,7 +153,7 @@ def odd_logits(logits: Tensor) -> Iterator[Finding]:
         message = "logits: all in [0, 1], so they look like probabilities."
         yield Finding("warning", message, "Pass the output before the sigmoid, unless the loss expects probabilities.")
     else:
-        sums = logits.sum(1, dtype=reference._widest(logits.device))
+        sums = logits.sum(1, dtype=widest(logits.device))
         if bool(((sums - 1).abs() <= 4 * classes * torch.finfo(logits.dtype).eps).all()):
             message = "logits: all in [0, 1] with a sum of 1 over the classes, so they are probabilities."
             advice = "Pass the output before the softmax, unless the loss expects probabilities."

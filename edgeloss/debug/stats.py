@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeloss.reference import _widest
+from edgeloss.inputs import widest
 
 MAX_VALUES = 10  # distinct values that a line lists
 
@@ -102,7 +102,7 @@ def _measured(stats: Stats, x: Tensor) -> Stats:
         }
         finite = x[~bad]
     if finite.numel():
-        wide = _widest(x.device)
+        wide = widest(x.device)
         # Divide before the sum where the sum might overflow.
         mean = (finite / finite.numel()).sum() if finite.dtype == wide else finite.sum(dtype=wide) / finite.numel()
         counts |= {"min": finite.min().item(), "mean": float(mean), "max": finite.max().item()}
@@ -153,7 +153,7 @@ def all_finite(x: Tensor) -> bool:
     if not x.is_floating_point() and not x.is_complex():
         return True
     # One pass: a finite sum means finite values. A sum of finite values may overflow in float64 only.
-    if x.is_floating_point() and x.dtype.itemsize > 1 and bool(x.sum(dtype=_widest(x.device)).isfinite()):
+    if x.is_floating_point() and x.dtype.itemsize > 1 and bool(x.sum(dtype=widest(x.device)).isfinite()):
         return True
     return bool(x.isfinite().all())
 

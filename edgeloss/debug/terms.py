@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from edgeloss import reference
+from edgeloss import reduction, reference
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import all_finite, first_line
 from edgeloss.debug.trees import Node, make_node
+from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import radius_per_axis, spacing_per_axis
+from edgeloss.options import Options
 
 
 class _Terms(NamedTuple):
@@ -26,7 +28,7 @@ class _Terms(NamedTuple):
         normalizer: the denominators (W, E).
     """
 
-    maps: reference.LossMaps
+    maps: reduction.TermMaps
     ce_pixel_weight: Tensor | None
     edge_pixel_weight: Tensor | None
     normalizer: tuple[Tensor, Tensor]
@@ -56,50 +58,42 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
         if term_weight:
             values = getattr(terms.maps, name)
             values = values if pixel_weight is None else values * pixel_weight
-            loss = values.sum(dtype=reference._widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
+            loss = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
             (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
             nodes.append(Node(name, children=[make_node("loss", loss.detach()), make_node("gradient", gradient)]))
     return Node("terms", "each one separately, before its weight", children=nodes)
 
 
 def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
-    dims = leaf.dim() - 2
-    dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
+    options = replace(Options.from_attributes(criterion), sync_normalizer=False)
+    dtype, wide = result_dtype(leaf), widest(leaf.device)
+    labels, valid = reference.labels(call.target, leaf.shape[1], options.ignore_index)
+    pixel_weight, normalizer = call.kwargs.get("pixel_weight"), call.kwargs.get("normalizer")
+    if pixel_weight is not None:
+        pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
+    if normalizer is not None:
+        w, e = (torch.as_tensor(count, dtype=wide, device=leaf.device) for count in normalizer)
+        normalizer = (w, e)
     weight, edge_class_weight = (
         None if values is None else values.detach().to(dtype)
         for values in (criterion.weight, criterion.edge_class_weight)
     )
-    labels, valid = reference.labels(call.target, leaf.shape[1], criterion.ignore_index)
-    pixel_weight = call.kwargs.get("pixel_weight")
-    if pixel_weight is not None:
-        pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
-    evaluation = reference.evaluate(
-        leaf,
-        call.target.clone(),
+    inputs = Inputs(
+        logits=leaf,
+        target=call.target.clone(),
         weight=weight,
         edge_class_weight=edge_class_weight,
-        ignore_index=criterion.ignore_index,
-        label_smoothing=criterion.label_smoothing,
-        other_side_weight=criterion.other_side_weight,
-        same_side_weight=criterion.same_side_weight,
-        radius=radius_per_axis(criterion.radius, dims),
-        power=criterion.power,
-        decay=criterion.decay,
-        spacing=spacing_per_axis(criterion.spacing, dims),
         pixel_weight=pixel_weight,
         distance=call.kwargs.get("distance"),
-        edges=criterion.edge_weight > 0,
-        false_edges=criterion.edge_weight * criterion.false_edge_weight > 0,
-        maps=True,
+        normalizer=normalizer,
     )
-    wide = reference._widest(leaf.device)
-    counts = call.kwargs.get("normalizer") or evaluation.normalizer
-    w, e = (torch.as_tensor(count, dtype=wide, device=leaf.device) for count in counts)
-    if criterion.reduction == "sum":
-        w, e = torch.ones_like(w), torch.ones_like(e)
-    maps = cast("reference.LossMaps", evaluation.maps)
-    edge_weight = reference.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, edge_class_weight)
-    return _Terms(maps, pixel_weight, edge_weight, (w, e))
+    edges = options.edge_weight > 0
+    evaluation = reference.evaluate(
+        inputs, options, edges=edges, false_edges=edges and options.false_edge_weight > 0, maps=True
+    )
+    maps = cast("reduction.TermMaps", evaluation.maps)
+    edge_weight = reduction.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, edge_class_weight)
+    return _Terms(maps, pixel_weight, edge_weight, reduction.shared_denominators(evaluation.sums, inputs, options))
 
 
 def blame_term(terms: Node, logits: Tensor) -> Finding:

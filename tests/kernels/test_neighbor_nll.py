@@ -14,8 +14,9 @@ from kernel_kinds import Kernels
 from pairwise import pairwise
 from torch import Tensor
 
-from edgeloss import fused, library
+from edgeloss import library
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
+from edgeloss.neighbor_nll import by_kernels
 
 each_backend = pytest.mark.usefixtures("each_backend")
 
@@ -394,7 +395,7 @@ def test_a_centre_without_a_class_does_not_count(kind: str, kernels: Kernels) ->
     mask[0, 2, 3] = mask[1, 0, 0] = mask[1, 4, 5] = False
     exact = x.clone().requires_grad_()
     expected = neighbor_nll(exact, index.clamp(0, 2) if kind == "index" else index, weight, mask, backend="reference")
-    value = fused.neighbor_nll(x.requires_grad_(), index, weight, None, [1, 1])
+    value = by_kernels(x.requires_grad_(), index, weight, None, [1, 1])
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), exact))
 
@@ -403,7 +404,7 @@ def test_wrong_weights_leave_the_neighbour_out(kernels: Kernels) -> None:
     x, index, weight = scene((5, 6), 3, 8, "index", kernels.device)
     expected = neighbor_nll(x, index, weight, backend="reference")
     for wrong in (-1.0, torch.nan, -torch.inf):
-        value = fused.neighbor_nll(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
+        value = by_kernels(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
         torch.testing.assert_close(value, expected)
 
 
@@ -471,7 +472,7 @@ def test_inputs_are_left_alone(kernels: Kernels) -> None:
 @pytest.mark.parametrize("kind", ["index", "several classes"])
 def test_one_graph_for_every_size(kind: str, kernels: Kernels) -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(fused.neighbor_nll, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(by_kernels, fullgraph=True, dynamic=True, backend="aot_eager")
     torch._dynamo.config.error_on_recompile = True
     try:
         for size in ((7, 13), (20, 9), (33, 40)):
@@ -500,7 +501,8 @@ def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"backend: expected one of .* but got 'fast'"):
         neighbor_nll(X, Y, W, backend="fast")  # type: ignore[arg-type]
     monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "there is a reason")
-    with pytest.raises(RuntimeError, match="backend='fused' can't serve this call: there is a reason; use 'auto'"):
+    message = "backend: 'fused' does not support this call: there is a reason; pass 'auto' or 'reference'"
+    with pytest.raises(RuntimeError, match=message):
         neighbor_nll(X, Y, W, backend="fused")
     assert torch.equal(neighbor_nll(X, Y, W), neighbor_nll(X, Y, W, backend="reference"))
 

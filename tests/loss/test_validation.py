@@ -248,6 +248,6 @@ def test_backends_tell_why() -> None:
 def test_fused_backend_gives_the_reason(logits: torch.Tensor, options: dict[str, Any], reason: str) -> None:
     if backends()["cpu"] != "available":
         reason = backends()["cpu"].removeprefix("unavailable: ")
-    with pytest.raises(RuntimeError, match=re.escape(f"backend='fused' can't serve this call: {reason}")):
+    with pytest.raises(RuntimeError, match=re.escape(f"backend: 'fused' does not support this call: {reason}")):
         edge_aware_loss(logits, Y, backend="fused", **options)
     assert edge_aware_loss(logits, Y, **options) == edge_aware_loss(logits, Y, backend="reference", **options)

@@ -1,0 +1,204 @@
+"""The operator of the original write-up: public function, plain PyTorch, and the call of the fused kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from edgeloss import fused, library
+from edgeloss.inputs import (
+    check_labels,
+    check_logits,
+    check_map,
+    check_mask,
+    check_non_negative,
+    check_pair,
+    check_target,
+)
+from edgeloss.options import Backend, check_option, radius_per_axis
+from edgeloss.reference import Grid, gathered, negative_log_mean, offsets, take
+
+
+def neighbor_nll(
+    logits: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    mask: Tensor | None = None,
+    *,
+    radius: int | Sequence[int] = 1,
+    backend: Backend = "auto",
+) -> Tensor:
+    r"""Compute -log of the weighted mean probability that a pixel's neighbours give to its class.
+
+    .. math:: \ell_i = -\log \frac{\sum_n w_{in} \, p_n(\mathrm{index}_i)}{\sum_n w_{in}}
+
+    over the neighbours n of pixel i inside the image. With an indicator instead of an index, :math:`p_n` is the sum
+    over the classes that pixel i indicates.
+
+    Source: the general form of the line ``-log(((probnb * gtind).sum(-3) * gtdf).sum(-3) / gtdf.sum(-3))`` of a 2017
+    write-up of an edge- and consistency-aware segmentation loss (of the loss behind IEEE document 7801846; the paper's
+    own text was not at hand). With two classes, the flipped one-hot label as indicator, and equal weights for the
+    neighbours of the other class, it is the other-side term of :func:`edgeloss.functional.edge_aware_loss` with
+    ``power=1``.
+
+    Args:
+        logits: [B, C, H, W] or [B, C, D, H, W], floating, C ≥ 2. Pass probabilities as ``prob.log()``.
+        index: class indices [B, *S], read on the mask only; or an indicator [B, C, *S] of 0 and 1, bool or any other
+            dtype.
+        weight: [B, K, *S], floating, ≥ 0, not differentiable, for K = ∏(2 · radius + 1) - 1 neighbours in row-major
+            order of their offsets. A weight of 0 leaves the neighbour out, and its logits are not read.
+        mask: [B, *S] bool, the pixels to compute; by default those with Σ weight > 0 over the neighbours inside.
+        radius: of the neighbourhood in pixels, or one per axis.
+        backend: ``"auto"``, ``"fused"`` or ``"reference"``. The fused CUDA kernels do not check the values of weight
+            and index: a neighbour whose weight is not > 0 is left out, and so is a pixel whose index is out of range or
+            whose indicator has no class.
+
+    Returns:
+        [B, *S], float32, or float64 for float64 logits: ≥ 0, and 0 off the mask and where no neighbour has weight.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if a shape, device or value does not fit.
+        RuntimeError: if ``backend="fused"`` does not support the call.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import neighbor_nll
+        >>> logits = torch.zeros(1, 2, 3, 3, requires_grad=True)
+        >>> index, weight = torch.zeros(1, 3, 3, dtype=torch.long), torch.ones(1, 8, 3, 3)
+        >>> nll = neighbor_nll(logits, index, weight)  # every neighbour has p = 1/2: log 2
+        >>> torch.testing.assert_close(nll, torch.full((1, 3, 3), 2.0).log())
+        >>> nll.sum().backward()
+    """
+    check_option("backend", backend)
+    check_logits(logits)
+    batch, classes, *size = logits.shape
+    radius = radius_per_axis(radius, len(size))
+    check_map("weight", weight, logits[:, 0], [batch, len(offsets(radius)), *size])
+    reason = library.why_reference(backend, logits)
+    reads_values = reason is not None or logits.device.type == "cpu"
+    if reads_values:
+        check_non_negative("weight", weight)
+    weight = weight.detach() if weight.dtype == torch.float64 else weight.detach().float()
+    if classes < 2:
+        raise ValueError("logits: expected at least 2 classes, but got 1; pass torch.cat([torch.zeros_like(x), x], 1)")
+    if mask is not None:
+        check_mask(mask, logits[:, 0])
+    index = _check_index(index, logits, weight, mask, radius, reads_values)
+    if reason is None:
+        return by_kernels(logits, index, weight, mask, radius)
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    mask = has_neighbours(weight, radius) if mask is None else mask
+    return by_torch(x, index if index.dim() == x.dim() else index.long(), weight, mask, radius)
+
+
+def _check_index(
+    index: Tensor, logits: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int], reads_values: bool
+) -> Tensor:
+    """Return the index, 0 where it is out of range off the mask, or the indicator as bool."""
+    classes = logits.shape[1]
+
+    def on_mask() -> Tensor:
+        return has_neighbours(weight, radius) if mask is None else mask
+
+    if isinstance(index, Tensor) and index.shape == logits.shape:
+        if index.device != logits.device:
+            raise ValueError(f"index: expected device {logits.device}, as the logits, but got {index.device}")
+        if reads_values and index.dtype != torch.bool and not ((index == 0) | (index == 1)).all():
+            raise ValueError("index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
+        index = index.bool()
+        if reads_values and not (any_class := index.any(1)).all() and (on_mask() & ~any_class).any():
+            raise ValueError("index: expected at least one class per pixel of the mask, but got a pixel without any")
+        return index
+    check_target(index, name="index")
+    check_pair(logits, index, name="index")
+    if reads_values and (((y := index.long()) < 0) | (y >= classes)).any():
+        index = torch.where(on_mask(), y, 0)
+        check_labels(index, classes, name="index")
+    return index
+
+
+def by_kernels(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: Sequence[int]) -> Tensor:
+    """Return what :func:`by_torch` does, by the fused kernels.
+
+    Without a mask it is set everywhere. A pixel whose index is out of range, or whose indicator has no class, is left
+    out.
+    """
+
+    def spaced(x: Tensor) -> Tensor:
+        return x if x.dim() == logits.dim() and fused.is_evenly_spaced(x) else x.contiguous()
+
+    mask = None if mask is None else mask.contiguous()
+    value: Tensor = fused.operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]
+    return value
+
+
+def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return -log(Σ_n w_in P_in / Σ_n w_in) over the neighbours n of i inside the image, [B, *S]; 0 off the mask.
+
+    P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). The mean is formed from logarithms, as -log M_1{P_in; w_in}.
+
+    Args:
+        x: logits [B, C, *S].
+        index: [B, *S] int64, or an indicator [B, C, *S] bool.
+        weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
+        mask: [B, *S] bool.
+        radius: of the neighbourhood, one per axis.
+    """
+    centre = mask.flatten().nonzero().squeeze(1)
+    row, n, w = weighted_pairs(weight, centre, radius)
+    shifted, log_sum, at = gathered(x, n)
+    if index.dim() < x.dim():
+        a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[centre][row]) - take(log_sum, at)
+    else:
+        chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[centre]
+
+        def log_chosen(row: Tensor, at: Tensor) -> Tensor:
+            return torch.where(chosen[row], take(shifted, at), -math.inf).logsumexp(1) - take(log_sum, at)
+
+        # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
+        size = max(1, len(centre))
+        a = torch.cat(
+            [
+                checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False)
+                for part in zip(torch.split(row, size), torch.split(at, size), strict=True)
+            ]
+            or [log_sum[:0]]
+        )
+    value = negative_log_mean(a, w.log(), row, len(centre), power=1.0)
+    return x.new_zeros(mask.numel()).index_copy(0, centre, value).view_as(mask)
+
+
+def weighted_pairs(weight: Tensor, centre: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pairs (i, n) of a neighbour n inside the image and a weight > 0.
+
+    Args:
+        weight: [B, K, *S].
+        centre: the pixels i.
+        radius: of the neighbourhood, one per axis.
+
+    Returns:
+        Row of centre, neighbour and weight of each pair, [P] each.
+    """
+    grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
+    place = grid.place(centre)
+    parts = []
+    for k, offset in enumerate(offsets(radius)):
+        row, n = grid.pairs(place, offset)
+        w = weight[:, k].flatten()[centre[row]]
+        parts.append((row[w > 0], n[w > 0], w[w > 0]))
+    rows, neighbours, weights = zip(*parts, strict=True)
+    return torch.cat(rows), torch.cat(neighbours), torch.cat(weights)
+
+
+def has_neighbours(weight: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return where some neighbour inside the image has weight, [B, *S] bool."""
+    like = weight[:, 0]
+    everywhere = torch.arange(like.numel(), device=like.device)
+    mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
+    mask[weighted_pairs(weight, everywhere, radius)[0]] = True
+    return mask.view_as(like)

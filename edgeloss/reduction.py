@@ -1,0 +1,225 @@
+"""From the terms of the loss to its value, its maps and its figures.
+
+Symbols are those of :mod:`edgeloss.reference`, and v = ``pixel_weight``, 1 by default.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.options import Options
+
+
+class SumRow(IntEnum):
+    """The rows of the sums over a batch, in the order in which the kernels return them."""
+
+    CROSS_ENTROPY = 0  # Σ v · CE
+    SAME_SIDE = 1  # Σ_E v · u · S
+    OTHER_SIDE = 2  # Σ_E v · u · O
+    FALSE_EDGE = 3  # Σ_F v · S
+    WEIGHT = 4  # W = Σ_valid v · weight[y]
+    EDGE_WEIGHT = 5  # Σ_E v · u
+    VALID = 6  # the number of valid pixels
+    EDGES = 7  # |E|
+    WRONG = 8  # the number of labels out of range; of the kernels only
+
+
+TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.FALSE_EDGE + 1)  # the rows that are terms of the loss
+REDUCED_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.EDGES + 1)  # the rows that this module reads
+
+
+class LossMaps(NamedTuple):
+    """The terms of the loss per pixel, before any reduction, ``ce_weight`` or ``edge_weight``.
+
+    Attributes:
+        cross_entropy: [B, *S] float, with class weights and label smoothing; 0 on ignored pixels.
+        same_side: [B, *S] float, ≥ 0; 0 off the edge mask, and where an edge pixel has no neighbour of its own class.
+        other_side: [B, *S] float, ≥ 0; 0 off the edge mask.
+        false_edge: [B, *S] float, ≥ 0: the same-side term where the prediction has an edge and the labels have none; 0
+            elsewhere, and everywhere with ``false_edge_weight=0``.
+        edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
+        edge_mask: [B, *S] bool, the pixels with a valid neighbour of another class.
+        distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
+            ``spacing``; inf beyond the search window, 2 ‖radius · spacing‖, and on ignored pixels. A user-supplied
+            field is returned as it is. None without ``decay``.
+    """
+
+    cross_entropy: Tensor
+    same_side: Tensor
+    other_side: Tensor
+    false_edge: Tensor
+    edge: Tensor
+    edge_mask: Tensor
+    distance: Tensor | None
+
+    def detach(self) -> LossMaps:
+        """Return the same values without a graph."""
+        return LossMaps(*(value if value is None else value.detach() for value in self))  # type: ignore[arg-type]
+
+
+class TermMaps(NamedTuple):
+    """What a backend returns per pixel: the fields of :class:`LossMaps` but ``edge``, differentiable."""
+
+    cross_entropy: Tensor
+    same_side: Tensor
+    other_side: Tensor
+    false_edge: Tensor
+    edge_mask: Tensor
+    distance: Tensor | None
+
+
+class Evaluation(NamedTuple):
+    """What a backend returns.
+
+    Attributes:
+        sums: [8], a row for each :class:`SumRow` but ``WRONG``, in float64 where the device has it; the terms are
+            differentiable.
+        maps: None unless asked for.
+    """
+
+    sums: Tensor
+    maps: TermMaps | None
+
+
+Terms: TypeAlias = dict[str, Tensor]
+Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tuple[Tensor, LossMaps, Terms]
+
+
+def reduce(
+    evaluation: Evaluation, inputs: Inputs, options: Options, *, return_maps: bool, return_terms: bool
+) -> Result:
+    """Return the loss, followed by its maps and its terms if they are asked for."""
+    w, e = shared_denominators(evaluation.sums, inputs, options)
+    maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
+    if options.reduction == "none" and maps is not None:
+        loss = total_map(maps, inputs, options)
+    else:
+        loss = total(evaluation.sums[TERM_ROWS], w, e, options)
+    dtype = result_dtype(inputs.logits)
+    result: list[Tensor | LossMaps | Terms] = [loss.to(dtype)]
+    if return_maps and maps is not None:
+        result.append(maps.detach())
+    if return_terms:
+        terms = term_values(evaluation.sums.detach(), w, e, options)
+        result.append({name: value.to(dtype) for name, value in terms.items()})
+    return cast("Result", tuple(result) if len(result) > 1 else result[0])
+
+
+# ----------------------------------------------------------------------------------------------------- the denominators
+
+
+def edge_pixel_weight(
+    y: Tensor, edge_mask: Tensor, pixel_weight: Tensor | None, edge_class_weight: Tensor | None
+) -> Tensor | None:
+    """Return v · u of the edge pixels, [B, *S]; None where both are 1."""
+    if edge_class_weight is None:
+        return pixel_weight
+    u = edge_class_weight[torch.where(edge_mask, y, 0)]
+    return u if pixel_weight is None else u * pixel_weight
+
+
+def denominators(
+    y: Tensor, valid: Tensor, edge_mask: Tensor, weight: Tensor | None, v: Tensor | None, vu: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; they depend on the labels alone."""
+
+    def wide(values: Tensor | None) -> Tensor:
+        return (torch.ones_like(y) if values is None else values).to(widest(y.device))
+
+    w = wide(v) if weight is None else wide(v) * weight.to(widest(y.device))[torch.where(valid, y, 0)]
+    return torch.where(valid, w, 0.0).sum(), torch.where(edge_mask, wide(vu), 0.0).sum()
+
+
+def shared_denominators(sums: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
+    """Return the W and E that the loss divides by: those of the batch, the user's, or the mean over the ranks."""
+    w, e = inputs.normalizer or (sums.detach()[SumRow.WEIGHT], sums.detach()[SumRow.EDGE_WEIGHT])
+    if options.reduction == "sum":
+        return torch.ones_like(w), torch.ones_like(e)
+    if options.sync_normalizer and dist.is_available() and dist.is_initialized():
+        # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
+        both = torch.stack([w, e])
+        dist.all_reduce(both)
+        both /= dist.get_world_size()
+        return both[0], both[1]
+    return w, e
+
+
+# ---------------------------------------------------------------------------------------------------- the terms as sums
+
+
+def sum_rows(maps: TermMaps, y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor:
+    """Return the sums of an :class:`Evaluation`; float32 is not enough beyond some 10^8 pixels."""
+    v, wide = inputs.pixel_weight, widest(y.device)
+    vu = edge_pixel_weight(y, maps.edge_mask, v, inputs.edge_class_weight)
+    w, e = denominators(y, valid, maps.edge_mask, inputs.weight, v, vu)
+
+    def total_of(values: Tensor, weight: Tensor | None) -> Tensor:
+        return (values if weight is None else values * weight).sum(dtype=wide)
+
+    rows = {
+        SumRow.CROSS_ENTROPY: total_of(maps.cross_entropy, v),
+        SumRow.SAME_SIDE: total_of(maps.same_side, vu),
+        SumRow.OTHER_SIDE: total_of(maps.other_side, vu),
+        SumRow.FALSE_EDGE: total_of(maps.false_edge, v),
+        SumRow.WEIGHT: w,
+        SumRow.EDGE_WEIGHT: e,
+        SumRow.VALID: valid.sum(dtype=wide),
+        SumRow.EDGES: maps.edge_mask.sum(dtype=wide),
+    }
+    return torch.stack([rows[row] for row in sorted(rows)])
+
+
+def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
+    """Return the loss, 0-d: each term over its denominator, times its weight. Over nothing it is 0, with gradient 0.
+
+    Args:
+        terms: [4], the rows ``TERM_ROWS`` of the sums.
+        w: W, 0-d.
+        e: Σ_E v · u, 0-d.
+        options: of the call.
+    """
+    of_edges = (options.same_side_weight, options.other_side_weight, options.false_edge_weight)
+    scale = torch.stack([options.ce_weight / w, *(options.edge_weight * weight / e for weight in of_edges)])
+    return (terms * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
+
+
+def term_values(sums: Tensor, w: Tensor, e: Tensor, options: Options) -> Terms:
+    """Return what the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d each; see :func:`total`."""
+    counts = torch.stack([w, e, e, e])
+    cross_entropy, same_side, other_side, false_edge = torch.where(counts > 0, sums[TERM_ROWS] / counts, 0.0)
+    return {
+        "cross_entropy": cross_entropy,
+        "same_side": same_side,
+        "other_side": other_side,
+        "edge": _edge_term(other_side, same_side, options),
+        "false_edge": false_edge,
+        "edge_fraction": sums[SumRow.EDGES] / sums[SumRow.VALID].clamp(min=1),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the terms as maps
+
+
+def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
+    """Return the maps of a backend with the edge map."""
+    return LossMaps(**maps._asdict(), edge=_edge_term(maps.other_side, maps.same_side, options))
+
+
+def total_map(maps: LossMaps, inputs: Inputs, options: Options) -> Tensor:
+    """Return v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)), [B, *S]."""
+    v = inputs.pixel_weight
+    vu = edge_pixel_weight(inputs.target.long(), maps.edge_mask, v, inputs.edge_class_weight)
+    off_edges = options.ce_weight * maps.cross_entropy
+    off_edges = off_edges + options.edge_weight * options.false_edge_weight * maps.false_edge
+    edge = options.edge_weight * maps.edge
+    return (off_edges if v is None else off_edges * v) + (edge if vu is None else edge * vu)
+
+
+def _edge_term(other_side: Tensor, same_side: Tensor, options: Options) -> Tensor:
+    return options.other_side_weight * other_side + options.same_side_weight * same_side

@@ -17,6 +17,9 @@ from kernel_kinds import STEPPED, Kernels
 
 from edgeloss import backends, fused, library
 
+# No doctests in them; and as test modules, conftest files of several folders would share one name.
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]
+
 # Workers share the cores: one thread each, and no deadline that a busy machine would miss.
 torch.set_num_threads(1)
 # A fixture that chooses the backend may hold for all examples of a property.

@@ -175,14 +175,14 @@ def test_read_classes(text: str, expected: tuple[list[str], int | None], tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0 a\nb 1\n", """, line 2: expected "<index> <name>" but got 'b 1'"""),
-        ("0\n", """, line 1: expected "<index> <name>" but got '0'"""),
-        ("-1 a\n", """, line 1: expected "<index> <name>" but got '-1 a'"""),
+        ("0 a\nb 1\n", """, line 2: expected "<index> <name>", but got 'b 1'"""),
+        ("0\n", """, line 1: expected "<index> <name>", but got '0'"""),
+        ("-1 a\n", """, line 1: expected "<index> <name>", but got '-1 a'"""),
         ("0 a\n0 b\n", ", line 2: index 0 occurs twice, first in line 1"),
         ("0 a\n1 a\n", ", line 2: name 'a' occurs twice"),
         ("0 a\n255 void\n7 void\n", ", line 3: second void line, the first is line 2"),
-        ("0 a\n2 b\n", ", line 2: expected the indices of 2 classes to be 0 to 1 without a gap but got 2"),
-        ("255 void\n", ": expected at least one class but got none"),
+        ("0 a\n2 b\n", ", line 2: expected the indices of 2 classes to be 0 to 1 without a gap, but got 2"),
+        ("255 void\n", ": expected at least one class, but got none"),
     ],
 )
 def test_read_classes_names_file_and_line(text: str, message: str, tmp_path: Path) -> None:
@@ -712,12 +712,12 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
         (
             lambda path: Image.new("RGB", (80, 60)).save(path),
             "masks/b.png",
-            ": expected one channel of class indices but got colours (mode RGB)",
+            ": expected one channel of class indices, but got colours (mode RGB)",
         ),
         (
             lambda path: Image.new("I;16", (80, 60)).save(path),
             "images/b.png",
-            ": expected 8 bits per channel but got an image of mode I;16",
+            ": expected 8 bits per channel, but got an image of mode I;16",
         ),
         (
             _label(7, 30, 10),

@@ -1,0 +1,39 @@
+"""The command line: its commands and its error messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from edgeloss.cli.diagnose import diagnose
+from edgeloss.cli.info import info
+from edgeloss.cli.messages import say
+from edgeloss.cli.metrics import metrics
+from edgeloss.cli.view import view
+from edgeloss.io import InputError
+
+app = typer.Typer(
+    help="Show where a segmentation network fails at edges.",
+    epilog="Exit codes: 0 success, 1 'diagnose' found non-finite values, 2 invalid input, 130 interrupted.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (view, metrics, diagnose, info):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line and exit; errors of the user are one line on stderr.
+
+    Args:
+        arguments: what follows the name of the program; by default, the arguments of the process.
+    """
+    try:
+        app(arguments, prog_name="edgeloss")
+    except (InputError, ImportError) as error:  # an ImportError names the extra to install
+        say(f"error: {error}")
+        sys.exit(2)

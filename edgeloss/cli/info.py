@@ -1,0 +1,66 @@
+"""The command ``info``: versions, devices and backends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from edgeloss import library
+from edgeloss.cli.options import AsJson
+from edgeloss.cli.tables import to_json
+
+_LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "plotly", "torchmetrics", "rich", "typer")
+
+
+def info(*, as_json: AsJson = False) -> None:
+    """Print versions, devices and backends, for bug reports.
+
+    \b
+    Examples:
+      edgeloss info
+      edgeloss info --json
+    """  # noqa: D301
+    cuda = torch.version.cuda
+    facts: dict[str, Any] = {
+        "edgeloss": _version("edgeloss"),
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "cpu": f"{_cpu()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        "torch": f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'without CUDA'})",
+        **{name: _version(name) for name in _LIBRARIES},
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "backends": library.backends(),
+        "build": library.RECORD,
+    }
+    if as_json:
+        typer.echo(to_json(facts))
+        return
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = "".join(f"\n  {key}: {part}" for key, part in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(value)
+        typer.echo(f"{name}: {value or 'none'}")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> str:
+    """Return the name of the processor, which on Linux is in /proc/cpuinfo."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

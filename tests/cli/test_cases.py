@@ -1,0 +1,120 @@
+"""Reading cases: what a prediction is taken for, and what fits a mask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import C, H, W, half_logits, mask_array
+from PIL import Image
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.cli.cases import Case, CaseFiles, read_case
+from edgeloss.io import InputError, PredictionKind
+
+
+def read(folder: Path, pred: str, **options: Any) -> Case:
+    files = CaseFiles("x", folder / pred, folder / "mask.png", None)
+    return read_case(files, **{"kind": None, "num_classes": None, "ignore_index": 255} | options)
+
+
+def write(path: Path, values: Tensor) -> None:
+    """Write a tensor in the format of the suffix."""
+    if path.suffix == ".pt":
+        torch.save(values, path)
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, values.numpy())
+    elif path.suffix == ".png":
+        Image.fromarray(values.to(torch.uint8).numpy()).save(path)
+    else:
+        np.save(path, values.numpy())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "values", "interpretation"),
+    [
+        (".npy", half_logits(), "logits of 12 × 16 pixels, upsampled"),
+        (".npy", half_logits()[None], "logits of 12 × 16 pixels, upsampled"),
+        (".npz", half_logits().half(), "logits of 12 × 16 pixels, upsampled"),
+        (".pt", half_logits().bfloat16().requires_grad_(), "logits of 12 × 16 pixels, upsampled"),
+        (".pt", torch.randn(C, H, W).double(), "logits"),
+        (".npy", half_logits().softmax(0), "probabilities of 12 × 16 pixels, upsampled"),
+        (".npy", half_logits().softmax(0).half(), "probabilities of 12 × 16 pixels, upsampled"),
+        (".pt", half_logits().softmax(0).bfloat16(), "probabilities of 12 × 16 pixels, upsampled"),
+        (".npy", torch.ones(H, W).long(), "labels, as one-hot smoothed to 0.9"),
+        (".pt", torch.ones(1, 1, H, W, dtype=torch.uint8), "labels, as one-hot smoothed to 0.9"),
+        (".png", torch.ones(H, W), "labels, as one-hot smoothed to 0.9"),
+        (".png", torch.ones(H // 2, W // 2), "labels, as one-hot smoothed to 0.9 of 12 × 16 pixels, upsampled"),
+    ],
+)
+def test_infers_what_a_prediction_is(folder: Path, suffix: str, values: Tensor, interpretation: str) -> None:
+    write(folder / f"other{suffix}", values)
+    case = read(folder, f"other{suffix}")
+    assert case.interpretation == interpretation
+    assert case.logits.shape[:2] == (1, C)
+    if interpretation.startswith("logits"):
+        assert torch.equal(case.logits[0], values.detach().view(C, *values.shape[-2:]))
+    elif interpretation.startswith("probabilities"):
+        torch.testing.assert_close(case.logits[0].softmax(0), values, atol=1e-2, rtol=0)
+    else:
+        assert (case.logits[0].softmax(0)[1, 1:] - 0.9).abs().max() < 1e-6  # the first row is void
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        (torch.tensor([[-3.0, 2.0]]), None, [-3.0, 2.0]),  # [H, W]
+        (torch.tensor([[[-3.0, 2.0]]]), None, [-3.0, 2.0]),  # [1, H, W]
+        (torch.tensor([[0.25, 0.5]]), None, [-np.log(3), 0.0]),
+        (torch.tensor([[0.25, 0.5]]), "logits", [0.25, 0.5]),
+    ],
+)
+def test_one_channel_is_one_logit_or_the_probability_of_class_1(
+    tmp_path: Path, values: Tensor, kind: PredictionKind | None, expected: list[float]
+) -> None:
+    np.save(tmp_path / "pred.npy", values.numpy())
+    Image.fromarray(np.array([[0, 1]], np.uint8)).save(tmp_path / "mask.png")
+    assert read(tmp_path, "pred.npy", kind=kind).logits.flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_probability_of_0_has_a_finite_logit(folder: Path, dtype: torch.dtype, channels: int) -> None:
+    ones = torch.ones(1, H, W, dtype=dtype)
+    torch.save(torch.cat([ones, 0 * ones])[-channels:], folder / "pred.pt")
+    Image.fromarray(np.ones((H, W), np.uint8)).save(folder / "mask.png")
+    case = read(folder, "pred.pt", kind="probabilities")
+    assert case.logits.dtype == dtype
+    assert case.logits.isfinite().all()
+    assert EdgeAwareLoss()(case.logits, case.target) > 8  # more than -log of float16's smallest number, 6e-8
+
+
+def test_selects_the_named_one_of_several_arrays(folder: Path) -> None:
+    np.savez(folder / "several.npz", logits=half_logits().numpy(), features=np.zeros(3))
+    torch.save({"probs": half_logits().softmax(0), "epoch": 3, "loss": torch.tensor(0.5)}, folder / "several.pt")
+    torch.save({"anything": half_logits(), "epoch": 3}, folder / "one.pt")
+    assert read(folder, "several.npz").interpretation.startswith("logits")
+    assert read(folder, "several.pt").interpretation.startswith("probabilities")
+    assert torch.equal(read(folder, "one.pt").logits[0], half_logits())
+
+
+def test_reads_arrays_of_any_byte_order_and_precision(folder: Path) -> None:
+    for dtype in (">f4", ">f8", np.longdouble):
+        np.save(folder / "other.npy", half_logits().numpy().astype(dtype))
+        assert torch.equal(read(folder, "other.npy").logits[0].float(), half_logits())
+
+
+def test_label_under_void_is_not_read(folder: Path) -> None:
+    labels = mask_array()
+    Image.fromarray(labels).save(folder / "pred.png")
+    assert read(folder, "pred.png", num_classes=C).logits.argmax(1)[0, 1:].eq(torch.from_numpy(labels[1:])).all()
+    labels[5, 7] = 255  # where the truth is known
+    Image.fromarray(labels).save(folder / "pred.png")
+    with pytest.raises(
+        InputError, match=r"pred\.png: expected labels 0 to 2, but got 255 at 1 pixel, first at \[5, 7\]"
+    ):
+        read(folder, "pred.png", num_classes=C)

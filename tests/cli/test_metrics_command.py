@@ -1,0 +1,81 @@
+"""The command ``metrics``: its scores and its formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import C, H, Ran, Run, W, arguments, half_logits, mask_array
+from PIL import Image
+
+
+def measure(run: Run, folders: Path, *options: object) -> Ran:
+    return run("metrics", "--pred", folders / "preds", "--mask", folders / "masks", "--classes", C, *options)
+
+
+def test_metrics_are_those_of_the_library_over_all_images(run: Run, folders: Path) -> None:
+    from torchmetrics.classification import MulticlassJaccardIndex
+
+    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+
+    for i, name in enumerate("abc"):
+        np.save(folders / "preds" / f"{name}.npy", half_logits(i).numpy())  # of half the masks' resolution
+        (folders / "preds" / f"{name}.pt").unlink()
+    logits = torch.stack([half_logits(i) for i in range(3)])
+    labels = torch.nn.functional.interpolate(logits, (H, W), mode="bilinear").argmax(1)
+    target = torch.from_numpy(mask_array()).long().expand(3, H, W)
+    found = json.loads(measure(run, folders, "--json").out)
+    assert found["images"] == 3
+    for name, metric in {
+        "iou": MulticlassJaccardIndex(C, average="none", ignore_index=255),
+        "boundary_iou": BoundaryIoU(C, average="none", ignore_index=255),
+        "boundary_f1_1px": BoundaryF1(C, average="none", ignore_index=255, radius=1),
+        "boundary_f1_3px": BoundaryF1(C, average="none", ignore_index=255, radius=3),
+        "boundary_f1_5px": BoundaryF1(C, average="none", ignore_index=255, radius=5),
+        "trimap_iou_3px": TrimapIoU(C, average="none", ignore_index=255, radius=3),
+    }.items():
+        expected = metric(labels, target)
+        assert [found["classes"][str(c)][name] for c in range(C)] == pytest.approx(expected.tolist())
+        assert found["mean"][name] == pytest.approx(float(expected.mean()))
+
+
+def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> None:
+    for path in (folders / "preds").iterdir():
+        path.unlink()
+    for name in "abc":
+        Image.fromarray(mask_array()).save(folders / "preds" / f"{name}.png")  # correct everywhere
+    options = ["--classes", folders / "classes.txt", "-o", folders / "metrics"]
+    (folders / "classes.txt").write_text("0 ground\n1 box\n2 bar\n3 unicorn\n255 void\n")
+
+    assert measure(run, folders, *options, "--format", "json") == (0, "", "")
+    found = json.loads((folders / "metrics").read_text())
+    assert set(found["classes"]["unicorn"].values()) == {None}
+    assert set(found["mean"].values()) == set(found["classes"]["box"].values()) == {1.0}
+
+    assert measure(run, folders, *options, "--format", "csv") == (0, "", "")
+    lines = (folders / "metrics").read_text().splitlines()
+    assert lines[0] == "class,iou,boundary_iou,boundary_f1_1px,boundary_f1_3px,boundary_f1_5px,trimap_iou_3px"
+    assert lines[2:] == ["box" + 6 * ",1.0", "bar" + 6 * ",1.0", "unicorn" + 6 * ",", "mean" + 6 * ",1.0"]
+
+    assert measure(run, folders, *options) == (0, "", "")
+    lines = (folders / "metrics").read_text().splitlines()
+    assert lines[-2].split() == ["unicorn", *6 * "-"]
+    assert lines[-1].split() == ["mean", *6 * ["1.0000"]]
+    assert len({len(line) for line in lines}) == 1  # aligned columns
+
+
+def test_metrics_measure_one_pair_of_files(run: Run, folder: Path) -> None:
+    assert json.loads(run("metrics", *arguments(folder), "--classes", C, "--json").out)["images"] == 1
+
+
+def test_metrics_reject_non_finite_values(run: Run, folders: Path) -> None:
+    torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
+    ran = measure(run, folders, "-o", folders / "metrics.csv")
+    assert ran.code == 2
+    assert ran.err.endswith(
+        f"edgeloss: error: {folders / 'preds' / 'b.pt'}: expected finite values, but got 2304 others\n"
+    )
+    assert not (folders / "metrics.csv").exists()

@@ -1,0 +1,54 @@
+"""The program: help, information, processes and imports."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import Run, arguments, process
+
+
+@pytest.mark.parametrize("command", ["view", "metrics", "diagnose", "info"])
+def test_help_has_examples(run: Run, command: str) -> None:
+    ran = run(command, "--help")
+    assert ran.code == 0
+    assert f"  Examples:\n    edgeloss {command}" in ran.out  # one line each, not wrapped as prose
+
+
+def test_missing_options_are_named(run: Run) -> None:
+    ran = run("view", "--mask", "mask.png")
+    assert ran.code == 2
+    assert "Missing option '--pred'" in ran.err
+
+
+def test_info(run: Run) -> None:
+    found = json.loads(run("info", "--json").out)
+    assert found["torch"].startswith(torch.__version__)
+    assert found["backends"]["reference"] == "available"
+    text = run("info").out
+    assert re.search(r"^numpy: \d", text, re.MULTILINE)
+    assert "\n  reference: available\n" in text
+
+
+def test_runs_as_a_program(folder: Path) -> None:
+    ran = process("view", *arguments(folder), "-o", folder / "panel.png")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    (folder / "mask.png").write_bytes(b"")
+    ran = process("view", *arguments(folder), "-o", folder / "panel.png")
+    assert ran.returncode == 2
+    assert re.fullmatch(r"edgeloss: error: .*mask\.png: can't be read as an image \(.*\)\n", ran.stderr)
+
+
+def test_the_library_does_not_import_the_command() -> None:
+    heavy = {"typer", "rich", "matplotlib", "torchmetrics", "PIL", "cv2", "scipy"}
+    ran = process(code=f"import sys, edgeloss; print(sorted({heavy} & set(sys.modules)))")
+    assert ran.stdout == "[]\n", ran.stderr
+
+
+def test_without_typer_names_the_extra() -> None:
+    ran = process(code="import sys; sys.modules['typer'] = None; from edgeloss.cli import main; main()")
+    assert ran.returncode == 1
+    assert ran.stderr == 'edgeloss: error: the command needs typer: pip install "edgeloss[cli]"\n'

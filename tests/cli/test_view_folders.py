@@ -1,0 +1,144 @@
+"""The command ``view`` on folders: matched files, a page for each, and the index."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import ROOT, C, H, Page, Run, W, view_folders
+
+from edgeloss import io, viz
+
+
+def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: Path) -> None:
+    (folders / "masks" / "Thumbs.db").write_bytes(b"")
+    (folders / "masks" / ".hidden.png").write_bytes(b"")
+    output = folders / "new" / "pages"
+    assert run(*view_folders(folders), "-o", output, "--dpi", 40) == (0, "", "")
+    assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.png", "c.png", "index.html"]
+    page = Page((output / "index.html").read_text("utf-8"))
+    assert page.links == ["./c.png", "./a.png", "./b.png"]
+    edges = [float(page.texts[page.texts.index(name) + 1]) for name in ("c", "a", "b")]
+    assert edges == sorted(edges, reverse=True)
+    thumbnails = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
+    assert len(thumbnails) == 3
+    assert all(str(source).startswith("data:image/jpeg;base64,") for source in thumbnails)
+
+
+def test_the_index_lists_false_edges_if_they_have_a_weight(run: Run, folders: Path) -> None:
+    torch.save(torch.randn(C, H, W), folders / "preds" / "a.pt")
+    for weight in (0, 0.5):
+        options = ["-o", folders / "pages", "--dpi", 20, "--false-edge-weight", weight]
+        assert run(*view_folders(folders), *options) == (0, "", "")
+        page = Page((folders / "pages" / "index.html").read_text("utf-8"))
+        assert ("false edge" in page.texts) == (weight > 0)
+    column = page.texts.index("false edge") - page.texts.index("name")
+    assert float(page.texts[page.texts.index("a") + column]) > 0
+
+
+def test_folders_give_reports(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A real report takes a few megabytes per page.
+    monkeypatch.setattr(viz, "report", lambda logits, target, **options: options["title"])
+    assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
+    assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits"
+    assert Page((folders / "pages" / "index.html").read_text("utf-8")).links[0] == "./c.html"
+
+
+def test_a_nan_loss_comes_first(run: Run, folders: Path) -> None:
+    torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
+    ran = run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40)
+    assert ran.code == 0
+    assert "b.pt: 2304 of 2304 values are not finite" in ran.err
+    assert Page((folders / "pages" / "index.html").read_text("utf-8")).links == ["./b.png", "./c.png", "./a.png"]
+
+
+NAMES = [
+    'a"><img src=x onerror=alert(1)>',
+    "ä ö",
+    "#1?",
+    "100%41",
+    "$x^$",
+    "a&lt;b",
+    "javascript:alert(1)",
+    "x\ny",
+    "日本",
+]
+
+
+def test_names_with_markup_are_text(run: Run, folders: Path) -> None:
+    for kind, suffix in {"images": "jpg", "masks": "png", "preds": "pt"}.items():
+        for name in NAMES:
+            (folders / kind / f"{name}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
+    output = folders / "pages"
+    assert run(*view_folders(folders), "-o", output, "--dpi", 20) == (0, "", "")
+    page = Page((output / "index.html").read_text("utf-8"))
+    linked = {urllib.parse.unquote(urllib.parse.urlsplit(link).path) for link in page.links}
+    assert linked == {f"./{name}.png" for name in ["a", "b", "c", *NAMES]}
+    assert not any(urllib.parse.urlsplit(link).scheme for link in page.links)
+    assert all((output / path).is_file() for path in linked)
+    assert {name.replace("\n", "\\n") for name in NAMES} <= set(page.texts)
+    assert not any("onerror" in attrs for _, attrs in page.tags)
+    assert sum(tag == "img" for tag, _ in page.tags) == 3 + len(NAMES)
+
+
+def test_a_bad_file_stops_and_keeps_finished_pages(run: Run, folders: Path) -> None:
+    (folders / "preds" / "b.pt").write_bytes(b"")
+    ran = run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40)
+    assert ran.code == 2
+    assert ran.err.startswith(f"edgeloss: error: {folders / 'preds' / 'b.pt'}: is damaged")
+    assert [path.name for path in (folders / "pages").iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "masks" / "b.png").unlink(), "masks: expected a file for each name, but got none for b"),
+        (lambda root: (root / "preds" / "a.npy").write_bytes(b""), "a.pt: expected one file per name, but got"),
+        (lambda root: [path.unlink() for path in (root / "preds").iterdir()], "preds: expected .png,"),
+    ],
+)
+def test_folders_must_fit(run: Run, folders: Path, change: Callable[[Path], Any], message: str) -> None:
+    change(folders)
+    ran = run(*view_folders(folders), "-o", folders / "pages")
+    assert ran.code == 2
+    assert message in ran.err
+    assert not (folders / "pages").exists()
+
+
+def test_incomplete_cases_can_be_skipped(run: Run, folders: Path) -> None:
+    (folders / "masks" / "b.png").unlink()
+    (folders / "preds" / "c.pt").unlink()
+    assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40, "--skip-missing").code == 0
+    assert sorted(path.name for path in (folders / "pages").iterdir()) == ["a.png", "index.html"]
+    (folders / "images" / "a.jpg").unlink()
+    ran = run(*view_folders(folders), "-o", folders / "pages", "--skip-missing")
+    assert ran.code == 2
+    assert "got none that is in all folders" in ran.err
+
+
+@pytest.mark.slow
+def test_a_signal_stops_between_pages(folders: Path) -> None:
+    for kind, suffix in {"images": "jpg", "masks": "png", "preds": "pt"}.items():
+        for i in range(40):  # far more than are drawn before the signal arrives
+            (folders / kind / f"n{i}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
+    pages = folders / "pages"
+    command = [sys.executable, "-m", "edgeloss.cli", *map(str, view_folders(folders)), "-o", str(pages)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
+        for _ in range(600):
+            if (pages / "a.png").exists():
+                break
+            time.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Traceback" not in errors
+    for path in pages.iterdir():
+        io.read_image(path)  # each is complete

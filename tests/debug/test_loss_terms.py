@@ -1,0 +1,94 @@
+"""The terms of EdgeAwareLoss in a diagnosis."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from debug_losses import line_of, scene
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss, reference
+from edgeloss.debug import diagnose
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_terms_add_up_to_the_loss(reduction: Any) -> None:
+    x, y = scene()
+    y[0, -2:] = 255
+    criterion = EdgeAwareLoss(
+        torch.tensor([1.0, 2.0, 0.5]), edge_class_weight=torch.tensor([0.3, 1.0, 4.0]),
+        ignore_index=255, reduction=reduction, ce_weight=0.7, edge_weight=0.3,
+        other_side_weight=1.5, same_side_weight=0.4, false_edge_weight=0.2,
+        power=-1.0, decay=2.0, label_smoothing=0.1,
+    )  # fmt: skip
+    weights = {"cross_entropy": 0.7, "same_side": 0.3 * 0.4, "other_side": 0.3 * 1.5, "false_edge": 0.3 * 0.2}
+    for extra in ({}, {"pixel_weight": torch.rand(y.shape)}, {"normalizer": (50.0, 20.0)}):
+        found = diagnose(criterion, x, y, **extra).to_dict()
+        assert list(found["terms"]) == list(weights)
+        total = sum(weight * found["terms"][name]["loss"]["mean"] for name, weight in weights.items())
+        assert total == pytest.approx(criterion(x, y, **extra).item(), rel=1e-5)
+    criterion.same_side_weight = criterion.false_edge_weight = 0.0
+    assert list(diagnose(criterion, x, y).to_dict()["terms"]) == ["cross_entropy", "other_side"]
+
+
+def test_the_guilty_term_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_terms = reference.edge_terms
+
+    def broken(x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        same, other = edge_terms(x, y, valid, mask, *rest)
+        share = x.softmax(1)[:, 0] * mask
+        return same, other + torch.where(mask, share / mask, 0.0)  # masked too late
+
+    monkeypatch.setattr(reference, "edge_terms", broken)
+    x, y = scene()
+    report = diagnose(EdgeAwareLoss(backend="reference"), x, y)
+    gradient, terms = report.findings
+    assert terms.message == "terms: other_side not finite; cross_entropy, same_side finite."
+    assert terms.advice == "Set the weight of other_side to 0 to continue without it."
+    assert gradient.message.startswith("gradient: ")
+    assert report.origin is not None
+    assert report.origin.operation == "DivBackward0"
+    assert report.origin.line == line_of(broken, "share / mask")
+
+
+def test_terms_of_bad_logits() -> None:
+    x, y = scene()
+    x[0, 1, 7, 7] = math.nan  # far from the edge
+    report = diagnose(EdgeAwareLoss(), x, y)
+    assert report.findings[-1].message == "terms: cross_entropy not finite; same_side, other_side finite."
+    assert report.findings[-1].advice == "The logits are not finite; fix them first."
+
+
+def test_terms_that_cannot_be_evaluated() -> None:
+    class Soft(EdgeAwareLoss):
+        def forward(self, logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+            return (logits.log() * target).sum()
+
+    x, _ = scene()
+    report = diagnose(Soft(), x, x.softmax(1))
+    assert report.to_dict()["terms"].startswith("not evaluated; ")
+    assert not any(finding.message.startswith("terms") for finding in report.findings)
+
+
+def test_what_a_subclass_adds_is_no_term() -> None:
+    class Ours(EdgeAwareLoss):
+        def forward(self, logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+            loss: Tensor = super().forward(logits, target, **kwargs)
+            return loss + (logits - logits).square().sum().sqrt()
+
+    report = diagnose(Ours(), *scene())
+    assert report.name == "Ours"
+    assert report.findings[-1].message == "terms: each of them is finite by itself in plain PyTorch."
+    assert "what a subclass adds" in report.findings[-1].advice
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_edge_aware_loss_is_fine_in_every_precision(dtype: torch.dtype) -> None:
+    x, y = scene()
+    report = diagnose(EdgeAwareLoss(upsample=True), x[..., ::2, ::2].to(dtype), y)
+    assert not report.findings
+    assert report.gradient is not None
+    assert report.gradient.dtype == dtype

@@ -1,0 +1,123 @@
+"""Inputs of the boundary metrics: logits, dtypes, many classes, and errors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from metric_cases import FUNCTIONS, VOID, blobs
+
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, boundary_f1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_logits_and_dtypes(name: str) -> None:
+    function, options = FUNCTIONS[name]
+    logits = torch.randn(2, 3, 9, 11, requires_grad=True)
+    target = torch.randint(3, (2, 9, 11))
+    expected = function(logits.argmax(1), target, 3, average="none", **options)
+    assert not expected.requires_grad
+    for pred in (logits, logits.half(), logits.softmax(1), logits.argmax(1).to(torch.uint8)):
+        for dtype in (torch.uint8, torch.int16, torch.int32):
+            assert torch.equal(function(pred, target.to(dtype), 3, average="none", **options), expected)
+    assert torch.equal(
+        function(logits[:, :1], target > 0, 2, **options), function(logits[:, 0] > 0, target > 0, 2, **options)
+    )
+
+
+def test_many_classes() -> None:
+    # Labels beyond 16 bits, and hundreds of words with few bits set.
+    pred, target = blobs(1, 12, 12, 3)
+    spread = torch.where(target == VOID, VOID, target * 19_000)
+    for name in ("boundary_iou", "trimap_iou", "boundary_f1"):
+        function, options = FUNCTIONS[name]
+        found = function(pred * 19_000, spread, 40_000, ignore_index=VOID, average="none", **options)
+        expected = function(pred, target, 3, ignore_index=VOID, average="none", **options)
+        assert torch.equal(found[::19_000], expected)
+
+
+ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("pred", "target", "options", "error", "message"),
+    [
+        (ZEROS, ZEROS[0], {}, ValueError, r"target: expected labels \[B, H, W\] of 2-D images.* target.unsqueeze\(0\)"),
+        (ZEROS, ZEROS[None], {}, ValueError, r"but got int64 \[1, 1, 4, 4\].*target.squeeze\(1\)"),
+        (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
+        (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),
+        (
+            ZEROS[:, :2],
+            ZEROS,
+            {},
+            ValueError,
+            r"pred: expected \[1, 4, 4\], the shape of the target, but got \[1, 2, 4\]",
+        ),
+        (torch.rand(1, 3, 2, 2), ZEROS, {}, ValueError, r"but got \[1, 2, 2\]; resize logits .* with F.interpolate"),
+        (torch.rand(1, 2, 4, 4), ZEROS, {}, ValueError, r"pred: expected logits \[B, 3, H, W\] for num_classes=3"),
+        (torch.rand(1, 4, 4), ZEROS, {}, ValueError, r"but got float32 \[1, 4, 4\]; pass .* pred.long\(\)"),
+        (
+            torch.rand(1, 3, 4, 4),
+            ZEROS,
+            {"num_classes": 2},
+            ValueError,
+            r"expected logits \[B, 1 or 2, H, W\] for num_classes=2, but got float32 \[1, 3, 4, 4\]",
+        ),
+        (ZEROS.to("meta"), ZEROS, {}, ValueError, "pred: expected device cpu, that of the target, but got meta"),
+        (
+            ZEROS,
+            ZEROS + 7,
+            {},
+            ValueError,
+            r"target: expected labels 0 to 2, or ignore_index=-100, but got 7 at 16 pix",
+        ),
+        (
+            ZEROS - 1,
+            ZEROS,
+            {},
+            ValueError,
+            r"pred: expected labels 0 to 2, but got -1 at 16 pixels, first at \[0, 0, 0\]",
+        ),
+        (ZEROS, ZEROS, {"num_classes": 1}, ValueError, "num_classes: expected an int ≥ 2, but got 1"),
+        (ZEROS, ZEROS, {"num_classes": 2.0}, TypeError, "num_classes: expected an int, but got 2.0"),
+        (ZEROS, ZEROS, {"ignore_index": None}, TypeError, "ignore_index: expected an int, but got None"),
+        (
+            ZEROS,
+            ZEROS,
+            {"average": "micro"},
+            ValueError,
+            r"average: expected one of \('macro', 'none'\), but got 'micro'",
+        ),
+        (ZEROS, ZEROS, {"radius": 0}, ValueError, "radius: expected an int ≥ 1, but got 0"),
+        (ZEROS, ZEROS, {"radius": 1.5}, TypeError, "radius: expected an int, but got 1.5"),
+        (ZEROS, ZEROS, {"score": "f2"}, ValueError, "score: expected one of"),
+        (ZEROS, ZEROS, {"per_image": 1}, TypeError, "per_image: expected a bool, but got 1"),
+        (ZEROS, ZEROS, {"validate": "never"}, TypeError, "validate: expected a bool or None, but got 'never'"),
+    ],
+)
+def test_wrong_input(pred: Any, target: Any, options: Any, error: type[Exception], message: str) -> None:
+    options = {"num_classes": 3, **options}
+    with pytest.raises(error, match=message):
+        boundary_f1(pred, target, **options)
+    with pytest.raises(error, match=message):
+        BoundaryF1(**options).update(pred, target)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, math.inf, math.nan, "0.02", True])
+def test_wrong_ratio(ratio: Any) -> None:
+    with pytest.raises(ValueError, match="ratio: expected a finite number > 0, but got"):
+        BoundaryIoU(3, ratio=ratio)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_unchecked_labels_out_of_range_are_void(name: str) -> None:
+    function, options = FUNCTIONS[name]
+    pred, target = blobs(2, 20, 24, 4)
+    wrong_pred, wrong_target, void = pred.clone(), target.clone(), target.clone()
+    wrong_pred[0, 3:6, 4:9], wrong_target[1, 9:12, 2:7] = -3, 9
+    void[0, 3:6, 4:9] = void[1, 9:12, 2:7] = VOID
+    options = {"ignore_index": VOID, "average": "none", **options}
+    found = function(wrong_pred, wrong_target, 4, validate=False, **options)
+    assert torch.equal(found, function(pred, void, 4, **options))

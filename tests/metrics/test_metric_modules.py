@@ -1,0 +1,119 @@
+"""The torchmetrics classes: batches, copies, collections and ranks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from metric_cases import FUNCTIONS, VOID, blobs
+from torchmetrics import Metric, MetricCollection
+
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
+
+CLASSES = {boundary_iou: BoundaryIoU, trimap_iou: TrimapIoU, boundary_f1: BoundaryF1}
+
+
+def metric_of(name: str, classes: int = 4, **more: Any) -> Metric:
+    function, options = FUNCTIONS[name]
+    return CLASSES[function](classes, ignore_index=VOID, **options, **more)
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return batches of several lengths and image sizes."""
+    sizes = [(2, 20, 24), (1, 15, 30), (3, 20, 24), (1, 9, 9)]
+    return [blobs(*size, 4, seed=seed) for seed, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("average", ["macro", "none"])
+def test_batch_by_batch_is_the_whole(name: str, average: str) -> None:
+    function, options = FUNCTIONS[name]
+    pred, target = blobs(7, 20, 24, 4)
+    metric = metric_of(name, average=average)
+    steps = [metric(pred[i : i + 3], target[i : i + 3]) for i in range(0, 7, 3)]
+    whole = function(pred, target, 4, ignore_index=VOID, average=average, **options)
+    assert torch.equal(metric.compute(), whole)
+    assert torch.equal(steps[1], function(pred[3:6], target[3:6], 4, ignore_index=VOID, average=average, **options))
+    metric.reset()
+    metric.update(pred[:1], target[:1])
+    assert torch.equal(
+        metric.compute(), function(pred[:1], target[:1], 4, ignore_index=VOID, average=average, **options)
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_copies_keep_the_counts(name: str) -> None:
+    first, second = batches()[:2]
+    whole, metric, loaded = metric_of(name), metric_of(name), metric_of(name)
+    for batch in (first, second):
+        whole.update(*batch)
+    metric.update(*first)
+    for each in (metric, loaded):
+        each.persistent(True)
+    loaded.load_state_dict(metric.state_dict())
+    for copied in (metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), metric.to("cpu"), loaded):
+        copied.update(*second)
+        assert torch.equal(copied.compute(), whole.compute())
+
+
+def test_a_collection_shares_counts_only_where_they_are_the_same() -> None:
+    scores = {score: BoundaryF1(4, ignore_index=VOID, score=score) for score in ("f1", "precision", "recall")}
+    radii = {f"f1_{r}": BoundaryF1(4, ignore_index=VOID, radius=r) for r in (3, 5)}
+    trimaps = {f"trimap_{r}": TrimapIoU(4, ignore_index=VOID, radius=r) for r in (1, 3)}
+    collection = MetricCollection({**scores, **radii, **trimaps, "iou": BoundaryIoU(4, ignore_index=VOID)})
+    # The first batch has equal counts for all of them.
+    flat = torch.zeros(1, 12, 12, dtype=torch.long)
+    collection.update(flat, flat)
+    assert sorted(map(len, collection.compute_groups.values())) == [1, 1, 1, 1, 1, 3]
+    for batch in batches():
+        collection.update(*batch)
+    for name, value in collection.compute().items():
+        alone = collection[name].clone()
+        alone.reset()
+        alone.update(flat, flat)
+        for batch in batches():
+            alone.update(*batch)
+        assert torch.equal(alone.compute(), value), name
+
+
+def one_rank(rank: int, world: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    collection = MetricCollection({name.replace(" ", "_"): metric_of(name) for name in FUNCTIONS})
+    for batch in batches()[rank::world]:
+        collection.update(*batch)
+    torch.save(collection.compute(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
+    mp.spawn(one_rank, (2, str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for name in FUNCTIONS:
+        metric = metric_of(name)
+        for batch in batches():
+            metric.update(*batch)
+        for values in ranks:
+            assert torch.equal(values[name.replace(" ", "_")], metric.compute()), name
+
+
+def test_functions_do_without_torchmetrics() -> None:
+    code = (
+        "import sys; sys.modules['torchmetrics'] = None;"
+        "import torch; from edgeloss import metrics;"
+        "y = torch.arange(4).view(1, 2, 2); print(metrics.boundary_f1(y, y, 4).item())\n"
+        "try: metrics.BoundaryF1\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "1.0",
+        'edgeloss.metrics.BoundaryF1 needs torchmetrics: pip install "edgeloss[metrics]"',
+    ]

@@ -39,12 +39,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from baselines.recipes import RECIPES, Options, Progress, make
-from quality import RESULTS, ROOT, Place, Run, Training, option
-from quality_report import label
-from speed import processor
 from torch import Tensor
 
+from baselines.recipes import RECIPES, Options, Progress, make
 from edgeloss.fields import boundary_distance
 from edgeloss.io import atomic_write
 from edgeloss.reference import (
@@ -57,6 +54,11 @@ from edgeloss.reference import (
     side_terms,
     within_reach,
 )
+from measure import processor
+from quality import ROOT
+from quality.command import RESULTS, option
+from quality.runs import Place, Run, loss_title
+from quality.training import Training
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 EXAMPLES = """\
@@ -174,7 +176,7 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequenc
     for q in powers:
         terms[f"F{BY_POWER}{q:g}"] = partial(edge_term, at_false_edges, 0, q)
     for name, options in LOSSES:
-        terms[label(name, options)] = partial(make(name, options, void), x, y, Progress())
+        terms[loss_title(name, options)] = partial(make(name, options, void), x, y, Progress())
     return {name: torch.autograd.grad(term(), x, retain_graph=True)[0] for name, term in terms.items()}
 
 
@@ -224,8 +226,9 @@ class Staged(Training):
         """The checkpoint of an epoch."""
         return self.checkpoint.with_name(f"{self.run.slug}-epoch{epoch}.pt")
 
-    def _score(self, **about: float) -> None:
-        super()._score(**about)
+    def score(self, **about: float) -> None:
+        """Add a row to the curve, and save the network."""
+        super().score(**about)
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint(self.stage(self.epoch), {"model": self.model.state_dict(), "scores": self.curve[-1]})
 
@@ -340,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = Run(options.loss, dict(options.option), options.seed, data=data.name, held_out=True, **settings)
         training = Staged(run, Place(data, data / "val", options.state, options.state))
-        training.to_the_end()
+        training.train()
         stages = [examine(training, epoch, options.images, options.powers) for epoch in options.stages]
         machine = {"processor": processor(), "threads": options.threads, "torch": torch.__version__}
         result = {"machine": machine, "run": asdict(run), "stages": rounded(stages)}

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from speed import processor
 from torch.utils.data import DataLoader
+
+from measure import processor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

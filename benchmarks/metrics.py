@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
-from speed import processor
 from torchmetrics import Metric
 
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
+from measure import processor
 
 EXAMPLE = "example: python benchmarks/metrics.py --masks ../shared/camvid/val/masks --classes 11 --threads 2"
 

@@ -1,65 +1,54 @@
 #!/usr/bin/env python3
-"""Time the loss, forward and backward, beside cross-entropy and other ways to compute the same.
+"""Time the loss, forward and backward, next to cross-entropy and other ways to compute the same.
 
-Every case runs in a process of its own, since torch.compile changes how fast other code runs after it. There its
-candidates run in turn, round after round, so that a change of the machine's speed meets them all; the table shows
-medians as ratios to eager ``F.cross_entropy`` on the same tensors, timed in the same process. The memory of a forward
-and backward pass is what it adds to its process at the peak, the gradient left out, over the number of pixels.
+Every case runs in a process of its own, since torch.compile changes how fast other code runs after it. Its candidates
+take turns, round after round, so that a change of clock rate affects all of them; the table shows medians as ratios to
+eager ``F.cross_entropy`` on the same tensors, timed in the same process. Memory is what a forward and backward pass
+adds to its process at the peak, without the gradient, divided by the number of pixels.
 
-The part for CUDA devices has not run on one yet.
+The part for CUDA devices has not been run on one yet.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import platform
-import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 import edgeloss
 from edgeloss import EdgeAwareLoss
-from edgeloss.reference import edge_mask
+from label_maps import VOID, Labels, edge_fraction, regions, scenes
+from measure import INSTRUCTIONS, Run, added_memory, alone, median_seconds, processor
+from pictures import save_figure
+from result_table import Row, add_rows
 
 EXAMPLES = """\
 examples:
   python benchmarks/speed.py                                # the quick table: cross-entropy, edgeloss, clone, memory
   python benchmarks/speed.py --only "19 classes" --rounds 25
-  python benchmarks/speed.py --masks ../shared/camvid/val/masks --all --output speed.json --plot speed.png
+  python benchmarks/speed.py --masks ../shared/camvid/val/masks --all --output speed.jsonl --plot speed.png
   python benchmarks/speed.py --device cuda --all            # CUDA_VISIBLE_DEVICES chooses the device
   python benchmarks/speed.py --upsample --all               # logits of lower resolution
 """
 
-INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()  # what the CPU has: AVX512, AVX2 or less
-VOID = 255
-MEMORY_BAR = 32  # bytes a pixel beyond the gradient
-CHECKERBOARD_BAR = 4  # times edgeloss on ordinary labels
+MEMORY_BAR = 32  # bytes per pixel, without the gradient
+CHECKERBOARD_BAR = 4  # times the time of edgeloss on ordinary labels
 
-Labels = npt.NDArray[np.uint8]
-Run = Callable[[], object]
 Loss = Callable[[Tensor, Tensor], Tensor]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,8 +60,8 @@ class Case:
         shape: of the logits, [B, C, *S].
         options: of the loss.
         dtype: of the logits.
-        bar: the largest ratio of edgeloss to cross-entropy that we are content with.
-        size: of the labels, S, where the logits are of lower resolution.
+        bar: the largest accepted ratio of edgeloss to cross-entropy.
+        size: of the labels, S, if the logits have a lower resolution.
     """
 
     name: str
@@ -84,22 +73,22 @@ class Case:
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """[B, *S]."""
+        """Shape of the labels, [B, *S]."""
         return (self.shape[0], *(self.size or self.shape[2:]))
 
     @property
     def radius(self) -> int:
-        """Reach of the neighbourhood."""
+        """Radius of the neighborhood."""
         return int(self.options.get("radius", 1))
 
     @property
     def pixels(self) -> int:
-        """How many labels there are in the batch."""
+        """Number of labels in the batch."""
         return int(np.prod(self.label_shape))
 
     @property
     def logits_bytes(self) -> int:
-        """N: the size of the logits, and of their gradient."""
+        """Size of the logits, and of their gradient."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
@@ -108,7 +97,7 @@ CPU_CASES = [
     Case("150 classes", (2, 150, 512, 512), bar=0.36),
     Case("2 classes", (8, 2, 512, 512), bar=0.9),
     Case("radius 3, decay 2", (4, 19, 512, 512), {"radius": 3, "decay": 2.0}, bar=1.2),
-    Case("false edges", (4, 19, 512, 512), {"false_edge_weight": 0.2}),  # of random logits: nearly every pixel is one
+    Case("false edges", (4, 19, 512, 512), {"false_edge_weight": 0.2}),  # with random logits nearly every pixel is one
     Case("volume", (1, 4, 96, 128, 128), bar=1.0),
     Case("bfloat16", (4, 19, 512, 512), dtype=torch.bfloat16, bar=0.45),
     Case("small", (1, 19, 64, 64), bar=3.0),
@@ -122,7 +111,7 @@ CUDA_CASES = [
 
 
 def upsampled(shape: tuple[int, ...], size: tuple[int, ...], bar: float, dtype: torch.dtype = torch.float32) -> Case:
-    """A case of logits of lower resolution."""
+    """Return a case with logits of lower resolution."""
     suffix = ", bfloat16" if dtype == torch.bfloat16 else ""
     return Case(f"{shape[1]} classes × {size[0] // shape[2]}{suffix}", shape, {"upsample": True}, dtype, bar, size)
 
@@ -144,97 +133,52 @@ UPSAMPLE_CASES = {
 
 @dataclass
 class Timing:
-    """What a process finds.
+    """What a process measures.
 
     Attributes:
         seconds: the median of each candidate that ran.
-        notes: what there is to say of a candidate, such as why it did not run.
+        notes: remarks on candidates, such as why one did not run.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
 
-# --------------------------------------------------------------------------------------------------------------- labels
-
-
-def blobs(batch: int, size: tuple[int, ...], classes: int, points: int) -> Labels:
-    """Labels of smooth regions: the class of the nearest of random points."""
-    random = np.random.default_rng(0)
-    out = np.empty((batch, *size), dtype=np.uint8)
-    for image in out:
-        best = np.full(size, np.inf)
-        for n in range(points):
-            point = random.random(len(size)) * size
-            axes = [np.square(np.arange(length) - c) for length, c in zip(size, point, strict=True)]
-            distance = sum(np.meshgrid(*axes, indexing="ij"))
-            image[distance < best] = n % classes
-            best = np.minimum(best, distance)
-    return out
-
-
-def regions(batch: int, size: tuple[int, ...], classes: int, radius: int) -> Labels:
-    """Blobs, as many as it takes for 4 % of edge pixels: street scenes have 4 to 6 % at radius 1."""
-    points = 2
-    while edge_fraction(labels := blobs(batch, size, classes, points), radius) < 0.04:
-        points += 1
-    return labels
-
-
-def scenes(masks: Path, batch: int, size: tuple[int, ...], classes: int) -> Labels:
-    """Real masks, tiled to the size; labels modulo the classes."""
-    paths = sorted(masks.glob("*.png"))
-    out = []
-    for i in range(batch):
-        mask = np.asarray(Image.open(paths[i * len(paths) // batch])).astype(np.uint8)
-        tiles = [-(-n // m) for n, m in zip(size, mask.shape, strict=True)]
-        tiled = np.tile(mask, tiles)[: size[0], : size[1]]
-        out.append(np.where(tiled == VOID, VOID, tiled % classes))
-    return np.stack(out).astype(np.uint8)
-
-
 def labels_of(case: Case, masks: Path | None) -> tuple[str, Labels]:
-    """The labels of a case, and what they are."""
+    """Return the kind of labels of a case, and the labels."""
     batch, *size = case.label_shape
     classes = case.shape[1]
     if case.name == "checkerboard":
         return case.name, np.tile(np.indices(size).sum(0) % 2, (batch, 1, 1)).astype(np.uint8)
-    # A crop of a scene may have no edge at all, and a wide neighbourhood makes edges wide.
+    # A crop of a scene may have no edge at all, and a large radius makes edges wide.
     if masks is None or len(size) == 3 or case.name == "small" or case.radius > 1:
         return "regions", regions(batch, tuple(size), classes, case.radius)
     return "scenes", scenes(masks, batch, tuple(size), classes)
-
-
-def edge_fraction(labels: Labels, radius: int) -> float:
-    """The share of edge pixels among the valid ones."""
-    target = torch.from_numpy(labels).long()
-    valid = target != VOID
-    return float(edge_mask(target, valid, [radius] * (target.dim() - 1)).sum() / valid.sum())
 
 
 # ----------------------------------------------------------------------------------------------------------- candidates
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """What everything is put in ratio to: of logits of lower resolution, after interpolation."""
+    """Compute cross-entropy, the baseline; logits of lower resolution are interpolated first."""
     if logits.shape[2:] != target.shape[1:]:
         logits = F.interpolate(logits, target.shape[1:], mode="bilinear", align_corners=False)
     return F.cross_entropy(logits, target, ignore_index=VOID)
 
 
 def unfolded(logits: Tensor, target: Tensor) -> Tensor:
-    """The loss by its defaults as one would write it first: all neighbours of all pixels at once."""
+    """Compute the loss with its defaults in the plainest way: all neighbors of all pixels at once."""
     classes = logits.shape[1]
     valid = target != VOID
     ce = F.cross_entropy(logits, target, ignore_index=VOID)
 
-    def neighbours(x: Tensor) -> Tensor:  # [B, C, H, W] → [B, C, 8, H, W]
+    def neighbors(x: Tensor) -> Tensor:  # [B, C, H, W] → [B, C, 8, H, W]
         patches = F.unfold(x, 3, padding=1).view(x.shape[0], x.shape[1], 9, *x.shape[2:])
         return torch.cat([patches[:, :, :4], patches[:, :, 5:]], 2)
 
     one_hot = F.one_hot(target.where(valid, 0), classes).movedim(-1, 1).to(logits.dtype)
-    p = (neighbours(logits.softmax(1)) * one_hot[:, :, None]).sum(1)  # [B, 8, H, W]
-    labels = neighbours(torch.where(valid, target + 1, 0)[:, None].to(logits.dtype))[:, 0]
+    p = (neighbors(logits.softmax(1)) * one_hot[:, :, None]).sum(1)  # [B, 8, H, W]
+    labels = neighbors(torch.where(valid, target + 1, 0)[:, None].to(logits.dtype))[:, 0]
     exists = (labels > 0) & valid[:, None]
     same = exists & (labels == (target + 1)[:, None])
     other = exists & ~same
@@ -247,7 +191,7 @@ def unfolded(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def loss_named(name: str, options: dict[str, Any]) -> Loss:
-    """The loss of a candidate."""
+    """Return the loss of a candidate."""
     if name.startswith("compiled "):
         return torch.compile(loss_named(name.removeprefix("compiled "), options))
     losses: dict[str, Loss] = {
@@ -260,82 +204,53 @@ def loss_named(name: str, options: dict[str, Any]) -> Loss:
 
 
 def candidate(name: str, logits: Tensor, target: Tensor, options: dict[str, Any]) -> Run:
-    """A forward and backward pass; ``clone`` is the least that writing a gradient costs."""
+    """Return a forward and backward pass; ``clone`` is the least that writing a gradient can cost."""
     if name == "clone":
         return lambda: logits.detach().clone()
     loss = loss_named(name, options)
 
     def run() -> None:
         loss(logits, target).backward()  # type: ignore[no-untyped-call]
-        logits.grad = None  # here, so that each pays for freeing its own gradient and not for its neighbour's
+        logits.grad = None  # here, so that each candidate pays for freeing its own gradient
 
     return run
 
 
 def groups(case: Case, device: str, everything: bool) -> list[tuple[list[str], int]]:
-    """The candidates that share a process, and the most rounds they are worth.
+    """Return the candidates that share a process, and the most rounds to time them.
 
-    Each group is timed beside cross-entropy of its own.
+    Each group includes a cross-entropy of its own.
     """
-    found = [(["cross-entropy", "edgeloss", "clone"], sys.maxsize)]
+    chosen = [(["cross-entropy", "edgeloss", "clone"], sys.maxsize)]
     if everything or device == "cuda" or case.size:
-        found.append((["cross-entropy", "compiled cross-entropy"], sys.maxsize))
+        chosen.append((["cross-entropy", "compiled cross-entropy"], sys.maxsize))
     if everything:
-        found.append((["cross-entropy", "compiled reference"], 3))
+        chosen.append((["cross-entropy", "compiled reference"], 3))
         plain = len(case.shape) == 4 and not case.options and case.dtype == torch.float32
-        found.append((["cross-entropy", "reference", *(["unfold"] if plain else [])], 3))
-    return found
+        chosen.append((["cross-entropy", "reference", *(["unfold"] if plain else [])], 3))
+    return chosen
 
 
-# ------------------------------------------------------------------------------------- measured in a process of its own
+# ------------------------------------------------------------------------------------- measured in a separate process
 
 
 def inputs(case: Case, labels: Labels, device: str) -> tuple[Tensor, Tensor]:
-    """Logits and labels on the device."""
+    """Create logits and labels on the device."""
     torch.manual_seed(0)
     logits = torch.randn(case.shape, device=device).to(case.dtype).requires_grad_()
     return logits, torch.from_numpy(labels).to(device, torch.int64)
 
 
-def stopwatch(device: str) -> Callable[[Run], float]:
-    """A function that gives the seconds of a run."""
-    if device == "cpu":
-
-        def on_cpu(run: Run) -> float:
-            start = time.perf_counter()
-            run()
-            return time.perf_counter() - start
-
-        return on_cpu
-
-    # Writing 2 GiB puts the logits out of the cache, and should take the device longer than Python takes to enqueue the
-    # run, so that between the two events the device does not wait for it.
-    eviction = torch.empty(2**31, dtype=torch.uint8, device=device)
-
-    def on_cuda(run: Run) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        eviction.zero_()
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-
-    return on_cuda
-
-
 def measure_time(case: Case, labels: Labels, device: str, names: list[str], rounds: int) -> Timing:
-    """The median of each candidate, interleaved, after a warm-up."""
+    """Return the median time of each candidate, after a warm-up."""
     logits, target = inputs(case, labels, device)
-    seconds_of = stopwatch(device)
     timing, runs = Timing(), {}
     for name in names:
         run = candidate(name, logits, target, case.options)
         try:
             run()
             run()
-        except Exception as error:  # whatever torch.compile and what it calls may raise
+        except Exception as error:  # torch.compile may raise anything
             if not name.startswith("compiled "):
                 raise
             timing.notes[name] = f"does not compile: {first_line(error)}"
@@ -343,78 +258,38 @@ def measure_time(case: Case, labels: Labels, device: str, names: list[str], roun
         runs[name] = run
         if name.startswith("compiled ") and (breaks := graph_breaks()):
             timing.notes[name] = f"{breaks} graph breaks"
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(seconds_of(run))
-    timing.seconds = {name: statistics.median(values) for name, values in times.items()}
+    timing.seconds = median_seconds(runs, rounds, device)
     return timing
 
 
 def graph_breaks() -> int:
-    """How often torch.compile has gone back to Python in this process."""
-    from torch._dynamo.utils import counters  # here: slow to import, and not for a process that compiles nothing
+    """Return how often torch.compile has fallen back to Python in this process."""
+    from torch._dynamo.utils import counters  # slow to import, and only needed where something is compiled
 
     return sum(counters["graph_break"].values())
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
+    """Return the first line of an error's message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def measure_memory(case: Case, labels: Labels, device: str, name: str) -> float:
-    """The bytes a pixel that a forward and backward pass takes at its peak, beyond the gradient."""
-    # Code, threads and libraries that come with the first call are not the pass's.
+    """Return the bytes per pixel that a forward and backward pass takes at its peak, without the gradient."""
+    # The first call also loads code, threads and libraries, which are not part of the pass.
     low = [8] * (len(case.shape) - 2)
     tiny = replace(case, shape=(1, case.shape[1], *low), size=tuple(4 * n for n in low) if case.size else ())
     checkerboard = np.indices(tiny.label_shape[1:]).sum(0).astype(np.uint8)[None] % 2
     candidate(name, *inputs(tiny, checkerboard, device), case.options)()
     run = candidate(name, *inputs(case, labels, device), case.options)
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        # What making the inputs has freed would be used again unseen, if the allocator kept it.
-        if platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL(None).malloc_trim(0)
-        forget_peak()
-        before = resident("VmRSS")
-        run()
-        peak = resident("VmHWM")
-    return (peak - before - case.logits_bytes) / case.pixels
-
-
-def forget_peak() -> None:
-    """Let the peak of this process's memory be what it holds now, where the system allows it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        print("speed.py: the peak includes that of making the inputs", file=sys.stderr)
-
-
-def resident(key: str) -> int:
-    """Bytes of this process's memory: ``VmRSS`` now, ``VmHWM`` at the peak."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    if key not in status:  # some sandboxes
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(status[key].split()[0]) * 1024
-
-
-def alone(function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
-    """The function's value, found in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+    return (added_memory(run, device) - case.logits_bytes) / case.pixels
 
 
 # --------------------------------------------------------------------------------------------------------------- report
 
 
 def measure(case: Case, options: argparse.Namespace, log: Console) -> dict[str, Any]:
-    """All figures of a case."""
+    """Measure all figures of a case."""
     log.print(f"{case.name}: labels")
     kind, labels = labels_of(case, options.masks)
     milliseconds: dict[str, float] = {}
@@ -424,22 +299,22 @@ def measure(case: Case, options: argparse.Namespace, log: Console) -> dict[str, 
         log.print(f"{case.name}: {', '.join(names)}")
         rounds = min(options.rounds * (20 if case.name == "small" else 1), most)
         try:
-            found = alone(measure_time, case, labels, options.device, names, rounds)
+            timing = alone(measure_time, case, labels, options.device, names, rounds)
         except (BrokenProcessPool, torch.OutOfMemoryError):
             if "edgeloss" in names:
                 raise
-            found = Timing(notes=dict.fromkeys(names[1:], "out of memory"))
-        notes |= found.notes
-        for name, seconds in found.seconds.items():
-            # The first group's cross-entropy is the table's; the others' are there for their ratios.
+            timing = Timing(notes=dict.fromkeys(names[1:], "out of memory"))
+        notes |= timing.notes
+        for name, seconds in timing.seconds.items():
+            # The table shows the first group's cross-entropy; the other groups' only serve their ratios.
             milliseconds.setdefault(name, round(seconds * 1e3, 4))
-            ratio.setdefault(name, round(seconds / found.seconds["cross-entropy"], 3))
+            ratio.setdefault(name, round(seconds / timing.seconds["cross-entropy"], 3))
     log.print(f"{case.name}: memory")
     memory = {
         name: round(alone(measure_memory, case, labels, options.device, name), 1)
         for name in ("edgeloss", "cross-entropy")
     }
-    # Reading the logits twice, writing the gradient and 16 bytes a pixel, at the rate of clone, which moves 2N.
+    # The floor: read the logits twice, write the gradient and 16 bytes per pixel, at the rate of clone, which moves 2N.
     n = case.logits_bytes
     floor = milliseconds["clone"] * (3 * n + 16 * case.pixels) / (2 * n)
     return {
@@ -461,7 +336,7 @@ def measure(case: Case, options: argparse.Namespace, log: Console) -> dict[str, 
 
 
 def set_checkerboard_bar(rows: list[dict[str, Any]]) -> None:
-    """The checkerboard's bar is a multiple of edgeloss's time for ordinary labels: make it a ratio like the others."""
+    """Set the bar of the checkerboard, a multiple of the time for ordinary labels, as a ratio like the others."""
     by_name = {row["case"]: row for row in rows}
     if {"19 classes", "checkerboard"} <= by_name.keys():
         row = by_name["checkerboard"]
@@ -470,21 +345,21 @@ def set_checkerboard_bar(rows: list[dict[str, Any]]) -> None:
 
 
 def judged(text: str, good: bool) -> str:
-    """The text in the colour of its verdict."""
+    """Color the text green or red."""
     return f"[{'green' if good else 'red'}]{text}[/]"
 
 
 def make_table(rows: list[dict[str, Any]], device: str) -> Table:
-    """The rows as a table: ratios to cross-entropy, on CUDA with their milliseconds."""
+    """Return the rows as a table: ratios to cross-entropy, on CUDA with milliseconds."""
     others = list(dict.fromkeys(name for row in rows for name in (*row["ratio"], *row["notes"])))[2:]
-    table = Table(caption=f"ratios to cross-entropy; bytes a pixel beyond the gradient (bar: {MEMORY_BAR})")
+    table = Table(caption=f"ratios to cross-entropy; bytes per pixel without the gradient (bar: {MEMORY_BAR})")
     table.add_column("case", no_wrap=True)
     table.add_column("logits", no_wrap=True)
     numbers = ["edges", "cross-entropy\nms", "edgeloss", "bar", *others]
     for name in [*numbers, *(["floor\nms", "edgeloss\n/ floor"] if device == "cuda" else [])]:
         table.add_column(name, justify="right", max_width=24)
     for name in ("edgeloss", "cross-entropy"):
-        table.add_column(f"{name}\nbytes a pixel", justify="right")
+        table.add_column(f"{name}\nbytes per pixel", justify="right")
     for row in rows:
 
         def cell(name: str, row: dict[str, Any] = row) -> str:
@@ -514,8 +389,8 @@ def make_table(rows: list[dict[str, Any]], device: str) -> Table:
 
 
 def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Draw the ratios as bars that start at 1, to the left where a candidate is faster than cross-entropy."""
-    from matplotlib.figure import Figure  # here: the processes that measure import this file too
+    """Draw the ratios as bars from 1, to the left where a candidate is faster than cross-entropy."""
+    from matplotlib.figure import Figure  # the processes that measure import this file, too
 
     names = list(dict.fromkeys(name for row in rows for name in row["ratio"] if name != "cross-entropy"))
     figure = Figure(figsize=(9, 1.2 + len(rows) * (0.25 + 0.17 * len(names))), layout="constrained")
@@ -523,9 +398,9 @@ def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     axes.set_xscale("log")
     height = 0.8 / len(names)
     for n, name in enumerate(names):
-        at = [(i + (n - (len(names) - 1) / 2) * height, row) for i, row in enumerate(rows) if name in row["ratio"]]
-        y, ratios = [y for y, _ in at], [row["ratio"][name] for _, row in at]
-        bars = [f" (bar {row['bar']:.2f})" if name == "edgeloss" and row["bar"] else "" for _, row in at]
+        points = [(i + (n - (len(names) - 1) / 2) * height, row) for i, row in enumerate(rows) if name in row["ratio"]]
+        y, ratios = [y for y, _ in points], [row["ratio"][name] for _, row in points]
+        bars = [f" (bar {row['bar']:.2f})" if name == "edgeloss" and row["bar"] else "" for _, row in points]
         color = "#d62728" if name == "edgeloss" else f"C{(0, 7, 1, 2, 4, 5)[n % 6]}"
         drawn = axes.barh(y, [ratio - 1 for ratio in ratios], height * 0.9, left=1, color=color, label=name)
         words = [f"{ratio:.2f}{bar}" for ratio, bar in zip(ratios, bars, strict=True)]
@@ -540,19 +415,12 @@ def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
-
-
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    save_figure(figure, path, 110)
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on."""
-    found = {
+    """Return what the figures depend on."""
+    about = {
         "processor": processor(),
         "instructions": INSTRUCTIONS,
         "cores": os.cpu_count(),
@@ -562,27 +430,33 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
         "labels": "regions" if options.masks is None else "scenes; regions for volume, small and radius 3",
         "rounds": options.rounds,
     }
-    return {"device": torch.cuda.get_device_name(), **found} if options.device == "cuda" else found
+    return {"device": torch.cuda.get_device_name(), **about} if options.device == "cuda" else about
+
+
+def key_of(row: Row) -> str:
+    """Return the key of a row in the table of results: a machine and its cases."""
+    machine = [row["machine"].get(name) for name in ("device", "processor", "instructions", "threads", "torch")]
+    return json.dumps([*machine, *(case["case"] for case in row["cases"])])
 
 
 def parse() -> tuple[argparse.Namespace, list[Case]]:
-    """The command line, and the cases it asks for."""
+    """Parse the command line and return it, with the cases it selects."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--upsample",
         action="store_true",
-        help="logits of lower resolution, in ratio to interpolation and cross-entropy",
+        help="time logits of lower resolution, compared with interpolation and cross-entropy",
     )
-    parser.add_argument("--all", action="store_true", help="torch.compile, the reference and a plain unfold too")
-    parser.add_argument("--only", metavar="WORD", default="", help="only the cases with the word in their name")
-    parser.add_argument("--rounds", type=int, default=9, help="timed rounds of each case (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="also time torch.compile, the reference and a plain unfold")
+    parser.add_argument("--only", metavar="WORD", default="", help="only the cases whose name contains the word")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds per case (default: %(default)s)")
     parser.add_argument(
-        "--masks", type=Path, metavar="DIR", help="label masks to tile (*.png); generated ones if absent"
+        "--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated ones)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write all figures as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="add all figures to a table of results")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the ratios as a bar chart")
     options = parser.parse_args()
     cases = CUDA_CASES if options.device == "cuda" else CPU_CASES
@@ -590,23 +464,20 @@ def parse() -> tuple[argparse.Namespace, list[Case]]:
         cases = UPSAMPLE_CASES[options.device]
     chosen = [case for case in cases if options.only in case.name]
     if not chosen:
-        parser.error(f"--only: expected a word of {[case.name for case in cases]} but got {options.only!r}")
+        parser.error(f"--only: expected a word of {[case.name for case in cases]}, but got {options.only!r}")
     if options.rounds < 1:
-        parser.error(f"--rounds: expected at least 1 but got {options.rounds}")
+        parser.error(f"--rounds: expected at least 1, but got {options.rounds}")
     if options.masks is not None and not any(options.masks.glob("*.png")):
-        parser.error(f"--masks: expected a folder with *.png but got {options.masks}")
+        parser.error(f"--masks: expected a folder with *.png, but got {options.masks}")
     if (state := edgeloss.backends()[options.device]) != "available":
         parser.error(f"the fused kernels for {options.device} are {state}")
-    for path in (options.output, options.plot):
-        if path is not None:  # now: not at the end of a long run
-            path.parent.mkdir(parents=True, exist_ok=True)
     return options, chosen
 
 
 def main() -> int:
     """Run the cases and print the table."""
     options, cases = parse()
-    # A file or pipe has no width of its own.
+    # A file or pipe has no width.
     console, log = Console(width=None if sys.stdout.isatty() else 200), Console(stderr=True, highlight=False)
     about = machine(options)
     console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
@@ -614,7 +485,7 @@ def main() -> int:
     set_checkerboard_bar(rows)
     console.print(make_table(rows, options.device))
     if options.output:
-        options.output.write_text(json.dumps({"machine": about, "cases": rows}, indent=1) + "\n")
+        add_rows(options.output, [{"machine": about, "cases": rows}], key_of)
     if options.plot:
         name = about.get("device", f"{about['processor']} ({about['instructions']}), {about['threads']} threads")
         plot(rows, f"{name}, torch {about['torch']}, {about['labels']}", options.plot)

@@ -20,8 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from speed import processor
 from torch.optim.lr_scheduler import ConstantLR
+
+from measure import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))

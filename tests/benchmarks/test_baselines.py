@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from baselines import regions
 from baselines.active_boundary import active_boundary, predicted_border
 from baselines.affinity import affinity
@@ -16,8 +18,6 @@ from baselines.common import cross_entropy
 from baselines.control import edge_weighted_cross_entropy
 from baselines.cpg import cpg, sobel
 from baselines.recipes import RECIPES, TITLES, Progress, completed, make
-from torch import Tensor
-
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 
 VOID = 255

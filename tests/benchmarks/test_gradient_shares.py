@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
-import gradient_shares
 import pytest
 import torch
-from gradient_shares import LOSSES, describe, gradients_of, groups_of, main, one_hot, thin
-from quality_report import label
 from torch import Tensor
 
-SHAPES = Path(__file__).parents[2] / "data" / "shapes"
+import gradient_shares
+from gradient_shares import LOSSES, describe, gradients_of, groups_of, main, one_hot, thin
+from quality.runs import loss_title
+
 VOID = 255
 CLASSES = ["sky", "pole", "road"]
 
@@ -144,16 +143,11 @@ def test_an_image_without_edges() -> None:
     assert rows["CE"]["strength"] == 1
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tmp_path / "shapes"  # 10 images, of which 2 are held out
-    for split, count in {"train": 10, "val": 1}.items():
-        for kind in ("images", "masks"):
-            (data / split / kind).mkdir(parents=True)
-            for path in sorted((SHAPES / split / kind).iterdir())[:count]:
-                shutil.copy(path, data / split / kind)
-    shutil.copy(SHAPES / "classes.txt", data)
+def test_command(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "shares.json"
-    common = ["--data", str(data), "--state", str(tmp_path / "state"), "--output", str(output)]
+    common = ["--data", str(shapes), "--state", str(tmp_path / "state"), "--output", str(output)]
     arguments = [*common, "--size", "16", "16", "--epochs", "2", "--powers", "1", "--stages"]
     assert main([*arguments, "2"]) == 0
     result = json.loads(output.read_text())
@@ -161,12 +155,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert [(stage["epoch"], stage["images"]) for stage in result["stages"]] == [(2, 2)]
     terms = result["stages"][0]["terms"]
     assert [*terms][:6] == ["pixels", "CE", "CE|E", "S q=1", "O q=1", "F q=1"]
-    assert [*terms][6:] == [label(name, options) for name, options in LOSSES]
+    assert [*terms][6:] == [loss_title(name, options) for name, options in LOSSES]
     assert sum(terms["S q=1"]["shares"]["structure"].values()) == pytest.approx(1, abs=1e-3)
     printed = capsys.readouterr().out
     assert "| CE\\|E |" in printed
 
-    monkeypatch.setattr(gradient_shares.Staged, "_train_epoch", None)  # trained before: calling it would raise
+    monkeypatch.setattr(gradient_shares.Staged, "train_epoch", None)  # trained before: calling it would raise
     assert main([*arguments, "1", "2"]) == 0
     both = json.loads(output.read_text())["stages"]
     assert both[1] == result["stages"][0]

@@ -1,0 +1,109 @@
+"""Measure time and memory: what the benchmarks share."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()  # of this CPU: AVX512, AVX2 or less
+
+Run = Callable[[], object]
+T = TypeVar("T")
+
+
+def processor() -> str:
+    """Return the name of the processor, or its architecture if the system has no name for it."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def alone(function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+    """Call a function in a new process and return its value."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+# ----------------------------------------------------------------------------------------------------------------- time
+
+
+def median_seconds(runs: Mapping[str, Run], rounds: int, device: str = "cpu") -> dict[str, float]:
+    """Return the median time of each run; the runs take turns, so that a change of clock rate affects all of them."""
+    seconds_of = stopwatch(device)
+    rows = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(rounds)]
+    return {name: statistics.median(row[name] for row in rows) for name in runs}
+
+
+def stopwatch(device: str) -> Callable[[Run], float]:
+    """Return a function that returns the seconds a run takes on the device."""
+    if device == "cpu":
+
+        def on_cpu(run: Run) -> float:
+            start = time.perf_counter()
+            run()
+            return time.perf_counter() - start
+
+        return on_cpu
+
+    # Writing 2 GiB evicts the logits from the cache. It takes the device longer than Python takes to enqueue the run,
+    # so the device does not idle between the two events.
+    eviction = torch.empty(2**31, dtype=torch.uint8, device=device)
+
+    def on_cuda(run: Run) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        eviction.zero_()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    return on_cuda
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def added_memory(run: Run, device: str = "cpu") -> int:
+    """Return the bytes that a run allocates at its peak, in addition to what was allocated before."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    # The allocator would reuse what was freed before, and the peak would not show it.
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+    _reset_peak()
+    before = _resident("VmRSS")
+    run()
+    return _resident("VmHWM") - before
+
+
+def _reset_peak() -> None:
+    """Set the peak of this process's memory to its present memory, where the system allows it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        print("warning: the system cannot reset the peak memory; it includes making the inputs", file=sys.stderr)
+
+
+def _resident(key: str) -> int:
+    """Return the bytes of this process's memory: ``VmRSS`` for now, ``VmHWM`` for the peak."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    if key not in status:  # in some sandboxes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(status[key].split()[0]) * 1024

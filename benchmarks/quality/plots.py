@@ -1,0 +1,81 @@
+"""Plots of results: differences to the baseline as bars, and the metrics over the epochs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from baselines.recipes import TITLES
+from pictures import save_figure
+from quality.scores import METRICS, SHOWN
+from quality.tables import BASELINE, Summary, in_order, title_of
+from result_table import Row
+
+
+def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
+    """Draw differences to the baseline: the mean as a bar, its interval as a line, each seed as a dot.
+
+    The axes are scaled to the dots: the interval of two seeds is often many times as wide.
+    """
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row["differences"]]
+    figure = Figure(figsize=(4 * len(SHOWN) + 1, 1.3 + 0.33 * len(rows)), layout="constrained")
+    axes = figure.subplots(1, len(SHOWN), sharey=True)
+    for axis, name in zip(axes, SHOWN, strict=True):
+        most = max(abs(value) * 100 for row in rows for value in row["differences"][name]["values"])
+        axis.set_xlim(-1.6 * most, 1.6 * most)
+        for y, row in enumerate(rows):
+            difference = row["differences"][name]
+            axis.barh(y, difference["mean"] * 100, 0.7, color="#d62728" if row["name"] == "ours" else "#9db3c8")
+            if difference["interval"]:
+                axis.plot([end * 100 for end in difference["interval"]], [y, y], color="black", linewidth=1)
+            values = [value * 100 for value in difference["values"]]
+            axis.plot(values, [y] * len(values), "k.", markersize=4)
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_title(METRICS[name], fontsize=10)
+        axis.set_xlabel("points above cross-entropy", fontsize=8)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_axisbelow(True)
+    axes[0].set_yticks(
+        range(len(rows)),
+        [f"{row['loss']}, n = {len(row['differences'][SHOWN[0]]['values'])}" for row in rows],
+        fontsize=8,
+    )
+    axes[0].invert_yaxis()
+    figure.suptitle(title, fontsize=8)
+    save_figure(figure, path, 120)
+
+
+def plot_curves(results: Sequence[Row], title: str, path: Path) -> None:
+    """Draw the metrics over the epochs: the mean over the seeds; for the baseline and edgeloss also their range."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    metrics: dict[str, dict[int, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for result in in_order(results):
+        for row in result["curve"]:
+            metrics[title_of(result)][row["epoch"]].append(row["metrics"])
+
+    figure = Figure(figsize=(4.3 * len(SHOWN), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(SHOWN))
+    for axis, name in zip(axes, SHOWN, strict=True):
+        for n, (loss, by_epoch) in enumerate(metrics.items()):
+            epochs = sorted(by_epoch)
+            values = [[scores[name] * 100 for scores in by_epoch[epoch]] for epoch in epochs]  # of the seeds
+            ours = loss.startswith(TITLES["ours"])
+            color = "black" if loss == BASELINE else f"C{n % 10}"
+            means = [statistics.fmean(of_epoch) for of_epoch in values]
+            axis.plot(epochs, means, color=color, linewidth=2 if ours else 1, label=loss)
+            if ours or loss == BASELINE:
+                least, most = map(min, values), map(max, values)
+                axis.fill_between(epochs, [*least], [*most], color=color, alpha=0.15, linewidth=0)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_title(f"{METRICS[name]}, %", fontsize=10)
+        axis.set_xlabel("epoch")
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=8)
+    save_figure(figure, path, 120)

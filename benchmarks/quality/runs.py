@@ -1,0 +1,176 @@
+"""Runs: what a training depends on, plans of many runs, and where runs are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from baselines.recipes import TITLES, Options, completed, defaults
+from result_table import Row
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: everything its weights depend on.
+
+    Attributes:
+        loss: name of a recipe.
+        options: of the loss; the defaults complete them.
+        seed: of the initial weights, the order of the images and their augmentation.
+        data: name of the data set.
+        held_out: train without a fifth of the training images, and score on that fifth.
+        epochs: passes over the training images.
+        batch: images per step.
+        size: (height, width) that images are resized to.
+        width: channels of the U-Net at full resolution.
+        lr: highest learning rate.
+        precision: float32, or bfloat16 for training under autocast; the loss and the scores are always in float32.
+    """
+
+    loss: str
+    options: Options
+    seed: int
+    data: str = "camvid"
+    held_out: bool = False
+    epochs: int = 15
+    batch: int = 4
+    size: tuple[int, int] = (180, 240)
+    width: int = 8
+    lr: float = 3e-3
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Complete the options, so that equal runs compare equal however they are written.
+
+        Raises:
+            ValueError: if the precision is unknown.
+        """
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision: expected one of {PRECISIONS}, but got {self.precision!r}")
+        object.__setattr__(self, "options", completed(self.loss, self.options))
+        object.__setattr__(self, "size", tuple(self.size))
+
+    @property
+    def slug(self) -> str:
+        """A unique name."""
+        values = json.dumps(asdict(self), sort_keys=True)
+        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+
+    @property
+    def title(self) -> str:
+        """The loss as tables name it."""
+        return loss_title(self.loss, self.options)
+
+
+SETTINGS = [field.name for field in fields(Run) if field.name not in ("loss", "options", "seed", "data", "held_out")]
+
+
+def loss_title(loss: str, options: Options) -> str:
+    """Return what tables call a loss: its title, and the options that are not the defaults."""
+    known = defaults(loss)
+    changed = ", ".join(f"{key} {value:g}" for key, value in options.items() if value != known.get(key, value))
+    return TITLES[loss] + (f" ({changed})" if changed else "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run reads and writes; its weights do not depend on this.
+
+    Attributes:
+        data: folder with train/, val/ and classes.txt.
+        split: folder with images/ and masks/ to score on.
+        results: the table of results.
+        state: folder of the checkpoints.
+        device: to train on.
+        score_every: number of epochs between scores; the last epoch is always scored.
+    """
+
+    data: Path
+    split: Path
+    results: Path
+    state: Path
+    device: str = "cpu"
+    score_every: int = 1
+
+    def split_name(self, run: Run) -> str:
+        """Return the name of the split that the run is scored on."""
+        return "held-out" if run.held_out else self.split.name
+
+    def key(self, run: Run) -> str:
+        """Return the key of the run's row in the table of results."""
+        return f"{run.slug}-{self.split_name(run)}"
+
+
+def key_of(row: Row) -> str:
+    """Return the key of a row of the table of results."""
+    return f"{Run(**row['run']).slug}-{row['split']}"
+
+
+def checkpoint_path(run: Run, state: Path) -> Path:
+    """Return the path of the run's checkpoint."""
+    return state / f"{run.slug}.pt"
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+
+def runs_of(plan: Mapping[str, Any], *, data: str, held_out: bool = False) -> list[Run]:
+    """Return the runs of a plan, all losses of one seed before those of the next.
+
+    Args:
+        plan: settings that all runs share, and ``runs``, a list of ``loss``, ``seeds`` and optionally ``options``.
+        data: name of the data set.
+        held_out: score on a part of the training images.
+
+    Raises:
+        ValueError: if a key is unknown or missing.
+    """
+    settings = {key: value for key, value in plan.items() if key != "runs"}
+    if wrong := settings.keys() - set(SETTINGS):
+        raise ValueError(f"plan: expected runs and some of {SETTINGS}, but got {sorted(wrong)}")
+    runs = []
+    for entry in plan.get("runs") or []:
+        if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
+            raise ValueError(f"plan: expected runs with loss, seeds and optionally options, but got {entry}")
+        for seed in entry["seeds"]:
+            options = entry.get("options") or {}
+            runs.append(Run(entry["loss"], options, seed, data=data, held_out=held_out, **settings))
+    if not runs:
+        raise ValueError("plan: expected a list of runs, but got none")
+    return sorted(runs, key=lambda run: run.seed)
+
+
+def check_trials(runs: Iterable[Run]) -> None:
+    """Check that all losses with options have the same number of trials.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    trials = Counter(run.loss for run in runs if run.options)
+    if len(set(trials.values())) > 1:
+        raise ValueError(f"plan: expected the same number of trials for every loss, but got {dict(trials)}")
+
+
+def pick(runs: Iterable[Run], names: Iterable[str]) -> dict[str, Run]:
+    """Return the runs with these names, by title; a name without options is enough if only one run has that loss.
+
+    Raises:
+        ValueError: if a name fits no run or several, or there is nothing to compare.
+    """
+    known = {run.title: run for run in runs}
+    picked = {}
+    for name in names:
+        fit = [title for title in known if title == name] or [title for title in known if title.startswith(f"{name} (")]
+        if len(fit) != 1:
+            raise ValueError(f"--losses: expected some of {list(known)}, but got {name!r}")
+        picked[fit[0]] = known[fit[0]]
+    if len(picked) < 2:
+        raise ValueError(f"--losses: expected two or more, but got {list(picked)}")
+    return picked

@@ -1,0 +1,214 @@
+"""Summaries of results over seeds, and Markdown tables of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baselines.recipes import RECIPES
+from quality.runs import loss_title
+from quality.scores import BORDER_SIDES, METRICS, SCORES
+from result_table import Row, read_rows
+
+BASELINE = "cross-entropy"
+
+Summary = dict[str, Any]
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def read_results(path: Path, split: str | None = None) -> dict[str, list[Row]]:
+    """Read the results of a split, or all of them, grouped by a sentence on their settings and split.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    grouped = defaultdict(list)
+    for row in read_rows(path):
+        if split not in (None, row["split"]):
+            continue
+        run = row["run"]
+        height, width = run["size"]
+        settings = (
+            f"{run['data']}, {row['split']}: {row['images']['train']} images at {width} × {height} for training,"
+            f" {row['images']['evaluated']} for these scores; {run['epochs']} epochs in batches of {run['batch']},"
+            f" U-Net of width {run['width']}, learning rate {run['lr']:g},"
+            f" {run.get('precision', 'float32')}"
+        )
+        grouped[settings].append(row)
+    if not grouped:
+        of_split = f" of split {split}" if split else ""
+        raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")
+    return dict(grouped)
+
+
+def title_of(result: Row) -> str:
+    """Return the loss of a result as tables name it."""
+    return loss_title(result["run"]["loss"], result["run"]["options"])
+
+
+def in_order(results: Iterable[Row]) -> list[Row]:
+    """Sort results by their losses, in the order of the recipes."""
+    order = list(RECIPES)
+    return sorted(results, key=lambda result: (order.index(result["run"]["loss"]), title_of(result)))
+
+
+# ------------------------------------------------------------------------------------------------------------ summaries
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the standard deviation, which is None for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean by Student's t; None for a single value."""
+    from scipy.stats import t
+
+    mean, deviation = spread(values)
+    if deviation is None:
+        return None
+    half = float(t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]:
+    """Summarize each loss with its options over the seeds, in the order of the recipes.
+
+    Args:
+        results: all with the same settings and split.
+        baseline: title of the loss that the others are compared with.
+
+    Returns:
+        Dicts with ``loss``, the title; ``name``, the recipe; ``seeds``; ``failed``, the seeds that diverged;
+        ``scores``, mean and standard deviation of each metric; ``differences``, for each metric the differences to the
+        baseline paired by seed: their values, mean and interval.
+    """
+    by_loss: dict[str, dict[int, Row]] = defaultdict(dict)
+    for result in in_order(results):
+        by_loss[title_of(result)][result["run"]["seed"]] = result
+    metrics = {
+        loss: {seed: result["metrics"] for seed, result in sorted(by_seed.items()) if "failed" not in result}
+        for loss, by_seed in by_loss.items()
+    }
+    compared = metrics.get(baseline, {})
+    rows = []
+    for loss, by_seed in by_loss.items():
+        row: Summary = {
+            "loss": loss,
+            "name": next(iter(by_seed.values()))["run"]["loss"],
+            "seeds": list(metrics[loss]),
+            "failed": sorted(by_seed.keys() - metrics[loss].keys()),
+            "scores": {},
+            "differences": {},
+        }
+        for name in METRICS if metrics[loss] else ():
+            row["scores"][name] = spread([values[name] for values in metrics[loss].values()])
+            pairs = [values[name] - compared[seed][name] for seed, values in metrics[loss].items() if seed in compared]
+            if pairs and loss != baseline:
+                row["differences"][name] = {
+                    "values": pairs,
+                    "mean": statistics.fmean(pairs),
+                    "interval": interval(pairs),
+                }
+        rows.append(row)
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------------------- Markdown
+
+
+def markdown(
+    rows: Sequence[Summary],
+    costs: Mapping[str, Mapping[str, float]],
+    baseline: str = BASELINE,
+    metrics: Sequence[str] = tuple(METRICS),
+) -> str:
+    """Write summaries as tables, in percent or points: scores, precision and recall, differences to the baseline."""
+    sides = [name for name in metrics if name in BORDER_SIDES]
+    metrics = [name for name in metrics if name not in BORDER_SIDES]
+    scored = [row for row in rows if row["seeds"]]
+    compared = [row for row in rows if row["differences"]]
+    parts = [
+        _table(
+            "Mean ± standard deviation over seeds, percent"
+            + "; time and memory beyond the gradient of the loss, forward and backward" * bool(costs),
+            ["loss", "seeds", *(METRICS[name] for name in metrics), *(["ms", "× CE", "MB"] if costs else [])],
+            [
+                [row["loss"], _seeds(row), *(_score(row, name) for name in metrics), *_cost(row["loss"], costs)]
+                for row in scored
+            ],
+        )
+    ]
+    if sides:
+        parts.append(
+            _table(
+                "Precision and recall of borders, percent",
+                ["loss", *(METRICS[name] for name in sides)],
+                [[row["loss"], *(_score(row, name) for name in sides)] for row in scored],
+            )
+        )
+    parts.append(
+        _table(
+            f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points",
+            ["loss", "pairs", *(METRICS[name] for name in metrics)],
+            [
+                [row["loss"], str(len(row["differences"]["miou"]["values"])), *(_difference(row, n) for n in metrics)]
+                for row in compared
+            ],
+        )
+    )
+    if diverged := [row["loss"] for row in rows if not row["seeds"]]:
+        parts.append(f"Diverged with every seed: {', '.join(diverged)}\n")
+    return "\n".join(parts)
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [title, "", f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def _seeds(row: Summary) -> str:
+    return str(len(row["seeds"])) + (f" ({len(row['failed'])} diverged)" if row["failed"] else "")
+
+
+def _score(row: Summary, name: str) -> str:
+    mean, deviation = row["scores"][name]
+    return f"{mean * 100:.2f}" + ("" if deviation is None else f" ± {deviation * 100:.2f}")
+
+
+def _difference(row: Summary, name: str) -> str:
+    difference = row["differences"][name]
+    if difference["interval"] is None:
+        return f"{difference['mean'] * 100:+.2f}"
+    low, high = difference["interval"]
+    return f"{difference['mean'] * 100:+.2f} [{low * 100:+.2f}, {high * 100:+.2f}]"
+
+
+def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:
+    if not costs:
+        return []
+    if loss not in costs:
+        return ["–"] * 3
+    cost = costs[loss]
+    return [f"{cost['milliseconds']:.1f}", f"{cost['ratio']:.2f}", f"{cost['megabytes']:.1f}"]
+
+
+def trials(rows: Sequence[Summary], by: Sequence[str]) -> str:
+    """Write a table of the trials of every loss, the best first."""
+    heads = ["loss", "seeds", f"mean of {', '.join(by)}", *(METRICS[name] for name in SCORES)]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    scored = [row for row in rows if row["seeds"]]
+    criterion = {row["loss"]: statistics.fmean(row["scores"][name][0] for name in by) for row in scored}
+    for name in RECIPES:
+        of_loss = sorted((row for row in scored if row["name"] == name), key=lambda row: -criterion[row["loss"]])
+        for rank, row in enumerate(of_loss):
+            title = f"**{row['loss']}**" if rank == 0 else row["loss"]
+            figures = [criterion[row["loss"]], *(row["scores"][name][0] for name in SCORES)]
+            cells = [title, str(len(row["seeds"])), *(f"{figure * 100:.2f}" for figure in figures)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

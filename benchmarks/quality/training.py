@@ -1,0 +1,231 @@
+"""Train the network of a run, score it, and add its row to the table of results."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from importlib.metadata import version
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from baselines.recipes import Progress, make
+from measure import INSTRUCTIONS, processor
+from quality.data import load_batch, read_labels, split_indices
+from quality.runs import Place, Run, checkpoint_path, key_of
+from quality.scores import METRICS, SHOWN, evaluate
+from result_table import Row, add_rows, read_rows
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from segkit.data import Augment, SegmentationFolder
+from segkit.model import UNet
+
+WEIGHT_DECAY = 1e-4
+WARMUP = 1  # epochs in which the learning rate rises linearly
+POWER = 0.9  # of its polynomial fall to 0
+HELD_OUT = 5  # one of this many training images
+
+
+class RoundedConv2d(nn.Conv2d):
+    """A convolution under bfloat16 autocast that rounds as the CPU's bfloat16 instructions do, and sums in float32.
+
+    On a CPU without these instructions PyTorch takes ten times as long, and this as long as float32.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve; without autocast, as :class:`torch.nn.Conv2d` does."""
+        if not torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        bias = None if self.bias is None else _rounded(self.bias)
+        with torch.autocast("cpu", enabled=False):
+            return self._conv_forward(_rounded(x), _rounded(self.weight), bias).bfloat16()
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+class DivergedError(ArithmeticError):
+    """Raised when the loss is no longer finite."""
+
+
+class Training:
+    """A network and its training.
+
+    Args:
+        run: what to train.
+        place: where to read and write.
+    """
+
+    def __init__(self, run: Run, place: Place) -> None:
+        """Open the data, and resume from the checkpoint if there is one."""
+        self.run, self.place = run, place
+        self.classes, self.void = read_labels(place.data)
+        self.train_set = self._folder(place.data / "train", Augment())
+        everything = np.arange(len(self.train_set))
+        held_out = np.sort(np.random.default_rng(0).permutation(everything)[: len(everything) // HELD_OUT])
+        self.chosen = np.setdiff1d(everything, held_out) if run.held_out else everything
+        plain = self._folder(place.data / "train")
+        scored = plain if run.held_out else self._folder(place.split)
+        self.evaluated = [
+            load_batch(scored, index)
+            for index in split_indices(held_out if run.held_out else np.arange(len(scored)), 8)
+        ]
+
+        torch.manual_seed(run.seed)
+        self.model = UNet(len(self.classes), width=run.width).to(place.device)
+        if run.precision == "bfloat16" and place.device == "cpu" and INSTRUCTIONS != "AVX512":
+            for module in self.model.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.__class__ = RoundedConv2d
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, weight_decay=WEIGHT_DECAY)
+        self.criterion = make(
+            run.loss,
+            run.options,
+            self.void,
+            targets=(plain[int(i)][1][None] for i in self.chosen),
+            num_classes=len(self.classes),
+            device=place.device,
+        )
+        self.epoch = 0  # number of complete epochs
+        self.curves: dict[str, list[Row]] = {}  # per split
+        self.checkpoint = checkpoint_path(run, place.state)
+        if self.checkpoint.exists():
+            state = load_checkpoint(self.checkpoint, map_location=place.device)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.epoch, self.curves = state["epoch"], state["curves"]
+        self.curve = self.curves.setdefault(place.split_name(run), [])
+
+    def _folder(self, root: Path, augment: Augment | None = None) -> SegmentationFolder:
+        return SegmentationFolder(
+            root,
+            num_classes=len(self.classes),
+            ignore_index=self.void,
+            size=self.run.size,
+            augment=augment,
+            seed=self.run.seed,
+            cache=augment is not None,
+        )
+
+    def train(self) -> None:
+        """Train the remaining epochs; save after each of them.
+
+        Raises:
+            DivergedError: if the loss becomes nan or infinite.
+        """
+        while self.epoch < self.run.epochs:
+            start = time.perf_counter()
+            loss = self.train_epoch()
+            seconds = time.perf_counter() - start
+            self.epoch += 1
+            is_scored = self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs
+            if is_scored:
+                self.score(loss=loss, seconds=round(seconds, 1))
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curves": self.curves})
+            metrics = self.curve[-1]["metrics"] if is_scored else {}
+            scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN if name in metrics)
+            progress = f"{self.epoch}/{self.run.epochs}"
+            print(f"{self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
+        if not self.curve or self.curve[-1]["epoch"] < self.epoch:  # trained before, and scored on another split
+            self.score()
+
+    def train_epoch(self) -> float:
+        """Train one epoch and return its mean loss.
+
+        Raises:
+            DivergedError: if the loss becomes nan or infinite.
+        """
+        run = self.run
+        steps_per_epoch = math.ceil(len(self.chosen) / run.batch)
+        steps = run.epochs * steps_per_epoch
+        self.train_set.set_epoch(self.epoch)
+        order = np.random.default_rng((run.seed, self.epoch)).permutation(self.chosen)
+        self.model.train()
+        total = 0.0
+        for step, index in enumerate(split_indices(order, run.batch), start=self.epoch * steps_per_epoch):
+            images, labels = load_batch(self.train_set, index, self.place.device)
+            rise = min(1.0, (step + 1) / (WARMUP * steps_per_epoch))
+            for group in self.optimizer.param_groups:
+                group["lr"] = run.lr * rise * (1 - step / steps) ** POWER
+            with torch.autocast(self.place.device, torch.bfloat16, enabled=run.precision == "bfloat16"):
+                logits = self.model(images)
+            loss = self.criterion(logits.float(), labels, Progress(step, steps, self.epoch))
+            value = loss.item()
+            if not math.isfinite(value):
+                raise DivergedError(f"the loss is {value} in step {step + 1} of {steps}, epoch {self.epoch + 1}")
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += value * len(index)
+        return total / len(self.chosen)
+
+    def score(self, **about: float) -> None:
+        """Add a row to the curve: the epoch, what else is known about it, and the metrics."""
+        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device)
+        self.curve.append({"epoch": self.epoch, **about, "metrics": scores})
+
+
+def finish(run: Run, place: Place) -> None:
+    """Train what is left of a run, score it, and add its row to the table; a diverged run has a row too."""
+    training = Training(run, place)
+    row: Row = {
+        "run": asdict(run),
+        "split": place.split_name(run),
+        "images": {"train": len(training.chosen), "evaluated": sum(len(labels) for _, labels in training.evaluated)},
+        "classes": training.classes,
+        "machine": {
+            "processor": processor() if place.device == "cpu" else torch.cuda.get_device_name(place.device),
+            "instructions": INSTRUCTIONS,
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy")},
+        },
+    }
+    try:
+        training.train()
+    except DivergedError as error:
+        row["failed"] = str(error)
+    else:
+        row["metrics"] = training.curve[-1]["metrics"]
+    row["curve"] = training.curve
+    add_rows(place.results, [row], key_of)
+
+
+def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) -> None:
+    """Do the runs that have no row in the table yet."""
+    torch.set_num_threads(threads)
+    done = set(map(key_of, read_rows(place.results)))
+    left = [run for run in runs if place.key(run) not in done]
+    print(f"{len(runs)} runs, {len(left)} of them to do", flush=True)
+    if workers == 1:
+        for run in left:
+            finish(run, place)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        list(pool.map(finish, left, repeat(place)))
+
+
+def load_network(run: Run, state: Path, num_classes: int, device: str) -> UNet:
+    """Load the network of a finished run.
+
+    Raises:
+        CheckpointError: if there is no checkpoint, or the run is not finished.
+    """
+    path = checkpoint_path(run, state)
+    checkpoint = load_checkpoint(path, map_location=device)
+    if checkpoint["epoch"] != run.epochs:
+        epoch = checkpoint["epoch"]
+        raise CheckpointError(f"{path}: expected {run.epochs} epochs, but got {epoch}; finish the run with `plan`")
+    network = UNet(num_classes, width=run.width).to(device).eval()
+    load_weights(network, checkpoint["model"])
+    return network

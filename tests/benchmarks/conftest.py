@@ -1,0 +1,30 @@
+"""Data and places for small trainings."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quality.runs import Place
+
+SHAPES = Path(__file__).parents[2] / "data" / "shapes"
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of the generated shapes: 10 images to train on, of which 2 can be held out, and 3 to score."""
+    root = tmp_path_factory.mktemp("benchmarks") / "shapes"
+    for split, count in {"train": 10, "val": 3}.items():
+        for kind in ("images", "masks"):
+            (root / split / kind).mkdir(parents=True)
+            for path in sorted((SHAPES / split / kind).iterdir())[:count]:
+                shutil.copy(path, root / split / kind)
+    shutil.copy(SHAPES / "classes.txt", root)
+    return root
+
+
+@pytest.fixture
+def place(shapes: Path, tmp_path: Path) -> Place:
+    return Place(shapes, shapes / "val", tmp_path / "results.jsonl", tmp_path / "state")

@@ -1,0 +1,135 @@
+"""The commands of the benchmark of quality."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from sample_results import RESULTS
+
+from label_maps import regions
+from quality.command import main
+from quality.cost import costs_of, measure_time
+from quality.runs import Place, runs_of
+from quality.training import finish
+from result_table import read_rows
+from segkit.checkpoint import load_checkpoint
+
+
+def test_plots_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "results.jsonl"
+    table.write_text("".join(json.dumps(result) + "\n" for result in RESULTS))
+    assert main(["plot", "--results", str(table), "--output", str(tmp_path / "images")]) == 0
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {"quality-bars.png", "quality-curves.png"}
+    figures = tmp_path / "images" / "figures.json"
+    assert main(["table", "--results", str(table), "--cost", str(tmp_path / "none"), "--json", str(figures)]) == 0
+    assert (
+        "camvid, val: 367 images at 240 × 180 for training, 101 for these scores; 15 epochs" in capsys.readouterr().out
+    )
+    ((settings, rows),) = json.loads(figures.read_text()).items()
+    assert settings.startswith("camvid, val")
+    assert len(rows) == 5
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({"runs": [{"loss": "ce", "seeds": [0]}, {"loss": "cpg", "seeds": [0]}]}))
+    narrow = ["table", "--results", str(table), "--split", "val", "--plan", str(plan), "--metrics", "miou"]
+    capsys.readouterr()
+    assert main(narrow) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith(("| C", "| e"))] == ["| CE + CPG"] * 2
+    assert main(["table", "--results", str(table), "--split", "test"]) == 1
+    assert "results of `run` or `plan` of split test, but got none" in capsys.readouterr().err
+
+
+def test_commands(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.jsonl"
+    places = ["--data", str(shapes), "--results", str(results), "--state", str(tmp_path / "state")]
+    settings = ["--epochs", "1", "--size", "16", "16"]
+    assert main(["run", *places, *settings, "--loss", "weighted", "--option", "k=2", "--seeds", "0", "1"]) == 0
+    assert "2 runs, 2 of them to do" in capsys.readouterr().out
+    plan = {"epochs": 1, "size": [16, 16], "runs": [{"loss": "weighted", "seeds": [0], "options": {"k": 2}}]}
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    assert main(["plan", *places, str(path)]) == 0
+    assert "1 runs, 0 of them to do" in capsys.readouterr().out  # `run` has done it
+    assert main(["tune", *places, str(path)]) == 0
+    assert "| **edge-weighted CE (k 2)** | 1 |" in capsys.readouterr().out
+    assert len(read_rows(results)) == 3
+    assert main(["run", *places, "--loss", "ce", "--option", "k=2"]) == 1
+    assert "quality.py: options of ce: expected some of [], but got 'k'" in capsys.readouterr().err
+
+
+def test_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "results.jsonl"
+    assert main(["table", "--results", str(table)]) == 1
+    assert f"--results: expected results of `run` or `plan`, but got none in {table}" in capsys.readouterr().err
+    assert main(["merge", str(table), "--results", str(tmp_path / "all.jsonl")]) == 1
+    assert f"merge: expected a table of results, but got {table}; pass a file that" in capsys.readouterr().err
+
+
+def test_merge(tmp_path: Path) -> None:
+    for n, result in enumerate(RESULTS[:3]):
+        (tmp_path / f"{n}.json").write_text(json.dumps(result) + "\n")
+    table = tmp_path / "results.jsonl"
+    for names in ((2, 1), (1, 0)):
+        assert main(["merge", *(str(tmp_path / f"{n}.json") for n in names), "--results", str(table)]) == 0
+    assert [row["run"]["seed"] for row in read_rows(table)] == [0, 1, 2]  # sorted, each once
+    assert sorted(map(str, read_rows(table))) == sorted(map(str, RESULTS[:3]))
+
+
+def test_crops_and_benefit(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    place = Place(shapes, shapes / "val", tmp_path / "results.jsonl", state)
+    plan = {"epochs": 1, "size": [16, 16], "runs": [{"loss": loss, "seeds": [0]} for loss in ("ce", "ours")]}
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    command = ["crops", str(path), "--data", str(shapes), "--state", str(state), "--output", str(tmp_path / "images")]
+    command += ["--losses", "cross-entropy", "edgeloss", "--window", "8", "--count", "2"]
+    ce, ours = runs_of(plan, data="shapes")
+    finish(ce, place)
+    assert main(command) == 1
+    assert capsys.readouterr().err == f"quality.py: no checkpoint at {state / ours.slug}.pt\n"
+    finish(ours, place)
+    assert main(command) == 0
+    assert "edgeloss against cross-entropy; shapes, val, seed 0: ahead in" in capsys.readouterr().out
+    files = sorted((tmp_path / "images").iterdir())
+    assert [file.name for file in files] == [f"quality-crops-{kind}.png" for kind in ("better", "median", "worse")]
+    assert all(file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size < 500_000 for file in files)
+
+    picture = tmp_path / "benefit.png"
+    benefit = ["benefit", str(path), "--data", str(shapes), "--state", str(state), "--window", "8"]
+    assert main([*benefit, "--output", str(picture), "--percentile", "100"]) == 0
+    assert "seed 0: the crop at percentile 100 of" in capsys.readouterr().out
+    assert Image.open(picture).width == 1600
+    assert picture.stat().st_size < 500_000
+
+    assert main([*command, "--seed", "3"]) == 1
+    assert "--seed: expected one of [0], the seeds of the plan, but got 3" in capsys.readouterr().err
+    assert main([*command, "--window", "17"]) == 1
+    assert "--window: expected 2 to 16 for images of this size, but got 17" in capsys.readouterr().err
+    assert main([*command, "--count", "4"]) == 1
+    assert "--count: expected 1 to 3, the images with enough border, but got 4" in capsys.readouterr().err
+    checkpoint = load_checkpoint(state / f"{ours.slug}.pt")
+    torch.save({**checkpoint, "epoch": 0}, state / f"{ours.slug}.pt")
+    assert main(command) == 1
+    assert f"{ours.slug}.pt: expected 1 epochs, but got 0; finish the run with `plan`" in capsys.readouterr().err
+
+
+def test_cost() -> None:
+    # 64 × 64 pixels: large enough for a peak of megabytes, small enough to be quick.
+    labels = regions(2, (64, 64), 5, 1)
+    seconds = measure_time([("ce", {}), ("weighted", {"k": 2.0})], labels, 5, 2)
+    assert list(seconds) == ["cross-entropy", "edge-weighted CE (k 2)"]
+    assert all(value > 0 for value in seconds.values())
+
+
+@pytest.mark.slow
+def test_cost_in_processes_of_their_own() -> None:
+    labels = regions(4, (128, 128), 11, 1)
+    costs = costs_of([("ce", {}), ("affinity", {})], labels, 11, 2)
+    assert costs["cross-entropy"]["ratio"] == 1
+    # Eight neighbors of all pixels and classes, compared with a few maps of the logits' size.
+    assert costs["CE + affinity 3×3"]["megabytes"] > 3 * costs["cross-entropy"]["megabytes"] > 0

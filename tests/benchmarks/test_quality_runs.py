@@ -1,0 +1,65 @@
+"""Runs and plans of the benchmark of quality."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quality.runs import Run, check_trials, pick, runs_of
+
+
+def test_slugs() -> None:
+    run = Run("weighted", {}, 0)
+    assert run.slug == Run("weighted", {"k": 4}, 0, size=[180, 240]).slug  # 4 is the default
+    others = [Run("weighted", {"k": 2}, 0), Run("weighted", {}, 1), Run("ce", {}, 0), Run("weighted", {}, 0, epochs=2)]
+    others.append(Run("weighted", {}, 0, held_out=True))
+    assert len({run.slug, *(other.slug for other in others)}) == 6
+
+
+def test_plan() -> None:
+    entries = [{"loss": "ce", "seeds": [0, 1]}, {"loss": "weighted", "seeds": [0], "options": {"k": 2}}]
+    runs = runs_of({"epochs": 3, "runs": entries}, data="camvid")
+    assert [(run.loss, run.seed, run.epochs) for run in runs] == [("ce", 0, 3), ("weighted", 0, 3), ("ce", 1, 3)]
+    assert runs[1].options == {"k": 2.0, "class_balance": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"epoch": 3, "runs": []}, r"plan: expected runs and some of \['epochs', .*\], but got \['epoch'\]"),
+        ({"runs": []}, "plan: expected a list of runs, but got none"),
+        (
+            {"runs": [{"loss": "ce"}]},
+            "plan: expected runs with loss, seeds and optionally options, but got {'loss': 'ce'}",
+        ),
+        ({"runs": [{"loss": "focal", "seeds": [0]}]}, "loss: expected one of .* but got 'focal'"),
+    ],
+)
+def test_wrong_plans(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        runs_of(plan, data="camvid")
+
+
+def test_every_loss_has_as_many_trials() -> None:
+    runs = [Run("ce", {}, 0), Run("weighted", {"k": 2}, 0), Run("weighted", {"k": 4}, 0), Run("cpg", {}, 0)]
+    with pytest.raises(
+        ValueError, match=r"the same number of trials for every loss, but got {'weighted': 2, 'cpg': 1}"
+    ):
+        check_trials(runs)
+    check_trials([*runs, Run("cpg", {"weight": 2}, 0)])  # cross-entropy has nothing to try
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cross-entropy", "CE + CPG"], r"expected some of \['cross-entropy', .*\], but got 'CE \+ CPG'"),
+        (["cross-entropy", "edge-weighted CE"], "expected some of .*, but got 'edge-weighted CE'"),  # which one?
+        (["edgeloss"], r"expected two or more, but got \['edgeloss \(power 1\)'\]"),
+    ],
+)
+def test_wrong_names_of_losses(names: list[str], message: str) -> None:
+    runs = [Run("ce", {}, 0), *(Run("weighted", {"k": k}, 0) for k in (1, 2)), Run("ours", {"power": 1}, 0)]
+    with pytest.raises(ValueError, match=f"--losses: {message}"):
+        pick(runs, names)
+    assert list(pick(runs, ["cross-entropy", "edgeloss"]).values()) == [runs[0], runs[-1]]

@@ -1,0 +1,154 @@
+"""Trainings of the benchmark of quality: that they repeat, resume, and differ only in their loss."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quality.runs import Place, Run, checkpoint_path, key_of
+from quality.scores import METRICS
+from quality.training import RoundedConv2d, Training, execute, finish
+from result_table import read_rows
+from segkit.checkpoint import load_checkpoint
+from segkit.data import SegmentationFolder
+
+TINY: dict[str, Any] = {"data": "shapes", "epochs": 2, "batch": 4, "size": (16, 16)}  # batches of 4, 4 and 2 images
+
+
+def outcome(run: Run, place: Place) -> dict[str, Any]:
+    """Return the row of a run without its times."""
+    (row,) = (row for row in read_rows(place.results) if key_of(row) == place.key(run))
+    for point in row["curve"]:
+        point.pop("seconds", None)
+    return row
+
+
+def weights(run: Run, place: Place) -> dict[str, torch.Tensor]:
+    return load_checkpoint(checkpoint_path(run, place.state))["model"]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_run_repeats(place: Place, shapes: Path, tmp_path: Path) -> None:
+    run = Run("ours", {}, 0, **TINY)
+    again = Place(shapes, shapes / "val", tmp_path / "again.jsonl", tmp_path / "again")
+    finish(run, place)
+    finish(run, again)
+    assert outcome(run, place) == outcome(run, again)
+    assert same(weights(run, place), weights(run, again))
+    result = outcome(run, place)
+    assert result["images"] == {"train": 10, "evaluated": 3}
+    assert [row["epoch"] for row in result["curve"]] == [1, 2]
+    assert result["metrics"] == result["curve"][-1]["metrics"]
+    assert result["metrics"].keys() == {*METRICS, "iou"}
+    present = [value for value in result["metrics"]["iou"] if value is not None]
+    assert result["metrics"]["miou"] == pytest.approx(sum(present) / len(present), abs=1e-5)
+
+
+def test_a_killed_run_goes_on(place: Place, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("affinity", {}, 0, **TINY)  # its weight depends on the step
+    finish(run, place)
+    other = Place(shapes, shapes / "val", tmp_path / "other.jsonl", tmp_path / "other")
+    train_epoch = Training.train_epoch
+    trained = []
+
+    def killed_in_the_second(training: Training) -> float:
+        trained.append(training.epoch)
+        if trained == [0, 1]:
+            raise KeyboardInterrupt
+        return train_epoch(training)
+
+    monkeypatch.setattr(Training, "train_epoch", killed_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        finish(run, other)
+    assert not other.results.exists()
+    finish(run, other)
+    assert trained == [0, 1, 1]
+    assert outcome(run, other) == outcome(run, place)
+    assert same(weights(run, other), weights(run, place))
+
+
+def test_only_the_loss_differs(place: Place) -> None:
+    starts = [Training(Run(loss, {}, seed, **TINY), place) for loss, seed in (("ce", 0), ("weighted", 0), ("ce", 1))]
+    states = [training.model.state_dict() for training in starts]
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
+    seen: list[list[torch.Tensor]] = []
+    for training in starts:
+        batches: list[torch.Tensor] = []
+        training.model.register_forward_pre_hook(lambda _, args, batches=batches: batches.append(args[0]))
+        training.train_epoch()
+        seen.append(batches)
+    assert [len(batch) for batch in seen[0]] == [4, 4, 2]
+    assert all(torch.equal(a, b) for a, b in zip(seen[0], seen[1], strict=True))
+    assert not torch.equal(seen[0][0], seen[2][0])
+
+
+def test_another_split_is_scored_without_training(place: Place, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run("ce", {}, 0, **TINY)
+    finish(run, place)
+    elsewhere = Place(shapes, shapes / "train", place.results, place.state)
+    monkeypatch.setattr(Training, "train_epoch", lambda training: pytest.fail("trained again"))
+    finish(run, elsewhere)
+    assert elsewhere.key(run) != place.key(run)
+    assert len(read_rows(place.results)) == 2
+    result = outcome(run, elsewhere)
+    assert result["split"] == "train"
+    assert result["images"]["evaluated"] == 10
+    assert [row["epoch"] for row in result["curve"]] == [2]
+    assert result["metrics"] != outcome(run, place)["metrics"]
+
+
+def test_held_out_images_are_not_trained_on(place: Place) -> None:
+    trainings = [Training(Run(loss, {}, seed, held_out=True, **TINY), place) for loss, seed in (("ce", 0), ("cpg", 1))]
+    assert [len(training.chosen) for training in trainings] == [8, 8]
+    assert (trainings[0].chosen == trainings[1].chosen).all()  # the same ones, whatever the seed
+    held_out = [index for index in range(10) if index not in trainings[0].chosen]
+    plain = SegmentationFolder(place.data / "train", num_classes=10, size=(16, 16))
+    scored = torch.cat([labels for _, labels in trainings[0].evaluated])
+    assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
+
+
+def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = {"nan": lambda logits, target, progress, *, ignore_index: logits.sum() * math.nan}
+    monkeypatch.setattr("baselines.recipes.RECIPES", nan)
+    run = Run("nan", {}, 0, **TINY)
+    finish(run, place)
+    result = outcome(run, place)
+    assert result["failed"] == "the loss is nan in step 1 of 6, epoch 1"
+    assert "metrics" not in result
+
+
+def test_rounded_convolution() -> None:
+    convolution = RoundedConv2d(8, 16, 3, padding=1)
+    image, push = torch.randn(2, 8, 12, 10, requires_grad=True), torch.randn(2, 16, 12, 10).bfloat16()
+    plain = F.conv2d(image, convolution.weight, convolution.bias, padding=1)
+    torch.testing.assert_close(convolution(image), plain, rtol=0, atol=0)
+
+    inputs = [image, convolution.weight, convolution.bias]
+    exact = [x.detach().bfloat16().double().requires_grad_() for x in inputs]
+    expected = F.conv2d(*exact, padding=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = convolution(image)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=1e-5)
+    for x, y in zip(
+        torch.autograd.grad(found, inputs, push), torch.autograd.grad(expected, exact, push.double()), strict=True
+    ):
+        assert torch.equal(x, x.bfloat16().float())
+        torch.testing.assert_close(x, y.float(), rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_workers(shapes: Path, tmp_path: Path) -> None:
+    place = Place(shapes, shapes / "val", tmp_path / "results.jsonl", tmp_path / "state")
+    runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in (0, 1)]
+    execute(runs, place, workers=2, threads=1)
+    assert [key_of(row) for row in read_rows(place.results)] == sorted(place.key(run) for run in runs)

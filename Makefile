@@ -64,9 +64,9 @@ bench: setup  ## time the loss beside cross-entropy, and its memory
 # Real labels where they are at hand.
 MASKS := $(wildcard ../shared/camvid/val/masks)
 
-bench-all: setup  ## time it beside all else too; writes benchmarks/results/cpu.json and docs/images/speed.png
+bench-all: setup  ## time it beside all else too; writes benchmarks/results/speed.jsonl and docs/images/speed.png
 	@$(BIN)/python benchmarks/speed.py --all $(if $(MASKS),--masks $(MASKS)) \
-		--output benchmarks/results/cpu.json --plot docs/images/speed.png
+		--output benchmarks/results/speed.jsonl --plot docs/images/speed.png
 
 lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"

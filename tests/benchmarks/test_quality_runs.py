@@ -43,9 +43,7 @@ def test_wrong_plans(plan: dict[str, Any], message: str) -> None:
 
 def test_every_loss_has_as_many_trials() -> None:
     runs = [Run("ce", {}, 0), Run("weighted", {"k": 2}, 0), Run("weighted", {"k": 4}, 0), Run("cpg", {}, 0)]
-    with pytest.raises(
-        ValueError, match=r"the same number of trials for every loss, but got {'weighted': 2, 'cpg': 1}"
-    ):
+    with pytest.raises(ValueError, match=r"same number of trials .*, but got {'weighted': 2, 'cpg': 1}"):
         check_trials(runs)
     check_trials([*runs, Run("cpg", {"weight": 2}, 0)])  # cross-entropy has nothing to try
 

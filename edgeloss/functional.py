@@ -73,9 +73,9 @@ def edge_aware_loss(
         other_side_weight: weight of the other-side term among the edge terms, ≥ 0.
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
         false_edge_weight: weight of the false-edge term among the edge terms, ≥ 0.
-        radius: of the neighbourhood in pixels, or one per axis.
-        power: exponent of the mean over the neighbours.
-        decay: distance over which a neighbour's weight falls by a factor of e; None for equal weights.
+        radius: of the neighborhood in pixels, or one per axis.
+        power: exponent of the mean over the neighbors.
+        decay: distance over which a neighbor's weight falls by a factor of e; None for equal weights.
         spacing: size of a pixel, or one per axis.
         upsample: accept logits of lower resolution than the target, and interpolate them.
         sync_normalizer: share the denominators between the ranks of ``torch.distributed``.
@@ -189,9 +189,9 @@ def loss_maps(
         other_side_weight: weight of the other-side term in ``edge``.
         same_side_weight: weight of the same-side term in ``edge``.
         false_edge_weight: 0 leaves false edges out.
-        radius: of the neighbourhood in pixels, or one per axis.
-        power: exponent q of the power mean over the neighbours.
-        decay: distance over which a neighbour's weight falls by e; None for equal weights.
+        radius: of the neighborhood in pixels, or one per axis.
+        power: exponent q of the power mean over the neighbors.
+        decay: distance over which a neighbor's weight falls by e; None for equal weights.
         spacing: size of a pixel, or one per axis.
         upsample: bring logits of lower resolution to the target's first.
         validate: when labels are checked.
@@ -257,7 +257,7 @@ def normalizers(
         weight: class weights [C] of the cross-entropy.
         edge_class_weight: class weights [C] of the edge terms.
         ignore_index: label of pixels to ignore.
-        radius: of the neighbourhood in pixels, or one per axis.
+        radius: of the neighborhood in pixels, or one per axis.
         validate: ``"sync"`` raises an error for labels out of range, and so does ``"async"``, but for CUDA tensors:
             there the loss raises it. With ``"never"`` such labels count as ignored.
         pixel_weight: [B, *S] ≥ 0, floating.
@@ -320,7 +320,7 @@ def balanced_edge_class_weight(
         num_classes: C ≥ 2.
         exponent: in [0, 1]; 1 gives equal shares of the sum, 0 equal weights.
         ignore_index: label of pixels to ignore.
-        radius: of the neighbourhood in pixels, or one per axis.
+        radius: of the neighborhood in pixels, or one per axis.
 
     Returns:
         [C] float32, on the CPU.

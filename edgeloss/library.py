@@ -1,4 +1,4 @@
-"""The compiled library: loads it, and says why it can't serve a call."""
+"""The compiled library: load it, and report why it does not support a call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from edgeloss.options import Backend
 
 
 def _load() -> str | None:
-    """Load the library, which registers its operators with torch.
-
-    Returns:
-        Why there are no operators, or None if there are.
-    """
+    """Load the library, which registers its operators with torch; return why it is missing, or None."""
     try:
         importlib.import_module("edgeloss._C")
     except ModuleNotFoundError:
@@ -30,19 +26,20 @@ def _load() -> str | None:
     return None
 
 
-# What the build left beside the library: what it was built with, and why the rest was not built.
+# The record of the build: compilers, targets, and why something was not built.
 _NOTE = Path(__file__).with_name("_build.json")
 RECORD: dict[str, Any] = json.loads(_NOTE.read_text()) if _NOTE.exists() else {}
-# Once, at import: torch.compile and torch.load look the operators up without passing through this file.
+# Why there is no library, None if there is one. Loaded at import: torch.compile and torch.load use its operators
+# without a call of this module.
 MISSING = _load()
 
 
 def backends() -> dict[str, str]:
-    """Tell what is live in this installation.
+    """Return which backends this installation has, and why others are missing.
 
     Returns:
         For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
-        ``"cuda"`` is about the current CUDA device.
+        ``"cuda"`` refers to the current CUDA device.
 
     Example:
         >>> from edgeloss import backends
@@ -54,32 +51,32 @@ def backends() -> dict[str, str]:
 
 
 def check() -> None:
-    """Raise what CUDA kernels have found in the labels of earlier calls; without CUDA there is nothing to raise.
+    """Raise an error for out-of-range labels of earlier calls on CUDA.
 
-    With ``validate="async"`` the fused CUDA kernels leave word of labels out of range, and the next call raises it, or
-    this function, whichever comes first. It does not wait for the device: what is still running has left no word yet.
-    ``loss.item()`` and ``torch.cuda.synchronize()`` wait.
+    With ``validate="async"`` the fused CUDA kernels record out-of-range labels, and the next call or this function
+    raises the error, whichever comes first. This function does not wait for the device: call ``loss.item()`` or
+    ``torch.cuda.synchronize()`` first to include calls that are still running. Without CUDA it does nothing.
 
     Raises:
-        ValueError: with a label out of range, the number of such pixels and the first position.
+        ValueError: with an out-of-range label, the number of such pixels and the first position.
 
     Example:
         >>> import edgeloss
-        >>> edgeloss.check()  # after the last call of an epoch, say
+        >>> edgeloss.check()  # for example after the last call of an epoch
     """
     if MISSING is None:
         importlib.import_module("edgeloss._C").raise_label_errors()
 
 
 def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | None = None) -> str | None:
-    """Why the fused kernels can't serve a call, of the loss where there is a target; None if they can."""
+    """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``."""
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
     reason = MISSING if logits.device.type == "cpu" else _why_not_on_cuda(logits.device.index)
     if reason:
         return reason
     if torch._C._are_functorch_transforms_active():
-        return "torch.func does not know the kernels"
+        return "the kernels do not support transforms of torch.func"
     if target is None:
         return None
     if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
@@ -103,11 +100,14 @@ def why_reference(
     return reason
 
 
-_FIT: dict[int, str | None] = {}  # what was found of each CUDA device
+_FIT: dict[int, str | None] = {}  # the answer for each CUDA device
 
 
 def _why_not_on_cuda(index: int | None) -> str | None:
-    """Why the library can't serve a CUDA device, by default the current one; None if it can. Never waits for it."""
+    """Return why the library does not support a CUDA device, None if it does; the default is the current device.
+
+    It does not wait for the device.
+    """
     if index in _FIT:
         return _FIT[index]
     if MISSING:
@@ -126,31 +126,31 @@ def _why_not_on_cuda(index: int | None) -> str | None:
     return _FIT[index]
 
 
-# torch.compile takes the answer as it is, and does not look into the question.
+# torch.compile uses the answer as a constant, and does not trace the function.
 _why_not_on_cuda._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _driver_version() -> tuple[int, int]:
-    """The newest version of CUDA that the driver knows, by its own word: torch has no public name for it."""
+    """Return the newest CUDA version that the driver supports; torch has no public function for it."""
     version = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return divmod(version.value // 10, 100)
 
 
 def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: tuple[int, int]) -> str | None:
-    """Why a library does not run on a device of some compute capability under some driver; None if it does.
+    """Return why a library does not run on a device, None if it does.
 
     Args:
-        record: of the build: ``toolkit``, the version of CUDA, and the ``cubins`` and ``ptx`` it holds.
-        driver: the newest version of CUDA that the driver knows.
-        capability: of the device.
+        record: of the build: the CUDA version ``toolkit``, and the architectures ``cubins`` and ``ptx``.
+        driver: the newest CUDA version that the driver supports.
+        capability: the compute capability of the device.
     """
     if "toolkit" not in record:
-        return "the library lacks its record, edgeloss/_build.json; run `pip install .`"
+        return "the library has no record, edgeloss/_build.json; run `pip install .`"
     toolkit = tuple(record["toolkit"])
     built = f"the library is built with CUDA {_dotted(toolkit)}"
     if driver[0] < toolkit[0]:
-        return f"{built}, and the driver knows CUDA up to {_dotted(driver)}; update the driver"
+        return f"{built}, but the driver supports CUDA up to {_dotted(driver)}; update the driver"
     # Machine code runs on devices of its own major capability from its own minor one on, under any driver of the
     # toolkit's major version.
     major, minor = capability
@@ -162,7 +162,7 @@ def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: t
         return f"the library is not built for {device}; run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
     if driver < toolkit:
         return (
-            f"{built}, and for {device} its PTX needs a driver of that version, but this one knows CUDA up to"
+            f"{built}, and for {device} its PTX needs a driver of that version, but this one supports CUDA up to"
             f" {_dotted(driver)}; update the driver, or run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
         )
     return None

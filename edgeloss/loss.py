@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
 
-from edgeloss import inputs
 from edgeloss.functional import edge_aware_loss
-from edgeloss.options import Backend, Options, Reduction, Validate
+from edgeloss.inputs import check_weight
+from edgeloss.options import HELP, Backend, Options, Reduction, Validate
 from edgeloss.reduction import Result
 
 
 class EdgeAwareLoss(nn.Module):
-    r"""Cross-entropy plus two terms at the edges of the labels, for segmentation networks that draw sharp borders.
+    r"""Compute cross-entropy plus terms for sharp edges, for semantic segmentation.
 
-    Called like :class:`torch.nn.CrossEntropyLoss`. With k the class of an edge pixel i and :math:`p_n(k)` what its
-    neighbour n gives to that class,
+    The module is called like :class:`torch.nn.CrossEntropyLoss`. For an edge pixel i of class k, and :math:`p_n(k)` the
+    probability that its neighbor n gives to that class,
 
     .. math::
-        S_i &= -\log M_q\{p_n(k) : y_n = k\} \quad\text{(same side: the neighbours agree)} \\
+        S_i &= -\log M_q\{p_n(k) : y_n = k\} \quad\text{(same side: the neighbors agree)} \\
         O_i &= -\log M_q\{1 - p_n(k) : y_n \ne k\} \quad\text{(other side: no leak across the edge)} \\
         \mathrm{loss} &= \texttt{ce\_weight} \frac{\sum \mathrm{CE}}{W} + \texttt{edge\_weight}
             \frac{\sum_{i \in E} (\texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i)
@@ -29,64 +29,64 @@ class EdgeAwareLoss(nn.Module):
 
     where
 
-    * :math:`E` is the set of edge pixels, those with a valid neighbour of another class, on both sides of a border;
-    * :math:`F` is the set of false edges, pixels off E whose most likely class is not that of some neighbour: there
-      :math:`S_i` makes the neighbours agree again;
-    * :math:`M_q` is the power mean over those neighbours, of exponent ``power`` and weights
-      :math:`w_n = e^{-d_n/\texttt{decay}}`, d the distance from n to the nearest pixel of another class;
-    * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in torch's weighted mean.
+    * :math:`E` is the set of edge pixels: those with a valid neighbor of another class, on both sides of a border;
+    * :math:`F` is the set of false edges: the pixels outside E whose most likely class is not that of some neighbor;
+    * :math:`M_q` is the power mean over those neighbors, with exponent ``power`` and weights
+      :math:`w_n = e^{-d_n/\texttt{decay}}`, where :math:`d_n` is the distance from n to the nearest pixel of another
+      class;
+    * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in the weighted mean of PyTorch.
 
-    A pair of pixels with one ignored or outside the image does not exist: void regions have no edges. The loss and its
-    gradient are finite for logits up to ±1e30 (and all of float16), and 0 without an edge or without any valid pixel.
-    The loss is never negative.
+    Pairs with an ignored pixel, or with one outside the image, do not exist: regions to ignore have no edges. Loss and
+    gradient are finite for logits up to ±1e30 (and for all of float16). The loss is never negative; it is 0, with a
+    gradient of 0, where there is no valid pixel, and so are the edge terms where there is no edge.
 
     Source: a 2017 write-up of a PyTorch implementation of an edge- and consistency-aware segmentation loss (of the loss
-    behind IEEE document 7801846). With two classes, ``power=1`` and equal weights O is its hardest line, public as
-    :func:`edgeloss.functional.neighbor_nll`; the extension to any number of classes is ours. The paper's own text was
-    not at hand.
+    behind IEEE document 7801846). With two classes, ``power=1`` and equal weights, O is the central line of the
+    write-up, available as :func:`edgeloss.functional.neighbor_nll`. The extension to any number of classes is our own.
+    The paper's own text was not at hand.
 
     Args:
-        weight: class weights [C], ≥ 0 (of length 2 for one logit), of the cross-entropy.
-        edge_class_weight: the same of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
-            :math:`O_i`, and :math:`|E|` becomes :math:`\sum_E u`. See
-            :func:`edgeloss.functional.balanced_edge_class_weight`.
-        ignore_index: the label of pixels that do not count. They get exactly no gradient, and nothing depends on their
-            logits, not even nan.
+        weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit.
+        edge_class_weight: class weights [C] of the edge terms, floating, ≥ 0: u = ``edge_class_weight[y_i]`` multiplies
+            :math:`S_i` and :math:`O_i` in E, and :math:`|E|` becomes :math:`\sum_E u`.
+            :func:`edgeloss.functional.balanced_edge_class_weight` computes them from label maps.
+        ignore_index: label of pixels to ignore. Their gradient is exactly 0, and the result does not depend on their
+            logits, even if these are nan.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map [B, *S].
-        label_smoothing: in [0, 1], of the cross-entropy.
+        label_smoothing: of the cross-entropy, in [0, 1].
         ce_weight: weight of the cross-entropy, ≥ 0.
-        edge_weight: weight of the edge terms, ≥ 0. 0 is plain cross-entropy.
+        edge_weight: weight of the edge terms, ≥ 0; 0 is plain cross-entropy.
         other_side_weight: weight of O among the edge terms, ≥ 0.
-        same_side_weight: weight of S among the edge terms, ≥ 0.
-        false_edge_weight: weight of S at false edges among the edge terms, ≥ 0. 0 leaves them out.
-        radius: reach of the neighbourhood in pixels along every axis, or one an axis: (0, 1, 1) for thick slices.
-        power: exponent q of the mean. 0 takes the mean of the logarithms; 1, the write-up's form, is content when the
-            neighbours are right on average, -1 dwells on the worst neighbour.
-        decay: length over which a neighbour's weight falls by e with its distance from the edge, in pixels or units of
-            ``spacing``; None for equal weights.
-        spacing: size of a pixel along every axis, or one an axis; it only enters the distance.
-        upsample: accept logits of lower resolution than the target, and bring them to it as
-            ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` would (trilinear in 3-D).
-        sync_normalizer: under ``torch.distributed``, share the denominators among the ranks, so that the gradient that
-            DDP averages is that of one process with the whole batch. Only for ``reduction="mean"``.
-        validate: when labels out of range raise. ``"sync"``: in the call. ``"async"``: too, but for the fused CUDA
-            kernels, which never wait for the device: such pixels count as ignored, and the next call or
-            :func:`edgeloss.check` raises. ``"never"``: not at all, and such pixels count as ignored. The values of
-            CUDA tensors other than labels (``weight``, ``pixel_weight``, ``distance``, ``normalizer``) are looked at
-            with ``"sync"`` only, and those of ``weight`` when the module is made.
-        backend: ``"reference"`` is plain PyTorch, ``"fused"`` the compiled kernels or an error that says why not,
-            ``"auto"`` the best of them that can serve the call. See :func:`edgeloss.backends`. Only the reference can
-            be differentiated twice.
+        same_side_weight: weight of S in E among the edge terms, ≥ 0.
+        false_edge_weight: weight of S in F among the edge terms, ≥ 0; 0 leaves F out.
+        radius: radius of the neighborhood in pixels, ≥ 1, or one per axis, such as (0, 1, 1) for thick slices.
+        power: exponent q of the mean, in [-1e6, 1e6]. 0 averages the logarithms; 1, the form of the write-up, is the
+            logarithm of the mean; -1 emphasizes the worst neighbor.
+        decay: distance from the edge over which the weight of a neighbor falls by a factor of e, > 0, in pixels or
+            units of ``spacing``; None for equal weights.
+        spacing: size of a pixel, > 0, or one per axis; None for 1. Only ``decay`` uses it.
+        upsample: accept logits of lower resolution than the target, and interpolate them as
+            ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` does (trilinear in 3-D).
+        sync_normalizer: share the denominators across the ranks of ``torch.distributed``: the gradient that DDP
+            averages is then that of one process with the whole batch. Not used by ``reduction="sum"``.
+        validate: when out-of-range labels raise. ``"async"``: in the call; but the fused CUDA kernels do not wait for
+            the device, ignore such pixels, and the next call or :func:`edgeloss.check` raises. ``"sync"``: in the call.
+            ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
+            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only; class weights also when
+            the module is created.
+        backend: ``"fused"`` for the compiled kernels, ``"reference"`` for plain PyTorch, ``"auto"`` for the fused
+            kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
+            twice.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
-          one logit a pixel, labels 0 and 1.
+          one logit per pixel, labels 0 and 1.
         * target: [B, H, W] or [B, D, H, W]; int64, int32, int16, uint8 or bool.
         * loss: a scalar, or [B, *S] with ``reduction="none"``; float32, or float64 for float64 logits.
 
     Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for a value out of its range.
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is out of range.
 
     Example:
         >>> import torch
@@ -128,12 +128,12 @@ class EdgeAwareLoss(nn.Module):
         validate: Validate = "async",
         backend: Backend = "auto",
     ) -> None:
-        """Hold the arguments; see the class."""
+        """Store and check the options."""
         super().__init__()
-        for name, of_classes in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
-            if of_classes is not None:
-                inputs.check_weight(of_classes, name=name)
-            self.register_buffer(name, of_classes)
+        for name, values in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+            if values is not None:
+                check_weight(values, name=name)
+            self.register_buffer(name, values)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
@@ -153,8 +153,8 @@ class EdgeAwareLoss(nn.Module):
         Options.from_attributes(self)
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments that this module adds to a call of :func:`edgeloss.functional.edge_aware_loss`."""
-        return {name: getattr(self, name) for name in _DEFAULTS}
+        """Return the keyword arguments that the module passes to :func:`edgeloss.functional.edge_aware_loss`."""
+        return {name: getattr(self, name) for name in ("weight", "edge_class_weight", *HELP)}
 
     def forward(
         self,
@@ -167,30 +167,31 @@ class EdgeAwareLoss(nn.Module):
         return_maps: bool = False,
         return_terms: bool = False,
     ) -> Result:
-        """The loss of logits and target, shaped as the class tells.
+        """Compute the loss; the class describes the shapes and dtypes of logits and target.
 
         Args:
             logits: [B, C, *S].
-            target: [B, *S].
-            pixel_weight: v ≥ 0 [B, *S], floating; multiplies the loss pixel by pixel, and W and |E| become
-                Σ v · weight[y] and Σ v · edge_class_weight[y] over the edge pixels.
-            distance: an own field d ≥ 0 [B, *S], floating, in place of the distance to the nearest other label; finite
-                wherever an edge pixel has a neighbour. Detached. Needs ``decay``.
-            normalizer: own denominators (W, E), see :func:`edgeloss.functional.normalizers`. With
-                ``sync_normalizer=True`` they are this rank's share.
-            return_maps: return the :class:`edgeloss.LossMaps` too, detached.
-            return_terms: return a dict of detached 0-d tensors too: ``cross_entropy``, ``same_side``, ``other_side``,
-                ``edge`` and ``false_edge``, reduced as the loss is (means for ``reduction="none"``) and before
-                ``ce_weight``, ``edge_weight`` and, ``edge`` apart, the term's own weight; and ``edge_fraction``, the
-                share of edge pixels among the valid ones.
+            target: [B, *S] class indices.
+            pixel_weight: v ≥ 0 [B, *S], floating; multiplies the loss of each pixel. W becomes Σ v · weight[y], and |E|
+                becomes Σ v · edge_class_weight[y] over the edge pixels. Not differentiable.
+            distance: a field d ≥ 0 [B, *S], floating, to use instead of the distance to the nearest pixel of another
+                class; finite wherever an edge pixel has a neighbor. Requires ``decay``. Not differentiable.
+            normalizer: denominators (W, E), numbers or 0-d tensors ≥ 0, to use instead of those of the batch; see
+                :func:`edgeloss.functional.normalizers`. With ``sync_normalizer=True``, the share of this rank.
+            return_maps: also return :class:`edgeloss.LossMaps`, detached.
+            return_terms: also return a dict of detached 0-d tensors: ``cross_entropy``, ``same_side``, ``other_side``,
+                ``edge`` and ``false_edge``, reduced like the loss (averaged with ``reduction="none"``), without
+                ``ce_weight``, ``edge_weight`` and the weights of the single terms, which only ``edge`` includes; and
+                ``edge_fraction``, the fraction of edge pixels among the valid ones.
 
         Returns:
-            The loss; or a tuple of the loss, the maps and the terms as far as they are asked for, in this order.
+            The loss. With ``return_maps`` or ``return_terms``, a tuple of the loss, the maps and the terms, in this
+            order.
 
         Raises:
-            TypeError: for an argument of the wrong type.
-            ValueError: for a shape, device or value that does not fit; the message says how to get there.
-            RuntimeError: if ``backend="fused"`` can't serve the call.
+            TypeError: if an argument has the wrong type.
+            ValueError: if a shape, device or value does not fit; the message says what to do.
+            RuntimeError: if ``backend="fused"`` does not support the call.
         """
         return edge_aware_loss(
             logits,
@@ -204,21 +205,15 @@ class EdgeAwareLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The arguments that differ from their defaults, and the ones that people look for."""
+        """Return the options that differ from their defaults, and the most used ones."""
         always = ("ignore_index", "edge_weight", "radius", "power")
-        shown = []
-        for name, value in self.options().items():
-            if name in ("weight", "edge_class_weight"):
-                if value is not None:
-                    shown.append(f"{name}=[{len(value)}]")
-            elif name in always or value != _DEFAULTS[name]:
-                shown.append(f"{name}={value!r}")
+        shown = [
+            f"{name}=[{len(values)}]"
+            for name, values in (("weight", self.weight), ("edge_class_weight", self.edge_class_weight))
+            if values is not None
+        ]
+        for option in fields(Options):
+            value = getattr(self, option.name)
+            if option.name in always or value != option.default:
+                shown.append(f"{option.name}={value!r}")
         return ", ".join(shown)
-
-
-# The arguments and their defaults, whatever a subclass makes of its own.
-_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(EdgeAwareLoss.__init__).parameters.items()
-    if name != "self"
-}

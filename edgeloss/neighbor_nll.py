@@ -32,33 +32,33 @@ def neighbor_nll(
     radius: int | Sequence[int] = 1,
     backend: Backend = "auto",
 ) -> Tensor:
-    r"""Compute -log of the weighted mean probability that a pixel's neighbours give to its class.
+    r"""Compute -log of the weighted mean probability that a pixel's neighbors give to its class.
 
     .. math:: \ell_i = -\log \frac{\sum_n w_{in} \, p_n(\mathrm{index}_i)}{\sum_n w_{in}}
 
-    over the neighbours n of pixel i inside the image. With an indicator instead of an index, :math:`p_n` is the sum
+    over the neighbors n of pixel i inside the image. With an indicator instead of an index, :math:`p_n` is the sum
     over the classes that pixel i indicates.
 
     Source: the general form of the line ``-log(((probnb * gtind).sum(-3) * gtdf).sum(-3) / gtdf.sum(-3))`` of a 2017
     write-up of an edge- and consistency-aware segmentation loss (of the loss behind IEEE document 7801846; the paper's
     own text was not at hand). With two classes, the flipped one-hot label as indicator, and equal weights for the
-    neighbours of the other class, it is the other-side term of :func:`edgeloss.functional.edge_aware_loss` with
+    neighbors of the other class, it is the other-side term of :func:`edgeloss.functional.edge_aware_loss` with
     ``power=1``.
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating, C ≥ 2. Pass probabilities as ``prob.log()``.
         index: class indices [B, *S], read on the mask only; or an indicator [B, C, *S] of 0 and 1, bool or any other
             dtype.
-        weight: [B, K, *S], floating, ≥ 0, not differentiable, for K = ∏(2 · radius + 1) - 1 neighbours in row-major
-            order of their offsets. A weight of 0 leaves the neighbour out, and its logits are not read.
-        mask: [B, *S] bool, the pixels to compute; by default those with Σ weight > 0 over the neighbours inside.
-        radius: of the neighbourhood in pixels, or one per axis.
+        weight: [B, K, *S], floating, ≥ 0, not differentiable, for K = ∏(2 · radius + 1) - 1 neighbors in row-major
+            order of their offsets. A weight of 0 leaves the neighbor out, and its logits are not read.
+        mask: [B, *S] bool, the pixels to compute; by default those with Σ weight > 0 over the neighbors inside.
+        radius: of the neighborhood in pixels, or one per axis.
         backend: ``"auto"``, ``"fused"`` or ``"reference"``. The fused CUDA kernels do not check the values of weight
-            and index: a neighbour whose weight is not > 0 is left out, and so is a pixel whose index is out of range or
+            and index: a neighbor whose weight is not > 0 is left out, and so is a pixel whose index is out of range or
             whose indicator has no class.
 
     Returns:
-        [B, *S], float32, or float64 for float64 logits: ≥ 0, and 0 off the mask and where no neighbour has weight.
+        [B, *S], float32, or float64 for float64 logits: ≥ 0, and 0 off the mask and where no neighbor has weight.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -70,7 +70,7 @@ def neighbor_nll(
         >>> from edgeloss.functional import neighbor_nll
         >>> logits = torch.zeros(1, 2, 3, 3, requires_grad=True)
         >>> index, weight = torch.zeros(1, 3, 3, dtype=torch.long), torch.ones(1, 8, 3, 3)
-        >>> nll = neighbor_nll(logits, index, weight)  # every neighbour has p = 1/2: log 2
+        >>> nll = neighbor_nll(logits, index, weight)  # every neighbor has p = 1/2: log 2
         >>> torch.testing.assert_close(nll, torch.full((1, 3, 3), 2.0).log())
         >>> nll.sum().backward()
     """
@@ -92,7 +92,7 @@ def neighbor_nll(
     if reason is None:
         return by_kernels(logits, index, weight, mask, radius)
     x = logits if logits.dtype == torch.float64 else logits.float()
-    mask = has_neighbours(weight, radius) if mask is None else mask
+    mask = has_neighbors(weight, radius) if mask is None else mask
     return by_torch(x, index if index.dim() == x.dim() else index.long(), weight, mask, radius)
 
 
@@ -103,7 +103,7 @@ def _check_index(
     classes = logits.shape[1]
 
     def on_mask() -> Tensor:
-        return has_neighbours(weight, radius) if mask is None else mask
+        return has_neighbors(weight, radius) if mask is None else mask
 
     if isinstance(index, Tensor) and index.shape == logits.shape:
         if index.device != logits.device:
@@ -138,7 +138,7 @@ def by_kernels(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | Non
 
 
 def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return -log(Σ_n w_in P_in / Σ_n w_in) over the neighbours n of i inside the image, [B, *S]; 0 off the mask.
+    """Return -log(Σ_n w_in P_in / Σ_n w_in) over the neighbors n of i inside the image, [B, *S]; 0 off the mask.
 
     P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). The mean is formed from logarithms, as -log M_1{P_in; w_in}.
 
@@ -147,7 +147,7 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
         index: [B, *S] int64, or an indicator [B, C, *S] bool.
         weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
         mask: [B, *S] bool.
-        radius: of the neighbourhood, one per axis.
+        radius: of the neighborhood, one per axis.
     """
     centre = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, centre, radius)
@@ -174,15 +174,15 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
 
 
 def weighted_pairs(weight: Tensor, centre: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pairs (i, n) of a neighbour n inside the image and a weight > 0.
+    """Return the pairs (i, n) of a neighbor n inside the image and a weight > 0.
 
     Args:
         weight: [B, K, *S].
         centre: the pixels i.
-        radius: of the neighbourhood, one per axis.
+        radius: of the neighborhood, one per axis.
 
     Returns:
-        Row of centre, neighbour and weight of each pair, [P] each.
+        Row of centre, neighbor and weight of each pair, [P] each.
     """
     grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
     place = grid.place(centre)
@@ -191,12 +191,12 @@ def weighted_pairs(weight: Tensor, centre: Tensor, radius: Sequence[int]) -> tup
         row, n = grid.pairs(place, offset)
         w = weight[:, k].flatten()[centre[row]]
         parts.append((row[w > 0], n[w > 0], w[w > 0]))
-    rows, neighbours, weights = zip(*parts, strict=True)
-    return torch.cat(rows), torch.cat(neighbours), torch.cat(weights)
+    rows, neighbors, weights = zip(*parts, strict=True)
+    return torch.cat(rows), torch.cat(neighbors), torch.cat(weights)
 
 
-def has_neighbours(weight: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return where some neighbour inside the image has weight, [B, *S] bool."""
+def has_neighbors(weight: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return where some neighbor inside the image has weight, [B, *S] bool."""
     like = weight[:, 0]
     everywhere = torch.arange(like.numel(), device=like.device)
     mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)

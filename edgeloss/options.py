@@ -165,27 +165,26 @@ class Options:
     false_edge_weight: float = field(
         default=0.0,
         metadata=_about(
-            "Weight of the false-edge term among the edge terms, ≥ 0: it penalizes predicted edges where the labels"
-            " have none.",
+            "Weight of the false-edge term among the edge terms, ≥ 0: predicted edges where the labels have none.",
             _check_weight,
         ),
     )
     radius: int | Sequence[int] = field(
         default=1,
-        metadata=_about("Radius of the neighbourhood in pixels, or one per axis.", _check_radius),
+        metadata=_about("Radius of the neighborhood in pixels, or one per axis.", _check_radius),
     )
     power: float = field(
         default=0.0,
         metadata=_about(
-            "Exponent of the mean over neighbours: 0 is the mean of the logarithms, 1 the logarithm of the mean, and -1"
-            " emphasizes the worst neighbour.",
+            "Exponent of the power mean: 0 averages the logarithms, 1 is the logarithm of the mean, -1 emphasizes the"
+            " worst neighbor.",
             _check_power,
         ),
     )
     decay: float | None = field(
         default=None,
         metadata=_about(
-            "Distance from the edge over which a neighbour's weight falls by a factor of e, in pixels or units of"
+            "Distance from the edge over which the weight of a neighbor falls by a factor of e, in pixels or units of"
             " spacing; None for equal weights.",
             _check_decay,
         ),
@@ -200,20 +199,21 @@ class Options:
     )
     sync_normalizer: bool = field(
         default=False,
-        metadata=_about("Share the denominators of the mean between the ranks of torch.distributed.", _check_flag),
+        metadata=_about("Share the denominators of the mean across the ranks of torch.distributed.", _check_flag),
     )
     validate: Validate = field(
         default="async",
         metadata=_about(
-            "When labels out of range raise an error: async is in the call, but with the CUDA kernels in a later call"
-            " or in edgeloss.check(); sync is always in the call; never is not at all.",
+            "When out-of-range labels raise. async: in the call, but on CUDA in the next call or edgeloss.check()."
+            " sync: in the call. never: not checked.",
             _check_choice,
         ),
     )
     backend: Backend = field(
         default="auto",
         metadata=_about(
-            "Implementation: fused is the compiled kernels, reference is plain PyTorch, auto is fused where available.",
+            "Implementation: fused (compiled kernels), reference (plain PyTorch), or auto (fused where it supports the"
+            " call).",
             _check_choice,
         ),
     )

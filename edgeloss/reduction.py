@@ -39,12 +39,12 @@ class LossMaps(NamedTuple):
 
     Attributes:
         cross_entropy: [B, *S] float, with class weights and label smoothing; 0 on ignored pixels.
-        same_side: [B, *S] float, ≥ 0; 0 off the edge mask, and where an edge pixel has no neighbour of its own class.
+        same_side: [B, *S] float, ≥ 0; 0 off the edge mask, and where an edge pixel has no neighbor of its own class.
         other_side: [B, *S] float, ≥ 0; 0 off the edge mask.
         false_edge: [B, *S] float, ≥ 0: the same-side term where the prediction has an edge and the labels have none; 0
             elsewhere, and everywhere with ``false_edge_weight=0``.
         edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
-        edge_mask: [B, *S] bool, the pixels with a valid neighbour of another class.
+        edge_mask: [B, *S] bool, the pixels with a valid neighbor of another class.
         distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
             ``spacing``; inf beyond the search window, 2 ‖radius · spacing‖, and on ignored pixels. A user-supplied
             field is returned as it is. None without ``decay``.

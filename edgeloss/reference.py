@@ -19,7 +19,7 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     loss = ce_weight · Σ CE / W + edge_weight · (Σ_E u edge + false_edge_weight · Σ_F S) / Σ_E u
     W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
-where S_i of a false edge is that of an edge with w = 1: all its neighbours are on its own side, and no edge is near
+where S_i of a false edge is that of an edge with w = 1: all its neighbors are on its own side, and no edge is near
 to measure distances from. F itself has no derivative.
 
 Nothing is computed outside its own set and masked away afterwards, since 0 · inf is nan in the backward pass. There is
@@ -64,7 +64,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
     mask = edge_mask(y, valid, radius) if edges else torch.zeros_like(valid)
     distance = inputs.distance
     if options.decay is not None and distance is None:
-        # The loss reads d at neighbours of edge pixels only; the map shows it wherever it is defined.
+        # The loss reads d at neighbors of edge pixels only; the map shows it wherever it is defined.
         read = valid if maps else valid & within_reach(mask, radius)
         distance = distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
     same_side, other_side = edge_terms(x, y, valid, mask, log_weights(distance, options.decay), radius, power)
@@ -175,12 +175,12 @@ def edge_terms(
 
 
 class Pairs(NamedTuple):
-    """Every pair (i, n) of an edge pixel i and a neighbour n, and what the edge terms of i read of n.
+    """Every pair (i, n) of an edge pixel i and a neighbor n, and what the edge terms of i read of n.
 
     Attributes:
         centre: the edge pixels, [M].
         row: i = centre[row], [P].
-        n: the neighbour, [P].
+        n: the neighbor, [P].
         is_same: y_n = y_i, so that n belongs to S_i and else to O_i; bool [P].
         t: a_n = log p_n(y_i) on the same side, b_n = log(1 - p_n(y_i)) on the other; [P], differentiable.
         log_w: [P].
@@ -235,7 +235,7 @@ def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], 
 def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
     """d at the listed valid pixels, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
 
-    A neighbour n of an edge pixel i is never that far away: n is within ‖radius · spacing‖ of i, and so is a pixel of
+    A neighbor n of an edge pixel i is never that far away: n is within ‖radius · spacing‖ of i, and so is a pixel of
     another label than i's; one of the two differs from n.
     """
 
@@ -259,20 +259,20 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
     return d
 
 
-# ------------------------------------------------------------------------------------------------------- neighbourhoods
+# ------------------------------------------------------------------------------------------------------- neighborhoods
 
 
 def offsets(radius: Sequence[int]) -> list[tuple[int, ...]]:
-    """The K = ∏(2 · radius_a + 1) - 1 offsets of a neighbourhood, row-major, without the centre."""
+    """The K = ∏(2 · radius_a + 1) - 1 offsets of a neighborhood, row-major, without the centre."""
     window = itertools.product(*(range(-r, r + 1) for r in radius))
     return [offset for offset in window if any(offset)]
 
 
 class Grid:
-    """Finds the neighbours of pixels that exist.
+    """Finds the neighbors of pixels that exist.
 
     One lookup table holds the number of each pixel, or -1 where it does not exist, with a margin of -1 around each
-    image: a neighbour is then one step away in the table.
+    image: a neighbor is then one step away in the table.
 
     Args:
         exists: [B, *S] bool.
@@ -328,7 +328,7 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
 def gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``_shifted`` of the pixels that occur in n: [M, C], [M], and where each of n is found there, [P].
 
-    A pixel is the neighbour of many, so it is worked out once and looked up; others are not read at all.
+    A pixel is the neighbor of many, so it is worked out once and looked up; others are not read at all.
     """
     pixels, at = torch.unique(n, return_inverse=True)
     return *_shifted(take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)), at

@@ -25,7 +25,7 @@ RECORD = {"toolkit": [12, 8], "cubins": [80, 90], "ptx": [90]}
         ((12, 0), (8, 6), None),  # machine code: any driver of the major version, any higher minor capability
         ((12, 8), (12, 0), None),  # PTX, compiled by a driver as new as the toolkit
         ((13, 1), (10, 3), None),
-        ((11, 8), (8, 0), "with CUDA 12.8, and the driver knows CUDA up to 11.8; update the driver"),
+        ((11, 8), (8, 0), "with CUDA 12.8, but the driver supports CUDA up to 11.8; update the driver"),
         ((12, 4), (12, 0), "for a device of compute capability 12.0 its PTX needs a driver of that version"),
         ((13, 0), (7, 5), "not built for a device of compute capability 7.5; run `EDGELOSS_CUDA_ARCHS=75 pip install"),
     ],
@@ -36,7 +36,7 @@ def test_which_device_a_library_serves(driver: tuple[int, int], capability: tupl
 
 
 def test_a_library_without_its_record_is_not_trusted() -> None:
-    assert "lacks its record" in str(library._why_unfit({}, (13, 0), (9, 0)))
+    assert "has no record" in str(library._why_unfit({}, (13, 0), (9, 0)))
 
 
 @pytest.fixture

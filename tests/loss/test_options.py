@@ -1,0 +1,106 @@
+"""Signatures, ``Options``, docstrings and the documentation agree on the options."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
+from edgeloss.options import HELP, Options, check_option
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+ROW = re.compile(r"^\| `(\w+)` \| (?:`([^|]+)`|required) \| (.+) \|$", re.MULTILINE)
+REQUIRED = inspect.Parameter.empty
+CLASS_WEIGHTS = ["weight", "edge_class_weight"]
+
+OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}
+
+
+def table(heading: str) -> dict[str, tuple[Any, str]]:
+    """Default and meaning of each row of the table below a line of the page."""
+    part = PAGE.read_text().split(f"| {heading} | default | meaning |")[1].split("\n\n")[0]
+    rows = {
+        name: (ast.literal_eval(default) if default else REQUIRED, text) for name, default, text in ROW.findall(part)
+    }
+    assert len(rows) == part.count("\n|") - 1  # all but the ruler
+    return rows
+
+
+def plain(text: str) -> str:
+    """The text without quotes and links."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).translate(str.maketrans("", "", '`"'))
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Whether names, order and defaults are the same, 0 and 0.0 apart."""
+    return [(name, repr(value)) for name, value in left.items()] == [
+        (name, repr(value)) for name, value in right.items()
+    ]
+
+
+def test_the_module_has_the_class_weights_and_every_option() -> None:
+    assert same(defaults(EdgeAwareLoss.__init__), dict.fromkeys(CLASS_WEIGHTS) | OPTIONS)
+    assert list(EdgeAwareLoss().options()) == [*CLASS_WEIGHTS, *OPTIONS]
+
+
+def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
+    call = defaults(EdgeAwareLoss.forward)
+    tensors = {name: call.pop(name) for name in ("logits", "target")}
+    assert same(defaults(edge_aware_loss), tensors | defaults(EdgeAwareLoss.__init__) | call)
+
+
+@pytest.mark.parametrize(
+    ("function", "left_out"),
+    [
+        (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "sync_normalizer"}
+         | {"pixel_weight", "normalizer", "return_maps", "return_terms"}),
+        (normalizers, {"logits", "distance", "normalizer", "return_maps", "return_terms"}
+         | (set(OPTIONS) - {"ignore_index", "radius", "validate"})),
+    ],
+)  # fmt: skip
+def test_functions_of_fewer_arguments(function: Callable[..., Any], left_out: set[str]) -> None:
+    whole = defaults(edge_aware_loss)
+    assert left_out < set(whole)
+    assert same(defaults(function), {name: value for name, value in whole.items() if name not in left_out})
+
+
+def test_the_page_has_every_argument_and_its_default() -> None:
+    options, call = table("option"), table("argument")
+    assert same({name: default for name, (default, _) in options.items()}, defaults(EdgeAwareLoss.__init__))
+    assert same({name: default for name, (default, _) in call.items()}, defaults(EdgeAwareLoss.forward))
+
+
+def test_the_page_and_the_help_say_the_same() -> None:
+    assert list(HELP) == list(OPTIONS)
+    for name, (_, meaning) in table("option").items():
+        assert meaning.endswith(".")
+        if name in HELP:
+            assert plain(meaning).startswith(HELP[name]), name
+
+
+@pytest.mark.parametrize("described", [EdgeAwareLoss, EdgeAwareLoss.forward, edge_aware_loss, loss_maps, normalizers])
+def test_docstrings_describe_every_argument_in_order(described: Any) -> None:
+    part = inspect.getdoc(described).split("Args:\n")[1].split("\n\n")[0]
+    assert re.findall(r"^    (\w+):", part, re.MULTILINE) == list(defaults(described))
+
+
+def test_options_are_checked_and_do_not_change() -> None:
+    assert Options() == Options.from_attributes(EdgeAwareLoss())
+    with pytest.raises(ValueError, match="edge_weight: expected a finite number ≥ 0, but got -1"):
+        Options(edge_weight=-1)
+    with pytest.raises(ValueError, match="power: expected a number in"):
+        check_option("power", float("nan"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().radius = 2  # type: ignore[misc]

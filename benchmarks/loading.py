@@ -27,7 +27,9 @@ from measure import processor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 from segkit.config import Config, ConfigError, load_config
-from segkit.data import Augment, SegmentationDataset, open_dataset, seed_worker, waited
+from segkit.data import Augment, SegmentationDataset, open_dataset
+from segkit.loader import TimedIterator
+from segkit.seeding import seed_worker
 
 EXAMPLES = """\
 examples:
@@ -62,7 +64,7 @@ def run_epoch(dataset: SegmentationDataset, batch_size: int, workers: int, epoch
         generator=torch.Generator().manual_seed(epoch),
         worker_init_fn=seed_worker,
     )
-    batches = waited(loader)
+    batches = TimedIterator(loader)
     next(batches)
     first = batches.seconds
     for _ in batches:

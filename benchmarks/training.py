@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -16,22 +17,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch.optim.lr_scheduler import ConstantLR
 
 from measure import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 
-import train  # noqa: E402
+from segkit.build import make_criterion, make_state, open_data  # noqa: E402
 from segkit.config import Config, load_config  # noqa: E402
-from segkit.engine import Training, batches, train_step  # noqa: E402
 from segkit.guard import NanGuard  # noqa: E402
-from segkit.model import UNet  # noqa: E402
+from segkit.loader import load_batches  # noqa: E402
+from segkit.placement import find_device, find_placement  # noqa: E402
+from segkit.step import TrainStep  # noqa: E402
 
 EXAMPLE = (
     "example: python benchmarks/training.py --config configs/camvid.yaml --output benchmarks/results/training.json"
@@ -76,30 +76,24 @@ def median_seconds(call: Callable[[], object], times: int) -> float:
 def step_and_loss(config: Config, times: int) -> tuple[float, float]:
     """Seconds of a training step on the first batch, and of the loss in it."""
     torch.set_num_threads(1)
-    device = train.find_device(config.device)
-    place = train.find_place(config, device)
-    dataset, _ = train.open_data(config)
+    device = find_device(config.device)
+    placement = find_placement(config, device)
+    dataset, _ = open_data(config)
     classes = len(dataset.classes)
-    criterion = train.make_criterion(config.loss, classes, dataset.ignore_index).to(device)
-    network = UNet(classes, **asdict(config.model))
-    network.to(device, memory_format=place.memory_format)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.optim.lr)
-    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
-    training = Training(network, optimizer, ConstantLR(optimizer), scaler)
-    step = next(batches(dataset, config.batch_size, 0, seed=config.seed, accumulate=config.accumulate))
-    pairs = [(place.run(network, part.images).detach().requires_grad_(), part.labels.to(device)) for part in step]
+    criterion = make_criterion(config.loss, classes, dataset.ignore_index).to(device)
+    state = make_state(config, classes, placement, math.ceil(len(dataset) / config.batch_size))
+    batch = next(load_batches(dataset, config.batch_size, 0, seed=config.seed, accumulate=config.accumulate))
+    pairs = [
+        (placement.run(state.network, part.images).detach().requires_grad_(), part.labels.to(device)) for part in batch
+    ]
 
     def loss_alone() -> None:
         for logits, labels in pairs:
             criterion(logits, labels, return_terms=True)[0].backward()
 
     with tempfile.TemporaryDirectory() as folder:
-        guard = NanGuard(Path(folder), criterion)
-
-        def whole() -> None:
-            train_step(training, network, criterion, step, number=1, place=place, guard=guard)
-
-        return median_seconds(whole, times), median_seconds(loss_alone, times)
+        step = TrainStep(state, state.network, criterion, placement, NanGuard(Path(folder), criterion))
+        return median_seconds(lambda: step(batch, number=1), times), median_seconds(loss_alone, times)
 
 
 def main() -> None:

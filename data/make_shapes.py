@@ -563,7 +563,7 @@ def difference(out: Path, seed: int, counts: Sequence[int], size: int) -> str | 
         except (OSError, SyntaxError) as error:  # Pillow reports a broken PNG chunk as a SyntaxError
             return f"{path}: unreadable ({error})"
         if found.shape != pixels.shape or found.dtype != pixels.dtype:
-            return f"{path}: expected {pixels.dtype} {list(pixels.shape)} but got {found.dtype} {list(found.shape)}"
+            return f"{path}: expected {pixels.dtype} {list(pixels.shape)}, but got {found.dtype} {list(found.shape)}"
         if (found != pixels).any():
             return f"{path}: {int((found != pixels).sum())} of {pixels.size} values differ"
     for path in sorted(out.rglob("*.png")):
@@ -583,7 +583,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def at_least(least: int) -> Callable[[str], int]:
         def parse(text: str) -> int:
             if int(text) < least:
-                raise argparse.ArgumentTypeError(f"expected at least {least} but got {text}")
+                raise argparse.ArgumentTypeError(f"expected at least {least}, but got {text}")
             return int(text)
 
         parse.__name__ = "int"  # argparse prints it: "invalid int value"

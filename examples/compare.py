@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the curves of two or more runs into one figure, and print their first and last epoch as a Markdown table."""
+"""Compare runs of train.py: draw their curves in one figure, and print a Markdown table of first and last epochs."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from segkit.console import Row
 from segkit.run_files import read_history
 
-# What is drawn: a key of metrics.json, its title, and whether it is a share.
+# What is drawn: a key of metrics.json, its title, and whether it is a share, shown in percent.
 CURVES = (
     ("val/miou", "validation: mean IoU", True),
     ("val/edge_accuracy", "validation: accuracy on edge pixels", True),
@@ -22,7 +22,7 @@ CURVES = (
 
 
 def draw(runs: dict[str, list[Row]]) -> Figure:
-    """One picture for each curve, one line for each run."""
+    """Draw one picture per curve, with one line per run."""
     figure = Figure(figsize=(13, 3), layout="constrained")
     all_axes = figure.subplots(1, len(CURVES))
     for axes, (key, title, is_share) in zip(all_axes, CURVES, strict=True):
@@ -41,7 +41,7 @@ def draw(runs: dict[str, list[Row]]) -> Figure:
 
 
 def table(runs: dict[str, list[Row]]) -> str:
-    """A Markdown table: a row for each run, and in each cell the first and the last epoch."""
+    """Return a Markdown table of the first and the last epoch of each run."""
     lines = [
         "| run | epochs | " + " | ".join(title for _, title, _ in CURVES) + " |",
         "|---|---|" + "---|" * len(CURVES),
@@ -59,9 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, draw and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; its name is its label"
+        "runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; its name becomes the label"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="figure, .png, .pdf or .svg")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="figure to write: .png, .pdf or .svg"
+    )
     options = parser.parse_args(arguments)
     try:
         names = [folder.resolve().name for folder in options.runs]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Label images with a network that train.py trained.
 
-Writes OUTPUT/labels/NAME.png for each image: the class index of each pixel, with a palette of the class colours, and
-OUTPUT/classes.txt with their names. `edgeloss metrics --pred OUTPUT/labels --mask ... --classes OUTPUT/classes.txt`
-measures them.
+For each image, this writes OUTPUT/labels/NAME.png with the class index of each pixel and a palette of the class
+colours, and OUTPUT/classes.txt with the class names. To compute metrics, run
+`edgeloss metrics --pred OUTPUT/labels --mask ... --classes OUTPUT/classes.txt`.
 
-An image is resized as in training, or by --scale, and the logits are brought to its own size. With --window it goes
-through the network in overlapping windows: then the memory depends on the window and the image's width alone, but for
-the image itself and its labels, up to 20 bytes a pixel while they are read and drawn.
+Images are resized as in training, or by --scale, and the logits are resized back. With --window, the image goes through
+the network in overlapping windows. Memory then depends on the window and on the width of the image only, except for the
+image itself and its labels: up to 20 bytes per pixel while they are read and drawn.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from segkit.checkpoint import CheckpointError, load_checkpoint
 from segkit.config import ConfigError
 from segkit.data import normalize, resize
 from segkit.model import UNet
+from segkit.placement import find_device
 from segkit.sliding_window import upsample, window_logits
-from train import find_device
 
 EXAMPLES = """\
 examples:
@@ -48,18 +48,18 @@ examples:
 
 
 class Predictor(NamedTuple):
-    """A trained network and how images reach it.
+    """A trained network, and how images are given to it.
 
     Attributes:
         network: images [B, 3, h, w] to logits [B, C, h, w].
-        device: where it is.
+        device: device of the network.
         classes: names of the classes.
-        colors: [C, 3] uint8.
-        ignore_index: the label of pixels that did not count in training.
-        size: (h, w) that images are resized to; None for none.
+        colors: colours of the classes, [C, 3] uint8.
+        ignore_index: label of the pixels that were ignored in training.
+        size: (h, w) that images are resized to; None to keep their size.
         scale: factor that images are resized by; None for none.
-        window: (h, w) of a window; None takes the whole image at once.
-        overlap: of windows, in pixels.
+        window: (h, w) of a window; None computes the whole image at once.
+        overlap: overlap of windows, in pixels.
         batch_size: windows that go through the network together.
     """
 
@@ -75,7 +75,7 @@ class Predictor(NamedTuple):
     batch_size: int
 
     def logits(self, image: npt.NDArray[np.uint8]) -> Iterator[Tensor]:
-        """The logits of an image [H, W, 3], by bands of rows [C, k, W] from top to bottom."""
+        """Yield the logits of an image [H, W, 3] as rows [C, k, W], top to bottom."""
         height, width = image.shape[:2]
         size = self.size or (height, width)
         if self.scale is not None:
@@ -94,18 +94,18 @@ class Predictor(NamedTuple):
 
 
 def open_predictor(options: argparse.Namespace) -> Predictor:
-    """The network of a checkpoint, as the command line wants it.
+    """Load the network of a checkpoint with the options of the command line.
 
     Raises:
-        CheckpointError: if the checkpoint can't be read or isn't one of train.py, or has not the weights asked for.
+        CheckpointError: if the checkpoint can't be read, isn't one of train.py, or lacks the weights asked for.
         ConfigError: if there is no such device.
-        InputError: if the options do not fit each other.
+        InputError: if the options contradict each other.
     """
     path, device = options.checkpoint, find_device(options.device)
     checkpoint = load_checkpoint(path)
     averaged = checkpoint.get("ema")
     if options.weights == "ema" and averaged is None:
-        raise CheckpointError(f"{path} holds no averaged weights; expected --weights model")
+        raise CheckpointError(f"{path}: expected averaged weights, but got none; use --weights model")
     weights = checkpoint["model"] if options.weights == "model" or averaged is None else averaged
     try:
         config, classes = checkpoint["config"], list(checkpoint["classes"])
@@ -114,18 +114,18 @@ def open_predictor(options: argparse.Namespace) -> Predictor:
         size = config["data"]["size"]
         ignore_index = int(checkpoint["ignore_index"])
     except KeyError as error:
-        raise CheckpointError(f"{path} isn't a checkpoint of train.py: it holds no {error}") from error
+        raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got one without {error}") from error
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise CheckpointError(f"{path} isn't a checkpoint of this network: {reason}") from error
+        raise CheckpointError(f"{path}: expected a checkpoint of this network, but got another: {reason}") from error
     if len(classes) > 256:
-        raise CheckpointError(f"{path}: expected at most 256 classes, which a PNG can hold, but got {len(classes)}")
+        raise CheckpointError(f"{path}: expected at most 256 classes, as a PNG can store, but got {len(classes)}")
     if options.scale is not None:
         size = None
     elif options.window is not None and size is not None:
         raise InputError(
-            f"--window: expected --scale too: training resized images to {size[0]} × {size[1]}, and only you know by"
-            " what factor that was; 1 leaves them as they are"
+            f"--window: expected --scale too, since training resized all images to {size[0]} × {size[1]}; give the"
+            " factor by which it resized them, or 1 to keep their size"
         )
     colors = layouts.colors(config["data"].get("layout", ""))
     return Predictor(
@@ -142,30 +142,65 @@ def open_predictor(options: argparse.Namespace) -> Predictor:
     )
 
 
-def find_images(path: Path, output: Path) -> dict[str, Path]:
-    """The images to label, by name.
+class Outputs(NamedTuple):
+    """What is written, and where.
+
+    Attributes:
+        folder: the output folder.
+        overlay: write the class colours over the image, too.
+        probabilities: write probabilities, too.
+    """
+
+    folder: Path
+    overlay: bool
+    probabilities: bool
+
+    @property
+    def subfolders(self) -> list[Path]:
+        """The folders that files are written to."""
+        kinds = {"labels": True, "overlays": self.overlay, "probabilities": self.probabilities}
+        return [self.folder / kind for kind, wanted in kinds.items() if wanted]
+
+    def prepare(self, predictor: Predictor) -> None:
+        """Create the folders and write the class list.
+
+        Raises:
+            InputError: if that fails.
+        """
+        try:
+            for folder in self.subfolders:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.folder}: can't be created ({error.strerror})") from error
+        names = [*enumerate(predictor.classes), (predictor.ignore_index, "void")]
+        with atomic_write(self.folder / "classes.txt") as file:
+            file.write("".join(f"{index} {name}\n" for index, name in names if index >= 0).encode())
+
+
+def find_images(path: Path, output: Path) -> list[Path]:
+    """Return the images to label.
 
     Raises:
-        InputError: if there are none, two share a name, or the output would overwrite them.
+        InputError: if there are none, two have the same name, or the output would overwrite them.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     folder = path if path.is_dir() else path.parent
     if folder.resolve() in [(output / name).resolve() for name in ("labels", "overlays")]:
-        raise InputError(f"{output}: is where the images are; expected another place to write to")
-    return files_by_stem(path, IMAGE_SUFFIXES) if path.is_dir() else {path.stem: path}
+        raise InputError(
+            f"{output}: expected a folder other than that of the images, but got the same; change --output"
+        )
+    return list(files_by_stem(path, IMAGE_SUFFIXES).values()) if path.is_dir() else [path]
 
 
-def label(
-    predictor: Predictor, path: Path, name: str, output: Path, *, overlay: bool, probabilities: bool
-) -> Iterator[float]:
+def label(predictor: Predictor, path: Path, outputs: Outputs) -> Iterator[float]:
     """Label one image and write what was asked for.
 
     Yields:
-        The share of the image that is done, now and then.
+        The share of the image that is done.
 
     Raises:
-        InputError: if the image can't be used, the network gives nan, or a file can't be written.
+        InputError: if the image can't be used, the network returns nan, or a file can't be written.
     """
     image = read_image(path).permute(1, 2, 0).numpy()
     height, width = image.shape[:2]
@@ -173,12 +208,12 @@ def label(
     row = 0
     with ExitStack() as files:
         planes = None
-        if probabilities:
-            file = files.enter_context(atomic_write(output / "probabilities" / f"{name}.npy"))
+        if outputs.probabilities:
+            file = files.enter_context(atomic_write(outputs.folder / "probabilities" / f"{path.stem}.npy"))
             planes = Planes(file, (len(predictor.classes), height, width))
         for logits in predictor.logits(image):
             if not logits.isfinite().all():
-                raise InputError(f"{path}: expected finite logits but the network gives nan or inf for it")
+                raise InputError(f"{path}: expected finite logits, but the network returned nan or inf")
             below = row + logits.shape[1]
             labels[row:below] = logits.argmax(0).to("cpu", torch.uint8).numpy()
             if planes is not None:
@@ -187,18 +222,18 @@ def label(
             yield row / height
     picture = Image.fromarray(labels)
     picture.putpalette(predictor.colors.tobytes())
-    if overlay:
-        with atomic_write(output / "overlays" / f"{name}.jpg") as file:
+    if outputs.overlay:
+        with atomic_write(outputs.folder / "overlays" / f"{path.stem}.jpg") as file:
             Image.blend(Image.fromarray(image), picture.convert("RGB"), 0.5).save(file, "jpeg", quality=90)
-    with atomic_write(output / "labels" / f"{name}.png") as file:
+    with atomic_write(outputs.folder / "labels" / f"{path.stem}.png") as file:
         picture.save(file, "png")
 
 
 class Planes:
-    """A .npy file of an array [C, H, W], float16, written by bands of rows.
+    """Write an array [C, H, W], float16, to a .npy file, band by band.
 
     Args:
-        file: to write to from its beginning.
+        file: an empty file.
         shape: (C, H, W).
     """
 
@@ -209,7 +244,7 @@ class Planes:
         self._file, self._shape, self._start = file, shape, file.tell()
 
     def write(self, row: int, values: npt.NDArray[np.float16]) -> None:
-        """Write rows [C, k, W], the first of which is `row`."""
+        """Write rows [C, k, W], from row `row` on."""
         _, height, width = self._shape
         for c, plane in enumerate(values):
             self._file.seek(self._start + (c * height + row) * width * 2)
@@ -224,81 +259,80 @@ def predict(options: argparse.Namespace, console: Console) -> None:
         ConfigError: if there is no such device.
         InputError: if an image can't be used or a file can't be written.
     """
-    output: Path = options.output
-    images = find_images(options.images, output)
+    images = find_images(options.images, options.output)
     predictor = open_predictor(options)
-    kinds = {"labels": True, "overlays": options.overlay, "probabilities": options.probabilities}
-    wanted = [kind for kind, asked in kinds.items() if asked]
-    try:
-        for kind in wanted:
-            (output / kind).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{output}: can't be made ({error.strerror})") from error
-    names = [*enumerate(predictor.classes), (predictor.ignore_index, "void")]
-    with atomic_write(output / "classes.txt") as file:
-        file.write("".join(f"{index} {name}\n" for index, name in names if index >= 0).encode())
-
+    outputs = Outputs(options.output, options.overlay, options.probabilities)
+    outputs.prepare(predictor)
     start = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with torch.inference_mode(), bar:
         task = bar.add_task("", total=len(images))
-        for done, (name, path) in enumerate(images.items()):
+        for done, path in enumerate(images):
             bar.update(task, completed=done, description=path.name)
             try:
-                parts = label(
-                    predictor, path, name, output, overlay=options.overlay, probabilities=options.probabilities
-                )
-                for part in parts:
-                    bar.update(task, completed=done + part)
+                for share in label(predictor, path, outputs):
+                    bar.update(task, completed=done + share)
             except torch.OutOfMemoryError as error:
                 raise InputError(f"{path}: does not fit into the memory of {predictor.device}; try --window") from error
     seconds = time.perf_counter() - start
-    where = ", ".join(str(output / kind) for kind in wanted)
+    where = ", ".join(map(str, outputs.subfolders))
     count = f"{len(images)} image{'s' if len(images) > 1 else ''}"
-    console.print(f"{count} in {seconds:.1f} s ({len(images) / seconds:.1f} a second): {where}")
+    console.print(f"{count} in {seconds:.1f} s ({len(images) / seconds:.1f} images/s): {where}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="best.pt or last.pt of a run")
     add("--images", type=Path, required=True, metavar="PATH", help="an image, or a folder of them")
-    add("-o", "--output", type=Path, required=True, metavar="FOLDER", help="made if missing; replaces what it wrote")
-    add("--overlay", action="store_true", help="write overlays/NAME.jpg too: the classes' colours over the image")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="output folder, created if missing; files of an earlier call are replaced",
+    )
+    add("--overlay", action="store_true", help="also write overlays/NAME.jpg: the class colours over the image")
     add(
         "--probabilities",
         action="store_true",
-        help="write probabilities/NAME.npy too, [C, H, W] float16; edgeloss view --pred reads it",
+        help="also write probabilities/NAME.npy, [C, H, W] float16, which edgeloss view --pred reads",
     )
-    add("--scale", type=float, help="resize images by this factor, not to the size of training")
-    add("--window", type=int, nargs=2, metavar=("H", "W"), help="take an image by windows of this size")
-    add("--overlap", type=int, metavar="PIXELS", help="of windows (default: a quarter of the window)")
-    add("--batch-size", type=int, default=1, metavar="N", help="windows at a time (default: %(default)s)")
+    add("--scale", type=float, help="resize images by this factor instead of to the size of training")
+    add("--window", type=int, nargs=2, metavar=("H", "W"), help="compute each image in windows of this size")
+    add(
+        "--overlap",
+        type=int,
+        metavar="PIXELS",
+        help="overlap of windows (default: a quarter of the shorter side of the window)",
+    )
+    add("--batch-size", type=int, default=1, metavar="N", help="windows per forward pass (default: %(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, ... (default: %(default)s)")
     add(
         "--weights",
         choices=("auto", "model", "ema"),
         default="auto",
-        help="the last weights or their moving average; auto takes the average if there is one",
+        help="the last weights or their moving average; auto is the average if there is one (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     if options.scale is not None and not 0 < options.scale < float("inf"):
-        parser.error(f"--scale: expected a factor > 0 but got {options.scale}")
+        parser.error(f"--scale: expected a factor > 0, but got {options.scale}")
     if options.window is not None and min(options.window) < 1:
-        parser.error(f"--window: expected height and width >= 1 but got {options.window}")
+        parser.error(f"--window: expected height and width >= 1, but got {options.window}")
     if options.overlap is not None and options.window is None:
-        parser.error("--overlap: expected --window too")
+        parser.error("--overlap: expected --window too, but got none")
     side = min(options.window or [0])
     if options.overlap is None:
         options.overlap = side // 4
     if not 0 <= options.overlap <= side // 2:
         parser.error(f"--overlap: expected 0 to {side // 2}, half a window, but got {options.overlap}")
     if options.batch_size < 1:
-        parser.error(f"--batch-size: expected at least 1 but got {options.batch_size}")
+        parser.error(f"--batch-size: expected at least 1, but got {options.batch_size}")
     return options
 
 
@@ -311,11 +345,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"predict.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("predict.py: interrupted; what is written is whole", file=sys.stderr)
+        print("predict.py: interrupted; all files written so far are complete", file=sys.stderr)
         return 130
     return 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that nothing half written stays
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that no partial file is left
     sys.exit(main())

@@ -1,1 +1,1 @@
-"""Model, data and checkpoint code shared by the examples."""
+"""Trainer, data, model and checkpoints shared by the examples."""

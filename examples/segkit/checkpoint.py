@@ -1,4 +1,4 @@
-"""Checkpoints that are either the old ones or the new ones, never half of each."""
+"""Checkpoints, written completely or not at all."""
 
 import re
 from collections.abc import Mapping
@@ -12,61 +12,71 @@ from edgeloss.io import atomic_write
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that isn't there or can't be read, told in one line."""
+    """A checkpoint that is missing or can't be used; the message has one line."""
 
 
 def save_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Write tensors and plain values (dict, list, str, number, None), which ``weights_only=True`` can load."""
+    """Write a checkpoint.
+
+    Args:
+        path: file to write or replace.
+        checkpoint: tensors and plain values (dict, list, str, number, None), which ``weights_only=True`` can load.
+    """
     with atomic_write(path) as file:
         torch.save(dict(checkpoint), file)
 
 
 def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote, running no code from the file.
+    """Read a checkpoint of `save_checkpoint`, without running code from the file.
 
     Args:
         path: the checkpoint.
-        map_location: the device its tensors are put on.
+        map_location: device to load the tensors to.
 
     Returns:
-        The checkpoint's dict. A run's has what `segkit.engine.Training.state_dict` tells, ``config``, ``classes`` and
-        ``ignore_index``.
+        The dict of the checkpoint. That of a run has the keys of `segkit.state.TrainingState.state_dict`, ``config``,
+        ``classes`` and ``ignore_index``.
 
     Raises:
-        CheckpointError: if there is no such file, or it isn't a checkpoint, or it is damaged.
+        CheckpointError: if the file is missing, damaged, or not a checkpoint.
     """
     try:
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except FileNotFoundError as error:
-        raise CheckpointError(f"no checkpoint at {path}") from error
-    except Exception as error:  # what a damaged file makes of the unpickler can be any error
-        raise CheckpointError(f"{path} is damaged, or not a checkpoint") from error
+        raise CheckpointError(f"{path}: expected a checkpoint, but there is no such file") from error
+    except Exception as error:  # a damaged file can make the unpickler raise anything
+        raise CheckpointError(f"{path}: expected a checkpoint, but got a damaged or another file") from error
     if not isinstance(checkpoint, dict) or "model" not in checkpoint:
-        raise CheckpointError(f"{path} holds no model")
+        raise CheckpointError(f"{path}: expected a checkpoint, but got a file without a model")
     return checkpoint
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put weights into a model, whether or not DistributedDataParallel or torch.compile was around either.
+    """Load weights into a model, with or without the names that wrappers add.
+
+    Both DistributedDataParallel and torch.compile change the names of weights.
 
     Args:
-        model: takes the weights, on the device it is on.
-        weights: by name, on any device.
+        model: the model, on any device.
+        weights: weights by name, on any device.
 
     Raises:
-        CheckpointError: if names or shapes are another model's.
+        CheckpointError: if names or shapes differ from those of the model.
     """
     own = {_bare(name): name for name in model.state_dict()}
     given = {_bare(name): weight for name, weight in weights.items()}
-    for what, names in {"no": own.keys() - given.keys(), "an unknown": given.keys() - own.keys()}.items():
+    for problem, names in {"missing": own.keys() - given.keys(), "unknown": given.keys() - own.keys()}.items():
         if names:
-            raise CheckpointError(f"the weights are of another model: {what} {min(names)}, and so {len(names)} in all")
+            raise CheckpointError(
+                f"expected weights of this model, but {min(names)} is {problem} ({len(names)} in total)"
+            )
     try:
         model.load_state_dict({own[name]: weight for name, weight in given.items()})
     except RuntimeError as error:  # of shapes
-        raise CheckpointError(f"the weights are of another model: {str(error).splitlines()[-1].strip()}") from error
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"expected weights of this model, but got a {reason}") from error
 
 
 def _bare(name: str) -> str:
-    """A weight's name without what wrappers put before it."""
+    """Return the name of a weight without the prefixes of wrappers."""
     return re.sub(r"^((module|_orig_mod)\.)+|_orig_mod\.", "", name)

@@ -1,4 +1,4 @@
-"""What a training run can be told: dataclasses for the types, YAML for the values, ``key=value`` for the last word."""
+"""Configuration of a run: dataclasses give the types, YAML the values, and ``key=value`` arguments override them."""
 
 import inspect
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from segkit.schedule import Kind
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 SECTION = "a section of keys"
-OURS = ("ignore_index", "reduction", "sync_normalizer")  # arguments of the loss that the trainer sets
+OURS = ("ignore_index", "reduction", "sync_normalizer")  # arguments of the loss that are set by the trainer
 
 
 class ConfigError(ValueError):
-    """A configuration the trainer can't run with, told in one line."""
+    """A configuration that can't be used; the message has one line."""
 
 
 @dataclass
 class AugmentConfig:
-    """Random changes to training images; the arguments of `segkit.data.Augment`."""
+    """Random changes to training images: the arguments of `segkit.data.Augment`."""
 
     flip: float = 0.5
     scale: list[float] = field(default_factory=lambda: [0.75, 1.5])
@@ -34,7 +34,7 @@ class AugmentConfig:
 
 @dataclass
 class DataConfig:
-    """Where images and masks lie, and how they are read."""
+    """Where images and masks are, and how they are read."""
 
     layout: str = "folder"
     root: str = "."
@@ -69,7 +69,7 @@ class OptimConfig:
 
 @dataclass
 class EdgeScheduleConfig:
-    """How the edge terms come in; the arguments of `segkit.schedule.edge_weight`."""
+    """Warm-up of the edge terms: the arguments of `segkit.schedule.edge_weight`."""
 
     kind: str = "constant"
     warmup: float = 0.0
@@ -77,7 +77,7 @@ class EdgeScheduleConfig:
 
 @dataclass
 class GuardConfig:
-    """What to do about a loss or gradient that is not finite; arguments of `segkit.guard.NanGuard`."""
+    """Reaction to a loss or gradient that is not finite: arguments of `segkit.guard.NanGuard`."""
 
     action: str = "stop"
     limit: int = 4
@@ -86,7 +86,7 @@ class GuardConfig:
 
 @dataclass
 class Config:
-    """A training run; every field is explained in ``configs/shapes.yaml``."""
+    """A training run; ``configs/shapes.yaml`` explains every field."""
 
     output: str = MISSING
     overwrite: bool = False
@@ -113,7 +113,7 @@ class Config:
     loss: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse values that have the right type and no meaning."""
+        """Check the ranges of values."""
         size, augment = self.data.size, self.data.augment
         rules = {
             "seed must be at least 0": self.seed >= 0,
@@ -140,37 +140,37 @@ class Config:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file and lay ``key=value`` overrides over it.
+    """Read a YAML file and apply ``key=value`` overrides.
 
     Args:
         path: the YAML file.
-        overrides: such as ``["epochs=3", "loss.edge_weight=0"]``; a value is read as YAML.
+        overrides: overrides, such as ``["epochs=3", "loss.edge_weight=0"]``; values are read as YAML.
 
     Returns:
-        The configuration, as typed as its dataclasses.
+        The configuration, with values of the types of its dataclasses.
 
     Raises:
         ConfigError: if the file can't be read, a key is unknown or missing, or a value has the wrong type.
     """
-    origin = str(path)  # what is being read when an error comes
+    origin = str(path)  # what is being read when an error is raised
     layer: Any = None
     try:
         config: Any = OmegaConf.structured(Config)
-        for origin in (str(path), *overrides):  # one by one, so that an error can name the one it comes from
+        for origin in (str(path), *overrides):  # one by one, so that an error can name its origin
             if layer is not None and "=" not in origin:
-                raise ConfigError(f"{origin}: expected key=value")
+                raise ConfigError(f"expected key=value, but got {origin}")
             layer = OmegaConf.load(path) if layer is None else OmegaConf.from_dotlist([origin])
             if not isinstance(layer, DictConfig):
-                raise ConfigError(f"{origin}: expected keys with values but got {layer}")
+                raise ConfigError(f"{origin}: expected keys with values, but got {layer}")
             for key in (key for key, kind in keys().items() if kind == SECTION):
                 if not isinstance(value := OmegaConf.select(layer, key), DictConfig | None):
-                    raise ConfigError(f"{origin}: {key}: expected {SECTION} but got {value!r}")
+                    raise ConfigError(f"{origin}: {key}: expected {SECTION}, but got {value!r}")
             config = OmegaConf.merge(config, layer)
             for name in config.loss.keys() - loss_keys().keys():
                 raise ConfigError(f"{origin}: {_unknown(f'loss.{name}')}")
         origin = str(path)
         if missing := sorted(OmegaConf.missing_keys(config)):
-            raise ConfigError(f"{origin}: no value for {', '.join(missing)}")
+            raise ConfigError(f"{origin}: expected a value for {', '.join(missing)}, but got none")
         result = OmegaConf.to_object(config)
     except OSError as error:
         raise ConfigError(f"{origin}: {error.strerror}") from error
@@ -181,36 +181,36 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except OmegaConfBaseException as error:
         if kind := keys().get((error.full_key or "").partition("[")[0]):
             value = OmegaConf.select(layer, error.full_key)
-            raise ConfigError(f"{origin}: {error.full_key}: expected {kind} but got {value!r}") from error
+            raise ConfigError(f"{origin}: {error.full_key}: expected {kind}, but got {value!r}") from error
         raise ConfigError(f"{origin}: {str(error).splitlines()[0]}") from error
     assert isinstance(result, Config)
     return result
 
 
 def keys(section: type = Config, prefix: str = "") -> dict[str, str]:
-    """The keys of the configuration, those of its sections behind a dot, and the types of their values."""
-    found = {}
+    """Return all keys, such as ``optim.lr``, with the types of their values."""
+    types = {}
     for key in fields(section):
-        found[prefix + key.name] = key.type.__name__ if isinstance(key.type, type) else str(key.type)
+        types[prefix + key.name] = key.type.__name__ if isinstance(key.type, type) else str(key.type)
         for part in (key.type, *get_args(key.type)):
             if is_dataclass(part):
-                found |= {prefix + key.name: SECTION} | keys(part, f"{prefix}{key.name}.")
-    return found | {f"loss.{name}": kind for name, kind in loss_keys().items()}
+                types |= {prefix + key.name: SECTION} | keys(part, f"{prefix}{key.name}.")
+    return types | {f"loss.{name}": kind for name, kind in loss_keys().items()}
 
 
 def loss_keys() -> dict[str, str]:
-    """The keys of the section of the loss, and the types of their values."""
+    """Return the keys of section ``loss``, with the types of their values."""
     parameters = inspect.signature(EdgeAwareLoss).parameters.items()
     return {name: str(parameter.annotation) for name, parameter in parameters if name not in OURS}
 
 
 def _unknown(key: str) -> str:
-    """What to say of a key that isn't one."""
+    """Return the message about an unknown key."""
     section, _, name = key.rpartition(".")
     if section == "loss" and name in OURS:
-        return f"{key}: the trainer sets it"
+        return f"{key}: set by the trainer; remove it"
 
-    def likeness(known: str) -> float:  # to the whole key, or to its last part alone: a section is easily forgotten
+    def similarity(known: str) -> float:  # to the whole key, or to its last part: the section is easily forgotten
         return max(SequenceMatcher(None, key, text).ratio() for text in (known, known.rpartition(".")[2]))
 
-    return f"{key}: no such key; the nearest is {max(keys(), key=likeness)}"
+    return f"{key}: no such key; did you mean {max(keys(), key=similarity)}?"

@@ -1,5 +1,7 @@
 """What a run prints on the terminal: a progress bar, a line per epoch, and a closing table."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -17,7 +19,7 @@ from rich.text import Text
 
 Row = Mapping[str, float | None]  # the figures of one epoch
 
-# What an epoch's line and the last table show, of all that the files hold.
+# The figures that the line of an epoch and the closing table show; the files have all of them.
 _LINE = {
     "train/loss": "train loss",
     "val/loss": "val loss",
@@ -51,29 +53,51 @@ class _ImagesPerSecond(ProgressColumn):
         return Text(f"{task.speed or 0:.0f} images/s")
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar over the images of an epoch, with a field ``terms``; it shows on a terminal only, not in a log file."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _ImagesPerSecond(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[terms]}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+class EpochBar:
+    """A progress bar over the images of an epoch; shown on a terminal only, not in a log file."""
+
+    def __init__(self, console: Console) -> None:
+        """Build the bar; it shows from ``with`` on."""
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _ImagesPerSecond(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[terms]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", terms="")
+
+    def __enter__(self) -> EpochBar:
+        """Show the bar."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Remove the bar."""
+        self._progress.stop()
+
+    def restart(self, description: str, total: int, *, completed: int = 0) -> None:
+        """Begin at `completed` of `total` images."""
+        self._progress.reset(self._task, total=total, completed=completed, description=description)
+
+    def advance(self, images: int, figures: Mapping[str, float]) -> None:
+        """Add images, and show figures next to the bar."""
+        terms = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        self._progress.update(self._task, advance=images, terms=terms)
 
 
 def epoch_line(row: Row, epochs: int) -> str:
-    """One line about an epoch."""
+    """Return the line that is printed after an epoch."""
     figures = "  ".join(f"{label} {shown(name, row[name])}" for name, label in _LINE.items() if name in row)
     return f"epoch {row['epoch']}/{epochs}  {figures}  {row['images_per_second']:.0f} images/s  {row['seconds']:.1f} s"
 
 
 def summary(first: Row, last: Row) -> Table:
-    """The first and the last epoch side by side."""
+    """Return a table of the first and the last epoch, side by side."""
     table = Table("", f"epoch {first['epoch']}", f"epoch {last['epoch']}")
     for name in _SUMMARY:
         if name in last:
@@ -82,12 +106,12 @@ def summary(first: Row, last: Row) -> Table:
 
 
 def is_share(name: str) -> bool:
-    """Whether a figure of that name is a share, told in percent."""
+    """Return whether a figure of that name is a share, shown in percent."""
     return any(word in name for word in ("iou", "f1", "accuracy", "share", "fraction"))
 
 
 def shown(name: str, value: float | None) -> str:
-    """A figure as it is told."""
+    """Return a figure as it is printed."""
     if value is None:
         return "none"
     return f"{value:.1%}" if is_share(name) else f"{value:.4f}"

@@ -1,4 +1,4 @@
-"""Where data sets keep their files, as their archives have them.
+"""Files of data sets, in the layouts of their archives.
 
 folder
     SPLIT/images/NAME.png (.jpg, .jpeg), SPLIT/masks/NAME.png, and classes.txt with a line "INDEX NAME" for each class.
@@ -13,7 +13,7 @@ cityscapes
 voc
     VOCdevkit/VOC2012/JPEGImages/NAME.jpg, SegmentationClass/NAME.png and ImageSets/Segmentation/SPLIT.txt; train, val,
     trainval. VOCtrainval_11-May-2012.tar; the root may be VOC2012 itself. A list named trainaug.txt or train_aug.txt
-    goes with SegmentationClassAug/NAME.png, the labels of Hariharan et al. (2011) as others pass them on.
+    goes with SegmentationClassAug/NAME.png, the labels of Hariharan et al. (2011), as commonly redistributed.
 pet
     images/NAME.jpg, annotations/trimaps/NAME.png and annotations/SPLIT.txt; trainval, test. images.tar.gz and
     annotations.tar.gz of Oxford-IIIT Pet, unpacked into one folder.
@@ -47,13 +47,13 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """The files of a part of a data set, and what the numbers in its masks mean.
+    """The files of a part of a data set, and the meaning of the numbers in its masks.
 
     Attributes:
         pairs: images and masks.
         classes: names of classes 0..C-1.
-        ignore_index: the label of pixels that do not count.
-        labels: number in a mask to label; None where the two are the same.
+        ignore_index: the label of void pixels.
+        labels: maps numbers in masks to labels; None if they are the same.
     """
 
     pairs: list[Pair]
@@ -68,32 +68,32 @@ def find(layout: str, root: str | Path, split: str, *, classes: str | Path | Non
     Args:
         layout: a key of `LAYOUTS`.
         root: where its archives were unpacked.
-        split: its part, such as "train".
+        split: name of the part, such as "train".
         classes: the class list of a ``folder``, if it isn't ROOT/classes.txt.
 
     Returns:
-        The files; none but lists of names was opened.
+        The files, not yet opened, except for lists of names.
 
     Raises:
-        FileNotFoundError: if a folder or file is missing, or there is nothing.
-        ValueError: if there is no such layout, or a list or folder does not have the form.
+        FileNotFoundError: if a folder or file is missing, or a folder is empty.
+        ValueError: if there is no such layout, or a list or folder is malformed.
     """
     if layout not in LAYOUTS:
-        raise ValueError(f"expected a layout of {', '.join(LAYOUTS)} but got {layout!r}")
+        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}")
     if layout == "folder":
         return _folder(Path(root), split, classes)
     if classes is not None:
-        raise ValueError(f"expected no list of classes for the layout {layout}, which has its own, but got {classes}")
+        raise ValueError(f"classes: expected none for the layout {layout}, which has its own, but got {classes}")
     return LAYOUTS[layout](Path(root), split)
 
 
 def colors(layout: str) -> Colors | None:
-    """The colours that a data set's own tools paint its classes in, or None where there are none."""
+    """Return the class colours of a data set's own tools, or None if it has none."""
     return {"camvid": _CAMVID_COLORS, "cityscapes": _CITYSCAPES_COLORS, "voc": _voc_colors()}.get(layout)
 
 
 def pair_folders(images: Path, masks: Path) -> list[Pair]:
-    """Pair the files of two folders by name; only hidden files (".DS_Store") are left out.
+    """Pair the files of two folders by name; hidden files are skipped.
 
     Raises:
         FileNotFoundError: if a folder, every image, or an image's mask is missing.
@@ -104,7 +104,7 @@ def pair_folders(images: Path, masks: Path) -> list[Pair]:
             raise FileNotFoundError(f"{path}: no such folder, expected {images} and {masks}")
     of_images, of_masks = _by_stem(images, IMAGE_SUFFIXES), _by_stem(masks, MASK_SUFFIXES)
     if not of_images:
-        raise FileNotFoundError(f"{images}: expected {_listed(IMAGE_SUFFIXES)} files but the folder is empty")
+        raise FileNotFoundError(f"{images}: expected {_listed(IMAGE_SUFFIXES)} files, but the folder is empty")
     for name, path in of_images.items():
         if name not in of_masks:
             raise FileNotFoundError(f"{path}: has no mask, expected {masks / name}.png")
@@ -133,10 +133,10 @@ def _cityscapes(root: Path, split: str) -> Split:
                 f"{path}: no such folder, expected {images} and {masks} with a folder for each city"
             )
     end = "_leftImg8bit.png"
-    # Some archivers add a hidden "._NAME" to each file.
+    # Some archive tools add a hidden "._NAME" to each file.
     found = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
     if not found:
-        raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files but found none")
+        raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files, but found none")
 
     def pairs(kind: str) -> list[Pair]:
         names = {path.name.removesuffix(end): path for path in found}
@@ -147,7 +147,7 @@ def _cityscapes(root: Path, split: str) -> Split:
     by_train_id = pairs("labelTrainIds")
     if all(pair.mask.is_file() for pair in by_train_id):
         return Split(by_train_id, list(_CITYSCAPES))
-    # Ids 0 to 33; those that are no class, and the licence plates' -1, which 8 bits store as 255, do not count.
+    # Ids 0 to 33; those without a class are void, and so is -1 of licence plates, which 8 bits store as 255.
     labels = dict.fromkeys([*range(34), 255], VOID_INDEX)
     labels |= {label: train_id for train_id, (label, _) in enumerate(_CITYSCAPES.values())}
     return Split(_existing(pairs("labelIds"), images), list(_CITYSCAPES), labels=labels)
@@ -156,7 +156,7 @@ def _cityscapes(root: Path, split: str) -> Split:
 def _voc(root: Path, split: str) -> Split:
     folder = next((path for path in (root / "VOCdevkit" / "VOC2012", root) if (path / "JPEGImages").is_dir()), None)
     if folder is None:
-        raise FileNotFoundError(f"{root}: expected VOCdevkit/VOC2012/JPEGImages in it but found none")
+        raise FileNotFoundError(f"{root}: expected VOCdevkit/VOC2012/JPEGImages in it, but found none")
     names = _read_list(folder / "ImageSets" / "Segmentation" / f"{split}.txt")
     masks = folder / ("SegmentationClassAug" if split in ("trainaug", "train_aug") else "SegmentationClass")
     return Split(_listed_pairs(names, folder / "JPEGImages", masks, folder), _VOC)
@@ -165,7 +165,7 @@ def _voc(root: Path, split: str) -> Split:
 def _pet(root: Path, split: str) -> Split:
     names = _read_list(root / "annotations" / f"{split}.txt")
     pairs = _listed_pairs(names, root / "images", root / "annotations" / "trimaps", root)
-    # In a trimap 1 is the animal, 2 the background, and 3 the rim between them that nobody classified.
+    # In a trimap 1 is the animal, 2 the background, and 3 the unclassified rim between them.
     return Split(pairs, ["background", "pet"], labels={1: 1, 2: 0, 3: VOID_INDEX})
 
 
@@ -182,15 +182,15 @@ LAYOUTS: dict[str, Callable[[Path, str], Split]] = {
 
 
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
-    """The files of a folder by name, all of which must be of the kind."""
+    """Return the files of a folder by name; all must have one of the suffixes."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.suffix.lower() not in suffixes or not path.is_file():
-            raise ValueError(f"{path}: expected nothing but {_listed(suffixes)} files in {folder}")
+            raise ValueError(f"{path}: expected only {_listed(suffixes)} files in {folder}")
         if path.stem in found:
-            raise ValueError(f"{path}: same name as {found[path.stem]}, so the two can't be told apart")
+            raise ValueError(f"{path}: expected one file per name, but got {found[path.stem]} too")
         found[path.stem] = path
     return found
 
@@ -200,7 +200,7 @@ def _listed(suffixes: Collection[str]) -> str:
 
 
 def _read_list(path: Path) -> list[str]:
-    """The names in a list of files: the first word of each line, without folder and suffix."""
+    """Read a list of names: the first word of each line, without folder and suffix."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -211,10 +211,10 @@ def _read_list(path: Path) -> list[str]:
         raise ValueError(f"{path}: expected a text file ({error})") from error
     names = [Path(line.split()[0]).stem for line in lines if line.strip() and not line.startswith("#")]
     if not names:
-        raise ValueError(f"{path}: expected a name a line but got none")
+        raise ValueError(f"{path}: expected one name per line, but got none")
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{path}: {twice} occurs twice")
+        raise ValueError(f"{path}: expected each name once, but got {twice} twice")
     return names
 
 
@@ -223,7 +223,7 @@ def _listed_pairs(names: list[str], images: Path, masks: Path, root: Path) -> li
 
 
 def _existing(pairs: list[Pair], root: Path) -> list[Pair]:
-    """The pairs, none of whose files is missing."""
+    """Return the pairs after checking that no file is missing."""
     for name, *paths in pairs:
         for path in paths:
             if not path.is_file():
@@ -269,6 +269,9 @@ _VOC += ["diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "s
 
 
 def _voc_colors() -> Colors:
-    """The palette of the data set: bits 0, 1, 2 of a label, then 3, 4, 5, are the channels' highest bits downwards."""
+    """Return the palette of the data set.
+
+    Bits 0, 1, 2 of a label are the highest bits of red, green and blue; bits 3, 4, 5 are the next ones.
+    """
     label = np.arange(len(_VOC), dtype=np.uint8)[:, None] >> np.arange(3, dtype=np.uint8)  # [C, RGB]
     return np.asarray((label & 1) << 7 | (label >> 3 & 1) << 6 | (label >> 6 & 1) << 5, dtype=np.uint8)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def _convs(*channels: int) -> nn.Sequential:
-    """3×3 convolutions through the given channel counts, each with group normalisation and a ReLU."""
+    """Return 3×3 convolutions with group normalisation and ReLU."""
     layers: list[nn.Module] = []
     for before, after in pairwise(channels):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
@@ -18,17 +18,17 @@ def _convs(*channels: int) -> nn.Sequential:
 class UNet(nn.Module):
     """U-Net (Ronneberger et al. 2015) with group normalisation, for images of any size.
 
-    Going down there are two convolutions a level, coming up one. Level k has ``width * 2**k`` channels.
+    The way down has two convolutions per level, the way up one. Level k has ``width * 2**k`` channels.
 
     Args:
         num_classes: number of output channels.
         width: channels at full resolution, a multiple of 8.
         levels: number of resolutions, each half of the one before.
-        output_stride: pixels of the image along a side of one of the logits: 1, 2, 4 ... up to 2**(levels - 1).
+        output_stride: image pixels per logit along each axis: 1, 2, 4 ... up to 2**(levels - 1).
         in_channels: channels of the image.
 
     Raises:
-        ValueError: for an output stride that no level has.
+        ValueError: if no level has the output stride.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class UNet(nn.Module):
         super().__init__()
         strides = [2**level for level in range(levels)]
         if output_stride not in strides:
-            raise ValueError(f"expected output_stride to be one of {strides} but got {output_stride}")
+            raise ValueError(f"output_stride: expected one of {strides}, but got {output_stride}")
         widths = [width * stride for stride in strides]
         self.down = nn.ModuleList(_convs(before, after, after) for before, after in pairwise([in_channels, *widths]))
         upward = widths[strides.index(output_stride) :][::-1]
@@ -53,13 +53,13 @@ class UNet(nn.Module):
         x = image
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):
-            # Rounding up keeps at least one pixel however small the image is.
+            # Rounding up keeps at least one pixel of the smallest image.
             x = block(F.max_pool2d(x, 2, ceil_mode=True) if level else x)
             skips.append(x)
         skips.pop()
         for block in self.up:
             skip = skips.pop()
-            # "nearest": its gradient is reproducible on every device, and the convolution behind it smooths.
+            # "nearest" has a reproducible gradient on every device; the next convolution smooths.
             x = block(torch.cat([F.interpolate(x, size=skip.shape[-2:], mode="nearest"), skip], dim=1))
         logits: Tensor = self.head(x)
         return logits

@@ -1,4 +1,4 @@
-"""What a run writes into its folder: tables of figures, TensorBoard events and pictures."""
+"""Files of a run: tables of figures, TensorBoard events and pictures."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from segkit.config import Config, ConfigError
 from segkit.console import Row
 from segkit.data import SegmentationDataset, denormalize
 
-_OURS = (
+_RUN_FILES = (
     "metrics.csv",
     "metrics.json",
     "report.html",
@@ -35,14 +35,18 @@ _LIBRARIES = ("edgeloss", "torch", "torchmetrics", "numpy")
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
-    """Make a run's folder, and clear it of an earlier run's files, of nothing else.
+    """Create the folder of a run, or remove an earlier run from it.
+
+    Other files stay.
 
     Raises:
-        ConfigError: if there is an earlier run and it is to be kept, or the folder can't be written.
+        ConfigError: if there is an earlier run and `overwrite` is False, or the folder can't be written.
     """
-    earlier = [path for pattern in _OURS for path in folder.glob(pattern)]
+    earlier = [path for pattern in _RUN_FILES for path in folder.glob(pattern)]
     if earlier and not overwrite:
-        raise ConfigError(f"output: {folder} holds a run; choose another folder, or replace it with overwrite=true")
+        raise ConfigError(
+            f"output: expected a folder without a run, but {folder} has one; choose another, or set overwrite=true"
+        )
     try:
         for path in earlier:
             path.unlink()
@@ -60,15 +64,15 @@ def draw_panel(
     classes: Sequence[str],
     title: str | None = None,
 ) -> Figure:
-    """Draw what the loss sees of one image of a data set.
+    """Draw the loss maps of one image of a data set.
 
     Args:
-        predict: images [1, 3, H, W] to logits, on the device of its choice; the model in evaluation mode.
+        predict: images [1, 3, H, W] to logits on any device, in evaluation mode.
         criterion: the loss.
         dataset: the images and labels.
-        index: which one.
-        classes: the classes' names.
-        title: of the picture; None for none.
+        index: index of the image.
+        classes: names of the classes.
+        title: title of the picture; None for none.
     """
     image, labels = dataset[index]
     with torch.no_grad():
@@ -84,16 +88,16 @@ def draw_panel(
 
 
 def read_history(folder: Path) -> list[Row]:
-    """The figures of each epoch of a run.
+    """Read the figures of each epoch of a run.
 
     Raises:
-        ValueError: if the folder holds no metrics of a run.
+        ValueError: if the folder has no metrics of a run.
     """
     path = folder / "metrics.json"
     try:
         epochs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the metrics of a run ({error})") from error
+        raise ValueError(f"{path}: expected the metrics of a run, but got an error ({error})") from error
     return epochs
 
 
@@ -102,31 +106,31 @@ class RunFiles:
 
     Args:
         folder: the run's folder.
-        config: stored with the metrics.
-        classes: the classes' names, stored with the metrics.
-        history: the epochs that an earlier run in the folder is taken up after, such as the first few of
-            `read_history`. What the folder tells of later ones is taken back, TensorBoard's curves included.
+        config: configuration, stored with the metrics.
+        classes: names of the classes, stored with the metrics.
+        history: figures of the epochs that a resumed run keeps. Later epochs are removed from the files, TensorBoard's
+            curves included.
 
     Attributes:
-        history: the figures of all epochs so far.
+        history: figures of all epochs so far.
     """
 
     def __init__(self, folder: Path, config: Config, classes: Sequence[str], history: Sequence[Row] = ()) -> None:
         """Open the TensorBoard file."""
         self.folder = folder
         self.history = list(history)
-        self._about = {
+        self._description = {
             "config": asdict(config),
             "classes": list(classes),
             "versions": {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES},
         }
         if history:
             self._write_tables()
-        # Of a run that was killed there may be events of later epochs, which come again.
+        # After a kill there may be events of later epochs, which will be written again.
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
 
     def add_epoch(self, row: Row) -> None:
-        """Write the figures of an epoch everywhere; None becomes an empty cell and a JSON null."""
+        """Write the figures of an epoch; None is an empty cell or a JSON null."""
         self.history.append(row)
         self._write_tables()
         for name, value in row.items():
@@ -136,20 +140,20 @@ class RunFiles:
 
     def _write_tables(self) -> None:
         text = io.StringIO(newline="")
-        # In order of appearance: a run that is taken up may measure more than it did before.
+        # In order of appearance: a resumed run may have more figures than before.
         table = csv.DictWriter(text, list(dict.fromkeys(name for row in self.history for name in row)))
         table.writeheader()
         table.writerows(self.history)
         with atomic_write(self.folder / "metrics.csv") as file:
             file.write(text.getvalue().encode())
         with atomic_write(self.folder / "metrics.json") as file:
-            file.write(json.dumps(self._about | {"epochs": self.history}, indent=1, allow_nan=False).encode())
+            file.write(json.dumps(self._description | {"epochs": self.history}, indent=1, allow_nan=False).encode())
 
     def add_panel(self, name: str, figure: Figure, epoch: int) -> None:
-        """Write a picture as PNG and to TensorBoard."""
+        """Write a picture as a PNG file and to TensorBoard."""
         figure.savefig(self.folder / "panels" / f"epoch_{epoch:03d}_{name}.png")
         self._board.add_figure(name, figure, epoch)
 
     def close(self) -> None:
-        """Finish the TensorBoard file."""
+        """Close the TensorBoard file."""
         self._board.close()

@@ -1,4 +1,4 @@
-"""The page that sums up a run: its curves, its classes and the images it does worst on. One file, no network."""
+"""A page about a run: curves, scores per class, and the worst images. One file that needs no network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from segkit.scores import BY_CLASS, ImageFigures
 
 _TERMS = ("cross_entropy", "same_side", "other_side", "false_edge")
 
-# Title, and the figures that share a picture, as far as the run has measured them.
+# Titles of the pictures, and the figures that each shows if the run has them.
 _CURVES = (
     ("Loss", ("train/loss", "val/loss")),
     ("Terms in training", tuple(f"train/{name}" for name in _TERMS)),
@@ -65,19 +65,19 @@ def write_run_page(
 
     Args:
         folder: the run's folder.
-        history: the figures of each epoch, at least one, as `segkit.run_files.RunFiles` holds them.
-        classes: the classes' names.
-        worst: the images that do worst, with the panel of each, in the order they are shown.
-        config: shown as YAML.
+        history: figures of each epoch, at least one, as in `segkit.run_files.RunFiles`.
+        classes: names of the classes.
+        worst: the worst images with their panels, in the order to show.
+        config: configuration, shown as YAML.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        ValueError: without any epoch.
+        ValueError: if there is no epoch.
     """
     if not history:
-        raise ValueError("expected at least one epoch to report but got none")
+        raise ValueError("history: expected at least one epoch, but got none")
     best = max(history, key=lambda row: -1.0 if (miou := row.get("val/miou")) is None else miou)  # the first of equals
     curves = {title: names for title, keys in _CURVES if (names := [key for key in keys if _has(history, key)])}
     cells = "".join(f'<div><h3>{title}</h3><div id="curve-{k}"></div></div>' for k, title in enumerate(curves))
@@ -102,7 +102,7 @@ def _has(history: Sequence[Row], key: str) -> bool:
 
 
 def _about(history: Sequence[Row], best: Row) -> str:
-    """The line below the title."""
+    """Return the line below the title."""
     seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
     skipped = round(sum(row.get("skipped") or 0.0 for row in history))
     parts = [
@@ -116,7 +116,7 @@ def _about(history: Sequence[Row], best: Row) -> str:
 
 
 def _curve(history: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
-    """One picture, as Plotly's JSON."""
+    """Return a picture as JSON for Plotly."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -139,15 +139,15 @@ def _curve(history: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         hovermode="x unified",
     )
-    figure.update_xaxes(title_text="epoch", dtick=1 if len(history) <= 10 else None)  # no ticks between two epochs
-    tick, told = (".0%", ".1%") if is_share(keys[0]) else (None, ".4g")
-    figure.update_yaxes(rangemode="tozero", tickformat=tick, hoverformat=told)
-    found: dict[str, Any] = json.loads(str(figure.to_json()))
-    return found
+    figure.update_xaxes(title_text="epoch", dtick=1 if len(history) <= 10 else None)  # no ticks between epochs
+    tick_format, hover_format = (".0%", ".1%") if is_share(keys[0]) else (None, ".4g")
+    figure.update_yaxes(rangemode="tozero", tickformat=tick_format, hoverformat=hover_format)
+    plotly: dict[str, Any] = json.loads(str(figure.to_json()))
+    return plotly
 
 
 def _classes(best: Row, last: Row, classes: Sequence[str]) -> str:
-    """The figures of each class, after the best and the last epoch."""
+    """Return the scores of each class after the best and the last epoch."""
     epochs = {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
     if best["epoch"] == last["epoch"]:
         epochs = {f"epoch {last['epoch']}, best and last": last}
@@ -162,7 +162,7 @@ def _classes(best: Row, last: Row, classes: Sequence[str]) -> str:
 
 
 def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> str:
-    """The images with their panels."""
+    """Return the images with their panels."""
     if not worst:
         return ""
     parts = []
@@ -188,7 +188,7 @@ def _configuration(config: Mapping[str, Any] | None) -> str:
 
 
 def _words(name: str) -> str:
-    """A figure's name in words."""
+    """Return the name of a figure in words."""
     words = re.sub(r" (\d+)$", r", \1 px", name.replace("_", " ").replace("miou", "mean iou"))
     return words.replace("iou", "IoU").replace("f1", "F1")
 

@@ -1,4 +1,4 @@
-"""The weight of the edge terms in the course of a training."""
+"""Learning rate and weight of the edge terms over a training."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ Kind = Literal["constant", "linear", "cosine"]
 
 
 def edge_weight(step: int, total: int, *, weight: float, kind: Kind = "constant", warmup: float = 0.0) -> float:
-    """The edge weight of a step: 0 at the first one, where there is a warm-up, and `weight` when that is over.
+    """Return the edge weight of a step.
 
-    While a network knows nothing, its borders mean nothing: a warm-up lets the cross-entropy find the regions first.
+    With a warm-up it rises from 0 to `weight`: the cross-entropy finds the regions first.
 
     Args:
         step: optimizer steps done before this one, ≥ 0.
         total: optimizer steps of the whole training, ≥ 1.
         weight: the full weight, ≥ 0.
-        kind: ``"constant"`` is the full weight from the start, whatever `warmup`; ``"linear"`` rises in a straight
-            line; ``"cosine"`` along half a cosine, slowly at both ends.
-        warmup: share of all steps that the rise takes, in [0, 1]; with 0 there is none.
+        kind: ``"constant"`` for the full weight from the start, ``"linear"`` or ``"cosine"`` for a rise in a straight
+            line or along half a cosine.
+        warmup: duration of the rise as a share of all steps, in [0, 1]; 0 for none.
 
     Returns:
         The weight, in [0, `weight`].
 
     Raises:
-        ValueError: for a value out of its range.
+        ValueError: if a value is out of range.
 
     Example:
         >>> [edge_weight(step, 100, weight=0.5, kind="linear", warmup=0.2) for step in (0, 5, 10, 20, 99)]
@@ -34,15 +34,24 @@ def edge_weight(step: int, total: int, *, weight: float, kind: Kind = "constant"
         0.0732
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"expected kind to be one of {', '.join(get_args(Kind))} but got {kind!r}")
+        raise ValueError(f"kind: expected one of {', '.join(get_args(Kind))}, but got {kind!r}")
     if not 0 <= weight < math.inf:
-        raise ValueError(f"expected a finite weight >= 0 but got {weight}")
+        raise ValueError(f"weight: expected a finite number >= 0, but got {weight}")
     if not 0 <= warmup <= 1:
-        raise ValueError(f"expected warmup to be a share of all steps, in [0, 1], but got {warmup}")
+        raise ValueError(f"warmup: expected a share of all steps in [0, 1], but got {warmup}")
     if step < 0 or total < 1:
-        raise ValueError(f"expected step >= 0 and total >= 1 but got {step} and {total}")
+        raise ValueError(f"step, total: expected step >= 0 and total >= 1, but got {step} and {total}")
     rise = round(warmup * total)  # in steps
     if kind == "constant" or step >= rise:
         return weight
     share = step / rise
     return weight * (share if kind == "linear" else (1 - math.cos(math.pi * share)) / 2)
+
+
+def lr_factor(step: int, *, total: int, warmup: int, power: float) -> float:
+    """Return the share of the full learning rate at a step.
+
+    It is a linear rise over `warmup` steps, times a polynomial decay to 0 at step `total`.
+    """
+    left = max(0.0, 1 - step / total)  # a run resumed with larger batches has planned fewer steps than it takes
+    return min(1.0, (step + 1) / max(warmup, 1)) * math.pow(left, power)

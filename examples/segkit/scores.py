@@ -1,4 +1,4 @@
-"""What is measured besides the loss: scores of a validation set, its worst images, and which term pulls how much."""
+"""Figures besides the loss: scores of a validation set, its worst images, and gradient shares of the terms."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from edgeloss.functional import normalizers
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 from segkit.distributed import gather, sum_over_ranks
 
-BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # of which the figure of each class is kept too
+BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # scores that are kept per class too
 
 
 def validation_metrics(num_classes: int, ignore_index: int) -> MetricCollection:
-    """IoU and boundary metrics of a whole set, class by class.
+    """Return the metrics of a validation set: IoU and boundary metrics per class.
 
-    Boundary IoU has its usual band of 2 % of the diagonal, and a narrow one of 0.5 %; Boundary F1 goes by radii of 1, 3
-    and 5 pixels, trimap IoU by 3. Counts are integers: the figures depend neither on batches nor on ranks, which
-    torchmetrics adds up in ``compute``.
+    Boundary IoU has its usual band of 2 % of the diagonal, and a narrow one of 0.5 %; Boundary F1 has radii of 1, 3
+    and 5 pixels, trimap IoU of 3. Counts are integers, so the results depend neither on batches nor on ranks, whose
+    counts torchmetrics adds in ``compute``.
 
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
 
     Returns:
-        The metrics; update them with labels, ``logits.argmax(1)``, or each would find the largest logit by itself.
+        The metrics. Update them with labels, ``logits.argmax(1)``, so that not each of them computes the labels again.
     """
     options: dict[str, Any] = {"num_classes": num_classes, "ignore_index": ignore_index, "average": "none"}
     return MetricCollection(
@@ -48,15 +48,15 @@ def validation_metrics(num_classes: int, ignore_index: int) -> MetricCollection:
 
 
 def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, float | None]:
-    """What `validation_metrics` computes, as figures for a table.
+    """Convert the results of `validation_metrics` to figures of a table.
 
     Args:
-        results: of each metric the scores of the classes [C], nan for a class that does not occur.
-        classes: the classes' names.
+        results: for each metric the scores of the classes [C], nan for a class that does not occur.
+        classes: names of the classes.
 
     Returns:
-        Of each metric the mean over the classes that occur, under its name, and ``miou`` for ``iou``; of those in
-        `BY_CLASS` each class too, as ``iou/CLASS``. None where there is nothing to measure.
+        For each metric the mean over the classes that occur, under its name, or ``miou`` for ``iou``; for those in
+        `BY_CLASS` also each class, as ``iou/CLASS``. None where there is nothing to measure.
     """
     figures: dict[str, float | None] = {}
     for metric, scores in results.items():
@@ -69,20 +69,20 @@ def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, 
 
 
 def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) -> dict[str, float]:
-    """How hard each term of the loss pulls at the logits, in comparison.
+    """Return the share of each term of the loss in the gradient of the logits.
 
-    For each term forward and backward through the loss, not through the network: call it every so many steps. A
-    collective under ``torch.distributed``: the ranks' batches count as one, exactly so with ``sync_normalizer=True``.
+    This runs the loss, but not the network, forward and backward for each term. It is a collective under
+    ``torch.distributed``: the batches of all ranks count as one, exactly so with ``sync_normalizer=True``.
 
     Args:
         criterion: the loss.
-        logits: [B, C, *S]; neither they nor their graph are touched.
+        logits: [B, C, *S]; their graph is not used.
         target: [B, *S].
 
     Returns:
-        For ``cross_entropy``, ``same_side``, ``other_side`` and, if it has a weight, ``false_edge`` the L2 norm of the
-        weighted term's gradient with respect to the logits, over the sum of these norms: in [0, 1], with a sum of 1, or
-        all 0 where no term pulls.
+        For ``cross_entropy``, ``same_side``, ``other_side`` and, if it has a weight, ``false_edge``: the L2 norm of the
+        gradient of the weighted term, over the sum of these norms. The shares sum to 1, or are all 0 if all gradients
+        are.
     """
     # In float32 at least, since the gradient of a mean over many pixels underflows in float16.
     logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
@@ -99,18 +99,18 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(term(leaf, target), leaf)
         norms.append(torch.linalg.vector_norm(gradient))
-    found = [math.sqrt(total) for total in sum_over_ranks([norm**2 for norm in torch.stack(norms).tolist()])]
-    return {name: norm / (sum(found) or 1.0) for name, norm in zip(weights, found, strict=True)}
+    totals = [math.sqrt(total) for total in sum_over_ranks([norm**2 for norm in torch.stack(norms).tolist()])]
+    return {name: norm / (sum(totals) or 1.0) for name, norm in zip(weights, totals, strict=True)}
 
 
 class ImageFigures(NamedTuple):
-    """One image of a validation set.
+    """Figures of one image of a validation set.
 
     Attributes:
-        name: of the image.
+        name: name of the image.
         edge: mean edge loss over its edge pixels.
-        cross_entropy: its mean, weighted as the loss's.
-        miou: mean IoU over the classes that occur in it.
+        cross_entropy: mean cross-entropy, with the class weights of the loss.
+        miou: mean IoU over the classes that occur in the image.
     """
 
     name: str
@@ -120,27 +120,27 @@ class ImageFigures(NamedTuple):
 
 
 class WorstImages:
-    """The images of a set with the highest edge loss. Those without an edge have none.
+    """Collect the images with the highest edge loss; images without an edge are skipped.
 
     Args:
-        criterion: the loss that the maps come from.
+        criterion: the loss of the maps.
         num_classes: C ≥ 2.
-        count: how many to keep.
+        count: number of images to keep.
     """
 
     def __init__(self, criterion: EdgeAwareLoss, num_classes: int, count: int) -> None:
-        """Start with none."""
+        """Start without images."""
         self.criterion = criterion
         self.num_classes = num_classes
         self.count = count
-        self._found: list[ImageFigures] = []
+        self._images: list[ImageFigures] = []
 
     def update(self, names: Sequence[str], maps: LossMaps, prediction: Tensor, target: Tensor) -> None:
-        """Look at a batch.
+        """Add the images of a batch.
 
         Args:
-            names: of its images, the first ones of the batch.
-            maps: of the loss, [B, *S] each.
+            names: names of the first images of the batch; the others are skipped.
+            maps: loss maps, [B, *S] each.
             prediction: labels [B, *S].
             target: labels [B, *S].
         """
@@ -164,19 +164,19 @@ class WorstImages:
         for name, (edges, *figures) in zip(names, torch.stack(rows).tolist(), strict=True):
             if edges:
                 edge, *others = figures
-                self._found.append(
+                self._images.append(
                     ImageFigures(name, edge, *(None if math.isnan(value) else value for value in others))
                 )
         self._keep()
 
     def ranked(self) -> list[ImageFigures]:
-        """The worst first. A collective under ``torch.distributed``: the worst of all ranks, the same on each."""
-        # A sampler may have given an image to two ranks, so that all have as many.
-        self._found = list({one.name: one for one in gather(self._found)}.values())
+        """Return the worst images of all ranks, worst first; a collective."""
+        # A sampler may have given an image to two ranks, to give all ranks the same number.
+        self._images = list({image.name: image for image in gather(self._images)}.values())
         self._keep()
-        return self._found
+        return self._images
 
     def _keep(self) -> None:
-        # What is not finite is worst; of equals the names decide, not the order of batches or ranks.
-        self._found.sort(key=lambda one: (-one.edge if math.isfinite(one.edge) else -math.inf, one.name))
-        del self._found[self.count :]
+        # Images whose loss is not finite come first; ties are sorted by name, not by batch or rank.
+        self._images.sort(key=lambda image: (-image.edge if math.isfinite(image.edge) else -math.inf, image.name))
+        del self._images[self.count :]

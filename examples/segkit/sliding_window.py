@@ -1,4 +1,4 @@
-"""Logits of an image by overlapping windows, band by band, in memory that does not grow with the image's height."""
+"""Logits of an image from overlapping windows, in memory that does not grow with the height of the image."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Network = Callable[[Tensor], Tensor]  # images [B, 3, h, w] to logits [B, C, h, w]
-Crop = Callable[[slice, slice], Tensor]  # rows and columns to that part of the image, [3, h, w], normalized
+Crop = Callable[[slice, slice], Tensor]  # rows and columns to that part of the image: [3, h, w], normalized
 
 
 def cover(length: int, window: int, overlap: int) -> list[tuple[int, Tensor]]:
-    """Place as few windows as it takes along an axis, evenly, and weigh their pixels.
+    """Cover an axis evenly with as few windows as possible, and weight their pixels.
 
-    A window counts for nothing over the outer quarter of the overlap, where the network sees least around a pixel,
-    rises linearly over the two quarters between and has its full weight from the last on; also at an end of the axis,
-    where no other window looks. So a network that looks no further than ``overlap // 4`` pixels gives exactly what it
-    gives for the whole.
+    Over the overlap with a neighbour, the weight of a window is 0 in the outer quarter, where the network sees least of
+    the surroundings, rises linearly over the next two quarters, and is full from there on. So a network whose receptive
+    field reaches no further than ``overlap // 4`` pixels returns exactly the logits of the whole image.
 
     Args:
-        length: of the axis.
+        length: length of the axis.
         window: length of a window, ≤ `length`.
-        overlap: that of two neighbours at least, 0 ≤ overlap < window.
+        overlap: minimum overlap of two neighbours, 0 ≤ overlap < window.
 
     Returns:
-        The windows' starts and weights [window] float32; over each pixel the weights sum to 1.
+        The start and the weights [window] float32 of each window; at each pixel the weights sum to 1.
     """
     count = 1 + math.ceil((length - window) / (window - overlap))
     starts = [round(i * (length - window) / max(1, count - 1)) for i in range(count)]
@@ -50,20 +49,20 @@ def cover(length: int, window: int, overlap: int) -> list[tuple[int, Tensor]]:
 def window_logits(
     network: Network, crop: Crop, size: tuple[int, int], window: tuple[int, int], overlap: int, *, batch_size: int = 1
 ) -> Iterator[Tensor]:
-    """Compute an image's logits from overlapping windows, blended by the weights of `cover`.
+    """Yield the logits of an image, blended from windows by the weights of `cover`.
 
-    Besides what the network itself needs for a batch, only the rows are held that later windows add to: [C, h, W].
+    Only the rows [C, h, W] that later windows add to are kept in memory, besides what the network needs for a batch.
 
     Args:
         network: images to logits of the same size.
-        crop: gives a part of the image.
-        size: (H, W) of the image.
-        window: (h, w) of a window; what exceeds the image is cut off.
-        overlap: of neighbouring windows at least, in pixels.
+        crop: returns a part of the image.
+        size: size (H, W) of the image.
+        window: size (h, w) of a window, cut to the image.
+        overlap: minimum overlap of neighbours, in pixels.
         batch_size: windows that go through the network together.
 
     Yields:
-        The finished rows, [C, k, W], from top to bottom.
+        Finished rows [C, k, W], from top to bottom.
     """
     height, width = (min(length, most) for length, most in zip(size, window, strict=True))
     rows, columns = cover(size[0], height, min(overlap, height - 1)), cover(size[1], width, min(overlap, width - 1))
@@ -87,13 +86,15 @@ def window_logits(
 def upsample(
     bands: Iterable[Tensor], size: tuple[int, int], new_size: tuple[int, int], *, most: int = 256
 ) -> Iterator[Tensor]:
-    """Resize what comes in bands as ``F.interpolate(mode="bilinear", align_corners=False)`` resizes the whole.
+    """Resize logits band by band.
+
+    The result is that of ``F.interpolate(mode="bilinear", align_corners=False)`` on the whole.
 
     Args:
         bands: rows [C, k, w] from top to bottom.
-        size: (h, w) of the whole.
-        new_size: (H, W).
-        most: rows given at once.
+        size: size (h, w) of the whole.
+        new_size: new size (H, W).
+        most: maximum number of rows per band.
 
     Yields:
         Rows [C, k, W] from top to bottom.
@@ -102,7 +103,7 @@ def upsample(
         yield from bands
         return
     (height, _), (new_height, new_width) = size, new_size
-    # Pixel centres stay where they are; the first and the last row reach to the border.
+    # Pixel centres keep their place; the first and the last row extend to the border.
     source = ((torch.arange(new_height) + 0.5) * (height / new_height) - 0.5).clamp(0, height - 1)
     above = source.floor().long()
     below = (above + 1).clamp(max=height - 1)
@@ -115,7 +116,7 @@ def upsample(
             stop = min(start + most, ready)
             one, other = (held[:, (rows[start:stop] - first).to(held.device)] for rows in (above, below))
             blended = torch.lerp(one, other, (source - above)[start:stop, None].to(held))
-            # Over the rows nothing is left to do: there are as many before and after.
+            # The rows are final; this resizes the columns only.
             yield F.interpolate(blended[None], (stop - start, new_width), mode="bilinear", align_corners=False)[0]
             start = stop
         if start < new_height:

@@ -1,4 +1,4 @@
-"""A training small enough for a test: its data, its configuration, its figures."""
+"""A training run small enough for a test: its data, its configuration, its figures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 import yaml
 from PIL import Image
 
-import train
-
 VOID = 255
 CLASSES = ["ground", "box", "bar"]
 
 
 def write_config(root: Path) -> Path:
-    """A configuration with a data set of its own: 5 training and 3 validation images, in batches of 2."""
+    """Write a configuration and its data set: 5 training and 3 validation images, in batches of 2."""
     rng = np.random.default_rng(0)
     colors = np.array([[60, 90, 60], [200, 60, 60], [70, 70, 220]])
     for split, count in {"train": 5, "val": 3}.items():
@@ -53,14 +51,16 @@ def write_config(root: Path) -> Path:
 
 
 def run_in(folder: Path, config: Path, *overrides: str) -> int:
-    """Train in this process, without panels; the exit code."""
-    return train.main(["--config", str(config), f"output={folder}", "panels=0", *overrides])
+    """Train in this process, without pictures, which take most of the time; return the exit code."""
+    import train  # here, so that processes which do not train need not import all of it
+
+    return train.main(["--config", str(config), f"output={folder}", "panels=0", "worst=0", *overrides])
 
 
 CLOCK = ("seconds", "images_per_second", "waiting")
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """The figures of each epoch, without the clock's."""
+    """Return the figures of each epoch, without those of the clock."""
     epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in epochs]

@@ -1,4 +1,4 @@
-"""The guard against nan: what it lets pass, what it keeps, and when it stops."""
+"""The guard against nan: which steps it accepts, what it saves, and when it stops."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from PIL import Image
+from ranks import fork_warns, run_ranks
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from segkit.engine import NonFiniteLossError
-from segkit.guard import NanGuard
+from segkit.guard import NanGuard, NonFiniteLossError
 
 
 def batch() -> tuple[list[str], Tensor, Tensor, Tensor]:
@@ -27,7 +25,7 @@ def batch() -> tuple[list[str], Tensor, Tensor, Tensor]:
 
 
 def check(guard: NanGuard, step: int, *, logits: Tensor | None = None, norm: float = 1.0) -> bool:
-    """A step as a trainer takes it, up to the optimizer's."""
+    """Take a step as a trainer does, up to the optimizer."""
     names, images, drawn, target = batch()
     leaf = (drawn if logits is None else logits).requires_grad_()
     loss = guard.criterion(leaf, target)
@@ -40,7 +38,7 @@ def broken() -> Tensor:
     return logits
 
 
-def test_a_good_step_passes_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_good_step_passes_and_writes_nothing(tmp_path: Path) -> None:
     guard = NanGuard(tmp_path, EdgeAwareLoss(), action="stop")
     assert check(guard, 1)
     assert list(tmp_path.iterdir()) == []
@@ -64,11 +62,11 @@ def test_stop_keeps_the_batch_and_the_diagnosis(tmp_path: Path) -> None:
     assert kept["images"].shape == (2, 3, 6, 8)
     assert kept["target"].dtype == torch.int64
     assert (kept["names"], kept["step"], kept["loss"]) == (["a", "b"], 12, "nan")
-    assert EdgeAwareLoss()(kept["logits"], kept["target"]).isnan()  # it can be looked into again
+    assert EdgeAwareLoss()(kept["logits"], kept["target"]).isnan()  # it can be reproduced
 
-    told = json.loads((tmp_path / "nan" / "step_12.json").read_text())
-    assert told["diagnosis"]["ok"] is False
-    assert told["from_the_network"] is False
+    details = json.loads((tmp_path / "nan" / "step_12.json").read_text())
+    assert details["diagnosis"]["ok"] is False
+    assert details["from_the_network"] is False
     text = (tmp_path / "nan" / "step_12.txt").read_text()
     assert "logits: 1 of 288 values" in text
     assert "first at [1, 2, 4, 5]" in text
@@ -76,14 +74,14 @@ def test_stop_keeps_the_batch_and_the_diagnosis(tmp_path: Path) -> None:
         assert picture.size[0] > 300
 
 
-def test_a_gradient_of_the_network_is_told_from_one_of_the_loss(tmp_path: Path) -> None:
+def test_gradients_of_network_and_loss_are_distinguished(tmp_path: Path) -> None:
     guard = NanGuard(tmp_path, EdgeAwareLoss(), action="stop")
     with pytest.raises(NonFiniteLossError, match="the gradient is inf at step 3 on the images a, b"):
         check(guard, 3, norm=math.inf)
-    told = json.loads((tmp_path / "nan" / "step_3.json").read_text())
-    assert told["diagnosis"]["ok"]
-    assert told["from_the_network"]
-    assert told["gradient_norm"] == "inf"
+    details = json.loads((tmp_path / "nan" / "step_3.json").read_text())
+    assert details["diagnosis"]["ok"]
+    assert details["from_the_network"]
+    assert details["gradient_norm"] == "inf"
     assert "the network's own backward pass" in (tmp_path / "nan" / "step_3.txt").read_text()
 
 
@@ -96,12 +94,14 @@ def test_skip_counts_and_saves_a_few(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "nan").glob("*.pt")} == {"step_2.pt", "step_3.pt"}
 
 
-def test_too_many_in_a_row_stop_all_the_same(tmp_path: Path) -> None:
+def test_too_many_in_a_row_stop_the_run(tmp_path: Path) -> None:
     guard = NanGuard(tmp_path, EdgeAwareLoss(), action="skip", limit=0, in_a_row=3)
     steps = [True, True, False, True, True]  # the row starts again after a good step
     for step, is_bad in enumerate(steps, start=1):
         assert check(guard, step, logits=broken() if is_bad else None) is not is_bad
-    with pytest.raises(NonFiniteLossError, match="3 steps in a row, so it is the weights: the loss is nan at step 6"):
+    with pytest.raises(
+        NonFiniteLossError, match="3 steps in a row, so the weights are the cause: the loss is nan at step 6"
+    ):
         check(guard, 6, logits=broken())
     assert not (tmp_path / "nan").exists()
 
@@ -129,36 +129,34 @@ def test_kinds_of_logits(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"action": "ignore"}, "expected action to be stop or skip but got 'ignore'"),
-        ({"limit": -1}, "expected limit >= 0 and in_a_row >= 1 but got -1 and 10"),
-        ({"in_a_row": 0}, "expected limit >= 0 and in_a_row >= 1 but got 4 and 0"),
+        ({"action": "ignore"}, "action: expected stop or skip, but got 'ignore'"),
+        ({"limit": -1}, "limit, in_a_row: expected limit >= 0 and in_a_row >= 1, but got -1 and 10"),
+        ({"in_a_row": 0}, "limit, in_a_row: expected limit >= 0 and in_a_row >= 1, but got 4 and 0"),
     ],
 )
-def test_wrong_options_are_told(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_options_raise(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         NanGuard(tmp_path, EdgeAwareLoss(), **change)
 
 
-def one_rank(rank: int, world: int, folder: str) -> None:
-    """Rank 1's batch is bad; then a gradient that no batch is to blame for."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    guard = NanGuard(Path(folder), EdgeAwareLoss(sync_normalizer=True), action="skip")
+def one_rank(rank: int, folder: Path) -> None:
+    """The batch of rank 1 is bad; then a gradient is bad that comes from no batch."""
+    guard = NanGuard(folder, EdgeAwareLoss(sync_normalizer=True), action="skip")
     used = [check(guard, 1), check(guard, 2, logits=broken() if rank else None)]
     message = guard.message
     used.append(check(guard, 3, norm=math.nan))
-    Path(folder, f"told_{rank}.json").write_text(json.dumps([used, guard.skipped, message]))
-    dist.destroy_process_group()
+    (folder / f"guard_{rank}.json").write_text(json.dumps([used, guard.skipped, message]))
 
 
+@fork_warns
 @pytest.mark.slow
-def test_ranks_decide_alike_and_the_guilty_one_saves(tmp_path: Path) -> None:
-    mp.spawn(one_rank, (2, str(tmp_path)), nprocs=2)
-    told = [json.loads((tmp_path / f"told_{rank}.json").read_text()) for rank in range(2)]
-    assert [one[:2] for one in told] == [[[True, False, False], 2]] * 2
+def test_ranks_decide_the_same_and_those_with_a_bad_batch_save(tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, one_rank, tmp_path)
+    results = [json.loads((tmp_path / f"guard_{rank}.json").read_text()) for rank in range(2)]
+    assert [one[:2] for one in results] == [[[True, False, False], 2]] * 2
     assert {path.stem for path in (tmp_path / "nan").glob("*.pt")} == {
         "step_2_rank_1",
         "step_3_rank_0",
         "step_3_rank_1",
     }
-    assert "step_2_rank_1.pt" in told[1][2]
+    assert "step_2_rank_1.pt" in results[1][2]

@@ -1,4 +1,4 @@
-"""Where data sets keep their files: small trees in the layouts of the archives."""
+"""Layouts of data sets: small trees like those of the archives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_image(path: Path, gray: int = 100) -> None:
 
 
 def write_mask(path: Path, *numbers: int, palette: bool = False) -> None:
-    """A mask whose first row begins with these numbers and goes on with the last of them, as all other rows do."""
+    """Write a mask that begins with these numbers and repeats the last one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mask = np.full((H, W), numbers[-1], np.uint8)
     mask.flat[: len(numbers)] = numbers
@@ -141,7 +141,7 @@ def test_ignore_index_can_be_chosen(layout: str, tmp_path: Path) -> None:
     assert chosen.ignore_index == -100
     before, after = as_is[0][1], chosen[0][1]
     assert torch.equal(after, before.masked_fill(before == as_is.ignore_index, -100))
-    with pytest.raises(ValueError, match=r"expected ignore_index to be none of the classes 0 to \d+ but got 1"):
+    with pytest.raises(ValueError, match=r"ignore_index: expected none of the classes 0 to \d+, but got 1"):
         open_dataset(layout, tmp_path, split, ignore_index=1)
 
 
@@ -227,7 +227,7 @@ VOC = "VOCdevkit/VOC2012"
             "cityscapes",
             lambda path: (shutil.rmtree(path), path.mkdir()),
             "leftImg8bit/train",
-            "{path}: expected CITY/NAME_leftImg8bit.png files but found none",
+            "{path}: expected CITY/NAME_leftImg8bit.png files, but found none",
         ),
         (
             "cityscapes",
@@ -235,20 +235,20 @@ VOC = "VOCdevkit/VOC2012"
             "gtFine/train/ulm/ulm_000000_000019_gtFine_labelIds.png",
             "{path}: no such file, expected for ulm_000000_000019 of {root}/leftImg8bit/train",
         ),
-        ("voc", _remove, f"{VOC}/JPEGImages", "{root}: expected VOCdevkit/VOC2012/JPEGImages in it but found none"),
+        ("voc", _remove, f"{VOC}/JPEGImages", "{root}: expected VOCdevkit/VOC2012/JPEGImages in it, but found none"),
         ("voc", _remove, f"{VOC}/ImageSets/Segmentation/train.txt", "{path}: no such list of names; there are val"),
         ("voc", _remove, f"{VOC}/ImageSets", "{path}/Segmentation/train.txt: no such list of names; there is none"),
         (
             "voc",
             lambda path: path.write_text("\n"),
             f"{VOC}/ImageSets/Segmentation/train.txt",
-            "{path}: expected a name",
+            "{path}: expected one name per line, but got none",
         ),
         (
             "voc",
             lambda path: path.write_text("2007_000032\n2007_000032"),
             f"{VOC}/ImageSets/Segmentation/train.txt",
-            "{path}: 2007_000032 occurs twice",
+            "{path}: expected each name once, but got 2007_000032 twice",
         ),
         (
             "voc",
@@ -276,14 +276,14 @@ def test_errors_name_the_file_and_what_was_expected(
 @pytest.mark.parametrize(
     ("layout", "name", "number", "message"),
     [
-        ("camvid", "trainannot/0001TP_006690.png", 12, "expected labels 0 to 11 but got 12 at 54 pixels"),
-        ("voc", f"{VOC}/SegmentationClass/2007_000039.png", 21, "expected labels 0 to 20 or 255 but got 21"),
-        ("pet", "annotations/trimaps/Abyssinian_34.png", 0, "expected labels 1 to 3 but got 0"),
+        ("camvid", "trainannot/0001TP_006690.png", 12, "expected labels 0 to 11, but got 12 at 54 pixels"),
+        ("voc", f"{VOC}/SegmentationClass/2007_000039.png", 21, "expected labels 0 to 20 or 255, but got 21"),
+        ("pet", "annotations/trimaps/Abyssinian_34.png", 0, "expected labels 1 to 3, but got 0"),
         (
             "cityscapes",
             "gtFine/train/aachen/aachen_000000_000019_gtFine_labelIds.png",
             34,
-            "expected labels 0 to 33 or 255 but got 34",
+            "expected labels 0 to 33 or 255, but got 34",
         ),
     ],
 )
@@ -298,9 +298,11 @@ def test_numbers_that_mean_nothing_are_refused(
 
 
 def test_unknown_layouts_and_lists_of_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected a layout of folder, camvid, cityscapes, voc, pet but got 'coco'"):
+    with pytest.raises(
+        ValueError, match="layout: expected one of folder, camvid, cityscapes, voc, pet, but got 'coco'"
+    ):
         open_dataset("coco", tmp_path, "train")
-    with pytest.raises(ValueError, match="expected no list of classes for the layout pet, which has its own"):
+    with pytest.raises(ValueError, match="classes: expected none for the layout pet, which has its own"):
         open_dataset("pet", tmp_path, "train", classes="classes.txt")
 
 

@@ -1,8 +1,7 @@
-"""A training that is stopped and goes on gives, bit for bit, what one gives that never stopped."""
+"""A run that is stopped and resumed gives, bit for bit, what an uninterrupted run gives."""
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
@@ -16,14 +15,14 @@ import torch
 from small_run import CLOCK, metrics_of, run_in, write_config
 from torch import nn
 
-import train
-from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
-from segkit.engine import Interrupted
+from segkit import build, trainer
+from segkit.checkpoint import load_checkpoint, save_checkpoint
 from segkit.model import UNet
+from segkit.signals import Interrupted
 
 ROOT = Path(__file__).resolve().parents[2]
-# All that has a state: AdamW, averaged weights, both schedules, parts of a batch. 2 epochs of 3 steps, and of 2 batches
-# of validation.
+# Everything that has a state: AdamW, averaged weights, both schedules, micro-batches. An epoch has 3 steps of training
+# and 2 batches of validation; a run has 2 epochs.
 OPTIONS = ("ema=0.9", "optim.clip=1", "accumulate=2", "edge_schedule.kind=cosine", "edge_schedule.warmup=0.7")
 
 
@@ -43,17 +42,17 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(config: Path) -> Path:
-    """A run that never stops."""
+    """A run that is not stopped."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "UNet", Dropping)
+        patch.setattr(build, "UNet", Dropping)
         assert run_in(config.parent / "straight", config, *OPTIONS) == 0
     return config.parent / "straight"
 
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Chooses the step after which, as after a signal, runs stop."""
-    monkeypatch.setattr(train, "UNet", Dropping)
+    """Choose the step after which runs stop, as after a signal."""
+    monkeypatch.setattr(build, "UNet", Dropping)
 
     def choose(steps: int) -> None:
         @contextmanager
@@ -67,7 +66,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
             yield check
 
-        monkeypatch.setattr(train, "stop_on_signals", stop)
+        monkeypatch.setattr(trainer, "stop_on_signals", stop)
 
     return choose
 
@@ -80,7 +79,7 @@ def assert_equal_runs(folder: Path, expected: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What a checkpoint holds, in a form that == compares bit by bit, without clock and output folder."""
+    """Return a checkpoint in a form that == compares bit by bit, without clock and output folder."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.numpy().tobytes()
     if isinstance(value, dict):
@@ -88,7 +87,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-# Within an epoch, at its end, in validation, after it: every step of both epochs; some with workers that read ahead.
+# Every step of both epochs: within training, at its end, in validation, and after it; some with workers.
 @pytest.mark.parametrize(("steps", "workers"), [*((n, 0) for n in range(1, 11)), (2, 2), (7, 2)])
 def test_stopped_once(
     steps: int, workers: int, config: Path, tmp_path: Path, straight: Path, stop_after: Callable[[int], None]
@@ -132,7 +131,7 @@ def test_a_finished_run_stays_as_it_is(config: Path, tmp_path: Path) -> None:
     assert [row["epoch"] for row in metrics_of(tmp_path)] == [1, 2]
 
 
-# Trains as the command does, but the third writing of a checkpoint stands still halfway.
+# Trains as the command does, but stops halfway through the third checkpoint that it writes.
 HALFWAY = """
 import sys, time, torch, train
 write, written = torch.save, []
@@ -154,16 +153,24 @@ train.main(sys.argv[1:])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_killed_while_it_writes_a_checkpoint(config: Path, tmp_path: Path) -> None:
-    options = ("checkpoint_every=1", "data.workers=1")
-    command = [sys.executable, "-c", HALFWAY, "--config", str(config), f"output={tmp_path}", "panels=0", *options]
+    command = [
+        sys.executable,
+        "-c",
+        HALFWAY,
+        "--config",
+        str(config),
+        f"output={tmp_path}",
+        "panels=0",
+        "checkpoint_every=1",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "examples"), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         assert "halfway\n" in iter(process.stdout.readline, "")
         process.kill()
-    assert len(list(tmp_path.glob(".edgeloss-*"))) == 1  # what it left, and what is written over
-    assert load_checkpoint(tmp_path / "last.pt")["step"] == 1  # the first writing is that of the beginning
-    assert run_in(tmp_path, config, "resume=auto", *options) == 0
+    assert len(list(tmp_path.glob(".edgeloss-*"))) == 1  # the partial file, which the next one replaces
+    assert load_checkpoint(tmp_path / "last.pt")["step"] == 1  # the first checkpoint is that of the start
+    assert run_in(tmp_path, config, "resume=auto", "checkpoint_every=1") == 0
     assert run_in(tmp_path / "straight", config) == 0
     assert_equal_runs(tmp_path, tmp_path / "straight")
 
@@ -188,7 +195,7 @@ def test_ended_before_it_writes_a_checkpoint(
         save_checkpoint(path, checkpoint)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "save_checkpoint", save)
+        patch.setattr(trainer, "save_checkpoint", save)
         with pytest.raises(SystemExit):
             run_in(tmp_path, config, *OPTIONS)
     assert run_in(tmp_path, config, "resume=auto", *OPTIONS) == 0
@@ -198,14 +205,20 @@ def test_ended_before_it_writes_a_checkpoint(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("batch_size=1", "last.pt: expected batch_size 1 but got 2"),
-        ("seed=1", "last.pt: expected seed 1 but got 0"),
-        ("model.width=16", "last.pt: the weights are of another model: size mismatch for "),
-        ("model.levels=2", "last.pt: the weights are of another model: an unknown down.2.0.weight, and so 9 in all"),
-        ("model.levels=4", "last.pt: the weights are of another model: no down.3.0.weight, and so 9 in all"),
+        ("batch_size=1", "last.pt: expected batch_size 1, but got 2"),
+        ("seed=1", "last.pt: expected seed 1, but got 0"),
+        ("model.width=16", "last.pt: expected weights of this model, but got a size mismatch for "),
+        (
+            "model.levels=2",
+            "last.pt: expected weights of this model, but down.2.0.weight is unknown (9 in total)",
+        ),
+        (
+            "model.levels=4",
+            "last.pt: expected weights of this model, but down.3.0.weight is missing (9 in total)",
+        ),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(
+def test_a_checkpoint_that_does_not_fit_is_one_line(
     change: str,
     expected: str,
     config: Path,
@@ -215,7 +228,7 @@ def test_what_does_not_fit_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     stop_after(1)
-    monkeypatch.setattr(train, "UNet", UNet)
+    monkeypatch.setattr(build, "UNet", UNet)
     assert run_in(tmp_path, config) == 130
     capsys.readouterr()
     assert run_in(tmp_path, config, "resume=auto", change) == 1
@@ -227,32 +240,7 @@ def test_weights_alone_are_no_run(config: Path, tmp_path: Path, capsys: pytest.C
     save_checkpoint(tmp_path / "weights.pt", {"model": {}})
     assert run_in(tmp_path / "run", config, f"resume={tmp_path / 'weights.pt'}") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "weights.pt: holds weights but no 'batch' to go on from" in line
-
-
-def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
-    """The model in what training may put around it; of DistributedDataParallel no more than its name."""
-    model = copy.deepcopy(model)
-    if "compiled" in wrapper:
-        model = torch.compile(model, backend="eager")
-    return nn.ModuleDict({"module": model}) if "distributed" in wrapper else model
-
-
-@pytest.mark.parametrize("of", ["", "compiled", "distributed", "compiled, distributed"])
-@pytest.mark.parametrize("to", ["", "compiled", "distributed", "compiled, distributed"])
-def test_weights_load_with_and_without_wrappers(of: str, to: str) -> None:
-    trained = UNet(3, width=8, levels=2)
-    model = wrapped(UNet(3, width=8, levels=2), to)
-    load_weights(model, wrapped(trained, of).state_dict())
-    for ours, theirs in zip(model.parameters(), trained.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_weights_of_another_model_are_refused() -> None:
-    weights = UNet(3, width=8).state_dict()
-    del weights["head.bias"]
-    with pytest.raises(CheckpointError, match=r"of another model: no head\.bias, and so 1 in all"):
-        load_weights(UNet(3, width=8), weights)
+    assert "weights.pt: expected a run to resume, but got weights without 'batch'" in line
 
 
 def test_a_run_may_begin_to_average(config: Path, tmp_path: Path) -> None:
@@ -260,6 +248,6 @@ def test_a_run_may_begin_to_average(config: Path, tmp_path: Path) -> None:
     first = load_checkpoint(tmp_path / "last.pt")
     assert first["ema"] is None
     assert run_in(tmp_path, config, "epochs=2", "resume=auto", "ema=0.999999") == 0
-    averaged = load_checkpoint(tmp_path / "last.pt")["ema"]  # near where it began
+    averaged = load_checkpoint(tmp_path / "last.pt")["ema"]  # close to where it began
     for name, weight in first["model"].items():
         torch.testing.assert_close(averaged[name], weight, rtol=1e-3, atol=1e-4)

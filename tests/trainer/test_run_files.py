@@ -1,4 +1,4 @@
-"""What a run leaves behind: tables that an interrupted run goes on with, and the page that sums it up."""
+"""Files of a run: tables that a resumed run continues, and the page about the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTILE = """x" onerror="document.title='caught'"><img src=x onerror="document.t
 
 
 def row_of(epoch: int, miou: float | None = None) -> Row:
-    """The figures of an epoch, the mean IoU ``miou`` or one that grows."""
+    """Return the figures of an epoch, with a mean IoU of ``miou`` or one that grows."""
     miou = epoch / 10 if miou is None else miou
     row: dict[str, float | None] = {"epoch": epoch, "lr": 0.01 / epoch, "edge_weight": 0.5, "seconds": 40.0}
     row |= {"images_per_second": 12.5}
@@ -51,7 +51,7 @@ def folder_of(root: Path) -> Path:
 
 
 def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """What TensorBoard shows."""
+    """Return a curve as TensorBoard shows it."""
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     return [(event.step, pytest.approx(event.value)) for event in events.Scalars(tag)]
 
@@ -59,8 +59,8 @@ def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
 # ----------------------------------------------------------------------------------------------------------- the files
 
 
-def test_a_run_taken_up_reads_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """The earlier run got to epoch 4, the checkpoint is of epoch 2."""
+def test_a_resumed_run_reads_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """The earlier run reached epoch 4, its checkpoint is of epoch 2."""
     folder = folder_of(tmp_path)
     files = RunFiles(folder, Config(output=""), CLASSES)
     for epoch in (1, 2, 3, 4):
@@ -68,7 +68,7 @@ def test_a_run_taken_up_reads_as_if_it_had_never_stopped(tmp_path: Path) -> None
     files.close()
 
     files = RunFiles(folder, Config(output=""), CLASSES, history=read_history(folder)[:2])
-    assert read_history(folder) == [row_of(1, 0.1), row_of(2, 0.1)]  # before any epoch: a crash leaves no more
+    assert read_history(folder) == [row_of(1, 0.1), row_of(2, 0.1)]  # before any epoch: a crash leaves these
     for epoch in (3, 4, 5):
         files.add_epoch(row_of(epoch, miou=0.9))
     files.close()
@@ -92,14 +92,14 @@ def test_figures_that_only_later_epochs_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
-def test_what_is_no_history_is_told(text: str | None, tmp_path: Path) -> None:
+def test_a_folder_without_metrics_raises(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "metrics.json").write_text(text)
-    with pytest.raises(ValueError, match=r"metrics\.json: not the metrics of a run"):
+    with pytest.raises(ValueError, match=r"metrics\.json: expected the metrics of a run"):
         read_history(tmp_path)
 
 
-def test_a_new_run_clears_what_the_guard_and_the_report_left(tmp_path: Path) -> None:
+def test_a_new_run_removes_the_files_of_the_guard_and_the_page(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder / "nan").mkdir()
     left = [folder / "nan" / "step_3.pt", folder / "report.html"]
@@ -110,14 +110,14 @@ def test_a_new_run_clears_what_the_guard_and_the_report_left(tmp_path: Path) -> 
     assert (folder / "notes.txt").exists()
 
 
-def test_lines_tell_shares_in_percent() -> None:
+def test_shares_are_printed_in_percent() -> None:
     line = epoch_line(row_of(3), 5)
     assert "mIoU 30.0%  boundary IoU 15.0%" in line
     cells = {row: list(column.cells) for row, column in enumerate(summary(row_of(1), row_of(3)).columns)}
-    told = dict(zip(cells[0], zip(cells[1], cells[2], strict=True), strict=True))
-    assert told["val/boundary_f1_3"] == ("none", "none")
-    assert told["val/boundary_iou"] == ("5.0%", "15.0%")
-    assert told["val/loss"] == ("1.0000", "0.3333")
+    printed = dict(zip(cells[0], zip(cells[1], cells[2], strict=True), strict=True))
+    assert printed["val/boundary_f1_3"] == ("none", "none")
+    assert printed["val/boundary_iou"] == ("5.0%", "15.0%")
+    assert printed["val/loss"] == ("1.0000", "0.3333")
 
 
 def test_draw_panel_shows_the_image_of_the_index(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def worst() -> list[tuple[ImageFigures, Any]]:
     ]
 
 
-def carried(path: Path) -> dict[str, Any]:
-    """The figures within a page."""
+def figures_of(path: Path) -> dict[str, Any]:
+    """Return the figures of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
     assert found is not None
     figures: dict[str, Any] = json.loads(found[1])["figures"]
@@ -158,7 +158,7 @@ def carried(path: Path) -> dict[str, Any]:
 
 def test_curves_hold_the_history(tmp_path: Path) -> None:
     history = [row_of(epoch) for epoch in (1, 2, 3)]
-    figures = carried(write_run_page(tmp_path, history, CLASSES, []))
+    figures = figures_of(write_run_page(tmp_path, history, CLASSES, []))
     traces = [(trace["name"], trace["x"], trace["y"]) for figure in figures.values() for trace in figure["data"]]
     for name, key in (("train", "train/loss"), ("val", "val/loss"), ("mean IoU", "val/miou"), ("lr", "lr")):
         assert (name, [1, 2, 3], [row[key] for row in history]) in traces
@@ -168,7 +168,7 @@ def test_curves_hold_the_history(tmp_path: Path) -> None:
 
 def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
     def curves(row: Row) -> list[str]:
-        figures = carried(write_run_page(tmp_path, [row], CLASSES, []))
+        figures = figures_of(write_run_page(tmp_path, [row], CLASSES, []))
         return [trace["name"] for figure in figures.values() for trace in figure["data"]]
 
     assert "false edge" not in curves(row_of(1))
@@ -177,13 +177,13 @@ def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
-    figures = carried(write_run_page(tmp_path, history, CLASSES, []))
+    figures = figures_of(write_run_page(tmp_path, history, CLASSES, []))
     (trace,) = (trace for figure in figures.values() for trace in figure["data"] if trace["name"] == "mean IoU")
     assert trace["y"] == [0.1, None, 0.3]
 
 
-def test_a_run_without_an_epoch_has_no_report(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected at least one epoch to report but got none"):
+def test_a_run_without_an_epoch_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="history: expected at least one epoch, but got none"):
         write_run_page(tmp_path, [], CLASSES, [])
     assert list(tmp_path.iterdir()) == []
 

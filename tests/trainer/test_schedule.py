@@ -1,4 +1,4 @@
-"""The weight of the edge terms in the course of a training."""
+"""Learning rate and weight of the edge terms over a training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from segkit import schedule
-from segkit.schedule import edge_weight
+from segkit.schedule import edge_weight, lr_factor
 
 
 def test_example() -> None:
@@ -51,16 +51,25 @@ def test_no_warmup_is_the_full_weight_at_once(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "square"}, "expected kind to be one of constant, linear, cosine but got 'square'"),
-        ({"weight": -1.0}, "expected a finite weight >= 0 but got -1.0"),
-        ({"weight": math.nan}, "expected a finite weight"),
-        ({"weight": math.inf}, "expected a finite weight"),
-        ({"warmup": 500.0}, r"expected warmup to be a share of all steps, in \[0, 1\], but got 500.0"),
-        ({"warmup": math.nan}, "expected warmup"),
-        ({"step": -1}, "expected step >= 0 and total >= 1 but got -1 and 10"),
+        ({"kind": "square"}, "kind: expected one of constant, linear, cosine, but got 'square'"),
+        ({"weight": -1.0}, "weight: expected a finite number >= 0, but got -1.0"),
+        ({"weight": math.nan}, "weight: expected a finite number"),
+        ({"weight": math.inf}, "weight: expected a finite number"),
+        ({"warmup": 500.0}, r"warmup: expected a share of all steps in \[0, 1\], but got 500.0"),
+        ({"warmup": math.nan}, "warmup: expected"),
+        ({"step": -1}, "expected step >= 0 and total >= 1, but got -1 and 10"),
         ({"total": 0}, "expected step >= 0 and total >= 1"),
     ],
 )
-def test_wrong_values_are_told(change: dict[str, Any], message: str) -> None:
+def test_wrong_values_raise(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         edge_weight(**({"step": 0, "total": 10, "weight": 1.0, "kind": "linear", "warmup": 0.5} | change))
+
+
+def test_lr_rises_then_falls_to_zero() -> None:
+    factors = [lr_factor(step, total=100, warmup=10, power=0.9) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors.index(max(factors)) == 9
+    assert factors[100] == lr_factor(101, total=100, warmup=10, power=0.9) == 0
+    assert factors[50] == pytest.approx(0.5**0.9)
+    assert math.isclose(lr_factor(0, total=5, warmup=0, power=1.0), 1.0)

@@ -1,4 +1,4 @@
-"""What is measured besides the loss: scores of a set, each term's pull, and the worst images."""
+"""Figures besides the loss: scores of a set, gradient shares of the terms, and the worst images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import fork_warns, run_ranks
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
@@ -20,7 +19,7 @@ CLASSES = ["a", "b", "c", "never"]
 
 
 def scene(batch: int = 3) -> tuple[Tensor, Tensor]:
-    """Logits of 4 classes, of which the last occurs nowhere, and a target with void pixels and edges."""
+    """Return logits of 4 classes, of which the last never occurs, and a target with void pixels and edges."""
     target = torch.randint(3, (batch, 4, 5)).repeat_interleave(6, 1).repeat_interleave(6, 2)
     target[:, :2] = VOID
     logits = 2 * torch.randn(batch, 4, 24, 30)
@@ -68,7 +67,7 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
     gradients: list[Tensor] = []
     names = ["cross_entropy", "same_side", "other_side", "false_edge"]
     without: list[dict[str, float]] = [{"edge_weight": 0.0}, {"other_side_weight": 0.0}, {}]
-    for change in [*({"false_edge_weight": 0.0} | change for change in without), {}]:  # losses of one term more each
+    for change in [*({"false_edge_weight": 0.0} | change for change in without), {}]:  # each loss has one term more
         loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
         gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
     norms = [float(gradient.norm()) for gradient in gradients]
@@ -77,7 +76,7 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
     assert list(found.values()) == pytest.approx([norm / sum(norms) for norm in norms[: len(found)]], rel=1e-4)
 
 
-def test_shares_of_terms_without_a_pull() -> None:
+def test_shares_of_terms_without_a_gradient() -> None:
     logits, target = scene()
     plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0), logits, target)
     assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
@@ -105,7 +104,7 @@ def test_worst_images_and_their_figures() -> None:
     for names, part in ((["i0", "i1"], slice(0, 2)), (["i2", "i3", "i4"], slice(2, 5))):
         _, maps = criterion(logits[part], target[part], return_maps=True)
         worst.update(names, maps, logits[part].argmax(1), target[part])
-    worst.update([], maps, logits.argmax(1), target)  # a batch that only keeps step with other ranks
+    worst.update([], maps, logits.argmax(1), target)  # an empty batch that keeps this rank in step with others
 
     expected = {}
     for i in (0, 1, 2, 4):
@@ -121,7 +120,7 @@ def test_worst_images_and_their_figures() -> None:
         assert figures == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_what_is_not_finite_is_worst_and_equals_go_by_name() -> None:
+def test_losses_that_are_not_finite_come_first_and_ties_go_by_name() -> None:
     logits, target = scene(batch=1)
     criterion = EdgeAwareLoss(ignore_index=VOID)
     worst = WorstImages(criterion, 4, 3)
@@ -132,10 +131,8 @@ def test_what_is_not_finite_is_worst_and_equals_go_by_name() -> None:
     assert [image.name for image in worst.ranked()] == ["m", "a", "z"]
 
 
-def one_rank(rank: int, world: int, folder: str) -> None:
-    """Three of five images each, one of them on both ranks; of the shares two and three."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def one_rank(rank: int, folder: Path) -> None:
+    """Each rank has three of five images, one of them on both; for the shares, two and three."""
     torch.manual_seed(0)
     logits, target = scene(batch=5)
     criterion = EdgeAwareLoss(ignore_index=VOID)
@@ -145,13 +142,13 @@ def one_rank(rank: int, world: int, folder: str) -> None:
     for i in (0, 1, 2) if rank == 0 else (2, 3, 4):
         _, maps = criterion(logits[i : i + 1], target[i : i + 1], return_maps=True)
         worst.update([f"i{i}"], maps, logits[i : i + 1].argmax(1), target[i : i + 1])
-    torch.save([shares, [tuple(image) for image in worst.ranked()]], Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
+    torch.save([shares, [tuple(image) for image in worst.ranked()]], folder / f"{rank}.pt")
 
 
+@fork_warns
 @pytest.mark.slow
 def test_ranks_measure_as_one(tmp_path: Path) -> None:
-    mp.spawn(one_rank, (2, str(tmp_path)), nprocs=2)
+    run_ranks(2, tmp_path, one_rank, tmp_path)
     torch.manual_seed(0)
     logits, target = scene(batch=5)
     criterion = EdgeAwareLoss(ignore_index=VOID)

@@ -1,0 +1,122 @@
+"""Figures of a model on a whole data set."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeloss import EdgeAwareLoss, LossMaps
+from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
+from segkit.distributed import sum_over_ranks
+from segkit.guard import NonFiniteLossError
+from segkit.loader import MicroBatch
+from segkit.placement import Placement
+from segkit.scores import WorstImages, flatten, validation_metrics
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    criterion: EdgeAwareLoss,
+    data: Iterable[Sequence[MicroBatch]],
+    *,
+    classes: Sequence[str],
+    placement: Placement,
+    worst: WorstImages | None = None,
+    on_batch: Callable[[int], None] = lambda images: None,
+) -> dict[str, float | None]:
+    """Evaluate a model on a data set as if all of it were one batch.
+
+    All figures are sums over sums, not means of means. Each process evaluates its part, and all return the figures of
+    the whole set. Edge pixels are those with a neighbour (of 8) of another class, whatever the criterion's own radius,
+    so that all losses are compared on the same pixels.
+
+    Args:
+        model: images to logits.
+        criterion: the loss; with ``reduction="mean"``.
+        data: what `load_batches` yields.
+        classes: names of the classes.
+        placement: where and how to compute.
+        worst: collects the worst images.
+        on_batch: called after each micro-batch with its number of images.
+
+    Returns:
+        ``loss`` and its terms, ``false_edge`` if it has a weight; ``accuracy``, ``edge_accuracy`` and
+        ``interior_accuracy`` over all pixels, edge pixels and the others; and the scores of `flatten`. None where there
+        is nothing to measure.
+
+    Raises:
+        NonFiniteLossError: if the loss of the whole set is nan or infinite.
+    """
+    model.eval()
+    scores = validation_metrics(len(classes), criterion.ignore_index).to(placement.device)  # synchronize themselves
+    parts: dict[str, float] = defaultdict(float)
+    wholes: dict[str, float] = defaultdict(float)
+    for names, images, labels in chain.from_iterable(data):
+        labels = labels.to(placement.device)
+        ratios, maps, prediction = _measure(placement.run(model, images), labels, criterion)
+        scores.update(prediction, labels)
+        if worst is not None:
+            worst.update(names, maps, prediction, labels)
+        for name, (part, whole) in ratios.items():
+            parts[name] += part.item()
+            wholes[name] += whole.item()
+        on_batch(len(names))
+    return {**_means(parts, wholes, criterion), **flatten(scores.compute(), classes)}
+
+
+def _measure(
+    logits: Tensor, labels: Tensor, criterion: EdgeAwareLoss
+) -> tuple[dict[str, tuple[Tensor, Tensor]], LossMaps, Tensor]:
+    """Measure a micro-batch.
+
+    Returns:
+        Numerator and denominator of each figure, the loss maps, and the predicted labels.
+    """
+    ignore = criterion.ignore_index
+    options = {**criterion.options(), "sync_normalizer": False}
+    _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
+    weight, edges = normalizers(labels, weight=criterion.weight, ignore_index=ignore, radius=criterion.radius)
+    valid = labels != ignore
+    border = loss_maps(logits, labels, ignore_index=ignore, upsample=True).edge_mask
+    if logits.shape[2:] != labels.shape[1:]:
+        logits = F.interpolate(logits.float(), labels.shape[1:], mode="bilinear")
+    prediction = logits.argmax(1)
+    correct = prediction == labels
+    ratios = {
+        "cross_entropy": (terms["cross_entropy"] * weight, weight),
+        "same_side": (terms["same_side"] * edges, edges),
+        "other_side": (terms["other_side"] * edges, edges),
+        "edge": (terms["edge"] * edges, edges),
+        # From the map, not from the term, which is 0 where there is no edge: false edges lie elsewhere.
+        "false_edge": (maps.false_edge.sum(), edges),
+        "edge_fraction": (edges, valid.sum()),
+        "accuracy": (correct.sum(), valid.sum()),
+        "edge_accuracy": ((correct & border).sum(), border.sum()),
+        "interior_accuracy": ((correct & ~border).sum(), (valid & ~border).sum()),
+    }
+    return ratios, maps, prediction
+
+
+def _means(parts: dict[str, float], wholes: dict[str, float], criterion: EdgeAwareLoss) -> dict[str, float | None]:
+    """Return loss, terms and accuracies of the whole set."""
+    names, sums = list(parts), sum_over_ranks([*parts.values(), *wholes.values()])
+    ratios = zip(names, sums[: len(names)], sums[len(names) :], strict=True)
+    means = {name: part / whole if whole else None for name, part, whole in ratios}
+    weights = {
+        "cross_entropy": criterion.ce_weight,
+        "edge": criterion.edge_weight,
+        "false_edge": criterion.edge_weight * criterion.false_edge_weight,
+    }
+    loss = sum(weight * (means[name] or 0.0) for name, weight in weights.items())
+    if not criterion.false_edge_weight:
+        del means["false_edge"]
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(f"the validation loss is {loss}")
+    return {"loss": loss, **means}

@@ -1,0 +1,36 @@
+"""Small masks with images that show them, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def pixels(path: Path) -> Bytes:
+    """Read an image file."""
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def gray(mask: Bytes, step: int = 25) -> Bytes:
+    """Return the image [H, W, 3] that shows each label as a gray value."""
+    return np.repeat((mask * step).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def save(root: Path, name: str, mask: Bytes, image: Bytes | None = None) -> None:
+    """Write a mask and its image, by default the one that shows the mask."""
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    Image.fromarray(gray(mask) if image is None else image).save(root / "images" / f"{name}.png")
+    Image.fromarray(mask).save(root / "masks" / f"{name}.png")
+
+
+def blocks(height: int = 60, width: int = 80, classes: int = 10) -> Bytes:
+    """Return a mask of 10 × 10 blocks without any symmetry."""
+    labels = np.random.default_rng(0).integers(0, classes, (height // 10, width // 10), dtype=np.uint8)
+    return labels.repeat(10, axis=0).repeat(10, axis=1)

@@ -1,0 +1,73 @@
+"""Checkpoints are written completely or not at all, and their weights fit wrapped and bare networks."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from edgeloss.io import InputError
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from segkit.model import UNet
+
+
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"model": {"w": torch.ones(3)}})
+    before = path.read_bytes()
+
+    def half(value: object, file: Any) -> None:
+        file.write(before[: len(before) // 2])
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        with pytest.raises(InputError, match=r"last\.pt: can't be written \(No space left on device\)"):
+            save_checkpoint(path, {"model": {"w": torch.zeros(3)}})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    save_checkpoint(path, {"model": {"w": torch.zeros(3)}})
+    assert load_checkpoint(path)["model"]["w"].tolist() == [0, 0, 0]
+
+
+def test_errors_tell_missing_damaged_and_other_files_apart(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="expected a checkpoint, but there is no such file"):
+        load_checkpoint(tmp_path / "none.pt")
+    save_checkpoint(tmp_path / "last.pt", {"model": UNet(3, width=8, levels=2).state_dict()})
+    whole = (tmp_path / "last.pt").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"text"):
+        (tmp_path / "damaged.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(tmp_path / "damaged.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match="a file without a model"):
+        load_checkpoint(tmp_path / "list.pt")
+
+
+def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
+    """Wrap a model as training does; of DistributedDataParallel only the name of its attribute."""
+    model = copy.deepcopy(model)
+    if "compiled" in wrapper:
+        model = torch.compile(model, backend="eager")
+    return nn.ModuleDict({"module": model}) if "distributed" in wrapper else model
+
+
+@pytest.mark.parametrize("saved_as", ["", "compiled", "distributed", "compiled, distributed"])
+@pytest.mark.parametrize("loaded_as", ["", "compiled", "distributed", "compiled, distributed"])
+def test_weights_load_with_and_without_wrappers(saved_as: str, loaded_as: str) -> None:
+    trained = UNet(3, width=8, levels=2)
+    model = wrapped(UNet(3, width=8, levels=2), loaded_as)
+    load_weights(model, wrapped(trained, saved_as).state_dict())
+    for ours, theirs in zip(model.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    weights = UNet(3, width=8).state_dict()
+    del weights["head.bias"]
+    with pytest.raises(
+        CheckpointError, match=r"expected weights of this model, but head\.bias is missing \(1 in total\)"
+    ):
+        load_weights(UNet(3, width=8), weights)

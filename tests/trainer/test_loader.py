@@ -1,0 +1,200 @@
+"""Workers, their cache and their seeds, and the time spent waiting for them."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_masks import blocks, save
+from torch.utils.data import DataLoader
+
+from segkit.data import Augment, SegmentationFolder, _Cache
+from segkit.loader import TimedIterator
+from segkit.seeding import seed_worker
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
+# Python 3.12 and later
+fork_warns = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@on_linux
+@fork_warns
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_set_epoch_reaches_workers_that_live_on(start: str, folder: Path) -> None:
+    dataset = SegmentationFolder(folder, num_classes=10, augment=Augment())
+    loader = DataLoader(dataset, batch_size=3, num_workers=1, persistent_workers=True, multiprocessing_context=start)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        (image, mask), *_ = loader
+        for index in range(3):
+            assert torch.equal(image[index], dataset[index][0])
+            assert torch.equal(mask[index], dataset[index][1])
+
+
+def load(dataset: SegmentationFolder, workers: int, start: str | None = None) -> list[torch.Tensor]:
+    """Load all images and labels of an epoch, in order."""
+    loader = DataLoader(
+        dataset, num_workers=workers, multiprocessing_context=start if workers else None, worker_init_fn=seed_worker
+    )
+    return [part for batch in loader for part in batch]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@on_linux
+@fork_warns
+@pytest.mark.parametrize(
+    ("workers", "start"), [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("size", [None, (30, 50)])
+@pytest.mark.parametrize("augment", [None, Augment()], ids=["plain", "augmented"])
+def test_cache_gives_the_same_without_reading_again(
+    workers: int, start: str | None, size: tuple[int, int] | None, augment: Augment | None, folder: Path
+) -> None:
+    save(folder, "b", blocks(70, 90))  # images of two sizes
+    plain = SegmentationFolder(folder, num_classes=10, size=size, augment=augment)
+    cached = SegmentationFolder(folder, num_classes=10, size=size, augment=augment, cache=True)
+    expected = []
+    for epoch in range(2):
+        plain.set_epoch(epoch)
+        expected.append(load(plain, 0))
+    assert same(load(cached, workers, start), expected[0])
+    for kind in ("images", "masks"):
+        shutil.rmtree(folder / kind)
+    cached.set_epoch(1)
+    assert same(load(cached, workers, start), expected[1])  # what other processes have read
+
+
+def test_cache_is_filled_when_asked_for(folder: Path) -> None:
+    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    first = dataset[1][0]
+    (folder / "images" / "b.png").unlink()
+    assert torch.equal(dataset[1][0], first)
+    (folder / "images" / "c.png").unlink()
+    with pytest.raises(ValueError, match=r"c\.png: No such file"):
+        dataset[2]
+
+
+def test_what_a_sample_changes_stays_out_of_the_cache(folder: Path) -> None:
+    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    image, labels = (part.clone() for part in dataset[0])
+    for _ in range(2):
+        again = dataset[0]
+        assert torch.equal(again[0], image)
+        assert torch.equal(again[1], labels)
+        again[0].zero_()
+        again[1].zero_()
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "label_bytes"),
+    [
+        ({}, 2 * 60 * 80 + 70 * 90, 1),
+        ({"size": (30, 50)}, 3 * 30 * 50, 1),
+        ({"size": (30, 50), "augment": Augment()}, 2 * 60 * 80 + 70 * 90, 1),  # every epoch resizes to another size
+        ({"num_classes": 300}, 2 * 60 * 80 + 70 * 90, 4),
+        ({"ignore_index": -100}, 2 * 60 * 80 + 70 * 90, 4),
+    ],
+)
+@pytest.mark.parametrize("cache", [False, True])
+def test_cache_bytes_are_known_without_a_cache(
+    options: dict[str, Any], pixels: int, label_bytes: int, cache: bool, folder: Path
+) -> None:
+    save(folder, "b", blocks(70, 90))
+    dataset = SegmentationFolder(folder, **{"num_classes": 10, "cache": cache, **options})
+    assert dataset.cache_bytes == pixels * (3 + label_bytes)
+    if cache:
+        assert dataset._cache is not None
+        assert dataset._cache._images.nbytes + dataset._cache._labels.nbytes == dataset.cache_bytes
+
+
+def test_cache_keeps_large_and_negative_labels(tmp_path: Path) -> None:
+    save(tmp_path, "a", blocks(classes=2))
+    Image.fromarray(blocks(classes=2).astype(np.uint16) * 300).save(tmp_path / "masks" / "a.png")
+    dataset = SegmentationFolder(tmp_path, num_classes=301, ignore_index=-100, cache=True)
+    assert torch.equal(dataset[0][1], torch.from_numpy(blocks(classes=2)).long() * 300)
+    assert torch.equal(dataset[0][1], dataset[0][1])
+
+
+def test_cache_leaves_out_what_does_not_fit_its_place(folder: Path) -> None:
+    """A file may be replaced by one of another size after the memory was allocated."""
+    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    neighbors = dataset[0][0], dataset[2][0]
+    save(folder, "b", blocks(70, 90))
+    assert dataset[1][1].shape == dataset[1][1].shape == (70, 90)
+    assert torch.equal(dataset[0][0], neighbors[0])
+    assert torch.equal(dataset[2][0], neighbors[1])
+
+
+def test_cache_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("shared memory is no file system here")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
+    with pytest.raises(
+        ValueError, match=re.escape("cache: expected 4.0 GiB of shared memory, but /dev/shm has 1.0 GiB")
+    ):
+        _Cache([2**20] * 1024, torch.uint8)
+
+
+def test_cache_names_the_image_whose_size_it_can_not_read(folder: Path) -> None:
+    (folder / "images" / "b.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"b\.png: can't be read as an image"):
+        SegmentationFolder(folder, num_classes=10, cache=True)
+
+
+class Drawing(SegmentationFolder):
+    """Samples that draw from the global generators, as a transform may."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: D105
+        drawn = (random.random(), float(np.random.random()), float(torch.rand(())))
+        return torch.tensor(drawn, dtype=torch.float64), torch.tensor(i)
+
+
+@on_linux
+@fork_warns
+def test_random_numbers_of_workers_depend_on_seed_epoch_and_worker_only(folder: Path) -> None:
+    def drawn(seed: int, epoch: int) -> torch.Tensor:
+        dataset = Drawing(folder, num_classes=10, seed=seed)
+        dataset.set_epoch(epoch)
+        return torch.stack(load(dataset, 2, "fork")[::2]).flatten(
+            1
+        )  # samples 0 and 2 from one worker, 1 from the other
+
+    first = drawn(0, 0)
+    torch.rand(3)  # from which torch alone would seed its workers
+    assert torch.equal(drawn(0, 0), first)
+    assert first.unique().numel() == 9  # no two generators, workers or samples alike
+    for other in (drawn(1, 0), drawn(0, 1)):
+        assert not (other == first).any()
+
+
+def test_timed_iterator_counts_the_time_in_the_iterable_only() -> None:
+    def slow() -> Iterator[int]:
+        time.sleep(0.02)
+        for i in range(3):
+            time.sleep(0.02)
+            yield i
+        time.sleep(0.02)
+
+    elements = TimedIterator(slow())
+    assert elements.seconds == 0
+    found = []
+    for element in elements:
+        found.append(element)
+        time.sleep(0.1)
+    assert found == [0, 1, 2]
+    assert 0.1 <= elements.seconds < 0.3  # five naps here, three long ones outside
+    assert list(TimedIterator([1, 2])) == [1, 2]

@@ -31,6 +31,7 @@ from torch import Tensor
 
 import edgeloss
 from edgeloss import EdgeAwareLoss
+from edgeloss.functional import balanced_edge_class_weight
 from label_maps import VOID, Labels, edge_fraction, regions, scenes
 from measure import INSTRUCTIONS, Run, added_memory, alone, median_seconds, processor
 from pictures import save_figure
@@ -58,7 +59,7 @@ class Case:
     Attributes:
         name: in the table.
         shape: of the logits, [B, C, *S].
-        options: of the loss.
+        options: of the loss; ``edge_class_weight`` may be "balanced".
         dtype: of the logits.
         bar: the largest accepted ratio of edgeloss to cross-entropy.
         size: of the labels, S, if the logits have a lower resolution.
@@ -94,6 +95,7 @@ class Case:
 
 CPU_CASES = [
     Case("19 classes", (4, 19, 512, 512), bar=0.45),
+    Case("19 classes, balanced", (4, 19, 512, 512), {"edge_class_weight": "balanced"}),
     Case("150 classes", (2, 150, 512, 512), bar=0.36),
     Case("2 classes", (8, 2, 512, 512), bar=0.9),
     Case("radius 3, decay 2", (4, 19, 512, 512), {"radius": 3, "decay": 2.0}, bar=1.2),
@@ -207,6 +209,9 @@ def candidate(name: str, logits: Tensor, target: Tensor, options: dict[str, Any]
     """Return a forward and backward pass; ``clone`` is the least that writing a gradient can cost."""
     if name == "clone":
         return lambda: logits.detach().clone()
+    if options.get("edge_class_weight") == "balanced":
+        weight = balanced_edge_class_weight([target], logits.shape[1], ignore_index=VOID)
+        options = options | {"edge_class_weight": weight.to(logits.device)}
     loss = loss_named(name, options)
 
     def run() -> None:

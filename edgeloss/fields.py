@@ -45,24 +45,25 @@ def boundary_distance(
     max_distance: float | None = None,
     spacing: float | Sequence[float] | None = None,
 ) -> Tensor | npt.NDArray[np.float32]:
-    """The Euclidean distance of each pixel to the nearest valid pixel of another class.
+    """Compute the distance of each pixel to the nearest valid pixel of another class.
 
-    Exact, class by class: a pixel beside a border has distance 1, on both sides of it. It runs on the CPU. The loss
-    does not need it, since ``decay`` finds the distances near the edges by itself, but takes it as ``distance``.
+    The distance is Euclidean and exact: 1 for a pixel next to a border, on either side. Runs on the CPU. The loss does
+    not need this field, since with ``decay`` it computes the distances near edges itself, but accepts it as
+    ``distance``.
 
     Args:
-        target: labels [B, H, W] or [B, D, H, W], a tensor on any device or an array, of any integral dtype or bool.
-        ignore_index: the label that does not count: such pixels have no class and no distance.
-        max_distance: distances beyond it become inf. In pixels, or units of ``spacing``.
-        spacing: size of a pixel along every axis, or one an axis.
+        target: labels [B, H, W] or [B, D, H, W], a tensor on any device or an array, of an integral dtype or bool.
+        ignore_index: the label of ignored pixels, which have no class and no distance.
+        max_distance: larger distances become inf. In pixels, or in units of ``spacing``.
+        spacing: size of a pixel, one number or one per axis.
 
     Returns:
-        [B, *S] float32, a tensor on the target's device or an array as the target is: > 0; inf on ignored pixels and
-        where an image has no pixel of another class.
+        [B, *S] float32, > 0, a tensor on the device of the target or an array, like the target. It is inf on ignored
+        pixels and in images without a pixel of another class.
 
     Raises:
-        TypeError: if target holds no integral labels.
-        ValueError: for a shape, spacing or max_distance that does not fit.
+        TypeError: if the target is not a tensor or array of integral labels.
+        ValueError: for an invalid shape, spacing or max_distance.
 
     Example:
         >>> import numpy as np
@@ -99,13 +100,13 @@ def boundary_distance(
 
 
 def _distance_to(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) -> Array:
-    """The exact Euclidean distance of every pixel to the nearest site; there is at least one.
+    """Return the exact distance of every pixel to the nearest of at least one site.
 
-    OpenCV is several times faster than SciPy, for pictures of square pixels. Its squared distances should be whole
-    numbers, and float32 puts them off by up to 0.1 on sides of 700 pixels: up to there rounding makes them exact.
+    OpenCV is several times faster than SciPy for images of square pixels. The squares of its float32 distances should
+    be integers, and are wrong by up to 0.1 for sides of 700 pixels: up to that size rounding makes them exact.
     """
     if sites.ndim == 2 and spacing[0] == spacing[1] and max(sites.shape) <= 700:
-        import cv2  # here, since `import edgeloss` is to import torch and nothing heavier
+        import cv2  # a heavy import that `import edgeloss` should not need
 
         pixels = cv2.distanceTransform((~sites).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
         return np.sqrt(np.rint(np.square(pixels, dtype=np.float64))) * spacing[0]

@@ -1,4 +1,4 @@
-"""Gradients that stay finite, and a check that they are right."""
+"""Gradients that stay finite under a mask, and a check that gradients are right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +24,30 @@ def apply_where(
     x: Tensor | Sequence[Tensor],
     fill: float | Tensor | Callable[..., Tensor],
 ) -> Tensor:
-    r"""``fn(x)`` where the mask is set and ``fill`` elsewhere, computed on those elements only.
+    r"""Compute ``fn(x)`` where the mask is True, and ``fill`` elsewhere.
 
-    ``torch.where(mask, fn(x), fill)`` computes fn everywhere and selects afterwards. Its backward pass multiplies what
-    it did not select by 0, and 0 · inf is nan. Here fn never sees an element that it is not for: value and gradient
-    are finite wherever fn's are on the masked elements, whatever x holds elsewhere, nan and inf included, and so are
-    the gradients of tensors that fn closes over. Elsewhere x gets exactly no gradient.
+    ``torch.where(mask, fn(x), fill)`` computes fn on all elements. Its backward pass multiplies the derivative of
+    unselected elements by 0, and 0 · inf is nan. Here fn receives the masked elements only. Value and gradient are
+    finite wherever those of fn are on the masked elements, even if x is nan or inf elsewhere. The same holds for the
+    gradients of tensors that fn closes over. The gradient of x is exactly 0 elsewhere.
 
-    Differentiable any number of times, backward and forward, and by the transforms of :mod:`torch.func`, except that
-    ``vmap`` can't batch the mask itself, since samples would differ in their number of elements; batches go in as they
-    are. ``torch.compile`` takes it, with ``fullgraph=True`` in one graph for any number of elements, but
-    differentiates compiled code only once. Finding the elements waits for the device, as indexing by a mask does.
+    Supports derivatives of any order in forward and backward mode, the transforms of :mod:`torch.func` (but ``vmap``
+    can't batch the mask itself; pass batches directly), and ``torch.compile``, even with ``fullgraph=True``. Compiled
+    code is differentiable only once. Synchronizes with the device, as indexing by a mask does.
 
     Args:
         mask: bool, any shape.
-        fn: an elementwise function. It is called once, with one 1-D tensor [N] for each tensor of x, of the N masked
+        fn: elementwise function. It is called once, with one 1-D tensor [N] per tensor of x that holds the N masked
             elements in row-major order, and returns a tensor [N] of any dtype. N may be 0.
-        x: a tensor or a tuple of them, on the mask's device. They are broadcast with the mask and each other.
-        fill: the result elsewhere: a number; a tensor, broadcast too; or a function as fn is, of the other elements.
+        x: a tensor or a tuple of tensors on the device of the mask, broadcast with it and each other.
+        fill: the result elsewhere: a number, a tensor (broadcast too), or a function like fn of the other elements.
 
     Returns:
-        A tensor of the broadcast shape. Its dtype is that to which ``torch.where`` promotes fn's result and ``fill``.
+        A tensor of the broadcast shape. Its dtype is that of ``torch.where(mask, fn(x), fill)``.
 
     Raises:
         TypeError: for an argument of the wrong type.
-        ValueError: for shapes or devices that do not fit, or if fn returns anything but [N].
+        ValueError: for incompatible shapes or devices, or if the result of fn is not [N].
 
     Source: array-api-extra has a function of this name, ``apply_where(cond, args, f1, f2, *, fill_value)``.
 
@@ -65,34 +64,57 @@ def apply_where(
         tensor([0.0000, 1.0000, 0.5000])
     """
     inputs: list[Tensor] = list(x) if isinstance(x, Sequence) else [x]
+    _check_types(mask, inputs, fill)
+    if callable(fill):
+        # False has the lowest dtype of all, so the result keeps the dtype of fill(x).
+        fill = apply_where(~mask, fill, inputs, False)
+    mask, *inputs = _broadcast(mask, inputs, fill)
+
+    # index_select and index_copy instead of indexing by the mask: they are deterministic and support vmap.
+    index = mask.flatten().nonzero().squeeze(1)
+    selected = [tensor.flatten().index_select(0, index) for tensor in inputs]
+    result = fn(*selected)
+    if not isinstance(result, Tensor) or result.shape != index.shape:
+        raise ValueError(f"fn: expected a result {list(index.shape)} like its inputs, but got {_got(result)}")
+    elsewhere = torch.where(mask, result.new_zeros(mask.shape), fill)
+    return elsewhere.flatten().index_copy(0, index, result.to(elsewhere.dtype)).view(mask.shape)
+
+
+def _check_types(mask: object, inputs: Sequence[object], fill: object) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         raise TypeError(f"mask: expected a bool tensor, but got {_got(mask)}; pass mask.bool() or a comparison")
     if not inputs or not all(isinstance(tensor, Tensor) for tensor in inputs):
         raise TypeError(f"x: expected a tensor or a tuple of tensors, but got {', '.join(map(_got, inputs)) or 'none'}")
-    if callable(fill):
-        # False has the lowest dtype of all, so that the other branch keeps its own.
-        fill = apply_where(~mask, fill, inputs, False)
-    elif not isinstance(fill, (Tensor, Number)):
+    if not isinstance(fill, (Tensor, Number)) and not callable(fill):
         raise TypeError(f"fill: expected a number, a tensor or a function, but got {_got(fill)}")
 
-    together = (mask, *inputs, fill) if isinstance(fill, Tensor) else (mask, *inputs)
-    try:
-        mask, *inputs = torch.broadcast_tensors(*together)[: 1 + len(inputs)]  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in together)
-        raise ValueError(f"expected mask, x and fill of shapes that broadcast, but got {shapes}") from None
-    if any(tensor.device != mask.device for tensor in together):
-        devices = ", ".join(str(tensor.device) for tensor in together)
-        raise ValueError(f"expected mask, x and fill on one device, but got {devices}")
 
-    # By index_select and index_copy, not by the mask: they are deterministic, and vmap has rules for them.
-    index = mask.flatten().nonzero().squeeze(1)
-    chosen = [tensor.flatten().index_select(0, index) for tensor in inputs]
-    result = fn(*chosen)
-    if not isinstance(result, Tensor) or result.shape != index.shape:
-        raise ValueError(f"fn: expected to return a tensor {list(index.shape)}, as its inputs, but got {_got(result)}")
-    elsewhere = torch.where(mask, result.new_zeros(mask.shape), fill)
-    return elsewhere.flatten().index_copy(0, index, result.to(elsewhere.dtype)).view(mask.shape)
+def _broadcast(mask: Tensor, inputs: list[Tensor], fill: float | Tensor) -> list[Tensor]:
+    """Broadcast mask and inputs to the shape of the result."""
+    tensors = [mask, *inputs, fill] if isinstance(fill, Tensor) else [mask, *inputs]
+    try:
+        broadcast: list[Tensor] = list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise ValueError(f"mask, x, fill: expected shapes that broadcast, but got {shapes}") from None
+    if any(tensor.device != mask.device for tensor in tensors):
+        devices = ", ".join(str(tensor.device) for tensor in tensors)
+        raise ValueError(f"mask, x, fill: expected tensors on one device, but got {devices}")
+    return broadcast[: 1 + len(inputs)]
+
+
+# ---------------------------------------------------------------------------------------------------- check_gradients
+
+
+class _Tolerance(NamedTuple):
+    """Step of the finite differences, and tolerances.
+
+    A difference of atol + rtol · |gradient| is allowed.
+    """
+
+    eps: float
+    atol: float
+    rtol: float
 
 
 def check_gradients(
@@ -103,35 +125,34 @@ def check_gradients(
     rtol: float = 1e-3,
     raise_exception: bool = True,
 ) -> bool:
-    """Whether autograd's gradient of fn is that of its finite differences, and holds in the inputs' own precision.
+    """Check autograd's gradient of fn against finite differences, in any dtype.
 
-    ``torch.autograd.gradcheck`` fails for right gradients in float32: a step of 1e-6 is a few of its roundings. Here it
-    runs on float64 copies of the inputs. Then the gradient in the inputs' own dtype is held against the one in float64.
-    On failure the message names the worst element with both values, and begins with what is the matter:
+    ``torch.autograd.gradcheck`` rejects correct float32 gradients, since its step of 1e-6 is a few float32 roundings.
+    This function runs it on float64 copies of the inputs, and then compares the gradient in the dtype of the inputs
+    with the one in float64. On failure the message begins with the kind of problem, and names the worst element:
 
-    * ``wrong gradient``: autograd and finite differences disagree, in float64.
-    * ``precision``: fn computes in less than float64 inside, or loses digits there, so that finite differences are
-      noise; or the gradient is right in float64 and not in the inputs' dtype.
-    * ``no derivative``: the slopes to the left and to the right differ, or fn is not finite beside this point.
-    * ``not deterministic``: two calls differ. ``not finite``: fn's own value is not.
+    * ``wrong gradient``: autograd and finite differences disagree in float64.
+    * ``precision``: fn computes in less than float64 internally, or the gradient is right in float64 only.
+    * ``no derivative``: the left and right derivatives differ, or fn is not finite next to this point.
+    * ``not deterministic``: two calls differ. ``not finite``: the value of fn is not finite.
 
     Args:
-        fn: a function of the inputs that returns a real tensor or a tuple of them, and computes in float64 when it is
-            given float64. A module is copied and brought to float64 with its parameters and buffers, which are not
-            checked themselves: for that pass them as inputs, with :func:`torch.func.functional_call`.
-        inputs: arguments of fn. Of the floating tensors those that require grad are checked, or all if none does.
-            Nothing is written into them. Few elements: every one of them costs two calls.
-        eps: the step of the finite differences.
-        atol: the difference that is allowed,
-        rtol: plus this times the size of the gradient. In float16 and bfloat16, at least 32 of the roundings.
-        raise_exception: raise on failure, rather than return False.
+        fn: function of the inputs that returns a real tensor or a tuple of them, in float64 for float64 inputs. A
+            module is copied and converted to float64; its parameters are not checked (to check them, pass them as
+            inputs with :func:`torch.func.functional_call`).
+        inputs: arguments of fn, not modified. Checks the floating tensors that require grad, or all if none does. Use
+            few elements, since each costs two calls.
+        eps: step of the finite differences.
+        atol: absolute tolerance.
+        rtol: relative tolerance; in the dtype of the inputs at least 32 roundings.
+        raise_exception: raise on failure instead of returning False.
 
     Returns:
         True if all gradients are right, else False.
 
     Raises:
         GradcheckError: (``torch.autograd.gradcheck.GradcheckError``, a RuntimeError) if a gradient is not right.
-        TypeError: for a complex input, or if fn takes the inputs but not their float64 copies.
+        TypeError: for a complex input, or if fn accepts the inputs but not their float64 copies.
         ValueError: if no input is a floating tensor.
 
     Example:
@@ -144,31 +165,35 @@ def check_gradients(
         torch.autograd.gradcheck.GradcheckError: no derivative: input 0 at [1], output 0 at [1]:
         expected 0.5, the finite difference, but got 0; the slope is 0 to the left and 1 to the right
     """
-    fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn  # its buffers may change with a call
-    given = _leaves(inputs)
-    doubled = [x.detach().double().requires_grad_(x.requires_grad) if _is_floating(x) else x for x in given]
-    exact = copy.deepcopy(fn).double() if isinstance(fn, nn.Module) else fn
+    fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn  # a call may change its buffers
     with torch.enable_grad():
-        outputs = _outputs(fn, given)  # an error here is the caller's own
-        try:
-            exact_outputs = _outputs(exact, doubled)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise TypeError(
-                f"fn: expected a function that takes float64 inputs too, but it raised {error!r}; pass the tensors that"
-                " it closes over as inputs, or the module itself as fn"
-            ) from error
-        try:
-            gradcheck(exact, doubled, eps=eps, atol=atol, rtol=rtol)
-            trouble = _trouble_in_own_precision(outputs, given, _jacobian(exact_outputs, doubled), atol, rtol)
-        except GradcheckError as error:
-            trouble = _diagnosis(exact, doubled, eps, atol, rtol) or str(error)
-    if trouble and raise_exception:
-        raise GradcheckError(trouble)
-    return not trouble
+        problem = _find_problem(fn, _leaves(inputs), _Tolerance(eps, atol, rtol))
+    if problem and raise_exception:
+        raise GradcheckError(problem)
+    return not problem
+
+
+def _find_problem(fn: Callable[..., Any], given: list[Any], tolerance: _Tolerance) -> str | None:
+    """Check the gradients at the leaves; return the message of a failure, or None."""
+    doubled = [x.detach().double().requires_grad_(x.requires_grad) if _is_floating(x) else x for x in given]
+    exact_fn = copy.deepcopy(fn).double() if isinstance(fn, nn.Module) else fn
+    outputs = _outputs(fn, given)  # an exception here is the caller's own
+    try:
+        exact_outputs = _outputs(exact_fn, doubled)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"fn: expected a function that accepts float64 inputs too, but got {error!r}; pass the tensors that it"
+            " closes over as inputs, or a module itself as fn"
+        ) from error
+    try:
+        gradcheck(exact_fn, doubled, **tolerance._asdict())
+        return _precision_problem(outputs, given, _jacobian(exact_outputs, doubled), tolerance)
+    except GradcheckError as error:
+        return _explain_failure(exact_fn, doubled, tolerance) or str(error)
 
 
 def _leaves(inputs: Sequence[Any]) -> list[Any]:
-    """Copies of the inputs; those whose gradients are to be checked require grad."""
+    """Copy the inputs; those whose gradients are to be checked require grad."""
     for x in inputs:
         if isinstance(x, Tensor) and x.is_complex():
             raise TypeError(f"inputs: expected real tensors, but got {describe(x)}")
@@ -182,12 +207,12 @@ def _leaves(inputs: Sequence[Any]) -> list[Any]:
 
 
 def _checked(inputs: Sequence[Any]) -> list[int]:
-    """Which of the inputs have a gradient to check."""
+    """Return the indices of the inputs that have a gradient to check."""
     return [j for j, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
 
 
 def _outputs(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
-    """What gradcheck looks at: the outputs that require grad, or all floating ones if none does."""
+    """Return the outputs that require grad, or all floating ones if none does."""
     result = fn(*inputs)
     floating = [y for y in (result if isinstance(result, (tuple, list)) else (result,)) if _is_floating(y)]
     return [y for y in floating if y.requires_grad] or floating
@@ -198,103 +223,120 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _jacobian(outputs: Sequence[Tensor], inputs: Sequence[Any]) -> Tensor:
-    """Autograd's, float64: a row for each element of the outputs, a column for each of the checked inputs."""
+    """Return autograd's Jacobian in float64, one row per output element."""
     y, leaves = _flat(outputs), [inputs[j] for j in _checked(inputs)]
     rows = torch.zeros(len(y), sum(x.numel() for x in leaves), dtype=torch.float64, device=y.device)
     if y.requires_grad:
-        for row, one in zip(rows, torch.eye(len(y)).to(y), strict=True):
-            row.copy_(_flat(torch.autograd.grad(y, leaves, one, retain_graph=True, materialize_grads=True)))
+        for row, unit in zip(rows, torch.eye(len(y)).to(y), strict=True):
+            row.copy_(_flat(torch.autograd.grad(y, leaves, unit, retain_graph=True, materialize_grads=True)))
     return rows
 
 
 def _excess(got: Tensor, expected: Tensor, allowed: Tensor) -> Tensor:
-    """The difference in units of what is allowed; inf where only one is finite, 0 where both are equally infinite."""
+    """Return the difference relative to the allowed one, 0 for equal infinities."""
     return ((got - expected).abs() / allowed).masked_fill(got == expected, 0.0).nan_to_num(nan=math.inf)
 
 
-def _trouble_in_own_precision(
-    outputs: Sequence[Tensor], given: Sequence[Any], exact: Tensor, atol: float, rtol: float
+def _precision_problem(
+    outputs: Sequence[Tensor], given: Sequence[Any], exact: Tensor, tolerance: _Tolerance
 ) -> str | None:
-    """Where the gradient in the inputs' own dtype is not the exact one, beside the largest of the same output."""
+    """Find where the gradient in the dtype of the inputs differs from the exact one.
+
+    The tolerance is relative to the largest gradient of the same output element.
+    """
     got = _jacobian(outputs, given)
     if not got.numel():
         return None
-    rtol = max(rtol, 32 * max(torch.finfo(given[j].dtype).eps for j in _checked(given)))
-    excess = _excess(got, exact, atol + rtol * exact.abs().amax(dim=1, keepdim=True))
+    rtol = max(tolerance.rtol, 32 * max(torch.finfo(given[j].dtype).eps for j in _checked(given)))
+    excess = _excess(got, exact, tolerance.atol + rtol * exact.abs().amax(dim=1, keepdim=True))
     if not (excess > 1).any():
         return None
     worst = row, column = _unravel(int(excess.argmax()), excess)
-    j, at = _element(column, given, _checked(given))
-    i, to = _element(row, outputs)
+    into, out = _locate(column, given, _checked(given)), _locate(row, outputs)
     return (
-        f"precision: input {j} at {at}, output {i} at {to}: expected {exact[worst]:.6g}, the right gradient, which"
-        f" float64 gives, but got {got[worst]:.6g} in {_dtype_name(given[j])}"
+        f"precision: input {into.number} at {into.position}, output {out.number} at {out.position}: expected"
+        f" {exact[worst]:.6g}, the gradient in float64, but got {got[worst]:.6g} in {_dtype_name(given[into.number])}"
     )
 
 
-def _diagnosis(fn: Callable[..., Any], inputs: list[Any], eps: float, atol: float, rtol: float) -> str | None:
-    """Why gradcheck fails, at the worst element; None if every element of the Jacobian is right."""
+def _explain_failure(fn: Callable[..., Any], inputs: list[Any], tolerance: _Tolerance) -> str | None:
+    """Explain why gradcheck fails; None if every element of the Jacobian is right."""
     with _Downcasts() as downcasts:  # type: ignore[no-untyped-call]
         outputs = _outputs(fn, inputs)
     y = _flat(outputs)
-    # Eight calls, since a dropout of few elements may well do the same twice.
+    # Eight calls, since a dropout of few elements may well repeat itself once.
     if not all(torch.allclose(y, _flat(_outputs(fn, inputs)), rtol=1e-7, atol=0.0, equal_nan=True) for _ in range(8)):
-        return "not deterministic: calls of fn on equal inputs differ; dropout in training mode?"
+        return "not deterministic: calls of fn with equal inputs differ; check for dropout in training mode"
     if not y.isfinite().all():
         row = int(y.isfinite().int().argmin())
-        i, to = _element(row, outputs)
-        return f"not finite: output {i} at {to} is {y[row]}; check where fn is finite"
+        out = _locate(row, outputs)
+        return f"not finite: output {out.number} at {out.position} is {y[row]}; pass inputs for which fn is finite"
 
-    def slope(j: int, at: list[int], low: float, high: float) -> Tensor:
+    def slope(element: _Element, low: float, high: float) -> Tensor:
         def moved(step: float) -> Tensor:
-            x = inputs[j].detach().clone()
-            x[tuple(at)] += step
-            return _flat(_outputs(fn, [*inputs[:j], x.requires_grad_(), *inputs[j + 1 :]])).detach()
+            x = inputs[element.number].detach().clone()
+            x[tuple(element.position)] += step
+            before, after = inputs[: element.number], inputs[element.number + 1 :]
+            return _flat(_outputs(fn, [*before, x.requires_grad_(), *after])).detach()
 
         return (moved(high) - moved(low)) / (high - low)
 
     analytical = _jacobian(outputs, inputs)
-    columns = [_element(k, inputs, _checked(inputs)) for k in range(analytical.shape[1])]
-    numerical = torch.stack([slope(j, at, -eps, eps) for j, at in columns], dim=1)
-    excess = _excess(analytical, numerical, atol + rtol * numerical.abs())
+    columns = [_locate(k, inputs, _checked(inputs)) for k in range(analytical.shape[1])]
+    numerical = torch.stack([slope(element, -tolerance.eps, tolerance.eps) for element in columns], dim=1)
+    excess = _excess(analytical, numerical, tolerance.atol + tolerance.rtol * numerical.abs())
     if not (excess > 1).any():
         return None
-    row, column = _unravel(int(excess.argmax()), excess)
-    j, at = columns[column]
-    i, to = _element(row, outputs)
-    got, expected = analytical[row, column].item(), numerical[row, column].item()
+    worst = row, column = _unravel(int(excess.argmax()), excess)
+    into, out = columns[column], _locate(row, outputs)
+    got = analytical[worst].item()
+    kind, expected, hint = _classify(
+        lambda low, high: slope(into, low, high)[row].item(), got, numerical[worst].item(), tolerance, downcasts.first
+    )
+    if kind == "wrong gradient" and not y.requires_grad:
+        hint = "; no output requires grad, look for detach() in fn"
+    failures = int((excess > 1).sum())
+    if failures > 1:
+        hint = f" (the worst of {failures} wrong elements of {excess.numel()}){hint}"
+    return (
+        f"{kind}: input {into.number} at {into.position}, output {out.number} at {out.position}: expected"
+        f" {expected:.6g}, the finite difference, but got {got:.6g}{hint}"
+    )
 
-    # Where there is a derivative, the slopes to both sides agree at some step. Lost digits hide it from small steps.
+
+def _classify(
+    slope: Callable[[float, float], float], got: float, expected: float, tolerance: _Tolerance, downcast: str | None
+) -> tuple[str, float, str]:
+    """Return the kind of a failure, the best finite difference, and a hint.
+
+    Args:
+        slope: the finite difference between two steps from the element.
+        got: autograd's gradient.
+        expected: the finite difference at the given step.
+        tolerance: steps and allowed differences.
+        downcast: the first operation that leaves float64, if there is one.
+    """
+    eps, atol, rtol = tolerance
+    # Where a derivative exists, the left and right slopes agree at some step. Lost digits hide it at small steps.
     steps = [eps * 10**k for k in range(5)]
-    left = [slope(j, at, -step, 0.0)[row].item() for step in steps]
-    right = [slope(j, at, 0.0, step)[row].item() for step in steps]
+    left, right = [slope(-step, 0.0) for step in steps], [slope(0.0, step) for step in steps]
     central = [(a + b) / 2 for a, b in zip(left, right, strict=True)]
     smooth = [abs(b - a) <= atol + 0.05 * max(abs(a), abs(b)) for a, b in zip(left, right, strict=True)]
     agrees = [abs(got - c) <= atol + rtol * abs(c) for c in central]
     noisy = abs(central[0] - central[1]) > atol + rtol * abs(central[1])
-    if downcasts.first:
-        kind, hint = "precision", f"; fn leaves float64, {downcasts.first}: keep the dtype of the inputs"
-    elif not any(smooth):
-        kind, hint = "no derivative", f"; the slope is {left[0]:.6g} to the left and {right[0]:.6g} to the right"
-    elif noisy and (there := [step for step, a, b in zip(steps, smooth, agrees, strict=True) if a and b]):
-        kind, hint = "precision", f"; fn loses digits inside: with eps={there[0]:g} they agree"
-    else:
-        kind, hint = "wrong gradient", ""
-        expected = central[smooth.index(True)]
-        if not y.requires_grad:
-            hint = "; no output requires grad: detached on the way?"
-        elif not math.isfinite(got):
-            hint = "; 0 · inf of what a mask leaves out? see edgeloss.numerics.apply_where"
-    if (wrong := int((excess > 1).sum())) > 1:
-        hint = f" (the worst of {wrong} that fail, of {excess.numel()}){hint}"
-    return (
-        f"{kind}: input {j} at {at}, output {i} at {to}: expected {expected:.6g}, the finite difference, but got"
-        f" {got:.6g}{hint}"
-    )
+    if downcast:
+        return "precision", expected, f"; fn leaves float64 ({downcast}), keep the dtype of the inputs"
+    if not any(smooth):
+        hint = f"; the slope is {left[0]:.6g} to the left and {right[0]:.6g} to the right"
+        return "no derivative", expected, hint
+    if noisy and (right_steps := [step for step, a, b in zip(steps, smooth, agrees, strict=True) if a and b]):
+        return "precision", expected, f"; fn loses digits internally, with eps={right_steps[0]:g} they agree"
+    hint = "" if math.isfinite(got) else "; look for 0 · inf behind a mask, see edgeloss.numerics.apply_where"
+    return "wrong gradient", central[smooth.index(True)], hint
 
 
 class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that makes lower floating numbers of float64."""
+    """Record the first operation that converts float64 to a lower floating dtype."""
 
     first: str | None = None
 
@@ -302,15 +344,22 @@ class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         exact = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in args)
         if self.first is None and exact and _is_floating(result) and result.dtype != torch.float64:
-            self.first = f"{func} gives {_dtype_name(result)}"
+            self.first = f"{func} returns {_dtype_name(result)}"
         return result
 
 
-def _element(k: int, tensors: Sequence[Any], of: Sequence[int] | None = None) -> tuple[int, list[int]]:
-    """Of the elements of all tensors, one after another, the number and index of the k-th."""
-    for i in range(len(tensors)) if of is None else of:
+class _Element(NamedTuple):
+    """An element of a sequence of tensors."""
+
+    number: int  # of the tensor
+    position: list[int]
+
+
+def _locate(k: int, tensors: Sequence[Any], numbers: Sequence[int] | None = None) -> _Element:
+    """Return the k-th element of the concatenated tensors, or of some of them."""
+    for i in range(len(tensors)) if numbers is None else numbers:
         if k < tensors[i].numel():
-            return i, list(_unravel(k, tensors[i]))
+            return _Element(i, list(_unravel(k, tensors[i])))
         k -= tensors[i].numel()
     raise IndexError(k)
 

@@ -1,4 +1,4 @@
-"""Distance fields."""
+"""Distances to the nearest pixel of another class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("each_backend")
 
 
 def regions(*size: int, classes: int, ignore: float = 0.1) -> np.ndarray:
-    """Blobs of classes rather than noise, so that distances grow; one image of one class only."""
+    """Return blobs of classes with large distances; the last image has one class."""
     random = np.random.default_rng(0)
     seeds = random.random((3, 6, len(size))) * size
     pixels = np.stack(np.indices(size), -1)
@@ -38,7 +38,7 @@ def by_scipy(y: np.ndarray, spacing: Any) -> np.ndarray:
     return field
 
 
-# Square pixels in 2-D go through OpenCV, the others through SciPy.
+# 2-D images of square pixels use OpenCV, the others SciPy.
 @pytest.mark.parametrize(
     ("size", "spacing"),
     [
@@ -58,7 +58,7 @@ def test_exact(size: tuple[int, ...], spacing: Any) -> None:
     )
 
 
-# The largest pictures that OpenCV gets, narrow ones among them, where its rounding is worst; one that SciPy gets.
+# Among them the largest and narrow images, for which the rounding of OpenCV is worst; the last one uses SciPy.
 @pytest.mark.parametrize("size", [(60, 90), (700, 700), (8, 700), (700, 3), (1, 700), (8, 1400)])
 @pytest.mark.parametrize("sites", [1, 3, 40])
 def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
@@ -74,7 +74,7 @@ def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
 def test_numpy_and_torch_agree(dtype: Any) -> None:
     y = regions(9, 11, classes=4).astype(dtype)
     field = boundary_distance(y, ignore_index=255)
-    if dtype != np.uint16:  # labels of this type are no torch labels
+    if dtype != np.uint16:  # not a dtype of labels in torch
         tensor = boundary_distance(torch.from_numpy(y), ignore_index=255)
         assert tensor.dtype == torch.float32
         assert np.array_equal(tensor.numpy(), field)
@@ -119,10 +119,10 @@ def test_the_loss_finds_the_same_distances_by_itself(size: Any, radius: Any, spa
     torch.testing.assert_close(edge_aware_loss(x, y, **options, distance=field), edge_aware_loss(x, y, **options))
 
 
-# 2 · radius · spacing / spacing is 5.999... for many of these: the search must reach six pixels all the same.
+# 2 · radius · spacing / spacing is 5.999... for many of these; the search must still reach six pixels.
 @pytest.mark.parametrize("spacing", [0.35, 0.37, 0.39, 0.5, 0.7, 0.74, 0.78, 0.95, 0.99, 1.0])
 @pytest.mark.parametrize("radius", [(0, 3), (3, 0), (0, 7), (2, 1)])
-def test_every_neighbour_of_an_edge_has_a_distance(radius: tuple[int, int], spacing: float) -> None:
+def test_every_neighbor_of_an_edge_has_a_distance(radius: tuple[int, int], spacing: float) -> None:
     y = torch.from_numpy(regions(17, 23, classes=3, ignore=0.6))
     x = torch.randn(3, 3, 17, 23)
     options: dict[str, Any] = {"ignore_index": 255, "radius": radius, "decay": 2 * spacing, "spacing": spacing}

@@ -17,9 +17,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from edgeloss.numerics import apply_where
 
 pytestmark = [
-    # torch's forward mode and its compiler use their own torch.jit.
+    # torch's forward mode and compiler call torch.jit.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),
-    # Where a graph breaks, torch.compile looks at the .grad of the tensors in between.
+    # At a graph break torch.compile reads the .grad of intermediate tensors.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 INF, NAN = math.inf, math.nan
@@ -35,7 +35,7 @@ def reciprocal(x: Tensor) -> Tensor:
 
 @pytest.fixture(params=["eager", "compiled", "one graph", pytest.param("inductor", marks=pytest.mark.slow)])
 def transform(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    """Leaves a function as it is, or compiles it."""
+    """Return a transform that compiles a function, or does nothing."""
     if request.param == "eager":
         return lambda fn: fn
     torch._dynamo.reset()
@@ -44,7 +44,7 @@ def transform(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 
 def test_masked_division(transform: Callable[[Any], Any]) -> None:
-    """PyTorch issue 4132: a quotient by 0 that is masked out gives its numerator a gradient of nan."""
+    """PyTorch issue 4132: a masked quotient by 0 has a gradient of nan."""
     x = torch.ones(2, requires_grad=True)
     divisor = torch.tensor([0.0, 1.0], requires_grad=True)
     (x / divisor)[divisor != 0].sum().backward()
@@ -62,7 +62,7 @@ def test_masked_division(transform: Callable[[Any], Any]) -> None:
 
 
 def test_inverse_gamma(transform: Callable[[Any], Any]) -> None:
-    """The mean squared distance of x to its own inverse gamma: a line of slope 12.9 up to 0.003, then the root."""
+    """Distance of x to its inverse gamma: a line up to 0.003, then the root."""
     x = torch.tensor([0.0, 0.0025, 0.5, 0.8, 1.0], requires_grad=True)
     (torch.where(x > 0.003, x.sqrt(), 12.9 * x) - x).square().mean().backward()
     assert x.grad is not None
@@ -103,7 +103,7 @@ def test_fn_sees_the_masked_elements_once() -> None:
     assert y.tolist() == [[10, -1, 12], [-1, -1, 22]]
 
 
-# One mask for all samples, one a sample, and x, the mask or fill alone as large as the result; no element at all.
+# One mask for all samples, one per sample; only x, mask or fill as large as the result; no elements.
 @pytest.mark.parametrize(
     ("x", "mask", "fill"),
     [
@@ -119,7 +119,7 @@ def test_fn_sees_the_masked_elements_once() -> None:
 )
 @pytest.mark.parametrize("chosen", ["none", "some", "all"])
 def test_batches_and_broadcasting(x: Any, mask: Any, fill: Any, chosen: str) -> None:
-    """Against torch.where, with a function that is finite everywhere: value, first and second derivatives."""
+    """Compare value and two derivatives of a finite function with torch.where."""
     where = {"none": torch.zeros(mask), "some": torch.rand(mask), "all": torch.ones(mask)}[chosen] > 0.5
     leaves = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in (x, fill)]
     weight = torch.randn(torch.broadcast_shapes(x, mask, fill), dtype=torch.float64)
@@ -228,7 +228,7 @@ def test_vmap_batches_all_but_the_mask() -> None:
 @pytest.mark.parametrize("fn", [inverse_gamma, reciprocal])
 def test_compiled_for_any_mask(fn: Callable[[Tensor], Tensor], transform: Callable[[Any], Any]) -> None:
     compiled = transform(fn)
-    # A mask of some elements, of none, of all, of one; batches; nan and inf where the mask is not set or is.
+    # Masks of some, no, all and one element; batches; nan and inf with and without the mask.
     for x in (
         torch.tensor([0.0, 0.002, 0.5, 0.8, 1.0]),
         torch.zeros(5),
@@ -288,8 +288,8 @@ MASK = torch.tensor([True, False])
             r"shapes that broadcast, but got \[2\], \[2\], \[4, 3\]",
         ),
         (MASK, torch.sqrt, MASK.to("meta"), 0, ValueError, "on one device, but got cpu, meta"),
-        (MASK, torch.sum, MASK, 0, ValueError, r"fn: expected to return a tensor \[1\], .* but got int64 \[\]"),
-        (MASK, lambda t: 1.0, MASK, 0, ValueError, r"fn: expected to return a tensor \[1\], .* but got float"),
+        (MASK, torch.sum, MASK, 0, ValueError, r"fn: expected a result \[1\] .* but got int64 \[\]"),
+        (MASK, lambda t: 1.0, MASK, 0, ValueError, r"fn: expected a result \[1\] .* but got float"),
     ],
 )
 def test_wrong_input(mask: Any, fn: Any, x: Any, fill: Any, error: type[Exception], message: str) -> None:

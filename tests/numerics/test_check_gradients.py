@@ -1,4 +1,4 @@
-"""check_gradients: right gradients pass in any dtype, and wrong ones are told from precision trouble."""
+"""check_gradients: right gradients pass, and failures are classified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = torch.tensor([0.3, 1.2, 2.5])
 
 
 def function(backward: Callable[[Tensor, Tensor], Tensor], forward: Callable[[Tensor], Tensor] = torch.square) -> Any:
-    """A function, the square by default, with a backward pass of one's own."""
+    """Return a function, by default the square, with a given backward pass."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -34,7 +34,7 @@ def function(backward: Callable[[Tensor, Tensor], Tensor], forward: Callable[[Te
 
 
 def in_numpy_float32(x: Tensor) -> Tensor:
-    """Rounds where torch does not see it, as a kernel may."""
+    """Compute the square with a rounding that torch can't observe, as a kernel may."""
     return torch.from_numpy(x.detach().numpy().astype("float32")).to(x) ** 2
 
 
@@ -61,7 +61,7 @@ def test_gradcheck_itself_fails_in_float32() -> None:
     assert check_gradients(torch.tanh, x)
 
 
-# No element, no axis, overlapping memory, other strides: gradcheck takes not all of them.
+# No element, no axis, overlapping memory, other strides: gradcheck does not support all of them.
 @pytest.mark.parametrize("x", [torch.zeros(0), torch.tensor(0.3), X[:1].expand(3), torch.rand(2, 3, 2).mT])
 def test_any_shape(x: Tensor) -> None:
     assert check_gradients(torch.tanh, x)
@@ -108,7 +108,7 @@ def test_tolerances() -> None:
     assert not check_gradients(slightly_wrong, X, raise_exception=False)
     assert check_gradients(slightly_wrong, X, rtol=0.01)
     assert check_gradients(slightly_wrong, X, atol=0.1)
-    # A step that is large beside what the function does: the slope of the difference is another.
+    # A step that is large compared with the period of the function.
     assert not check_gradients(lambda x: (100 * x).sin(), X, eps=1e-2, raise_exception=False)
 
 
@@ -117,26 +117,30 @@ def lossy(x: Tensor) -> Tensor:
 
 
 def masked(x: Tensor) -> Tensor:
-    """Twice x at 1/4, were it not for what the mask leaves out."""
+    """Return 2 x at 1/4, with a masked division by 0."""
     return torch.where(x > 0.5, 1 / (x - 0.25), 2.0 * x)
 
 
 @pytest.mark.parametrize(
     ("fn", "x", "message"),
     [
-        # Half the gradient, worst where it is largest; not multiplied by the output's; detached.
+        # Half the gradient, worst where it is largest; the upstream gradient missing; detached.
         (
             function(lambda x, grad: x * grad),
             X,
             r"wrong gradient: input 0 at \[2\], output 0 at \[2\]: expected 5, the finite difference, but got 2.5"
-            r" \(the worst of 3 that fail, of 9\)$",
+            r" \(the worst of 3 wrong elements of 9\)$",
         ),
         (
             function(lambda x, grad: 2 * x),
             X,
             r"wrong gradient: input 0 at \[2\], output 0 at \[0\]: expected 0, .*got 5 ",
         ),
-        (lambda x: x.detach() * 2, X, r"wrong gradient: .*expected 2, .*got 0 .*; no output requires grad: detached"),
+        (
+            lambda x: x.detach() * 2,
+            X,
+            r"wrong gradient: .*expected 2, .*got 0 .*; no output requires grad, look for detach",
+        ),
         # Of several outputs and axes.
         (
             lambda x: (x.sum(), function(lambda x, grad: torch.where(x == 5, 0 * grad, 2 * x * grad))(x)),
@@ -145,30 +149,38 @@ def masked(x: Tensor) -> Tensor:
         ),
         # A masked inf.
         (masked, torch.tensor([0.25, 0.75]), r"wrong gradient: input 0 at \[0\].*expected 2, .*got nan.*apply_where$"),
-        # Curved so much that larger steps mislead.
+        # Curvature that misleads larger steps.
         (
             lambda x: function(lambda x, grad: x * grad)(x.log()),
             torch.tensor([1e-4]),
             "wrong gradient: .*but got -92103.4$",
         ),
-        # Wrong by what the finite difference of a larger step is off: not mistaken for noise.
+        # Wrong by the error of a finite difference with a larger step: not mistaken for noise.
         (function(lambda x, grad: 1e-4 * grad, lambda x: x**3), torch.tensor(0.0), "wrong gradient: .*but got 0.0001$"),
-        # A rounding inside; and the wrong gradient below it.
-        (lambda x: x.float().exp(), X, r"precision: .*; fn leaves float64, aten._to_copy.default gives float32: keep"),
-        (lambda x: x.half().exp().to(x), X, "precision: .*; fn leaves float64, aten._to_copy.default gives float16"),
+        # An internal rounding, alone and together with a wrong gradient.
+        (
+            lambda x: x.float().exp(),
+            X,
+            r"precision: .*; fn leaves float64 \(aten._to_copy.default returns float32\), keep",
+        ),
+        (
+            lambda x: x.half().exp().to(x),
+            X,
+            r"precision: .*; fn leaves float64 \(aten._to_copy.default returns float16\)",
+        ),
         (
             function(lambda x, grad: 2 * x * grad, in_numpy_float32),
             X,
-            r"precision: input 0 at \[2\], .*but got 5 .*; fn loses digits inside: with eps=0.001 they agree$",
+            r"precision: input 0 at \[2\], .*but got 5 .*; fn loses digits internally, with eps=0.001 they agree$",
         ),
         (function(lambda x, grad: x * grad, in_numpy_float32), X, "wrong gradient: "),
-        (lossy, torch.tensor([1.0, 20.0]), r"precision: input 0 at \[1\], .*but got -1; fn loses digits inside"),
-        # Right in float64, and in float32 it is not: digits lost beside a large number, an overflow.
+        (lossy, torch.tensor([1.0, 20.0]), r"precision: input 0 at \[1\], .*but got -1; fn loses digits internally"),
+        # Right in float64 only: digits lost next to a large number, an overflow.
         (
             lambda x: 1 / (x + 1e5 - 1e5),
             torch.tensor([0.5, 0.3]),
-            r"precision: input 0 at \[1\], output 0 at \[1\]: expected -11.1111, the right gradient,"
-            r" which float64 gives, but got -11.3\d* in float32$",
+            r"precision: input 0 at \[1\], output 0 at \[1\]: expected -11.1111, the gradient in"
+            r" float64, but got -11.3\d* in float32$",
         ),
         (lambda x: (x + 1e4).exp().log(), torch.tensor([-9.5e3]), r"precision: .*expected .*, but got nan in float32$"),
         # Kinks and jumps, at the point and within a step of it.
@@ -178,18 +190,22 @@ def masked(x: Tensor) -> Tensor:
         (torch.sqrt, torch.tensor([0.0, 1.0]), r"no derivative: input 0 at \[0\].*got inf.*nan to the left"),
         (lambda x: x.abs().sqrt(), torch.tensor(0.0), "no derivative: .*got nan; the slope is -1000 .* and 1000"),
         (torch.log, torch.tensor([1.0, 0.0]), r"not finite: output 0 at \[1\] is -inf"),
-        (nn.Dropout(), X, "not deterministic: calls of fn on equal inputs differ; dropout in training mode"),
+        (
+            nn.Dropout(),
+            X,
+            "not deterministic: calls of fn with equal inputs differ; check for dropout in training mode",
+        ),
     ],
 )
-def test_the_message_tells_what_is_wrong(fn: Any, x: Tensor, message: str) -> None:
+def test_the_message_names_the_problem(fn: Any, x: Tensor, message: str) -> None:
     with pytest.raises(GradcheckError) as caught:
         check_gradients(fn, x)
     assert re.match(message, str(caught.value)), caught.value
     assert not check_gradients(fn, x, raise_exception=False)
 
 
-def test_what_else_gradcheck_finds() -> None:
-    """Such as a backward pass that differs from call to call: its own message."""
+def test_other_failures_of_gradcheck() -> None:
+    """Other failures keep the message of gradcheck, as for a changing backward pass."""
     calls = iter(range(1000))
     changing = function(lambda x, grad: (2 * x + (next(calls) % 2) * 1e-7) * grad)
     with pytest.raises(GradcheckError, match="not reentrant"):
@@ -202,7 +218,12 @@ def test_what_else_gradcheck_finds() -> None:
         (torch.abs, (torch.tensor([1j]),), TypeError, r"expected real tensors, but got complex64 \[1\]"),
         (torch.abs, (torch.tensor([1]), 2.0), ValueError, r"at least one floating tensor, but got int64 \[1\], float"),
         (torch.abs, (), ValueError, "at least one floating tensor, but got none"),
-        (lambda x: x @ torch.ones(3), (X,), TypeError, "expected a function that takes float64 inputs too.*as inputs"),
+        (
+            lambda x: x @ torch.ones(3),
+            (X,),
+            TypeError,
+            "expected a function that accepts float64 inputs too.*as inputs",
+        ),
         (lambda x: x @ torch.ones(2), (X,), RuntimeError, "inconsistent tensor size"),  # the caller's own error
     ],
 )

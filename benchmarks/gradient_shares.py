@@ -47,10 +47,10 @@ from edgeloss.io import atomic_write
 from edgeloss.reference import (
     Pairs,
     cross_entropy_map,
-    edge_mask,
-    false_edge_mask,
+    find_edges,
+    find_false_edges,
     labels,
-    pairs,
+    neighbor_pairs,
     side_terms,
     within_reach,
 )
@@ -111,7 +111,7 @@ def thin(own: Tensor, valid: Tensor) -> Tensor:
 
 def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[str]) -> Groups:
     """The pixels by distance, by state, by structure and by class."""
-    own, edges = one_hot(y, valid, len(classes)), edge_mask(y, valid, NEXT)
+    own, edges = one_hot(y, valid, len(classes)), find_edges(y, valid, NEXT)
     d = boundary_distance(torch.where(valid, y, void), ignore_index=void)
 
     predicted = x.argmax(1)
@@ -156,12 +156,12 @@ def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[
 def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequence[float]) -> dict[str, Tensor]:
     """The gradient of each term and whole loss with respect to the logits, [B, C, H, W]."""
     x = x.detach().requires_grad_()
-    edges = edge_mask(y, valid, NEXT)
+    edges = find_edges(y, valid, NEXT)
     size = edges.sum().clamp(min=1)
     ce = cross_entropy_map(x, y, valid, None, 0.0)
-    at_edges = pairs(x, y, valid, edges, None, NEXT)
+    at_edges = neighbor_pairs(x, y, valid, edges, None, NEXT)
     # Outside E all neighbours are of the same side.
-    at_false_edges = pairs(x, y, valid, false_edge_mask(x, edges, valid, NEXT), None, NEXT)
+    at_false_edges = neighbor_pairs(x, y, valid, find_false_edges(x, edges, valid, NEXT), None, NEXT)
 
     def edge_term(found: Pairs, side: int, q: float) -> Tensor:
         return side_terms(found, found.t, q)[side].sum() / size

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from edgeloss.reference import edge_mask
+from edgeloss.reference import find_edges
 
 VOID = 255
 
@@ -55,4 +55,4 @@ def edge_fraction(labels: Labels, radius: int) -> float:
     """Return the number of edge pixels divided by the number of valid pixels."""
     target = torch.from_numpy(labels).long()
     valid = target != VOID
-    return float(edge_mask(target, valid, [radius] * (target.dim() - 1)).sum() / valid.sum())
+    return float(find_edges(target, valid, [radius] * (target.dim() - 1)).sum() / valid.sum())

@@ -153,7 +153,7 @@ def _check_distance(inputs: Inputs, options: Options) -> None:
     if distance is not None and is_checked(distance, options.validate):
         y, valid = labels(target, inputs.logits.shape[1], options.ignore_index)
         radius = radius_per_axis(options.radius, target.dim() - 1)
-        read = valid & reference.within_reach(reference.edge_mask(y, valid, radius), radius)
+        read = valid & reference.within_reach(reference.find_edges(y, valid, radius), radius)
         check_non_negative("distance", distance, where=read)
 
 
@@ -296,7 +296,7 @@ def normalizers(
         valid &= y < classes
     if pixel_weight is not None:
         pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64)
-    mask = reference.edge_mask(y, valid, radius_per_axis(options.radius, y.dim() - 1))
+    mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
     vu = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
     w, e = denominators(y, valid, mask, weight, pixel_weight, vu)
     return w.detach(), e.detach()
@@ -344,7 +344,7 @@ def balanced_edge_class_weight(
         check_target(target)
         check_labels(target.long(), num_classes, ignore_index)
         y, valid = labels(target, num_classes, ignore_index)
-        mask = reference.edge_mask(y, valid, radius_per_axis(radius, target.dim() - 1))
+        mask = reference.find_edges(y, valid, radius_per_axis(radius, target.dim() - 1))
         counts += torch.bincount(y[mask], minlength=num_classes).cpu()
     weight = torch.where(counts > 0, counts, 1.0) ** -exponent
     weight *= counts.sum() / (counts * weight).sum()

@@ -1,4 +1,4 @@
-"""The tensors of a call: their checks, each with an error that says what was expected and how to get there."""
+"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_inputs(
     distance: Tensor | None,
     normalizer: tuple[float | Tensor, float | Tensor] | None,
 ) -> Inputs:
-    """Check the tensors of a call, but for the values of labels and distance.
+    """Check the tensors of a call, except for the values of labels and distance.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -107,7 +107,7 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def may_read(values: Tensor, validate: Validate) -> bool:
-    """Return whether the host may read the values: for CUDA tensors it waits for the device, as "sync" allows only."""
+    """Return whether the host may read the values: those of CUDA tensors with "sync" only, since it waits for them."""
     return validate == "sync" or not values.is_cuda
 
 
@@ -117,11 +117,11 @@ def is_checked(values: Tensor, validate: Validate) -> bool:
 
 
 def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "weight") -> None:
-    """Check that class weights are a floating tensor [C] of values that are finite and ≥ 0, as far as it may read them.
+    """Check that class weights are a floating tensor [C], and finite and ≥ 0 where they may be read.
 
     Raises:
-        TypeError: if they are no tensor.
-        ValueError: if not.
+        TypeError: if weight is not a tensor.
+        ValueError: if its shape, dtype or a value does not fit.
     """
     if not isinstance(weight, Tensor):
         raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {_kind(weight)}")
@@ -135,8 +135,8 @@ def check_logits(logits: Tensor) -> None:
     """Check type and shape of the logits.
 
     Raises:
-        TypeError: if they are no floating tensor.
-        ValueError: if they are not [B, C, H, W] or [B, C, D, H, W].
+        TypeError: if the logits are not a floating tensor.
+        ValueError: if the logits are not [B, C, H, W] or [B, C, D, H, W].
     """
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits: expected a tensor, but got {_kind(logits)}")
@@ -151,15 +151,15 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
     """Check that the target holds class indices.
 
     Raises:
-        TypeError: if it is no tensor, or of another dtype than the integral ones of labels.
-        ValueError: if it requires grad.
+        TypeError: if the target is not a tensor, or its dtype is not one of ``LABEL_DTYPES``.
+        ValueError: if the target requires grad.
     """
     if not isinstance(target, Tensor):
         raise TypeError(f"{name}: expected a tensor of class indices, but got {_kind(target)}")
     if target.requires_grad:
         raise ValueError(
             f"{name}: expected class indices, which have no gradient, but got {describe(target)} that requires grad;"
-            f" pass {name}.detach(), as class indices"
+            f" pass {name}.detach() as class indices"
         )
     if target.dtype not in LABEL_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in LABEL_DTYPES)
@@ -172,10 +172,10 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
 
 
 def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False, name: str = "target") -> None:
-    """Check that logits and target fit together.
+    """Check that the shapes and devices of logits and target match.
 
     Raises:
-        ValueError: if shapes or devices differ.
+        ValueError: if they do not.
     """
     batch, classes, *size = logits.shape
     expected, got = [batch, *size], list(target.shape)
@@ -196,7 +196,7 @@ def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False, name: 
 
 
 def _is_upsampled(low: Sequence[int], high: Sequence[int]) -> bool:
-    """No axis shrinks, and there is something to interpolate where there is something to fill."""
+    """Return whether no axis shrinks, and none is empty unless the result is."""
     return all(a <= b for a, b in zip(low, high, strict=True)) and (0 not in low or 0 in high)
 
 
@@ -205,8 +205,8 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
 
     Args:
         y: labels [B, *S] int64.
-        classes: C, the number of logits a pixel; 1 means labels 0 and 1, None any label ≥ 0.
-        ignore_index: the label that does not count, if there is one.
+        classes: C, the number of logits per pixel; 1 means labels 0 and 1, None any label ≥ 0.
+        ignore_index: label of pixels to ignore, if any.
         name: of the argument.
 
     Raises:
@@ -232,10 +232,10 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
 
 
 def check_class_weight(weight: Tensor, classes: int, device: torch.device, *, name: str = "weight") -> None:
-    """Check that there is one class weight a class, on the right device.
+    """Check that there is one class weight per class, on the right device.
 
     Raises:
-        ValueError: if not.
+        ValueError: if their number or device does not match.
     """
     if weight.shape[0] != max(2, classes):
         binary = " (labels 0 and 1 of one logit)" if classes == 1 else ""
@@ -248,10 +248,10 @@ def check_class_weight(weight: Tensor, classes: int, device: torch.device, *, na
 
 
 def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None) -> None:
-    """Check type, shape and device of a map that goes with the target, by default [B, *S].
+    """Check type, shape and device of a map; the shape is by default that of the target, [B, *S].
 
     Raises:
-        TypeError: if it is no floating tensor.
+        TypeError: if the map is not a floating tensor.
         ValueError: if shape or device differ.
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
@@ -282,8 +282,8 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
     """Check type, shape and device of a mask of pixels.
 
     Raises:
-        TypeError: if it is no tensor.
-        ValueError: if it is not bool, or shape or device differ.
+        TypeError: if the mask is not a tensor.
+        ValueError: if the mask is not bool, or shape or device differ.
     """
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask: expected a bool tensor, but got {_kind(mask)}")
@@ -296,11 +296,11 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
 def normalizer_tensors(
     normalizer: tuple[float | Tensor, float | Tensor], device: torch.device, validate: Validate
 ) -> tuple[Tensor, Tensor]:
-    """The caller's denominators (W, E) as 0-d tensors, brought to the device without waiting for it.
+    """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it.
 
     Raises:
-        TypeError: if they are no pair of numbers or tensors.
-        ValueError: if one is no number, not finite or negative.
+        TypeError: if they are not two numbers or tensors.
+        ValueError: if one is not 0-d, not finite, or negative.
     """
     if (
         not isinstance(normalizer, Sequence)
@@ -343,7 +343,7 @@ def check_non_negative(name: str, values: Tensor, where: Tensor | None = None) -
 
 
 def describe(tensor: Tensor) -> str:
-    """Dtype and shape, as the messages print them."""
+    """Return dtype and shape for an error message."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

@@ -149,19 +149,19 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
         mask: [B, *S] bool.
         radius: of the neighborhood, one per axis.
     """
-    centre = mask.flatten().nonzero().squeeze(1)
-    row, n, w = weighted_pairs(weight, centre, radius)
+    center = mask.flatten().nonzero().squeeze(1)
+    row, n, w = weighted_pairs(weight, center, radius)
     shifted, log_sum, at = gathered(x, n)
     if index.dim() < x.dim():
-        a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[centre][row]) - take(log_sum, at)
+        a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[center][row]) - take(log_sum, at)
     else:
-        chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[centre]
+        chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[center]
 
         def log_chosen(row: Tensor, at: Tensor) -> Tensor:
             return torch.where(chosen[row], take(shifted, at), -math.inf).logsumexp(1) - take(log_sum, at)
 
         # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
-        size = max(1, len(centre))
+        size = max(1, len(center))
         a = torch.cat(
             [
                 checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False)
@@ -169,27 +169,27 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
             ]
             or [log_sum[:0]]
         )
-    value = negative_log_mean(a, w.log(), row, len(centre), power=1.0)
-    return x.new_zeros(mask.numel()).index_copy(0, centre, value).view_as(mask)
+    value = negative_log_mean(a, w.log(), row, len(center), power=1.0)
+    return x.new_zeros(mask.numel()).index_copy(0, center, value).view_as(mask)
 
 
-def weighted_pairs(weight: Tensor, centre: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def weighted_pairs(weight: Tensor, center: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the pairs (i, n) of a neighbor n inside the image and a weight > 0.
 
     Args:
         weight: [B, K, *S].
-        centre: the pixels i.
+        center: the pixels i.
         radius: of the neighborhood, one per axis.
 
     Returns:
-        Row of centre, neighbor and weight of each pair, [P] each.
+        Row of center, neighbor and weight of each pair, [P] each.
     """
     grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
-    place = grid.place(centre)
+    place = grid.place(center)
     parts = []
     for k, offset in enumerate(offsets(radius)):
-        row, n = grid.pairs(place, offset)
-        w = weight[:, k].flatten()[centre[row]]
+        row, n = grid.neighbors(place, offset)
+        w = weight[:, k].flatten()[center[row]]
         parts.append((row[w > 0], n[w > 0], w[w > 0]))
     rows, neighbors, weights = zip(*parts, strict=True)
     return torch.cat(rows), torch.cat(neighbors), torch.cat(weights)

@@ -1,14 +1,14 @@
 r"""The edge-aware loss in plain PyTorch: the specification, the fallback on any device, and the oracle of the tests.
 
-Symbols, used alike in every docstring here: logits x [B, C, *S] (C ≥ 2, float32 or float64), labels y [B, *S] int64
+Symbols, the same in every docstring here: logits x [B, C, *S] (C ≥ 2, float32 or float64), labels y [B, *S] int64
 with S = (H, W) or (D, H, W), log p_i(c) = x_i(c) - logsumexp_c x_i; a pixel is *valid* when its label counts, and y is
 read on valid pixels only. For a pixel i:
 
 * N(i): the valid pixels n ≠ i inside the image with |n - i| ≤ radius along every axis; empty where i is not valid.
 * E: the edge mask, the pixels i with some n in N(i) of another label, y_n ≠ y_i.
-* F: the false edges, the valid pixels i off E with some n in N(i) whose most likely class is not that of i.
+* F: the false edges, the valid pixels i outside E with some n in N(i) whose most likely class is not that of i.
 * d_n: the distance from n to the nearest valid pixel of another label; log w_n = -d_n / decay, or 0 without decay.
-* M_q{e^t; w}: the weighted power mean of exponent q.
+* M_q{e^t; w}: the weighted power mean with exponent q.
 
 For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
 
@@ -19,13 +19,14 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     loss = ce_weight · Σ CE / W + edge_weight · (Σ_E u edge + false_edge_weight · Σ_F S) / Σ_E u
     W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
-where S_i of a false edge is that of an edge with w = 1: all its neighbors are on its own side, and no edge is near
-to measure distances from. F itself has no derivative.
+where S_i of a false edge is that of an edge with w = 1: all its neighbors are on its own side, and no edge is near from
+which to measure a distance. F itself has no derivative. The terms are computed here; :mod:`edgeloss.reduction` sums
+them.
 
-Nothing is computed outside its own set and masked away afterwards, since 0 · inf is nan in the backward pass. There is
-no epsilon either: each logarithm is formed in the way that is exact where it is needed. Everything is differentiable
-twice and reproducible bit by bit on the CPU, hence ``index_select`` and not advanced indexing, whose backward pass is
-not. A list of pixels holds their numbers in the flattened batch, 0 ... B·|S| - 1.
+Nothing is computed outside its own set and masked afterwards, since 0 · inf is nan in the backward pass. There is no
+epsilon: each logarithm is computed in the form that is exact where it is read. Everything is twice differentiable and
+reproducible bit by bit on the CPU, hence ``index_select``: the backward pass of advanced indexing is not reproducible.
+Lists of pixels hold their indices in the flattened batch, 0 ... B·|S| - 1.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from edgeloss.options import Options, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import Evaluation, TermMaps, sum_rows
 from edgeloss.reduction import LossMaps as LossMaps
 
-NO_POWER = 1e-30  # a smaller exponent is 0, to float32
+NO_POWER = 1e-30  # smaller exponents are treated as 0
 
 
 def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool) -> Evaluation:
@@ -61,7 +62,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     x = readable_logits(inputs.logits, valid)
     radius, power = radius_per_axis(options.radius, y.dim() - 1), options.power
-    mask = edge_mask(y, valid, radius) if edges else torch.zeros_like(valid)
+    mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     distance = inputs.distance
     if options.decay is not None and distance is None:
         # The loss reads d at neighbors of edge pixels only; the map shows it wherever it is defined.
@@ -70,7 +71,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
     same_side, other_side = edge_terms(x, y, valid, mask, log_weights(distance, options.decay), radius, power)
     false_edge = torch.zeros_like(same_side)
     if false_edges:
-        false_edge, _ = edge_terms(x, y, valid, false_edge_mask(x, mask, valid, radius), None, radius, power)
+        false_edge, _ = edge_terms(x, y, valid, find_false_edges(x, mask, valid, radius), None, radius, power)
     terms = TermMaps(
         cross_entropy=cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing),
         same_side=same_side,
@@ -86,7 +87,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
 
 
 def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
-    """The logits as everything below reads them: float32 or float64, at the labels' resolution, of two classes or more.
+    """Return the logits in float32 or float64, at the resolution of the labels, of at least two classes.
 
     Args:
         logits: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
@@ -102,8 +103,8 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
         def interpolated(low: Tensor) -> Tensor:
             return F.interpolate(low, size, mode=mode, align_corners=False)
 
-        # Interpolation multiplies a cell that it doesn't need by 0, and 0 · nan is nan: cells that support no valid
-        # pixel are emptied first. A cell's support is the adjoint of the interpolation, at the valid pixels.
+        # Interpolation multiplies cells that it does not need by 0, and 0 · nan is nan: cells without support among the
+        # valid pixels are set to 0 first. The support is the adjoint of the interpolation, applied to the valid pixels.
         adjoint = torch.func.vjp(interpolated, torch.zeros_like(x[:, :1]))[1]
         (support,) = adjoint(valid[:, None].to(x.dtype))
         x = interpolated(torch.where(support > 0, x, 0.0))
@@ -113,8 +114,8 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
 
 
 def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:
-    """CE_i as ``torch.nn.functional.cross_entropy(reduction="none")`` defines it; 0 on pixels that are not valid."""
-    # Select before any arithmetic: nan or inf logits under an ignored pixel must reach neither value nor gradient.
+    """Return CE [B, *S] like ``torch.nn.functional.cross_entropy(reduction="none")``; 0 on pixels not valid."""
+    # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
     shifted, log_sum = _shifted(torch.where(valid[:, None], x, 0.0))
     label = torch.where(valid, y, 0)
     ce = log_sum - shifted.gather(1, label[:, None]).squeeze(1)
@@ -128,22 +129,22 @@ def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None
     return torch.where(valid, ce, 0.0)
 
 
-def edge_mask(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
-    """E as a bool mask [B, *S]."""
-    # Some label in the window differs from the centre's if and only if the window's largest or smallest one does.
+def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return E as a bool mask [B, *S]."""
+    # Some label in the window differs from that of the center if and only if the largest or the smallest one does.
     label = y.to(widest(y.device))
     largest = _window_max(torch.where(valid, label, -math.inf), radius)
     smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
     return valid & ((largest > label) | (smallest < label))
 
 
-def false_edge_mask(x: Tensor, mask: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
-    """F as a bool mask [B, *S], from logits and the edge mask."""
-    return edge_mask(x.detach().argmax(1), valid, radius) & ~mask
+def find_false_edges(x: Tensor, mask: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return F as a bool mask [B, *S], from the logits and the mask of E."""
+    return find_edges(x.detach().argmax(1), valid, radius) & ~mask
 
 
 def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
-    """log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
+    """Return log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
     if distance is None or decay is None:
         return None
     wide = widest(distance.device)
@@ -151,7 +152,7 @@ def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
 
 
 def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
-    """The pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
+    """Return the pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
     return _window_max(mask.to(torch.float32), radius) > 0
 
 
@@ -164,29 +165,29 @@ def edge_terms(
     radius: Sequence[int],
     power: float,
 ) -> tuple[Tensor, Tensor]:
-    """The maps S and O [B, *S], 0 off the edge mask; log_w [B, *S], None for equal weights."""
-    found = pairs(x, y, valid, mask, log_w, radius)
-    same_side, other_side = side_terms(found, found.t, power)
+    """Return the maps S and O [B, *S], 0 outside the mask; log_w is [B, *S], or None for equal weights."""
+    pairs = neighbor_pairs(x, y, valid, mask, log_w, radius)
+    same_side, other_side = side_terms(pairs, pairs.t, power)
     empty = x.new_zeros(y.numel())
     return (
-        empty.index_copy(0, found.centre, same_side).view_as(y),
-        empty.index_copy(0, found.centre, other_side).view_as(y),
+        empty.index_copy(0, pairs.center, same_side).view_as(y),
+        empty.index_copy(0, pairs.center, other_side).view_as(y),
     )
 
 
 class Pairs(NamedTuple):
-    """Every pair (i, n) of an edge pixel i and a neighbor n, and what the edge terms of i read of n.
+    """All pairs (i, n) of an edge pixel i and a neighbor n, with what the edge terms of i read of n.
 
     Attributes:
-        centre: the edge pixels, [M].
-        row: i = centre[row], [P].
+        center: the edge pixels, [M].
+        row: i = center[row], [P].
         n: the neighbor, [P].
-        is_same: y_n = y_i, so that n belongs to S_i and else to O_i; bool [P].
+        is_same: y_n = y_i: n belongs to S_i, otherwise to O_i; bool [P].
         t: a_n = log p_n(y_i) on the same side, b_n = log(1 - p_n(y_i)) on the other; [P], differentiable.
         log_w: [P].
     """
 
-    centre: Tensor
+    center: Tensor
     row: Tensor
     n: Tensor
     is_same: Tensor
@@ -194,34 +195,36 @@ class Pairs(NamedTuple):
     log_w: Tensor
 
 
-def pairs(x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, log_w: Tensor | None, radius: Sequence[int]) -> Pairs:
-    """The pairs of the edge mask's pixels; log_w [B, *S], None for equal weights."""
-    centre = mask.flatten().nonzero().squeeze(1)
+def neighbor_pairs(
+    x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, log_w: Tensor | None, radius: Sequence[int]
+) -> Pairs:
+    """Return the pairs of the pixels of the mask; log_w is [B, *S], or None for equal weights."""
+    center = mask.flatten().nonzero().squeeze(1)
     y_flat = y.flatten()
     reach = _clipped(radius, y.shape)
     grid = Grid(valid, reach)
-    place = grid.place(centre)
-    found = [grid.pairs(place, offset) for offset in offsets(reach)] or [(centre[:0], centre[:0])]
-    row, n = (torch.cat(side) for side in zip(*found, strict=True))
+    place = grid.place(center)
+    parts = [grid.neighbors(place, offset) for offset in offsets(reach)] or [(center[:0], center[:0])]
+    row, n = (torch.cat(part) for part in zip(*parts, strict=True))
 
-    k = y_flat[centre][row]
+    k = y_flat[center][row]
     shifted, log_sum, at = gathered(x, n)
     a = take(shifted.flatten(), at * x.shape[1] + k) - take(log_sum, at)
     w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
     is_same = y_flat[n] == k
     other = (~is_same).nonzero().squeeze(1)
     b = _log_one_minus_p(take(a, other), k[other], at[other], shifted, log_sum)
-    return Pairs(centre, row, n, is_same, a.index_copy(0, other, b), w)
+    return Pairs(center, row, n, is_same, a.index_copy(0, other, b), w)
 
 
-def side_terms(found: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
-    """S and O of the edge pixels, [M] each, of pairs whose t may be another tensor, such as a leaf."""
+def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
+    """Return S and O of the edge pixels, [M] each; t is ``pairs.t``, or a leaf with its values."""
 
     def term(chosen: Tensor) -> Tensor:
         at = chosen.nonzero().squeeze(1)
-        return negative_log_mean(take(t, at), found.log_w[at], found.row[at], len(found.centre), power)
+        return negative_log_mean(take(t, at), pairs.log_w[at], pairs.row[at], len(pairs.center), power)
 
-    return term(found.is_same), term(~found.is_same)
+    return term(pairs.is_same), term(~pairs.is_same)
 
 
 def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
@@ -233,10 +236,10 @@ def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], 
 
 
 def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """d at the listed valid pixels, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
+    """Return d at the valid pixels ``at``, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
 
-    A neighbor n of an edge pixel i is never that far away: n is within ‖radius · spacing‖ of i, and so is a pixel of
-    another label than i's; one of the two differs from n.
+    A neighbor n of an edge pixel i is never beyond: n is within ‖radius · spacing‖ of i, and so is some pixel j with
+    y_j ≠ y_i; y_i or y_j differs from y_n.
     """
 
     def length(offset: Sequence[int]) -> float:
@@ -250,7 +253,7 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
     left, place, label = torch.arange(len(at), device=y.device), grid.place(at), y_flat[at]
     for distance, ring in itertools.groupby(window, key=length):  # from near to far
         for offset in ring:
-            row, n = grid.pairs(place, offset)
+            row, n = grid.neighbors(place, offset)
             d[left[row[y_flat[n] != label[row]]]] = distance
         still = d[left].isinf()
         left, place, label = left[still], place[still], label[still]
@@ -263,16 +266,16 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
 
 
 def offsets(radius: Sequence[int]) -> list[tuple[int, ...]]:
-    """The K = ∏(2 · radius_a + 1) - 1 offsets of a neighborhood, row-major, without the centre."""
+    """Return the K = ∏(2 · radius_a + 1) - 1 offsets of a neighborhood, row-major, without the center."""
     window = itertools.product(*(range(-r, r + 1) for r in radius))
     return [offset for offset in window if any(offset)]
 
 
 class Grid:
-    """Finds the neighbors of pixels that exist.
+    """Look up the neighbors of pixels.
 
-    One lookup table holds the number of each pixel, or -1 where it does not exist, with a margin of -1 around each
-    image: a neighbor is then one step away in the table.
+    A table holds the index of each pixel, or -1 where it does not exist, with a margin of -1 around each image: every
+    neighbor is then at a constant step in the table.
 
     Args:
         exists: [B, *S] bool.
@@ -287,20 +290,20 @@ class Grid:
         self._strides, self._table = table.stride(), table.flatten()
 
     def place(self, pixels: Tensor) -> Tensor:
-        """Where the listed pixels stand in the table, [M] int64."""
+        """Return the positions of pixels [M] in the table, [M] int64."""
         places = torch.unravel_index(pixels, self._shape)
         shifts = (0, *self._reach)
         return torch.stack([(p + r) * s for p, r, s in zip(places, shifts, self._strides, strict=True)]).sum(0)
 
-    def pairs(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The pixels n at the offset from those that stand at place, as pairs (row of place, n): [P] int64 each."""
+    def neighbors(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the pixels n at the offset from those at ``place``, as (row of place, n): [P] int64 each."""
         n = self._table[place + sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))]
         row = (n >= 0).nonzero().squeeze(1)
         return row, n[row]
 
 
 def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
-    """The largest of values [B, *S] in the window of each pixel, pixels outside left out."""
+    """Return the largest of values [B, *S] in the window of each pixel, without pixels outside."""
     if not values.numel():
         return values
     pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
@@ -309,7 +312,7 @@ def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
 
 
 def _clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """The radius as far as it stays inside an image of shape (B, *S)."""
+    """Return the radius, clipped to what an image of shape (B, *S) needs."""
     return [min(r, max(length - 1, 0)) for r, length in zip(radius, shape[1:], strict=True)]
 
 
@@ -317,55 +320,55 @@ def _clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x - max and log Σ exp(x - max) over dim 1, kept apart so that log p = shifted - log_sum is exact at any offset.
+    """Return x - max and log Σ exp(x - max) over dim 1; log p is their difference, exact at any offset of x.
 
-    log p does not depend on the shift, so leaving the max out of the graph changes no derivative.
+    log p does not depend on the shift, so max is detached without a change of any derivative.
     """
     shifted = x - x.amax(1, keepdim=True).detach()
     return shifted, shifted.exp().sum(1).log()
 
 
 def gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``_shifted`` of the pixels that occur in n: [M, C], [M], and where each of n is found there, [P].
+    """Return ``_shifted`` of the pixels that occur in n, [M, C] and [M], and the row of each of n in them, [P].
 
-    A pixel is the neighbor of many, so it is worked out once and looked up; others are not read at all.
+    A pixel is the neighbor of many: it is computed once. Other pixels are not read.
     """
     pixels, at = torch.unique(n, return_inverse=True)
     return *_shifted(take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)), at
 
 
 def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, shifted: Tensor, log_sum: Tensor) -> Tensor:
-    """b = log(1 - p(k)) of each pair, [P], exact for every p.
+    """Return b = log(1 - p(k)) of each pair, [P], exact for every p.
 
     Args:
         log_p: a = log p(k), [P].
         k: the class, [P].
-        at: the pair's pixel in shifted and log_sum, [P].
+        at: the row of the pixel of the pair in shifted and log_sum, [P].
         shifted: [M, C].
         log_sum: [M].
     """
     likely = log_p > -math.log(2)
-    # Below p = 1/2. Where it is above, this branch gets a harmless -1: what it never sees can't poison its gradient.
+    # For p ≤ 1/2. Elsewhere this branch reads a harmless -1, so that its gradient is finite.
     b = torch.log1p(-torch.where(likely, -1.0, log_p).exp())
-    # Above it 1 - p would cancel: take the sum of the other classes, once for all pairs of the same pixel and class.
+    # For p > 1/2, 1 - p would cancel: sum the other classes instead, once for all pairs of the same pixel and class.
     classes = shifted.shape[1]
-    pairs = likely.nonzero().squeeze(1)
-    keys, back = torch.unique(at[pairs] * classes + k[pairs], return_inverse=True)
+    rows = likely.nonzero().squeeze(1)
+    keys, back = torch.unique(at[rows] * classes + k[rows], return_inverse=True)
     at, k = keys // classes, keys % classes
     rest = take(shifted, at).scatter(1, k[:, None], -math.inf).logsumexp(1) - take(log_sum, at)
-    return b.index_copy(0, pairs, take(rest, back))
+    return b.index_copy(0, rows, take(rest, back))
 
 
 def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:
-    """-log M_q{e^t; w} of each row's terms, q = power, [count]; 0 for a row without any.
+    """Return -log M_q{e^t; w} of the terms of each row, q = power, [count]; 0 for a row without terms.
 
         -(1/q) · [logsumexp(log w + q t) - logsumexp(log w)],   q ≠ 0
         -Σ w t / Σ w,                                           q = 0
 
     Args:
-        t: [P], the logarithms of what is averaged, ≤ 0.
-        log_w: [P], log weights, float64 or as t.
-        row: [P] int64, the row that each term belongs to.
+        t: [P], logarithms of the values to average, ≤ 0.
+        log_w: [P], logarithms of the weights, float64 or the dtype of t.
+        row: [P] int64, the row of each term.
         count: number of rows.
         power: the exponent q.
     """
@@ -381,23 +384,22 @@ def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: 
         top = largest(values)
         return top + add((values - top[row]).exp()).log()
 
-    # A common factor of the weights cancels: it is taken out before it costs t its digits.
+    # A common factor of the weights cancels; it is removed first, since it would cost t digits.
     log_w = (log_w - largest(log_w)[row]).to(t.dtype)
     pi = log_w.exp()
     pi = pi / add(pi)[row]
     mean = add(pi * t)
     if abs(power) > NO_POWER:
-        # log M = c + log(Σ π e^{q (t - c)}) / q for any constant c. With the mean of t for c, and where the exponents
-        # are small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that
-        # counts most.
-        centre = mean.detach()
-        exponent = power * (t - centre[row])
+        # log M = c + log(Σ π e^{q (t - c)}) / q for any constant c. Where the exponents are small, c is the mean of t:
+        # the sum is then 1 + Σ π expm1(...), without rounding errors for 1/q to amplify. Elsewhere c is the dominant t.
+        center = mean.detach()
+        exponent = power * (t - center[row])
         near = largest(exponent.abs()) <= 1
         small = torch.where(near[row], exponent, 0.0)
         first = largest(t) if power > 0 else -largest(-t)
         far = first + (logsumexp(log_w + power * (t - first[row])) - logsumexp(log_w)) / power
-        mean = torch.where(near, centre + add(pi * torch.expm1(small)).log1p() / power, far)
-    mean = mean - mean.detach().clamp(min=0)  # M ≤ 1: rounding may not make the loss negative
+        mean = torch.where(near, center + add(pi * torch.expm1(small)).log1p() / power, far)
+    mean = mean - mean.detach().clamp(min=0)  # M ≤ 1: rounding must not make the loss negative
     return t.new_zeros(count).index_copy(0, present, -mean)
 
 

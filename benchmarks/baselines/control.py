@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss.reference import edge_mask
+from edgeloss.reference import find_edges
 
 
 def edge_weighted_cross_entropy(
@@ -23,7 +23,7 @@ def edge_weighted_cross_entropy(
         edge_class_weight: factor of k for the pixels of each class [C].
     """
     valid = target != ignore_index
-    edges = edge_mask(target, valid, (1, 1))
+    edges = find_edges(target, valid, (1, 1))
     more = k if edge_class_weight is None else k * edge_class_weight[target.where(edges, 0)]
     weight = valid + more * edges
     ce = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="none")

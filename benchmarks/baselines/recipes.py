@@ -17,7 +17,7 @@ from baselines.common import cross_entropy
 from baselines.control import edge_weighted_cross_entropy
 from baselines.cpg import cpg
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
-from edgeloss.reference import edge_mask
+from edgeloss.reference import find_edges
 
 Options = dict[str, Any]
 
@@ -126,7 +126,7 @@ def _ours(
         false_edge_weight=false_edge_weight if done >= false_edge_start else 0.0,
         power=power,
         decay=decay,
-        pixel_weight=1 + k * edge_mask(target, valid, (1, 1)).float() if k else None,
+        pixel_weight=1 + k * find_edges(target, valid, (1, 1)).float() if k else None,
     )
 
 

@@ -56,7 +56,7 @@ class Labels(NamedTuple):
         if ignore_index is not None:
             valid = valid & (y != ignore_index)
             outside = wrong = outside & (y != ignore_index)
-        edge_mask = reference.edge_mask(y, valid, [1] * dims) if dims in (2, 3) else None
+        edge_mask = reference.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
         return cls(y, valid, outside, wrong, edge_mask, classes)
 
     def fit(self, logits: Tensor) -> bool:

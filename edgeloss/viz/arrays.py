@@ -154,14 +154,14 @@ def compute_neighbors(
     spacing = spacing_per_axis(criterion.spacing, 2)
     y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
     x = reference.readable_logits(logits.detach(), valid)
-    mask = reference.edge_mask(y, valid, radius)
+    mask = reference.find_edges(y, valid, radius)
     distance = None
     if criterion.decay is not None:
         near = (valid & reference.within_reach(mask, radius)).flatten().nonzero().squeeze(1)
         distance = x.new_zeros(y.numel())
         distance[near] = reference.local_distance(y, valid, near, radius, spacing).to(x.dtype)
         distance = distance.view_as(y)
-    found = reference.pairs(x, y, valid, mask, reference.log_weights(distance, criterion.decay), radius)
+    found = reference.neighbor_pairs(x, y, valid, mask, reference.log_weights(distance, criterion.decay), radius)
     with torch.inference_mode(False), torch.enable_grad():
         leaf = found.t.clone().requires_grad_()
         terms = torch.cat(reference.side_terms(found, leaf, criterion.power)).sum()
@@ -179,12 +179,12 @@ def compute_neighbors(
     row, n = found.row[order], found.n[order]
 
     width = y.shape[2]
-    centre = found.centre[row]
-    table = x.new_full((3, count, len(found.centre)), torch.nan)
+    center = found.center[row]
+    table = x.new_full((3, count, len(found.center)), torch.nan)
     table[:, rank, row] = torch.stack([p[order], nll[order], share[order].to(x.dtype)])
-    step = torch.zeros(2, count, len(found.centre), dtype=torch.int64, device=y.device)
+    step = torch.zeros(2, count, len(found.center), dtype=torch.int64, device=y.device)
     # Of one image both: the difference of the rows is that of the rows in the whole batch.
-    step[:, rank, row] = torch.stack([n // width - centre // width, n % width - centre % width])
+    step[:, rank, row] = torch.stack([n // width - center // width, n % width - center % width])
     probability, nll, share = table.cpu().numpy()
     return Neighbors(step.cpu().numpy(), probability, nll, share)
 

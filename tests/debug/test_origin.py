@@ -67,7 +67,7 @@ def test_masked_root_is_named_with_operation_and_line() -> None:
 
 def test_what_the_bad_pixels_share() -> None:
     x, y = scene()
-    off_edges = ~reference.edge_mask(y, y >= 0, [1, 1])
+    off_edges = ~reference.find_edges(y, y >= 0, [1, 1])
 
     def poisoned(logits: Tensor, target: Tensor, where: Tensor) -> Tensor:
         return torch.where(where[:, None], logits / (~where[:, None]), 0.0).nan_to_num(0, 0, 0).sum()

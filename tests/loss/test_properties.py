@@ -202,7 +202,7 @@ def test_other_side_is_the_writeups_line_for_two_classes(scene: tuple[Tensor, Te
     grid, weight = Grid(y != IGNORE, radii), torch.zeros(len(y), len(offsets(radii)), y[0].numel(), dtype=x.dtype)
     centre = (y != IGNORE).flatten().nonzero().squeeze(1)
     for k, offset in enumerate(offsets(radii)):
-        row, n = grid.pairs(grid.place(centre), offset)
+        row, n = grid.neighbors(grid.place(centre), offset)
         i = centre[row][y.flatten()[centre[row]] != y.flatten()[n]]
         weight[i // y[0].numel(), k, i % y[0].numel()] = 1
     flipped = torch.where(y == IGNORE, 0, 1 - y)

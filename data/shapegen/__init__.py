@@ -1,0 +1,1 @@
+"""Drawing of the generated data set, in integer arithmetic."""

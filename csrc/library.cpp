@@ -1,52 +1,146 @@
-// Schema of the operators, and the module that Python imports to load them.
+// Schema and boxing of the operators, and the module that Python imports to load them.
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 
+#include <optional>
 #include <string>
+#include <tuple>
+#include <vector>
 
+#include "kernels.h"
 #include "labels.h"
 
-// What the operators leave to backward is each device's own affair, but for `flags`, whose first row is 1 at edges and
-// 2 at false ones.
-// validate: 0 takes labels out of range for ignored ones; 1 and 2 raise an error, on CUDA with 1 at the next call that
-// finds it there, with 2 after waiting for the device.
+// validate: 0 counts labels out of range as ignored; 1 and 2 raise an error, on CUDA with 1 at the next call that sees
+// it there, with 2 after waiting for the device.
 STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
-      "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
-      "Tensor? distance, int ignore_index, float label_smoothing, int[] radius, float power, float decay, float[] "
-      "spacing, bool edges, bool false_edges, bool maps, int validate) -> (Tensor sums, Tensor ce, Tensor same, Tensor "
-      "other, Tensor false_edge, Tensor label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor "
+      "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? "
+      "pixel_weight, Tensor? edge_class_weight, "
+      "Tensor? distance, int ignore_index, float label_smoothing, int[] "
+      "radius, float power, float decay, float[] "
+      "spacing, bool edges, bool false_edges, bool maps, int validate) -> "
+      "(Tensor sums, Tensor ce, Tensor same, Tensor "
+      "other, Tensor false_edge, Tensor label, Tensor flags, Tensor stats, "
+      "Tensor edge_list, Tensor sides, Tensor "
       "field)");
   m.def(
-      "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor? "
-      "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, Tensor label, "
-      "Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor field, float label_smoothing, int[] radius, "
+      "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? "
+      "grad_same, Tensor? grad_other, Tensor? "
+      "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, "
+      "Tensor? edge_class_weight, Tensor label, "
+      "Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor "
+      "field, float label_smoothing, int[] radius, "
       "float power, float decay) -> Tensor");
   m.def(
-      "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? mask, int[] radius) -> (Tensor value, Tensor "
+      "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? "
+      "mask, int[] radius) -> (Tensor value, Tensor "
       "stats, Tensor largest, Tensor sides)");
   m.def(
-      "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, Tensor weight, Tensor stats, Tensor "
+      "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, "
+      "Tensor weight, Tensor stats, Tensor "
       "largest, Tensor sides, int[] radius) -> Tensor");
 }
 
+namespace edgeloss {
 namespace {
 
-// Raises ValueError if an earlier call left word of wrong labels. Waits for no device.
+using Optional = std::optional<Tensor>;
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+template <Forward& forward>
+Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
+                  const Optional& edge_class_weight, const Optional& distance, int64_t ignore_index,
+                  double label_smoothing, std::vector<int64_t> radius, double power, double decay,
+                  std::vector<double> spacing, bool edges, bool false_edges, bool maps, int64_t validate) {
+  const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
+  const Options options = {ignore_index, label_smoothing, radius,      power, decay,
+                           spacing,      edges,           false_edges, maps,  validate};
+  const auto [sums, ce, same, other, false_edge, saved] = forward(inputs, target, distance, options);
+  return {sums,        ce,         same, other, false_edge, saved.label, saved.flags, saved.stats, saved.edge_list,
+          saved.sides, saved.field};
+}
+
+template <Backward& backward>
+Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, const Optional& grad_same,
+                          const Optional& grad_other, const Optional& grad_false_edge, const Tensor& logits,
+                          const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
+                          const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
+                          const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
+                          double power, double decay) {
+  const Gradients gradients = {grad_sums, grad_ce, grad_same, grad_other, grad_false_edge};
+  const SavedState saved = {label, flags, stats, edge_list, sides, field};
+  Options options = {};
+  options.label_smoothing = label_smoothing;
+  options.radius = radius;
+  options.power = power;
+  options.decay = decay;
+  options.edges = saved.has_edges();
+  options.false_edges = saved.has_false_edges(options);
+  return backward(gradients, {logits, weight, pixel_weight, edge_class_weight}, saved, options);
+}
+
+// Raises ValueError if an earlier call recorded wrong labels. Waits for no device.
 PyObject* raise_label_errors(PyObject*, PyObject*) {
-  const std::string message = edgeloss::take_label_error ? edgeloss::take_label_error() : "";
+  const std::string message = take_label_error ? take_label_error() : "";
   if (message.empty()) Py_RETURN_NONE;
   PyErr_SetString(PyExc_ValueError, message.c_str());
   return nullptr;
 }
 
+// For the fake kernel: (type, constant, per_pixel, per_row) of each result of edge_loss.
+PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
+  static const char* const types[] = {"real", "float64", "int32", "int16", "uint8"};
+  const char* device;
+  int edges, false_edges, maps, has_distance, is_pair;
+  Options options = {};
+  if (!PyArg_ParseTuple(arguments, "sddppppp", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
+                        &has_distance, &is_pair)) {
+    return nullptr;
+  }
+  options.edges = edges;
+  options.false_edges = false_edges;
+  options.maps = maps;
+  const Device kind = std::string(device) == "cpu" ? Device::kCpu : Device::kCuda;
+  PyObject* result = PyTuple_New(Output::kCount);
+  Py_ssize_t position = 0;
+  for (const Size& size : output_sizes(kind, options, has_distance, is_pair)) {
+    PyObject* item = Py_BuildValue("(sLLL)", types[size.type], static_cast<long long>(size.constant),
+                                   static_cast<long long>(size.per_pixel), static_cast<long long>(size.per_row));
+    PyTuple_SetItem(result, position++, item);
+  }
+  return result;
+}
+
 PyMethodDef functions[] = {{"raise_label_errors", raise_label_errors, METH_NOARGS,
-                            "Raise ValueError if an earlier call left word of wrong labels."},
+                            "Raise ValueError if an earlier call recorded wrong labels."},
+                           {"output_sizes", get_output_sizes, METH_VARARGS,
+                            "Return (type, constant, per_pixel, per_row) of each result of "
+                            "edge_loss."},
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
+}  // namespace edgeloss
+
+STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
+  namespace device = edgeloss::cpu;
+  if (!device::forward) return;
+  m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss<device::forward>));
+  m.impl("edge_loss_backward", TORCH_BOX(&edgeloss::edge_loss_backward<device::backward>));
+  m.impl("neighbor_nll", TORCH_BOX(&device::neighbor_nll));
+  m.impl("neighbor_nll_backward", TORCH_BOX(&device::neighbor_nll_backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {
+  namespace device = edgeloss::cuda;
+  if (!device::forward) return;
+  m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss<device::forward>));
+  m.impl("edge_loss_backward", TORCH_BOX(&edgeloss::edge_loss_backward<device::backward>));
+  m.impl("neighbor_nll", TORCH_BOX(&device::neighbor_nll));
+  m.impl("neighbor_nll_backward", TORCH_BOX(&device::neighbor_nll_backward));
+}
 
 PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+  static PyModuleDef module = {
+      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, edgeloss::functions, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

@@ -1,4 +1,4 @@
-// What the operators of every device read off their tensors.
+// What the operators of every device read from their tensors.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "geometry.h"
+#include "labels.h"
 
 namespace edgeloss {
 
@@ -23,7 +24,7 @@ using torch::stable::Tensor;
 template <typename A>
 constexpr ScalarType kScalarType = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
 
-// Calls body(T(), A()) with the type of the logits and the type to reckon in.
+// Calls body(T(), A()) with the type of the logits and the type to compute in.
 template <typename F>
 auto by_type(const Tensor& logits, const F& body) {
   switch (logits.scalar_type()) {
@@ -36,13 +37,25 @@ auto by_type(const Tensor& logits, const F& body) {
     case ScalarType::BFloat16:
       return body(torch::headeronly::BFloat16(), float());
     default:
-      STD_TORCH_CHECK(false, "logits: expected float16, bfloat16, float32 or float64");
+      STD_TORCH_CHECK(false,
+                      "logits: expected float16, bfloat16, float32 or "
+                      "float64, but got another dtype");
   }
+}
+
+// Calls body(A()) with the type to compute in alone.
+template <typename F>
+auto by_arithmetic(const Tensor& logits, const F& body) {
+  return logits.scalar_type() == ScalarType::Double ? body(double()) : body(float());
 }
 
 template <typename A>
 const A* data_or_null(const std::optional<Tensor>& tensor) {
   return tensor ? static_cast<const A*>(tensor->const_data_ptr()) : nullptr;
+}
+
+inline Labels labels_of(const Tensor& tensor) {
+  return {tensor.const_data_ptr(), static_cast<int64_t>(tensor.element_size())};
 }
 
 // Of the pixels that the last axes of `image` hold, which the logits may have fewer of.
@@ -88,5 +101,49 @@ struct Steps {
     }
   }
 };
+
+// Memory of logits or of their gradient, in the type that they are stored in, where A is what the kernels compute in:
+// class c of pixel p lies at data[c · class_step + p · pixel_step]. Its type is looked up once a tile or a row, so that
+// nothing but the copies is compiled for each.
+template <typename A, typename Pointer = const void*>
+struct Stored {
+  Pointer data;
+  ScalarType type;
+  int64_t class_step, pixel_step;
+  bool binary;  // one logit, of class 1
+
+  // Calls body(data, of its type).
+  template <typename F>
+  EDGELOSS_INLINE auto by_type(const F& body) const {
+    using Void = std::remove_pointer_t<Pointer>;
+    const auto cast = [this](auto t) {
+      using T = decltype(t);
+      return static_cast<std::conditional_t<std::is_const_v<Void>, const T*, T*>>(data);
+    };
+    if constexpr (std::is_same_v<A, double>) {
+      return body(cast(double()));
+    } else {
+      if (type == ScalarType::Half) return body(cast(torch::headeronly::Half()));
+      if (type == ScalarType::BFloat16) return body(cast(torch::headeronly::BFloat16()));
+      return body(cast(float()));
+    }
+  }
+  A at(int64_t pixel, int64_t c) const {
+    if (binary && c == 0) return A(0);
+    const int64_t offset = (binary ? 0 : c * class_step) + pixel * pixel_step;
+    return by_type([offset](const auto* x) { return static_cast<A>(x[offset]); });
+  }
+};
+
+template <typename A>
+Stored<A> stored(const Tensor& x, const Steps& steps, int64_t image, bool binary) {
+  const char* data = static_cast<const char*>(x.const_data_ptr()) + image * steps.image * x.element_size();
+  return {data, x.scalar_type(), steps.channel, steps.pixel, binary};
+}
+template <typename A>
+Stored<A, void*> stored_output(const Tensor& x, const Steps& steps, int64_t image) {
+  char* data = static_cast<char*>(x.mutable_data_ptr()) + image * steps.image * x.element_size();
+  return {data, x.scalar_type(), steps.channel, steps.pixel, false};
+}
 
 }  // namespace edgeloss

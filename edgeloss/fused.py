@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,21 +22,36 @@ operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 
 
+class SavedState(NamedTuple):
+    """What ``edge_loss`` leaves to its backward pass: all but ``label`` are flat, and each device's own.
+
+    Attributes:
+        label: [B, *S] int16, the class of a pixel, -1 where it does not count.
+        flags: uint8, per pixel 1 at edges and on CUDA 2 at false edges; empty where nothing reads it.
+        stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
+        edge_list: int32, the edge pixels row by row; of the CPU only.
+        sides: numbers of both sides of each edge pixel.
+        field: the distance of each pixel; empty where the kernels do not search for it.
+    """
+
+    label: Tensor
+    flags: Tensor
+    stats: Tensor
+    edge_list: Tensor
+    sides: Tensor
+    field: Tensor
+
+
 class Outputs(NamedTuple):
     """What ``edge_loss`` returns: the sums, the maps if asked for, and what the backward pass reads.
 
     Attributes:
         sums: [9] float64, a row for each :class:`edgeloss.reduction.SumRow`.
-        cross_entropy: [1, pixels], or [0, pixels] where not asked for, like every map.
+        cross_entropy: [pixels], or empty where not asked for, like every map.
         same_side: as cross_entropy.
         other_side: as cross_entropy.
         false_edge: as cross_entropy.
-        sides: [B, *S] int16.
-        flags: [1, pixels] uint8, 1 at edge pixels; [0, pixels] where nothing reads it.
-        stats: [2, pixels] or [0, pixels].
-        listed: int32.
-        numbers: [R, pixels].
-        distance: [1, pixels] where the kernels search for it, else [0, pixels].
+        saved: what the backward pass reads.
     """
 
     sums: Tensor
@@ -42,12 +59,13 @@ class Outputs(NamedTuple):
     same_side: Tensor
     other_side: Tensor
     false_edge: Tensor
-    sides: Tensor
-    flags: Tensor
-    stats: Tensor
-    listed: Tensor
-    numbers: Tensor
-    distance: Tensor
+    saved: SavedState
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Outputs:
+        """Name the results of the operator."""
+        sums, cross_entropy, same_side, other_side, false_edge, *saved = tensors
+        return cls(sums, cross_entropy, same_side, other_side, false_edge, SavedState(*saved))
 
 
 def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool) -> Evaluation:
@@ -55,8 +73,8 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     # Beyond 1e30 all distances are far, and no difference of two may overflow.
     near = None if inputs.distance is None else inputs.distance.clamp(max=1e30).to(result_dtype(logits)).contiguous()
-    outputs = Outputs(
-        *operators.edge_loss(
+    outputs = Outputs.of(
+        operators.edge_loss(
             logits if is_evenly_spaced(logits) else logits.contiguous(),
             target.contiguous(),
             *(
@@ -88,10 +106,10 @@ def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, 
 
     edge_mask = torch.zeros_like(cross_entropy, dtype=torch.bool)
     if edges:
-        edge_mask = outputs.flags.view_as(cross_entropy) == 1
+        edge_mask = outputs.saved.flags.view_as(cross_entropy) == 1
     distance = inputs.distance
     if distance is None and options.decay is not None:
-        distance = outputs.distance.view_as(cross_entropy) if edges else torch.full_like(cross_entropy, math.inf)
+        distance = outputs.saved.field.view_as(cross_entropy) if edges else torch.full_like(cross_entropy, math.inf)
     return TermMaps(
         cross_entropy=cross_entropy,
         same_side=term(outputs.same_side, edges),
@@ -109,76 +127,83 @@ def is_evenly_spaced(x: Tensor) -> bool:
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
 
-# What torch needs to know of the operators: the shapes they give, and their derivatives.
+# What torch needs to know of the operators: the shapes they return, and their derivatives.
+
+
+class _EdgeLossInputs(NamedTuple):
+    """The arguments of the operator ``edge_loss``."""
+
+    logits: Tensor
+    target: Tensor
+    weight: Tensor | None
+    pixel_weight: Tensor | None
+    edge_class_weight: Tensor | None
+    distance: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    radius: list[int]
+    power: float
+    decay: float
+    spacing: list[float]
+    edges: bool
+    false_edges: bool
+    maps: bool
+    validate: int
 
 
 def _edge_loss_fake(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    pixel_weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    distance: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    radius: list[int],
-    power: float,
-    decay: float,
-    spacing: list[float],
-    edges: bool,
-    false_edges: bool,
-    maps: bool,
-    validate: int,
-    device: str | None = None,
+    *args: Any,  # noqa: ANN401
+    output_sizes: Callable[..., Sequence[tuple[str, int, int, int]]],
+    device: str | None,
+    **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, ...]:
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    pixels = target.numel()
-
-    def empty(count: int, dtype: torch.dtype = dtype) -> Tensor:
-        return logits.new_empty((count, pixels), dtype=dtype)
-
-    searches = edges and decay > 0 and distance is None
-    numbers = 2 * ((1 if power in (0.0, 1.0) else 2) + (decay > 0))
-    # The state that forward leaves to backward is in part each device's own.
-    if (device or logits.device.type) == "cpu":
-        flags = int(edges and (maps or searches))
-        stats = 2 if logits.shape[1] > 2 or logits.shape[2:] != target.shape[1:] else 0
-        listed = pixels + (3 if false_edges else 2) * math.prod(target.shape[:-1]) if edges else 0
-        if false_edges:
-            numbers += 1 if power == 0 else 3
-    else:
-        flags, stats, listed = int(edges), 2, 0
-    return (
-        logits.new_empty(9, dtype=torch.float64),
-        empty(int(maps)),
-        empty(int(maps and edges)),
-        empty(int(maps and edges)),
-        empty(int(maps and false_edges)),
-        logits.new_empty(target.shape, dtype=torch.int16),
-        empty(flags, torch.uint8),
-        empty(stats),
-        logits.new_empty(listed, dtype=torch.int32),
-        empty(numbers * edges),
-        empty(int(searches)),
+    inputs = _EdgeLossInputs(*args, **kwargs)
+    logits, target = inputs.logits, inputs.target
+    pixels, rows = target.numel(), math.prod(target.shape[:-1])
+    is_pair = bool(logits.shape[1] <= 2 and logits.shape[2:] == target.shape[1:])  # two classes, not upsampled
+    options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps
+    sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, is_pair)
+    tensors = Outputs.of(
+        [
+            logits.new_empty(
+                constant + per_pixel * pixels + per_row * rows,
+                dtype=result_dtype(logits) if dtype == "real" else getattr(torch, dtype),
+            )
+            for dtype, constant, per_pixel, per_row in sizes
+        ]
     )
+    *returned, saved = tensors
+    return (*returned, *saved._replace(label=saved.label.new_empty(target.shape)))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, _, *weights, distance, _, smoothing, radius, power, decay, _, _, _, _, _ = inputs
-    field = output[10] if distance is None else distance
-    ctx.save_for_backward(logits, *weights, *output[5:10], field)
-    ctx.options = smoothing, radius, power, decay
+    given, outputs = _EdgeLossInputs(*inputs), Outputs.of(output)
+    saved = outputs.saved if given.distance is None else outputs.saved._replace(field=given.distance)
+    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
+    ctx.options = given.label_smoothing, given.radius, given.power, given.decay
+    ctx.rows = outputs.sums.shape[0]
     ctx.set_materialize_grads(False)
 
 
-def _edge_loss_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    saved = ctx.saved_tensors
-    sums = grads[0]
+def _edge_loss_backward(
+    ctx: Any,  # noqa: ANN401
+    sums: Tensor | None,
+    ce: Tensor | None,
+    same: Tensor | None,
+    other: Tensor | None,
+    false_edge: Tensor | None,
+    *saved: None,
+) -> tuple[Tensor | None, ...]:
     if sums is None:
-        sums = saved[0].new_zeros(9, dtype=torch.float64)
-    of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in grads[1:5]]
-    gradient = operators.edge_loss_backward(sums.contiguous(), *of_maps, *saved, *ctx.options)
-    return (gradient, *[None] * 15)
+        sums = ctx.saved_tensors[0].new_zeros(ctx.rows, dtype=torch.float64)
+    maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in (ce, same, other, false_edge)]
+    gradient = operators.edge_loss_backward(sums.contiguous(), *maps, *ctx.saved_tensors, *ctx.options)
+    return _only(gradient, len(_EdgeLossInputs._fields))
+
+
+def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
+    """Return the gradients of an operator that has one of its first argument alone."""
+    return (gradient, *(None for _ in range(1, arguments)))
 
 
 def _neighbor_nll_fake(
@@ -203,26 +228,33 @@ def _neighbor_nll_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple
 
 def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     gradient = operators.neighbor_nll_backward(grad.contiguous(), *ctx.saved_tensors, ctx.radius)
-    return gradient, None, None, None, None
+    return _only(gradient, arguments=5)
 
 
 def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
 
-def register(library: str, device: str | None = None) -> None:
-    """Tell torch of a library's operators; ``device`` is the one whose state they keep, by default the logits'."""
-    torch.library.register_fake(f"{library}::edge_loss", partial(_edge_loss_fake, device=device))
-    torch.library.register_autograd(f"{library}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
-    torch.library.register_fake(f"{library}::edge_loss_backward", lambda *args: torch.empty_like(args[5]))
-    torch.library.register_autograd(f"{library}::edge_loss_backward", _refuse)
-    torch.library.register_fake(f"{library}::neighbor_nll", _neighbor_nll_fake)
+def register(namespace: str, compiled: Any, device: str | None = None) -> None:  # noqa: ANN401
+    """Register shapes and derivatives of the operators.
+
+    Args:
+        namespace: of the operators.
+        compiled: the module that holds them.
+        device: whose state they keep; None is that of the logits.
+    """
+    fake = partial(_edge_loss_fake, output_sizes=compiled.output_sizes, device=device)
+    torch.library.register_fake(f"{namespace}::edge_loss", fake)
+    torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
+    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[5]))
+    torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
+    torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
     torch.library.register_autograd(
-        f"{library}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context
+        f"{namespace}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context
     )
-    torch.library.register_fake(f"{library}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
-    torch.library.register_autograd(f"{library}::neighbor_nll_backward", _refuse)
+    torch.library.register_fake(f"{namespace}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
+    torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
 
 
 if not library.MISSING:
-    register("edgeloss")
+    register("edgeloss", importlib.import_module("edgeloss._C"))

@@ -1,14 +1,13 @@
-// neighbor_nll on the CPU, in passes over chunks of rows: the formulas of math.h, with the exponentials of
-// many classes or pairs formed together, so that they vectorise. Each pixel is worked out by itself, so the number of
-// threads changes no bit.
-#include <torch/csrc/stable/library.h>
-
+// neighbor_nll on the CPU, in passes over chunks of rows: the formulas of math.h, with the exponentials of many classes
+// or pairs formed together, so that they vectorize. Each pixel is worked out by itself, so the number of threads
+// changes no bit.
 #include <algorithm>
 #include <vector>
 
 #include "../cpu/parallel.h"
 #include "../cpu/tiles.h"
 #include "../cpu/vectorize.h"
+#include "../kernels.h"
 #include "math.h"
 
 namespace edgeloss {
@@ -17,13 +16,17 @@ namespace {
 constexpr int64_t kPixels = 64;  // 19 classes of them stay in the first-level cache
 constexpr int64_t kPairs = 512;  // of a centre and a neighbour
 
+template <typename A, typename W>
+using Image = NeighborNll<Stored<A>, A, W>;
+
 // v = e^v for v ≤ 0.
 template <typename A>
-EDGELOSS_INLINE void exponentials(A* v, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) v[j] = exp_negative(v[j]);
+void exponentials(A* v, int64_t n) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) v[j] = exp_negative(v[j]);
+  });
 }
-EDGELOSS_VECTORIZED void exponentials_of(float* v, int64_t n) { exponentials(v, n); }
-void exponentials_of(double* v, int64_t n) { exponentials(v, n); }
 
 // The neighbours of a row's pixels, one number after another: calls body(number, shift, first, last), where pixels
 // first to last - 1 of the row have the neighbour of that number, `shift` pixels on.
@@ -49,8 +52,8 @@ EDGELOSS_INLINE void for_each_shift(const Geometry& g, int64_t row, const F& bod
 }
 
 // Pass 1, as NeighborNll::find_largest.
-template <typename T, typename A, typename W>
-void largest_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
+template <typename A, typename W>
+void largest_chunk(const Image<A, W>& image, const Chunk& chunk) {
   const int64_t width = image.g.width, step = image.weight.pixel_step;
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     W* largest = image.largest + row * width;
@@ -66,8 +69,8 @@ void largest_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
 }
 
 // NeighborNll::is_read of a row's pixels.
-template <typename T, typename A, typename W>
-void find_read(const NeighborNll<T, A, W>& image, int64_t row, uint8_t* read) {
+template <typename A, typename W>
+void find_read(const Image<A, W>& image, int64_t row, uint8_t* read) {
   const int64_t width = image.g.width, step = image.weight.pixel_step;
   std::fill_n(read, width, uint8_t(0));
   for_each_shift(image.g, row, [&](int64_t number, int64_t shift, int64_t first, int64_t last) {
@@ -79,18 +82,20 @@ void find_read(const NeighborNll<T, A, W>& image, int64_t row, uint8_t* read) {
 }
 
 // Pass 2: the statistics of the pixels that are read, a tile of them at a time.
-template <typename T, typename A, typename W>
-void statistics_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
+template <typename A, typename W>
+void statistics_chunk(const Image<A, W>& image, const Chunk& chunk) {
   const Geometry& g = image.g;
   std::vector<A> x(g.logits * kPixels);
   int64_t pixels[kPixels], count = 0;
   A m[kPixels], r[kPixels], unused[kPixels];
   const std::vector<int32_t> no_label(kPixels, kIgnored);
   const auto flush = [&] {
-    for (int64_t c = 0; c < g.logits; ++c) {
-      for (int64_t j = 0; j < count; ++j) x[c * kPixels + j] = image.x.at(pixels[j], c);
-    }
-    tile_statistics(x.data(), kPixels, g.logits, count, no_label.data(), m, r, unused);
+    image.x.by_type([&](const auto* data) {
+      for (int64_t c = 0; c < g.logits; ++c, data += image.x.class_step) {
+        for (int64_t j = 0; j < count; ++j) x[c * kPixels + j] = widen(data[pixels[j] * image.x.pixel_step]);
+      }
+    });
+    tile_statistics({x.data(), kPixels, g.logits, count}, no_label.data(), m, r, unused);
     for (int64_t j = 0; j < count; ++j) {
       image.m[pixels[j]] = m[j];
       image.r[pixels[j]] = r[j];
@@ -110,9 +115,9 @@ void statistics_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk) {
 }
 
 // Pass 3: the values, of as many centres at a time as have kPairs neighbours.
-template <typename T, typename A, typename W>
-void values_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, A* value) {
-  using Chosen = typename NeighborNll<T, A, W>::Chosen;
+template <typename A, typename W>
+void values_chunk(const Image<A, W>& image, const Chunk& chunk, A* value) {
+  using Chosen = typename Image<A, W>::Chosen;
   struct Pair {
     int64_t n;
     A weight;
@@ -126,16 +131,16 @@ void values_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, A* valu
   std::vector<Centre> centres;
   std::vector<A> e;
   const auto flush = [&] {
-    exponentials_of(e.data(), static_cast<int64_t>(e.size()));
+    exponentials(e.data(), static_cast<int64_t>(e.size()));
     const A* of_pair = e.data();
     const Pair* pair = pairs.data();
     for (const Centre& centre : centres) {
       const int64_t i = centre.row * g.width + centre.column;
       A right = 0, wrong = 0;
       for (int64_t j = 0; j < centre.pairs; ++j, ++pair, of_pair += size) {
-        const Chosen of = image.chosen(i, pair->n, [&](int64_t c) { return of_pair[size == 1 ? 0 : c]; });
-        right += pair->weight * of.p;
-        wrong += pair->weight * of.complement;
+        const Chosen chosen_n = image.chosen(i, pair->n, [&](int64_t c) { return of_pair[size == 1 ? 0 : c]; });
+        right += pair->weight * chosen_n.p;
+        wrong += pair->weight * chosen_n.complement;
       }
       value[i] = image.finish(centre.row, centre.column, right, wrong);
     }
@@ -151,7 +156,10 @@ void values_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, A* valu
       if (image.choice.is_index()) {
         e.push_back(image.x.at(n, image.choice.index(i)) - image.m[n]);
       } else {
-        for (int64_t c = 0; c < g.logits; ++c) e.push_back(image.x.at(n, c) - image.m[n]);
+        image.x.by_type([&](const auto* data) {
+          const auto* x_n = data + n * image.x.pixel_step;
+          for (int64_t c = 0; c < g.logits; ++c) e.push_back(widen(x_n[c * image.x.class_step]) - image.m[n]);
+        });
       }
     });
     centres.push_back({row, column, static_cast<int64_t>(pairs.size() - before)});
@@ -168,12 +176,12 @@ void values_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, A* valu
 }
 
 // The gradient of a chunk, a tile of pixels at a time.
-template <typename T, typename A, typename W>
-void backward_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, const A* upstream, T* grad,
-                    const Steps& steps) {
+template <typename A, typename W>
+void backward_chunk(const Image<A, W>& image, const Chunk& chunk, const A* upstream, const Stored<A, void*>& out) {
   const Geometry& g = image.g;
   const int64_t last = chunk.last_row * g.width;
-  std::vector<A> e(g.logits * kPixels), sums(g.logits * kPixels);  // the classes of a pixel together
+  std::vector<A> e(g.logits * kPixels),
+      sums(g.logits * kPixels);  // the classes of a pixel together
   const int64_t start = chunk.first_row * g.width;
   std::vector<uint8_t> is_read(last - start);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
@@ -186,42 +194,49 @@ void backward_chunk(const NeighborNll<T, A, W>& image, const Chunk& chunk, const
     for (int64_t j = 0; j < n; ++j) {
       if (is_read[p + j - start]) read[count++] = j;
     }
-    for (int64_t c = 0; c < g.logits; ++c) {
-      for (int64_t j = 0; j < count; ++j) {
-        e[j * g.logits + c] = image.x.at(p + read[j], c) - image.m[p + read[j]];
+    image.x.by_type([&](const auto* data) {
+      for (int64_t c = 0; c < g.logits; ++c, data += image.x.class_step) {
+        for (int64_t j = 0; j < count; ++j) {
+          e[j * g.logits + c] = widen(data[(p + read[j]) * image.x.pixel_step]) - image.m[p + read[j]];
+        }
       }
-    }
-    exponentials_of(e.data(), count * g.logits);
+    });
+    exponentials(e.data(), count * g.logits);
     std::fill_n(sums.data(), n * g.logits, A(0));
     for (int64_t j = 0; j < count; ++j) {
       const int64_t pixel = p + read[j];
       const A* e_j = e.data() + j * g.logits;
       A* sum = sums.data() + read[j] * g.logits;
       image.for_each_centre(pixel / g.width, pixel % g.width, [&](int64_t i, W w) {
-        const auto of = image.chosen(i, pixel, [&](int64_t c) { return e_j[c]; });
-        const auto to = image.pull(i, pixel, w, of, upstream[i]);
+        const auto chosen_n = image.chosen(i, pixel, [&](int64_t c) { return e_j[c]; });
+        const auto gives = image.pull(i, pixel, w, chosen_n, upstream[i]);
         if (image.choice.is_index()) {
           const int64_t k = image.choice.index(i);
-          const A at_k = sum[k] - to.pull;
-          for (int64_t c = 0; c < g.logits; ++c) sum[c] += to.push * e_j[c];
+          const A at_k = sum[k] - gives.pull;
+          for (int64_t c = 0; c < g.logits; ++c) sum[c] += gives.push * e_j[c];
           sum[k] = at_k;
         } else {
           for (int64_t c = 0; c < g.logits; ++c) {
-            sum[c] += image.choice.has(i, c) ? image.at_chosen(to, pixel, c, e_j[c]) : to.push * e_j[c];
+            sum[c] += image.choice.has(i, c) ? image.at_chosen(gives, pixel, c, e_j[c]) : gives.push * e_j[c];
           }
         }
       });
     }
-    for (int64_t c = 0; c < g.logits; ++c) {
-      T* out = grad + c * steps.channel + p * steps.pixel;
-      for (int64_t j = 0; j < n; ++j) out[j * steps.pixel] = static_cast<T>(sums[j * g.logits + c]);
-    }
+    out.by_type([&](auto* data) {
+      using T = std::decay_t<decltype(*data)>;
+      for (int64_t c = 0; c < g.logits; ++c) {
+        T* pixel = data + c * out.class_step + p * out.pixel_step;
+        for (int64_t j = 0; j < n; ++j) pixel[j * out.pixel_step] = static_cast<T>(sums[j * g.logits + c]);
+      }
+    });
   }
 }
 
-NeighborNllForward neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
-                                const std::optional<Tensor>& mask, std::vector<int64_t> radius) {
-  return neighbor_nll_forward(logits, index, weight, mask, radius, [](const auto& batch, auto* value) {
+}  // namespace
+
+NeighborNllForward cpu::neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                                     const std::optional<Tensor>& mask, std::vector<int64_t> radius) {
+  return neighbor_nll_forward<true>(logits, index, weight, mask, radius, [](const auto& batch, auto* value) {
     const Chunks chunks(batch.g);
     for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { largest_chunk(batch.image(chunk.image), chunk); });
     for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { statistics_chunk(batch.image(chunk.image), chunk); });
@@ -231,22 +246,19 @@ NeighborNllForward neighbor_nll(const Tensor& logits, const Tensor& index, const
   });
 }
 
-Tensor neighbor_nll_grad(const Tensor& upstream, const Tensor& logits, const Tensor& index, const Tensor& weight,
-                         const Tensor& stats, const Tensor& largest, const Tensor& sides, std::vector<int64_t> radius) {
-  return neighbor_nll_backward(upstream, logits, index, weight, stats, largest, sides, radius,
-                               [](const auto& batch, const auto* upstream, auto* grad, const Steps& steps) {
-                                 for_each_chunk(Chunks(batch.g), [&](int64_t, const Chunk& chunk) {
-                                   backward_chunk(batch.image(chunk.image), chunk,
-                                                  upstream + chunk.image * batch.g.pixels,
-                                                  grad + chunk.image * steps.image, steps);
-                                 });
-                               });
+Tensor cpu::neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
+                                  const Tensor& weight, const Tensor& stats, const Tensor& largest, const Tensor& sides,
+                                  std::vector<int64_t> radius) {
+  const NeighborNllTensors tensors = {logits, index, weight, nullptr, stats, largest, sides};
+  return edgeloss::neighbor_nll_backward<true>(
+      grad_value, tensors, radius, [](const auto& batch, const auto* upstream, const Tensor& grad) {
+        using A = typename std::decay_t<decltype(batch)>::Value;
+        const Steps steps(grad);
+        for_each_chunk(Chunks(batch.g), [&](int64_t, const Chunk& chunk) {
+          backward_chunk(batch.image(chunk.image), chunk, upstream + chunk.image * batch.g.pixels,
+                         stored_output<A>(grad, steps, chunk.image));
+        });
+      });
 }
 
-}  // namespace
 }  // namespace edgeloss
-
-STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
-  m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll));
-  m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_grad));
-}

@@ -1,9 +1,9 @@
-// neighbor_nll on CUDA: one thread takes a pixel in each of the passes of math.h. No thread writes where
-// another does, so every run gives the same bits.
+// neighbor_nll on CUDA: one thread takes a pixel in each of the passes of math.h. No thread writes where another does,
+// so every run gives the same bits.
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
 
 #include "../cuda/device.h"
+#include "../kernels.h"
 #include "math.h"
 
 namespace edgeloss {
@@ -72,11 +72,13 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const Batch batch
   });
 }
 
-NeighborNllForward neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
-                                const std::optional<Tensor>& mask, std::vector<int64_t> radius) {
+}  // namespace
+
+NeighborNllForward cuda::neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                                      const std::optional<Tensor>& mask, std::vector<int64_t> radius) {
   const torch::stable::accelerator::DeviceGuard guard(logits.get_device_index());
   const cudaStream_t stream = current_stream(logits.get_device_index());
-  return neighbor_nll_forward(logits, index, weight, mask, radius, [&](const auto& batch, auto* value) {
+  return neighbor_nll_forward<false>(logits, index, weight, mask, radius, [&](const auto& batch, auto* value) {
     using Batch = std::decay_t<decltype(batch)>;
     const int64_t blocks = blocks_for(batch.g.batch * batch.g.pixels);
     launch(stream, blocks, largest_kernel<Batch>, batch);
@@ -85,21 +87,18 @@ NeighborNllForward neighbor_nll(const Tensor& logits, const Tensor& index, const
   });
 }
 
-Tensor neighbor_nll_grad(const Tensor& upstream, const Tensor& logits, const Tensor& index, const Tensor& weight,
-                         const Tensor& stats, const Tensor& largest, const Tensor& sides, std::vector<int64_t> radius) {
+Tensor cuda::neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
+                                   const Tensor& weight, const Tensor& stats, const Tensor& largest,
+                                   const Tensor& sides, std::vector<int64_t> radius) {
   const torch::stable::accelerator::DeviceGuard guard(logits.get_device_index());
   const cudaStream_t stream = current_stream(logits.get_device_index());
-  return neighbor_nll_backward(upstream, logits, index, weight, stats, largest, sides, radius,
-                               [&](const auto& batch, const auto* upstream, auto* grad, const Steps& steps) {
-                                 launch(stream, blocks_for(batch.g.batch * batch.g.pixels),
-                                        backward_kernel<std::decay_t<decltype(batch)>>, batch, upstream, grad, steps);
-                               });
+  const NeighborNllTensors tensors = {logits, index, weight, nullptr, stats, largest, sides};
+  return edgeloss::neighbor_nll_backward<false>(
+      grad_value, tensors, radius, [&](const auto& batch, const auto* upstream, Tensor& grad) {
+        using Batch = std::decay_t<decltype(batch)>;
+        launch(stream, blocks_for(batch.g.batch * batch.g.pixels), backward_kernel<Batch>, batch, upstream,
+               static_cast<typename Batch::Logit*>(grad.mutable_data_ptr()), Steps(grad));
+      });
 }
 
-}  // namespace
 }  // namespace edgeloss
-
-STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {
-  m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll));
-  m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_grad));
-}

@@ -1,7 +1,8 @@
 // neighbor_nll at one pixel: its value, what that leaves to backward, and the gradient. One copy for every kernel.
 //
-//     value_i = -log(Σ_n w_in P_in / Σ_n w_in),   P_in = Σ p_n(c) over the classes c that pixel i chooses
-//     ∂value_i / ∂x_n(c) = -π_in ([i chooses c] p_n(c) / P_in - p_n(c)),   π_in = w_in P_in / Σ_n w_in P_in
+//     value_i = -log(Σ_n w_in P_in / Σ_n w_in),   P_in = Σ p_n(c) over the
+//     classes c that pixel i chooses ∂value_i / ∂x_n(c) = -π_in ([i chooses c]
+//     p_n(c) / P_in - p_n(c)),   π_in = w_in P_in / Σ_n w_in P_in
 //
 // over the neighbours n of a centre i inside the image with w_in > 0. A centre counts where its mask is set, it has
 // such a neighbour, and it chooses a class. Every pass looks at pixels from where it writes: at the neighbours of a
@@ -60,18 +61,7 @@ struct Choice {
   int64_t class_step, pixel_step;  // of an indicator
 
   EDGELOSS_INLINE bool is_index() const { return bytes > 0; }
-  EDGELOSS_INLINE int64_t index(int64_t pixel) const {
-    switch (bytes) {
-      case 8:
-        return reinterpret_cast<const int64_t*>(data)[pixel];
-      case 4:
-        return reinterpret_cast<const int32_t*>(data)[pixel];
-      case 2:
-        return reinterpret_cast<const int16_t*>(data)[pixel];
-      default:
-        return reinterpret_cast<const uint8_t*>(data)[pixel];
-    }
-  }
+  EDGELOSS_INLINE int64_t index(int64_t pixel) const { return Labels{data, bytes}.at(pixel); }
   EDGELOSS_INLINE bool has(int64_t pixel, int64_t c) const { return data[c * class_step + pixel * pixel_step] != 0; }
   // Whether there is a class at all; an index out of range is none.
   EDGELOSS_INLINE bool any(int64_t pixel, int64_t classes) const {
@@ -83,11 +73,11 @@ struct Choice {
   }
 };
 
-// Everything of one image. T: of the logits as they are; A: of the arithmetic; W: of the weights as they are.
-template <typename T, typename A, typename W>
+// Everything of one image. X: its logits; A: the type to compute in; W: that of the weights.
+template <typename X, typename A, typename W>
 struct NeighborNll {
   const Geometry& g;
-  Logits<T, A> x;
+  X x;
   Logits<W, W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
   const uint8_t* mask;           // null: set everywhere
@@ -136,21 +126,21 @@ struct NeighborNll {
   };
   template <typename F>
   EDGELOSS_INLINE Chosen chosen(int64_t i, int64_t n, const F& e) const {
-    Chosen of = {0, 0, 0};
+    Chosen chosen_n = {0, 0, 0};
     if (choice.is_index()) {
-      probabilities_of(e(choice.index(i)), r[n], of.p, of.complement);
-      return of;
+      probabilities_of(e(choice.index(i)), r[n], chosen_n.p, chosen_n.complement);
+      return chosen_n;
     }
     A others = 0;
     for (int64_t c = 0; c < g.logits; ++c) {
       const A e_c = e(c);
       const bool has = choice.has(i, c);
-      of.sum += has ? e_c : A(0);
+      chosen_n.sum += has ? e_c : A(0);
       others += has ? A(0) : e_c;
     }
-    of.p = of.sum / (of.sum + others);
-    of.complement = others / (of.sum + others);
-    return of;
+    chosen_n.p = chosen_n.sum / (chosen_n.sum + others);
+    chosen_n.complement = others / (chosen_n.sum + others);
+    return chosen_n;
   }
   // log Σ e^(x - m) over the classes that i chooses.
   EDGELOSS_INLINE A log_chosen(int64_t i, int64_t n) const {
@@ -168,17 +158,17 @@ struct NeighborNll {
   EDGELOSS_INLINE bool may_count(int64_t i) const { return (!mask || mask[i]) && choice.any(i, g.logits); }
   EDGELOSS_INLINE void find_largest(int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
-    W found = 0;
-    if (may_count(i)) for_each_weighted(row, column, [&](int64_t, W w) { found = w > found ? w : found; });
-    largest[i] = found;
+    W result = 0;
+    if (may_count(i)) for_each_weighted(row, column, [&](int64_t, W w) { result = w > result ? w : result; });
+    largest[i] = result;
   }
 
   // Pass 2 finds the statistics of the pixels that they read. Nothing looks at the logits of others, or gives them any
   // gradient but 0.
   EDGELOSS_INLINE bool is_read(int64_t row, int64_t column) const {
-    bool found = false;
-    for_each_centre(row, column, [&](int64_t, W) { found = true; });
-    return found;
+    bool result = false;
+    for_each_centre(row, column, [&](int64_t, W) { result = true; });
+    return result;
   }
 
   // Pass 3: the value.
@@ -187,9 +177,9 @@ struct NeighborNll {
     if (!(largest[i] > W(0))) return A(0);
     A right = 0, wrong = 0;
     for_each_weighted(row, column, [&](int64_t n, W w) {
-      const Chosen of = chosen(i, n, [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); });
-      right += relative(w, i) * of.p;
-      wrong += relative(w, i) * of.complement;
+      const Chosen chosen_n = chosen(i, n, [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); });
+      right += relative(w, i) * chosen_n.p;
+      wrong += relative(w, i) * chosen_n.complement;
     });
     return finish(row, column, right, wrong);
   }
@@ -197,12 +187,12 @@ struct NeighborNll {
   EDGELOSS_INLINE A finish(int64_t row, int64_t column, A right, A wrong) const {
     const int64_t i = row * g.width + column;
     Side<A> side;
-    A found = right;  // nan where the logits are
+    A result = right;  // nan where the logits are
     if (is_exact_sum(right)) {
       side.inverse = A(1) / right;
-      found = negative_log(right / (right + wrong), wrong / (right + wrong));
+      result = negative_log(right / (right + wrong), wrong / (right + wrong));
     } else if (right == right) {  // so small that the type has no digits of it left, but of its logarithm
-      found = negative_log_mean(
+      result = negative_log_mean(
           [&](const auto& body) {
             for_each_weighted(row, column, [&](int64_t n, W w) { body(log_p_chosen(i, n), log_relative(w, i)); });
           },
@@ -211,7 +201,7 @@ struct NeighborNll {
     inverse[i] = side.inverse;
     first[i] = side.first;
     log_sum[i] = side.log_sum;
-    return found;
+    return result;
   }
 
   // The gradient that centre i gives to pixel n, where g is that of its value: push · e(c) for the classes that it does
@@ -221,23 +211,23 @@ struct NeighborNll {
     A sum;  // Σ e over the chosen classes, or 0 where it has underflowed
     A top;  // its logarithm where it has
   };
-  EDGELOSS_INLINE Pull pull(int64_t i, int64_t n, W w, const Chosen& of, A g_i) const {
+  EDGELOSS_INLINE Pull pull(int64_t i, int64_t n, W w, const Chosen& chosen_n, A g_i) const {
     const Side<A> side = {first[i], log_sum[i], A(0), inverse[i]};
     const bool by_logarithms = !(side.inverse > A(0));
     const A log_w = by_logarithms ? log_relative(w, i) : A(0);
-    const A weighted = by_logarithms ? A(0) : relative(w, i) * of.p;
+    const A weighted = by_logarithms ? A(0) : relative(w, i) * chosen_n.p;
     const A pi = share(side, A(1), weighted, log_w, [&] { return log_p_chosen(i, n); });
-    Pull to = {pi * g_i / (A(1) + r[n]), pi * g_i * of.complement, of.sum, A(0)};
-    if (!choice.is_index() && !is_exact_sum(of.sum)) {
-      to.sum = A(0);
-      to.top = log_chosen(i, n);
+    Pull gives = {pi * g_i / (A(1) + r[n]), pi * g_i * chosen_n.complement, chosen_n.sum, A(0)};
+    if (!choice.is_index() && !is_exact_sum(chosen_n.sum)) {
+      gives.sum = A(0);
+      gives.top = log_chosen(i, n);
     }
-    return to;
+    return gives;
   }
   // What it gives to a class that it chooses; the other ones get push · e.
-  EDGELOSS_INLINE A at_chosen(const Pull& to, int64_t n, int64_t c, A e) const {
-    if (to.pull == A(0)) return A(0);
-    return -to.pull * (to.sum > A(0) ? e / to.sum : exp_negative((x.at(n, c) - m[n]) - to.top));
+  EDGELOSS_INLINE A at_chosen(const Pull& gives, int64_t n, int64_t c, A e) const {
+    if (gives.pull == A(0)) return A(0);
+    return -gives.pull * (gives.sum > A(0) ? e / gives.sum : exp_negative((x.at(n, c) - m[n]) - gives.top));
   }
 
   // The gradient at a pixel that is read, given that of the value: calls write(c, gradient) for each class. The classes
@@ -254,14 +244,14 @@ struct NeighborNll {
         sum[b] = A(0);
       }
       for_each_centre(row, column, [&](int64_t i, W w) {
-        const Pull to = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
+        const Pull gives = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
         const int64_t k = choice.is_index() ? choice.index(i) - begin : -1;
         EDGELOSS_UNROLL
         for (int b = 0; b < kBlock; ++b) {
           if (choice.is_index()) {
-            sum[b] += b == k ? -to.pull : to.push * e[b];
+            sum[b] += b == k ? -gives.pull : gives.push * e[b];
           } else if (begin + b < g.logits) {
-            sum[b] += choice.has(i, begin + b) ? at_chosen(to, n, begin + b, e[b]) : to.push * e[b];
+            sum[b] += choice.has(i, begin + b) ? at_chosen(gives, n, begin + b, e[b]) : gives.push * e[b];
           }
         }
       });
@@ -273,8 +263,7 @@ struct NeighborNll {
   }
 };
 
-// ---------------------------------------------------------------------------------------------------- tensors and
-// types
+// ------------------------------------------------------------------------------------------------------------- tensors
 
 // The tensors of a call, and what forward leaves to backward.
 struct NeighborNllTensors {
@@ -285,14 +274,20 @@ struct NeighborNllTensors {
   Tensor sides;    // [3, B·P]: first, log_sum, inverse
 };
 
+// In place of a type of logits: whichever they have, looked up where they are read.
+struct AnyType {};
+
 // The view of each image b of a batch.
 template <typename T, typename A, typename W>
 struct NeighborNllBatch {
   using Logit = T;
   using Value = A;
+  static constexpr bool kAnyType = std::is_same_v<T, AnyType>;
 
   Geometry g;
-  const T* x;
+  const void* x;
+  ScalarType type;  // of the logits
+  int64_t bytes;    // of a logit
   const W* weight;
   const char* choice;
   const uint8_t* mask;
@@ -301,53 +296,71 @@ struct NeighborNllBatch {
   Steps x_steps, weight_steps, choice_steps;
   int64_t index_bytes;  // 0 for an indicator
 
-  NeighborNllBatch(const NeighborNllTensors& of, const std::vector<int64_t>& radius)
-      : g(geometry_of(of.logits, radius)),
-        x(static_cast<const T*>(of.logits.const_data_ptr())),
-        weight(static_cast<const W*>(of.weight.const_data_ptr())),
-        choice(static_cast<const char*>(of.index.const_data_ptr())),
-        mask(of.mask ? static_cast<const uint8_t*>(of.mask->const_data_ptr()) : nullptr),
-        stats(static_cast<A*>(of.stats.mutable_data_ptr())),
-        sides(static_cast<A*>(of.sides.mutable_data_ptr())),
-        largest(static_cast<W*>(of.largest.mutable_data_ptr())),
-        x_steps(of.logits),
-        weight_steps(of.weight),
-        choice_steps(of.index),
-        index_bytes(of.index.dim() == of.logits.dim() ? 0 : of.index.element_size()) {}
+  NeighborNllBatch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius)
+      : g(geometry_of(tensors.logits, radius)),
+        x(tensors.logits.const_data_ptr()),
+        type(tensors.logits.scalar_type()),
+        bytes(tensors.logits.element_size()),
+        weight(static_cast<const W*>(tensors.weight.const_data_ptr())),
+        choice(static_cast<const char*>(tensors.index.const_data_ptr())),
+        mask(tensors.mask ? static_cast<const uint8_t*>(tensors.mask->const_data_ptr()) : nullptr),
+        stats(static_cast<A*>(tensors.stats.mutable_data_ptr())),
+        sides(static_cast<A*>(tensors.sides.mutable_data_ptr())),
+        largest(static_cast<W*>(tensors.largest.mutable_data_ptr())),
+        x_steps(tensors.logits),
+        weight_steps(tensors.weight),
+        choice_steps(tensors.index),
+        index_bytes(tensors.index.dim() == tensors.logits.dim() ? 0 : tensors.index.element_size()) {}
 
-  EDGELOSS_INLINE NeighborNll<T, A, W> image(int64_t b) const {
+  EDGELOSS_INLINE auto logits(int64_t b) const {
+    if constexpr (kAnyType) {
+      const void* data = static_cast<const char*>(x) + b * x_steps.image * bytes;
+      return Stored<A>{data, type, x_steps.channel, x_steps.pixel, false};
+    } else {
+      return Logits<T, A>{static_cast<const T*>(x) + b * x_steps.image, x_steps.channel, x_steps.pixel, false};
+    }
+  }
+  EDGELOSS_INLINE auto image(int64_t b) const {
     const int64_t base = b * g.pixels, all = g.batch * g.pixels;
     const int64_t chosen = index_bytes ? base * index_bytes : b * choice_steps.image;
-    return {g,
-            {x + b * x_steps.image, x_steps.channel, x_steps.pixel, false},
-            {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
-            {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
-            mask ? mask + base : nullptr,
-            stats + base,
-            stats + all + base,
-            largest + base,
-            sides + base,
-            sides + all + base,
-            sides + 2 * all + base};
+    const auto x = logits(b);
+    return NeighborNll<std::decay_t<decltype(x)>, A, W>{
+        g,
+        x,
+        {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
+        {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
+        mask ? mask + base : nullptr,
+        stats + base,
+        stats + all + base,
+        largest + base,
+        sides + base,
+        sides + all + base,
+        sides + 2 * all + base};
   }
 };
 
-// Calls body(T(), A(), W()) with the types of a call.
-template <typename F>
+// Calls body(T(), A(), W()) with the types of a call; T is AnyType where kAnyType is set.
+template <bool kAnyType, typename F>
 auto by_types(const Tensor& logits, const Tensor& weight, const F& body) {
-  return by_type(logits, [&](auto t, auto a) {
+  const auto with_weight = [&](auto t, auto a) {
     return weight.scalar_type() == ScalarType::Double ? body(t, a, double()) : body(t, a, float());
-  });
+  };
+  if constexpr (kAnyType) {
+    return by_arithmetic(logits, [&](auto a) { return with_weight(AnyType(), a); });
+  } else {
+    return by_type(logits, with_weight);
+  }
 }
 
-using NeighborNllForward = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // value [B, *S], stats, largest, sides
+using NeighborNllForward = std::tuple<Tensor, Tensor, Tensor,
+                                      Tensor>;  // value [B, *S], stats, largest, sides
 
 // Allocates the results and calls fill(batch, data of the value) with the types of the call.
-template <typename F>
+template <bool kAnyType, typename F>
 NeighborNllForward neighbor_nll_forward(const Tensor& logits, const Tensor& index, const Tensor& weight,
                                         const std::optional<Tensor>& mask, const std::vector<int64_t>& radius,
                                         const F& fill) {
-  return by_types(logits, weight, [&](auto t, auto a, auto w) -> NeighborNllForward {
+  return by_types<kAnyType>(logits, weight, [&](auto t, auto a, auto w) -> NeighborNllForward {
     using A = decltype(a);
     const Geometry g = geometry_of(logits, radius);
     const auto empty = [&](int64_t count, ScalarType type) {
@@ -368,18 +381,15 @@ NeighborNllForward neighbor_nll_forward(const Tensor& logits, const Tensor& inde
   });
 }
 
-// Allocates the gradient and calls fill(batch, data of the value's gradient, data of the logits' one, its steps).
-template <typename F>
-Tensor neighbor_nll_backward(const Tensor& upstream, const Tensor& logits, const Tensor& index, const Tensor& weight,
-                             const Tensor& stats, const Tensor& largest, const Tensor& sides,
+// Allocates the gradient and calls fill(batch, data of the value's gradient, gradient of the logits).
+template <bool kAnyType, typename F>
+Tensor neighbor_nll_backward(const Tensor& upstream, const NeighborNllTensors& tensors,
                              const std::vector<int64_t>& radius, const F& fill) {
-  return by_types(logits, weight, [&](auto t, auto a, auto w) {
-    using T = decltype(t);
+  return by_types<kAnyType>(tensors.logits, tensors.weight, [&](auto t, auto a, auto w) {
     using A = decltype(a);
-    Tensor grad = torch::stable::empty_like(logits);
-    const NeighborNllTensors tensors = {logits, index, weight, nullptr, stats, largest, sides};
-    fill(NeighborNllBatch<T, A, decltype(w)>(tensors, radius), static_cast<const A*>(upstream.const_data_ptr()),
-         static_cast<T*>(grad.mutable_data_ptr()), Steps(grad));
+    Tensor grad = torch::stable::empty_like(tensors.logits);
+    fill(NeighborNllBatch<decltype(t), A, decltype(w)>(tensors, radius),
+         static_cast<const A*>(upstream.const_data_ptr()), grad);
     return grad;
   });
 }

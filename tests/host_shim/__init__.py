@@ -73,5 +73,5 @@ def load(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    fused.register("edgeloss_host", device="cuda")
+    fused.register("edgeloss_host", module, device="cuda")
     return module

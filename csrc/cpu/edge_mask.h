@@ -1,0 +1,24 @@
+// The edge mask of a row: the pixels that differ from a valid one in their window.
+#pragma once
+
+#include <cstdint>
+
+namespace edgeloss {
+
+// Smallest and largest valid label of a window, from rows; ignored pixels are -1 in `label`.
+void widen_range(const int16_t* label, int64_t n, int16_t* low, int16_t* high);
+
+// Marks the pixels of a row that differ from the smallest or the largest label in their window. low and high start
+// `reach` pixels before the row; both are overwritten.
+void mark_edges(const int16_t* label, int64_t n, int64_t reach, int16_t* low, int16_t* high, uint8_t* edge);
+
+// Of the edges of a prediction, keeps those that the labels have not; returns their number.
+int64_t keep_false(const uint8_t* edge, int64_t n, uint8_t* drawn);
+
+// any |= mask.
+void merge_row(const uint8_t* mask, int64_t n, uint8_t* any);
+
+// Lists the places, counted from `first`, where the mask of n bytes is 1; returns their number.
+int64_t list_places(const uint8_t* mask, int64_t n, int64_t first, int32_t* place);
+
+}  // namespace edgeloss

@@ -1,0 +1,197 @@
+// The windows of edge_pixels.h.
+#include "edge_pixels.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+namespace edgeloss {
+namespace {
+
+// The labels of the pixels from lanes.first on, -1 where the lane is no neighbour. Width: lanes of an edge pixel, if it
+// is known beforehand, and the image is not narrower; else 0.
+template <int64_t Width, typename A>
+EDGELOSS_INLINE void fill_labels(const Group<A>& group, bool own_row, Lanes<A>& lanes) {
+  const Geometry& g = group.call.g;
+  const int64_t width = Width ? Width : lanes.width, count = std::min(width, g.width);
+  const int16_t* labels = group.call.label + group.image * g.pixels;
+  const int32_t* outside = lanes.outside.data() + (own_row ? width * width : 0);
+  for (int64_t e = 0; e < group.count; ++e) {
+    int32_t* lane = lanes.label + e * width;
+    if (lanes.first[e] < 0) {
+      std::fill_n(lane, width, -1);
+      continue;
+    }
+    const int16_t* label = labels + lanes.first[e];
+    if constexpr (Width > 0) {
+      VectorOf<int16_t, Width> shown;
+      VectorOf<int32_t, Width> is_outside;
+      load(label, shown);
+      load(outside + group.offset[e] * width, is_outside);
+      store(__builtin_convertvector(shown, VectorOf<int32_t, Width>) | is_outside, lane);
+    } else {
+      for (int64_t j = 0; j < count; ++j) {
+        const int64_t distance = std::abs(j - group.offset[e]);
+        lane[j] = distance > lanes.radius || (own_row && distance == 0) ? -1 : label[j];
+      }
+      for (int64_t j = count; j < width; ++j) lane[j] = -1;
+    }
+  }
+}
+
+// Copies n numbers that lie `step` apart.
+template <typename T, typename A>
+EDGELOSS_INLINE void copy(const T* from, int64_t step, int64_t n, A* lane) {
+  if (step == 1 && std::is_same_v<T, A>) {
+    std::memcpy(lane, from, n * sizeof(A));
+  } else if (step == 1) {
+    for (int64_t j = 0; j < n; ++j) lane[j] = widen(from[j]);
+  } else {
+    for (int64_t j = 0; j < n; ++j) lane[j] = widen(from[j * step]);
+  }
+}
+
+// The logits of class k from lanes.first on, or both where m and r are not kept.
+template <int64_t Width, typename T, typename A>
+EDGELOSS_INLINE void fill_logits(const Group<A>& group, const Stored<A>& x, const T* data, Lanes<A>& lanes) {
+  const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, group.call.g.width);
+  for (int64_t e = 0; e < group.count; ++e) {
+    if (lanes.first[e] < 0) continue;
+    const T* from = data + lanes.first[e] * x.pixel_step;
+    A* lane = lanes.x + e * width;
+    if (group.call.m) {
+      copy(from + group.k[e] * x.class_step, x.pixel_step, count, lane);
+      continue;
+    }
+    A *first = lanes.first_logit + e * width, *second = lanes.second_logit + e * width;
+    if (!x.binary)
+      copy(from, x.pixel_step, count,
+           first);  // of a binary pixel it is 0, and has been from the beginning
+    copy(from + (x.binary ? 0 : x.class_step), x.pixel_step, count, second);
+    std::memcpy(lane, group.k[e] == 0 ? first : second, count * sizeof(A));
+  }
+}
+
+// One number per pixel, from lanes.first on.
+template <int64_t Width, typename A>
+EDGELOSS_INLINE void fill_numbers(const Group<A>& group, const A* numbers, const Lanes<A>& lanes, A* lane) {
+  const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, group.call.g.width);
+  const A* image = numbers + group.image * group.call.g.pixels;
+  for (int64_t e = 0; e < group.count; ++e, lane += width) {
+    if (lanes.first[e] >= 0) std::memcpy(lane, image + lanes.first[e], count * sizeof(A));
+  }
+}
+
+}  // namespace
+
+template <typename A>
+Group<A>::Group(const Call<A>& call, int64_t image, const int32_t* pixel, int64_t count, Lanes<A>& lanes)
+    : call(call), image(image), count(count), pixel(pixel) {
+  const Geometry& g = call.g;
+  const int16_t* label = call.label + image * g.pixels;
+  const int64_t last = std::max<int64_t>(g.width - lanes.width, 0);
+  int32_t wide[kEdges];
+  for (int64_t e = 0; e < count; ++e) {
+    const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
+    const uint32_t row = p / static_cast<uint32_t>(g.width);
+    const int64_t own = p - static_cast<int64_t>(row) * g.width;
+    column[e] = static_cast<int32_t>(std::clamp<int64_t>(own - lanes.radius, 0, last));
+    offset[e] = static_cast<int32_t>(own - column[e]);
+    first[e] = p - offset[e];
+    z[e] = static_cast<int32_t>(row / static_cast<uint32_t>(g.height));
+    y[e] = static_cast<int32_t>(row) - z[e] * static_cast<int32_t>(g.height);
+    wide[e] = k[e] = label[p];
+  }
+  repeat_each(wide, count, lanes.width, lanes.k);
+}
+
+template <typename A>
+bool Group<A>::aim(int64_t dz, int64_t dy, int64_t begin, int64_t end, Lanes<A>& lanes) const {
+  const Geometry& g = call.g;
+  const int64_t shift = (dz * g.height + dy) * g.width;
+  if (first[0] + shift >= end || first[count - 1] + shift < begin) return false;  // they are in order
+  bool any = false;
+  for (int64_t e = 0; e < count; ++e) {
+    const int64_t p = first[e] + shift;
+    const bool inside = y[e] + dy >= 0 && y[e] + dy < g.height && z[e] + dz >= 0 && z[e] + dz < g.depth;
+    const bool wanted = inside && p >= begin && p < end;
+    lanes.first[e] = wanted ? p : -1;
+    any |= wanted;
+  }
+  return any;
+}
+
+template <typename A>
+void Group<A>::fill(int64_t dz, int64_t dy, bool logits, Lanes<A>& lanes) const {
+  const Geometry& g = call.g;
+  const Stored<A> x = call.image(image);
+  with_width(g.width >= lanes.width ? lanes.width : 0, [&](auto constant) __attribute__((always_inline)) {
+    constexpr int64_t kWidth = decltype(constant)::value;
+    fill_labels<kWidth>(*this, dz == 0 && dy == 0, lanes);
+    if (call.has_decay()) fill_numbers<kWidth>(*this, call.field, lanes, lanes.d);
+    if (!logits) return;
+    if (call.m) {
+      fill_numbers<kWidth>(*this, call.m, lanes, lanes.m);
+      fill_numbers<kWidth>(*this, call.r, lanes, lanes.r);
+    }
+    if (!call.up) x.by_type([&](const auto* data) { fill_logits<kWidth>(*this, x, data, lanes); });
+  });
+  if (logits && call.up) {
+    const int64_t in_row = std::min(lanes.width, g.width);
+    for (int64_t e = 0; e < count; ++e) {
+      if (lanes.first[e] < 0) continue;
+      const RowTaps<A> taps = call.up->row_taps(z[e] + dz, y[e] + dy);
+      call.up->along_row(x, taps, column[e], in_row, k[e], lanes.x + e * lanes.width);
+    }
+  } else if (logits && !call.m) {
+    statistics_of_two(lanes.first_logit, lanes.second_logit, count * lanes.width, lanes.m, lanes.r);
+  }
+}
+
+template <typename A>
+void Group<A>::find_terms(Lanes<A>& lanes) const {
+  if (!log_terms(lanes, count * lanes.width)) return;
+  const Reader<A> x = call.reader(image);
+  for (int64_t e = 0; e < count; ++e) {
+    for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
+      if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
+      const int64_t n = lanes.first[e] + (i - e * lanes.width);
+      lanes.t[i] = term(x, n, call.g.classes, k[e], false, lanes.m[i], lanes.r[i]);
+    }
+  }
+}
+
+template <typename A>
+void Group<A>::terms_of_logs(Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) const {
+  const int64_t width = lanes.width;
+  std::vector<A> t[kEdges][2], d[kEdges][2];
+  for_each_row_seen(0, call.g.pixels, true, lanes, [&] {
+    find_terms(lanes);
+    for (int64_t e = 0; e < count; ++e) {
+      for (int64_t i = e * width; i < (e + 1) * width; ++i) {
+        if (lanes.label[i] < 0) continue;
+        const int side = lanes.label[i] != k[e];
+        t[e][side].push_back(lanes.t[i]);
+        d[e][side].push_back(call.has_decay() ? lanes.d[i] : A(0));
+      }
+    }
+  });
+  for (int64_t e = 0; e < count; ++e) {
+    for (int s = 0; s < 2; ++s) {
+      Side<A>& side = sides[2 * e + s];
+      side = Side<A>();
+      value[s][e] = 0;
+      if (t[e][s].empty()) continue;
+      std::vector<A>& log_w = d[e][s];
+      side.nearest = *std::min_element(log_w.begin(), log_w.end());
+      for (A& w : log_w) w = (side.nearest - w) * call.lane_options.inverse_decay;
+      const int64_t n = static_cast<int64_t>(log_w.size());
+      value[s][e] = negative_log_mean(t[e][s].data(), log_w.data(), n, call.power(), side);
+    }
+  }
+}
+
+template struct Group<float>;
+template struct Group<double>;
+
+}  // namespace edgeloss

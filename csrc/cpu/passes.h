@@ -1,0 +1,118 @@
+// The passes over chunks and boxes, and what those of upsampled logits share with the others.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "../upstream.h"
+#include "call.h"
+#include "edge_pixels.h"
+#include "parallel.h"
+
+namespace edgeloss {
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+using Sums = std::array<double, Row::kCount>;
+
+// Pass 1 of forward: labels, statistics and cross-entropy of a chunk. ce_map may be null.
+template <typename A>
+void upsampled_cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk& chunk, A* ce_map,
+                                   Sums& sums);
+
+// A tile with its labels and statistics.
+template <typename A>
+struct Statistics {
+  Tile<A> tile;
+  Pixels pixels;
+  const int32_t* y;
+  const A *m, *r, *nll;
+};
+
+// The cross-entropy of a tile.
+template <typename A>
+void cross_entropy_tile(const Call<A>& call, const Statistics<A>& of, A* ce, Sums& sums);
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// What edge pixels give a tile, as `Gathered` has it of a chunk; null where there are none near.
+template <typename A>
+struct TileShares {
+  const A *same = nullptr, *other = nullptr;
+  const int32_t* k = nullptr;
+};
+
+// What edge pixels of class k give a pixel.
+template <typename A>
+struct Share {
+  int64_t pixel;  // counted from the chunk's or the tile's first
+  int32_t k;
+  A sum;
+};
+
+// What the edge pixels around give the pixels of a chunk: Σ upstream · π on the pixel's own side, and on the other side
+// Σ upstream · π · slope for each class k that edge pixels look at.
+template <typename A>
+struct Gathered {
+  std::vector<A> same,
+      other;                     // Σ on the own side; on the other side, for class k
+  std::vector<int32_t> k;        // the first class that is seen, or -1
+  std::vector<Share<A>> more;    // of further classes, by pixel
+  std::vector<uint8_t> is_near;  // the rows that edge pixels see; the others' sums are not set
+  int64_t width;                 // of a row
+
+  void start(const Geometry& g, int64_t rows, int64_t margin);
+  // Makes the rows of the pixels [first, last] ready.
+  void approach(int64_t first, int64_t last);
+  // Whether any of the pixels [first, last] may be near the edge; if so, all of them are ready.
+  bool reaches(int64_t first, int64_t last);
+  TileShares<A> from(int64_t pixel) const { return {same.data() + pixel, other.data() + pixel, k.data() + pixel}; }
+};
+
+// What the backward pass of a thread works in.
+template <typename A>
+struct Workspace {
+  // An addition to one class of one pixel of a tile, after the rest; `likely` ones concern all other classes too.
+  struct Correction {
+    int64_t j, k;
+    A value;
+    bool likely;
+  };
+  std::vector<A> buffer;
+  std::vector<A> sums;  // of a box
+  std::vector<Correction> corrections;
+  std::vector<Share<A>> more;  // of a tile
+  Gathered<A> gathered;
+  Lanes<A> lanes;
+  RowWindows<A> windows;
+
+  explicit Workspace(const Geometry& g) : lanes(Pass::kBackward, g.radius[2], g.width), windows(g) {}
+};
+
+// Gathers the shares of a chunk's pixels into the workspace.
+template <typename A>
+void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
+                  Workspace<A>& space);
+
+// A tile whose gradient is asked for.
+template <typename A>
+struct TileState {
+  Tile<A> tile;
+  Pixels pixels;
+  const int16_t* label;
+  const A *m, *r;
+  TileShares<A> shares;
+};
+
+// The gradient of a tile, to g[c · ld + j], with the shares of further classes in space.more.
+template <typename A>
+void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& of, A* g, int64_t ld,
+                   Workspace<A>& space);
+
+// The gradient of logits to be upsampled.
+template <typename A>
+void upsampled_backward(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Tensor& grad);
+
+}  // namespace edgeloss

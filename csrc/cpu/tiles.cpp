@@ -1,0 +1,309 @@
+// The loops of tiles.h.
+#include "tiles.h"
+
+#include <cstdlib>
+
+#include "vectorize.h"
+
+namespace edgeloss {
+namespace {
+
+constexpr int64_t kBlock = 32;  // classes summed up by themselves
+
+// to[j] = from[j · step].
+template <typename T, typename A>
+void widen_row(const T* from, int64_t step, int64_t n, A* row) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    if (step == 1) {
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j]);
+    } else {
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j * step]);
+    }
+  });
+}
+
+// out[j · step] = row[j].
+template <typename T, typename A>
+void narrow_row(const A* row, int64_t step, int64_t n, T* out) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    if (step == 1) {
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j);
+    } else {
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j * step);
+    }
+  });
+}
+
+template <typename A>
+EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  const int64_t n = tile.n, ld = tile.ld, classes = tile.classes;
+  const A* x = tile.x;
+  A x_y[kTile];     // x(y) - m
+  A part[kTile];    // of r, over some classes: a sum of sums keeps more digits than one of a thousand terms
+  A others[kTile];  // classes that reach the max, but one: an integer, so that r keeps all digits of a small sum
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) m[j] = x[j];
+  for (int64_t c = 1; c < classes; ++c) {
+    const A* row = x + c * ld;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) m[j] = row[j] > m[j] ? row[j] : m[j];
+  }
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    r[j] = A(0);
+    others[j] = A(-1);
+    x_y[j] = A(0);
+  }
+  for (int64_t first = 0; first < classes; first += kBlock) {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) part[j] = A(0);
+    for (int64_t c = first; c < std::min(first + kBlock, classes); ++c) {
+      const A* row = x + c * ld;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A below = row[j] - m[j];
+        part[j] += below == A(0) ? A(0) : exp_negative(below);
+        others[j] += below == A(0) ? A(1) : A(0);
+        x_y[j] = y[j] == static_cast<int32_t>(c) ? below : x_y[j];
+      }
+    }
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) r[j] += part[j];
+  }
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    r[j] += others[j];
+    nll[j] = log1p_positive(r[j]) - x_y[j];
+  }
+}
+
+// The same for C classes, few enough to hold a pixel's logits in registers.
+template <int C, typename A>
+EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  const int64_t n = tile.n, ld = tile.ld;
+  const A* x = tile.x;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A logit[C], top = x[j];
+    for (int c = 0; c < C; ++c) {
+      logit[c] = x[c * ld + j];
+      top = logit[c] > top ? logit[c] : top;
+    }
+    A sum = 0, others = -1, x_y = 0;
+    if constexpr (C == 2) {  // one of them is the max
+      sum = exp_negative((logit[0] - top) + (logit[1] - top));
+      others = 0;
+    }
+    for (int c = 0; c < C; ++c) {
+      const A below = logit[c] - top;
+      if constexpr (C > 2) {
+        sum += below == A(0) ? A(0) : exp_negative(below);
+        others += below == A(0) ? A(1) : A(0);
+      }
+      x_y = y[j] == c ? below : x_y;
+    }
+    m[j] = top;
+    r[j] = sum + others;
+    nll[j] = log1p_positive(r[j]) - x_y;
+  }
+}
+
+template <typename A>
+EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
+  double parts[16] = {};
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) {
+    for (int64_t l = 0; l < 16; ++l) parts[l] += static_cast<double>(value[j + l]);
+  }
+  for (; j < n; ++j) parts[0] += static_cast<double>(value[j]);
+  double sum = 0;
+  for (double part : parts) sum += part;
+  return sum;
+}
+
+}  // namespace
+
+template <typename A>
+bool fits_in_place(const Stored<A>& x, int64_t classes, int64_t n) {
+  if (x.type != kScalarType<A> || x.binary || x.pixel_step != 1 || classes > 32) return false;
+  constexpr int64_t kWay = 1 << 16, kSize = sizeof(A);
+  for (int64_t c = 0; c < classes; ++c) {
+    int64_t meet = 0;
+    for (int64_t other = 0; other < classes; ++other) {
+      const int64_t distance = std::abs(other - c) * x.class_step * kSize % kWay;
+      meet += std::min(distance, kWay - distance) < n * kSize;
+    }
+    if (meet > 4) return false;
+  }
+  return true;
+}
+
+template <typename A>
+void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
+  x.by_type([&](const auto* data) {
+    const auto* first = data + p * x.pixel_step;
+    if (x.binary) {
+      std::fill_n(tile, n, A(0));
+      widen_row(first, x.pixel_step, n, tile + ld);
+    } else if (x.class_step == 1 && classes > 1) {
+      for (int64_t j = 0; j < n; ++j, first += x.pixel_step) {
+        for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = widen(first[c]);
+      }
+    } else {
+      for (int64_t c = 0; c < classes; ++c, first += x.class_step) {
+        // Of 2 bytes each, they are too short a piece of memory for the processor to foresee the next tile's.
+        const auto* next = first + n * x.pixel_step;
+        for (int64_t j = 0; j < n && sizeof(*next) == 2 && x.pixel_step == 1; j += 32) __builtin_prefetch(next + j);
+        widen_row(first, x.pixel_step, n, tile + c * ld);
+      }
+    }
+  });
+}
+
+template <typename A>
+void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p) {
+  out.by_type([&](auto* data) {
+    for (int64_t c = 0; c < count; ++c) {
+      narrow_row(tile + c * ld, out.pixel_step, n, data + c * out.class_step + p * out.pixel_step);
+    }
+  });
+}
+
+int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y) {
+  const int64_t classes = target.classes, ignore_index = target.ignore_index;
+  return target.labels.by_type([&](const auto* labels) {
+    const auto* from = labels + first;
+    return vectorized([=]() EDGELOSS_LOOP {
+      int64_t wrong = 0;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t value = static_cast<int64_t>(from[j]);
+        const bool ignored = value == ignore_index, in_range = value >= 0 && value < classes;
+        y[j] = !ignored && in_range ? static_cast<int32_t>(value) : kIgnored;
+        wrong += !ignored && !in_range;
+      }
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) label[j] = static_cast<int16_t>(y[j]);
+      return wrong;
+    });
+  });
+}
+
+template <typename A>
+void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    if (tile.classes == 2) return statistics_of<2>(tile, y, m, r, nll);
+    if (tile.classes == 3) return statistics_of<3>(tile, y, m, r, nll);
+    if (tile.classes == 4) return statistics_of<4>(tile, y, m, r, nll);
+    statistics_of_many(tile, y, m, r, nll);
+  });
+}
+
+template <typename A>
+void statistics_of_two(const A* first, const A* second, int64_t n, A* m, A* r) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      const A a = first[j], b = second[j], top = b > a ? b : a;
+      r[j] = exp_negative((a - top) + (b - top));
+      m[j] = top;
+    }
+  });
+}
+
+template <typename A>
+void tile_prediction(const Tile<A>& tile, const int32_t* y, const A* m, int16_t* predicted) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    const int64_t n = tile.n;
+    const A* x = tile.x;
+    int32_t first[kTile] = {};
+    for (int64_t c = tile.classes - 1; c > 0; --c) {
+      const A* row = x + c * tile.ld;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) first[j] = row[j] == m[j] ? static_cast<int32_t>(c) : first[j];
+    }
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      predicted[j] = static_cast<int16_t>(y[j] < 0 ? kIgnored : x[j] == m[j] ? 0 : first[j]);
+    }
+  });
+}
+
+template <typename A>
+double row_sum(const A* value, int64_t n) {
+  return vectorized<A>([=]() EDGELOSS_LOOP { return sum_in_parts(value, n); });
+}
+
+template <typename A>
+double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
+  return vectorized<A>([=]() EDGELOSS_LOOP {
+    // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others
+    // too.
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) ce[j] = y[j] >= 0 ? nll[j] : A(0);
+    return sum_in_parts(ce, n);
+  });
+}
+
+template <typename A>
+void fill_factors(const int16_t* label, int64_t n, A alpha, A at_y, Factors<A>& factors) {
+  vectorized<A>([=, out = &factors]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      out->y[j] = label[j];
+      out->alpha[j] = label[j] < 0 ? A(0) : alpha;
+      out->at_y[j] = label[j] < 0 ? A(0) : at_y;
+    }
+  });
+}
+
+template <typename A>
+void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const A* m, const A* r, A* g, int64_t ld_g) {
+  vectorized<A>([=, alpha = factors.alpha, at_y = factors.at_y, y = factors.y]() EDGELOSS_LOOP {
+    const int64_t n = tile.n, ld = tile.ld;
+    A scale[kTile];
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
+    if (tile.classes == 2) {  // one of them is the max, and r is what the other one comes to
+      for (int64_t c = 0; c < 2; ++c) {
+        const A* row = tile.x + c * ld;
+        A* out = g + c * ld_g;
+        EDGELOSS_INDEPENDENT
+        for (int64_t j = 0; j < n; ++j) {
+          const A value = scale[j] * (row[j] == m[j] ? A(1) : r[j]) - (y[j] == c ? at_y[j] : A(0));
+          out[j] = y[j] < 0 ? A(0) : value;
+        }
+      }
+      return;
+    }
+    for (int64_t c = 0; c < tile.classes; ++c) {
+      const A* row = tile.x + c * ld;
+      A* out = g + c * ld_g;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
+        out[j] = y[j] < 0 ? A(0) : value;
+      }
+    }
+  });
+}
+
+#define EDGELOSS_INSTANTIATE(A)                                                                    \
+  template bool fits_in_place(const Stored<A>&, int64_t, int64_t);                                 \
+  template void read_tile(const Stored<A>&, int64_t, int64_t, int64_t, A*, int64_t);               \
+  template void write_tile(const A*, int64_t, int64_t, int64_t, const Stored<A, void*>&, int64_t); \
+  template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                       \
+  template void statistics_of_two(const A*, const A*, int64_t, A*, A*);                            \
+  template void tile_prediction(const Tile<A>&, const int32_t*, const A*, int16_t*);               \
+  template double row_sum(const A*, int64_t);                                                      \
+  template double tile_cross_entropy(const A*, const int32_t*, int64_t, A*);                       \
+  template void fill_factors(const int16_t*, int64_t, A, A, Factors<A>&);                          \
+  template void tile_softmax(const Tile<A>&, const Factors<A>&, const A*, const A*, A*, int64_t);
+EDGELOSS_INSTANTIATE(float)
+EDGELOSS_INSTANTIATE(double)
+
+}  // namespace edgeloss

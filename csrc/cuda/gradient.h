@@ -1,0 +1,124 @@
+// The gradient of a pixel. For both backward passes.
+#pragma once
+
+#include <cstdint>
+
+#include "../upstream.h"
+#include "call.h"
+
+namespace edgeloss {
+
+// Where a pixel's gradient goes.
+template <typename T>
+struct GradientOutput {
+  T* grad;
+  Steps steps;
+
+  template <typename A>
+  __device__ void store(bool binary, int64_t image, int64_t pixel, int64_t c, A value) const {
+    if (binary && c == 0) return;  // there is no such logit
+    const int64_t channel = binary ? 0 : c;
+    grad[image * steps.image + channel * steps.channel + pixel * steps.pixel] = static_cast<T>(value);
+  }
+};
+
+// The gradient of a pixel, alpha · p(c) - at_y · [c = y] - uniform · weight(c) for the cross-entropy; near edge pixels
+// they change alpha and at_y, and give something to single classes.
+template <typename A>
+struct PixelGradient {
+  A alpha = 0, at_y = 0, uniform = 0;
+  int likely = -1;   // the class k ≠ y with p(k) > 1/2 that edge pixels want less of
+  A likely_sum = 0;  // Σ π · slope for it
+
+  // total: the call's smoothed_weight().
+  template <typename C>
+  __device__ PixelGradient(const C& call, const Upstream<A>& upstream, int64_t i, int16_t y, A total) {
+    if (y < 0) return;
+    const A ce = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
+    uniform = ce * (call.label_smoothing / static_cast<A>(call.g.classes));
+    at_y = ce * (A(1) - call.label_smoothing) * call.weight_of(y);
+    alpha = at_y + uniform * total;
+  }
+
+  // Adds what the edge pixels around give, of those whose class is wanted(k). Calls give(k, Σ π · slope) for a class k
+  // that is neither y nor likely, any number of times.
+  template <typename C, typename X, typename W, typename F>
+  __device__ __forceinline__ void add_edges(const C& call, const Upstream<A>& upstream, const Place& at, int16_t y,
+                                            const X& x, A m, A r, const W& wanted, const F& give) {
+    const Geometry& g = call.g;
+    for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
+      const int64_t centre = at.base + n, i = at.base + at.pixel;
+      if (!call.edge[centre]) return;
+      const int16_t k = call.label[centre];
+      if (!wanted(k)) return;
+      const int side = k != y;
+      const A x_k = x.at(at.pixel, k);
+      A p, complement;
+      probabilities(x_k, m, r, p, complement);
+      const Side<A> mean = call.load(side, centre);
+      const A pi = share(mean, call.power, side ? complement : p, call.log_weight(centre, mean.nearest, i),
+                         [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
+      const bool is_false = call.edge[centre] == kFalseEdge;
+      const A v = is_false ? call.pixel_weight_of(centre) : call.edge_weight_of(centre, k);
+      const A value = upstream.at(is_false ? Row::kFalseEdge : Row::kSameSide + side, centre, v) * pi;
+      if (side == 0) {  // ∂S = π (p(c) - δ_cy)
+        alpha += value;
+        at_y += value;
+      } else if (is_likely(x_k, m, r)) {
+        likely = k;
+        likely_sum += value * other_slope(p, complement, true);
+      } else {
+        give(k, value * other_slope(p, complement, false));
+      }
+    });
+  }
+};
+
+// The same, ready to be read off class by class.
+template <typename A>
+struct ClassGradient {
+  A scale, factor, top = 0, at_y, uniform, likely_sum;
+  int likely;
+  bool by_logarithm;
+
+  template <typename X>
+  __device__ ClassGradient(const PixelGradient<A>& pixel_gradient, const X& x, int64_t pixel, int64_t classes, A m, A r)
+      : scale(pixel_gradient.alpha / (A(1) + r)),
+        at_y(pixel_gradient.at_y),
+        uniform(pixel_gradient.uniform),
+        likely_sum(pixel_gradient.likely_sum),
+        likely(pixel_gradient.likely) {
+    // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
+    const bool by_product = likely >= 0 && r > A(1e-12);
+    by_logarithm = likely >= 0 && !by_product;
+    factor = by_product ? scale - likely_sum / r : scale;
+    if (by_logarithm) top = log_rest(x, pixel, classes, m, r);
+  }
+
+  // below: x(c) - m; weight: that of class c, read with label smoothing only.
+  template <typename W>
+  __device__ A of(int64_t c, int16_t y, A below, const W& weight) const {
+    A value = (c == likely ? scale : factor) * exp_negative(below) - (c == y ? at_y : A(0));
+    if (c == likely) value += likely_sum;
+    if (by_logarithm && c != likely) value -= likely_sum * exp_negative(below - top);
+    if (uniform != A(0)) value -= uniform * weight(c);
+    return value;
+  }
+};
+
+// Whether a pixel has an edge pixel next to it, and counts.
+template <typename C>
+__device__ __forceinline__ bool is_near_edge(const C& call, const Place& at) {
+  bool near = false;
+  if (call.label[at.base + at.pixel] >= 0) {
+    for_each_neighbor(call.g, at.row, at.column, [&](int64_t n) { near |= call.edge[at.base + n] != 0; });
+  }
+  return near;
+}
+
+// The gradient of logits to be upsampled.
+template <typename T, typename A>
+void upsampled_backward(const Call<T, A, true>& call, const Upstream<A>& upstream, const GradientOutput<T>& output,
+                        const Tensor& logits, cudaStream_t stream);
+
+}  // namespace edgeloss

@@ -175,6 +175,16 @@ def sum_rows(maps: TermMaps, y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor
     return torch.stack([rows[row] for row in sorted(rows)])
 
 
+def term_weights(options: Options) -> dict[str, float]:
+    """Return the weight of each term in the loss, in the order of ``TERM_ROWS``."""
+    return {
+        "cross_entropy": options.ce_weight,
+        "same_side": options.edge_weight * options.same_side_weight,
+        "other_side": options.edge_weight * options.other_side_weight,
+        "false_edge": options.edge_weight * options.false_edge_weight,
+    }
+
+
 def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
     """Return the loss, 0-d: each term over its denominator, times its weight. Over nothing it is 0, with gradient 0.
 
@@ -184,8 +194,8 @@ def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
         e: Σ_E v · u, 0-d.
         options: of the call.
     """
-    of_edges = (options.same_side_weight, options.other_side_weight, options.false_edge_weight)
-    scale = torch.stack([options.ce_weight / w, *(options.edge_weight * weight / e for weight in of_edges)])
+    ce_weight, *edge_weights = term_weights(options).values()
+    scale = torch.stack([ce_weight / w, *(weight / e for weight in edge_weights)])
     return (terms * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
 
 

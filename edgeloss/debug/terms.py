@@ -26,12 +26,14 @@ class _Terms(NamedTuple):
         ce_pixel_weight: weights of the cross-entropy's and of false-edge pixels; None for ones.
         edge_pixel_weight: weights of edge pixels.
         normalizer: the denominators (W, E).
+        weights: the weight of each term in the loss.
     """
 
     maps: reduction.TermMaps
     ce_pixel_weight: Tensor | None
     edge_pixel_weight: Tensor | None
     normalizer: tuple[Tensor, Tensor]
+    weights: dict[str, float]
 
 
 def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
@@ -46,16 +48,15 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
     except Exception as error:  # of a subclass with other arguments
         return Node("terms", f"not evaluated; {first_line(error)}")
     w, e = terms.normalizer
-    edge_weight = criterion.edge_weight
     parts = {
-        "cross_entropy": (criterion.ce_weight, terms.ce_pixel_weight, w),
-        "same_side": (edge_weight * criterion.same_side_weight, terms.edge_pixel_weight, e),
-        "other_side": (edge_weight * criterion.other_side_weight, terms.edge_pixel_weight, e),
-        "false_edge": (edge_weight * criterion.false_edge_weight, terms.ce_pixel_weight, e),
+        "cross_entropy": (terms.ce_pixel_weight, w),
+        "same_side": (terms.edge_pixel_weight, e),
+        "other_side": (terms.edge_pixel_weight, e),
+        "false_edge": (terms.ce_pixel_weight, e),
     }
     nodes = []
-    for name, (term_weight, pixel_weight, denominator) in parts.items():
-        if term_weight:
+    for name, (pixel_weight, denominator) in parts.items():
+        if terms.weights[name]:
             values = getattr(terms.maps, name)
             values = values if pixel_weight is None else values * pixel_weight
             loss = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
@@ -93,7 +94,13 @@ def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
     )
     maps = cast("reduction.TermMaps", evaluation.maps)
     edge_weight = reduction.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, edge_class_weight)
-    return _Terms(maps, pixel_weight, edge_weight, reduction.shared_denominators(evaluation.sums, inputs, options))
+    return _Terms(
+        maps=maps,
+        ce_pixel_weight=pixel_weight,
+        edge_pixel_weight=edge_weight,
+        normalizer=reduction.shared_denominators(evaluation.sums, inputs, options),
+        weights=reduction.term_weights(options),
+    )
 
 
 def blame_term(terms: Node, logits: Tensor) -> Finding:

@@ -2,7 +2,7 @@
 """Label images with a network that train.py trained.
 
 For each image, this writes OUTPUT/labels/NAME.png with the class index of each pixel and a palette of the class
-colours, and OUTPUT/classes.txt with the class names. To compute metrics, run
+colors, and OUTPUT/classes.txt with the class names. To compute metrics, run
 `edgeloss metrics --pred OUTPUT/labels --mask ... --classes OUTPUT/classes.txt`.
 
 Images are resized as in training, or by --scale, and the logits are resized back. With --window, the image goes through
@@ -54,7 +54,7 @@ class Predictor(NamedTuple):
         network: images [B, 3, h, w] to logits [B, C, h, w].
         device: device of the network.
         classes: names of the classes.
-        colors: colours of the classes, [C, 3] uint8.
+        colors: colors of the classes, [C, 3] uint8.
         ignore_index: label of the pixels that were ignored in training.
         size: (h, w) that images are resized to; None to keep their size.
         scale: factor that images are resized by; None for none.
@@ -147,7 +147,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         folder: the output folder.
-        overlay: write the class colours over the image, too.
+        overlay: write the class colors over the image, too.
         probabilities: write probabilities, too.
     """
 
@@ -297,7 +297,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FOLDER",
         help="output folder, created if missing; files of an earlier call are replaced",
     )
-    add("--overlay", action="store_true", help="also write overlays/NAME.jpg: the class colours over the image")
+    add("--overlay", action="store_true", help="also write overlays/NAME.jpg: the class colors over the image")
     add(
         "--probabilities",
         action="store_true",

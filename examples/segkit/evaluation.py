@@ -34,7 +34,7 @@ def evaluate(
     """Evaluate a model on a data set as if all of it were one batch.
 
     All figures are sums over sums, not means of means. Each process evaluates its part, and all return the figures of
-    the whole set. Edge pixels are those with a neighbour (of 8) of another class, whatever the criterion's own radius,
+    the whole set. Edge pixels are those with a neighbor (of 8) of another class, whatever the criterion's own radius,
     so that all losses are compared on the same pixels.
 
     Args:

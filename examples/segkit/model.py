@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def _convs(*channels: int) -> nn.Sequential:
-    """Return 3×3 convolutions with group normalisation and ReLU."""
+    """Return 3×3 convolutions with group normalization and ReLU."""
     layers: list[nn.Module] = []
     for before, after in pairwise(channels):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
@@ -16,7 +16,7 @@ def _convs(*channels: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """U-Net (Ronneberger et al. 2015) with group normalisation, for images of any size.
+    """U-Net (Ronneberger et al. 2015) with group normalization, for images of any size.
 
     The way down has two convolutions per level, the way up one. Level k has ``width * 2**k`` channels.
 

@@ -16,14 +16,14 @@ Crop = Callable[[slice, slice], Tensor]  # rows and columns to that part of the 
 def cover(length: int, window: int, overlap: int) -> list[tuple[int, Tensor]]:
     """Cover an axis evenly with as few windows as possible, and weight their pixels.
 
-    Over the overlap with a neighbour, the weight of a window is 0 in the outer quarter, where the network sees least of
+    Over the overlap with a neighbor, the weight of a window is 0 in the outer quarter, where the network sees least of
     the surroundings, rises linearly over the next two quarters, and is full from there on. So a network whose receptive
     field reaches no further than ``overlap // 4`` pixels returns exactly the logits of the whole image.
 
     Args:
         length: length of the axis.
         window: length of a window, ≤ `length`.
-        overlap: minimum overlap of two neighbours, 0 ≤ overlap < window.
+        overlap: minimum overlap of two neighbors, 0 ≤ overlap < window.
 
     Returns:
         The start and the weights [window] float32 of each window; at each pixel the weights sum to 1.
@@ -58,7 +58,7 @@ def window_logits(
         crop: returns a part of the image.
         size: size (H, W) of the image.
         window: size (h, w) of a window, cut to the image.
-        overlap: minimum overlap of neighbours, in pixels.
+        overlap: minimum overlap of neighbors, in pixels.
         batch_size: windows that go through the network together.
 
     Yields:
@@ -103,7 +103,7 @@ def upsample(
         yield from bands
         return
     (height, _), (new_height, new_width) = size, new_size
-    # Pixel centres keep their place; the first and the last row extend to the border.
+    # Pixel centers keep their place; the first and the last row extend to the border.
     source = ((torch.arange(new_height) + 0.5) * (height / new_height) - 0.5).clamp(0, height - 1)
     above = source.floor().long()
     below = (above + 1).clamp(max=height - 1)

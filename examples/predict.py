@@ -303,7 +303,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="also write probabilities/NAME.npy, [C, H, W] float16, which edgeloss view --pred reads",
     )
-    add("--scale", type=float, help="resize images by this factor instead of to the size of training")
+    add("--scale", type=float, metavar="FACTOR", help="resize images by this factor instead of to the size of training")
     add("--window", type=int, nargs=2, metavar=("H", "W"), help="compute each image in windows of this size")
     add(
         "--overlap",

@@ -1,28 +1,27 @@
 #!/usr/bin/env python3
-"""Tell which pixels carry the gradient of each term of the loss, at several stages of a training.
+"""Measure which pixels carry the gradient of each term of the loss in training.
 
-A network is trained as quality.py trains, a fifth of the training images held out, under plain cross-entropy unless
-another loss is chosen. Its logits of some of the held-out images then get the gradient of each term alone, q being the
-exponent of the mean over neighbours:
+A network is trained as in quality.py, under cross-entropy unless another loss is chosen, with a fifth of the training
+images held out. At several stages of the training, the gradient of each term alone is computed for its logits of some
+held-out images; q is the exponent of the mean over neighbors:
 
   CE     mean cross-entropy
   CE|E   mean cross-entropy over the edge pixels E: what the control, edge-weighted cross-entropy, adds
   S, O   the same-side and the other-side term
-  F      a candidate, "false edges": S at the pixels outside E whose predicted class differs from that of one of the 8
-         pixels around them, its sum divided by |E|
+  F      false edges: S at the pixels outside E whose predicted class differs from that of one of the 8 pixels around
+         them, its sum divided by |E|
 
 Some complete losses of baselines/recipes.py follow. A pixel's part of a gradient is the sum of |∂/∂x(c)| over its
 classes. For each term the tables show
 
-  strength   its whole gradient, that of CE being 1: how strong a weight of 1 makes it
-  effective  how many pixels carry it, (Σg)² / Σg², divided by |E|
-  to label   of what it pushes up, how much is the logit of the pixel's own label
-  cos        cosine of the angle to the gradient of CE, to that of CE|E, and to that of the same term with the first q
-  shares     what falls on pixels by their distance to the nearest border, by what the network makes of them, by the
-             structure that they belong to, and by their label
+  strength   its whole gradient relative to that of CE: how strong a weight of 1 makes it
+  effective  the number of pixels that carry it, (Σg)² / Σg², divided by |E|
+  to label   the share of the increased logits that belongs to the pixel's own label
+  cos        cosine of the angle to the gradient of CE, of CE|E, and of the same term with the first q
+  shares     its parts on pixels grouped by distance to the nearest border, by prediction, by structure, and by label
 
-"leak" is a wrong class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels are in no 5×5 square of
-their class; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
+A "leak" is a wrong prediction of a class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels are in no 5×5
+square of their class; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 EXAMPLES = """\
 examples:
-  nice python benchmarks/gradient_shares.py                # trains, where runs/gradient-shares/ holds nothing yet
+  nice python benchmarks/gradient_shares.py                # trains if runs/gradient-shares/ is empty
   python benchmarks/gradient_shares.py --loss ours --option edge_weight=2 --output /tmp/shares.json
   python benchmarks/gradient_shares.py --stages 2 6 --powers 1 0.5 0 -1 -4 --output /tmp/shares.json
   python benchmarks/gradient_shares.py --data data/shapes --size 32 32 --epochs 2 --stages 1 2 --output /tmp/shares.json
 """
 
 CONFIDENT = 0.9
-SQUARE = (2, 2)  # around its centre: 5×5
+SQUARE = (2, 2)  # around its center: 5×5
 NEXT = (1, 1)
 EDGE_CE = "CE|E"
 BY_POWER = " q="
@@ -79,7 +78,7 @@ LOSSES: list[tuple[str, Options]] = [
     *(("ours", {"edge_weight": weight, "power": power}) for weight in (0.5, 2.0) for power in (1.0, 0.0)),
 ]
 
-Groups = dict[str, dict[str, Tensor]]  # masks [B, H, W] by kind and name; those of a kind share out the valid pixels
+Groups = dict[str, dict[str, Tensor]]  # masks [B, H, W] by kind and name; each kind partitions the valid pixels
 Row = dict[str, Any]
 
 
@@ -87,30 +86,33 @@ Row = dict[str, Any]
 
 
 def one_hot(y: Tensor, valid: Tensor, classes: int) -> Tensor:
-    """Where each class is the label, bool [B, C, H, W]."""
+    """Return where each class is the label, bool [B, C, H, W]."""
     return (torch.where(valid, y, -1)[:, None] == torch.arange(classes, device=y.device).view(-1, 1, 1)).contiguous()
 
 
 def grown(masks: Tensor, radius: Sequence[int]) -> Tensor:
-    """Masks [B, C, H, W], each with all that is within radius of it."""
+    """Dilate masks [B, C, H, W] by a radius."""
     return within_reach(masks.flatten(0, 1), radius).view_as(masks)
 
 
 def thin(own: Tensor, valid: Tensor) -> Tensor:
-    """The pixels of each class that an opening by the square takes away, bool [B, C, H, W].
+    """Return the pixels of each class that an opening by the square removes.
 
-    Void pixels and those outside the image count for any class: nothing is thin because it is cut off by them.
+    Void pixels and those outside the image count as any class, so that nothing is thin because they cut it off.
 
     Args:
         own: ``one_hot`` of the labels.
         valid: [B, H, W] bool.
+
+    Returns:
+        [B, C, H, W] bool.
     """
     others = valid[:, None] & ~own
     return own & ~grown(~grown(others, SQUARE), SQUARE)
 
 
 def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[str]) -> Groups:
-    """The pixels by distance, by state, by structure and by class."""
+    """Group the pixels by distance, state, structure and class."""
     own, edges = one_hot(y, valid, len(classes)), find_edges(y, valid, NEXT)
     d = boundary_distance(torch.where(valid, y, void), ignore_index=void)
 
@@ -154,13 +156,13 @@ def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[
 
 
 def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequence[float]) -> dict[str, Tensor]:
-    """The gradient of each term and whole loss with respect to the logits, [B, C, H, W]."""
+    """Compute the gradient [B, C, H, W] of each term and complete loss."""
     x = x.detach().requires_grad_()
     edges = find_edges(y, valid, NEXT)
     size = edges.sum().clamp(min=1)
     ce = cross_entropy_map(x, y, valid, None, 0.0)
     at_edges = neighbor_pairs(x, y, valid, edges, None, NEXT)
-    # Outside E all neighbours are of the same side.
+    # Outside E all neighbors are on the same side.
     at_false_edges = neighbor_pairs(x, y, valid, find_false_edges(x, edges, valid, NEXT), None, NEXT)
 
     def edge_term(found: Pairs, side: int, q: float) -> Tensor:
@@ -181,7 +183,7 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequenc
 
 
 def shares_of(g: Tensor, groups: Groups) -> dict[str, dict[str, float]]:
-    """Which part of a map g ≥ 0 [B, H, W] falls on each group; 0 of nothing."""
+    """Return the share of each group in a map g ≥ 0 [B, H, W]; 0 if the map is 0."""
     total = g.sum(dtype=torch.float64).item() or 1.0
     return {
         kind: {name: g[mask].sum(dtype=torch.float64).item() / total for name, mask in masks.items()}
@@ -190,7 +192,7 @@ def shares_of(g: Tensor, groups: Groups) -> dict[str, dict[str, float]]:
 
 
 def describe(gradients: Mapping[str, Tensor], y: Tensor, valid: Tensor, groups: Groups) -> dict[str, Row]:
-    """What the tables tell of each term, and first of the pixels alone."""
+    """Return the figures of the pixels alone, then of each term."""
     edges = groups["distance"]["E"].sum().item()
     rows: dict[str, Row] = {"pixels": {"shares": shares_of(valid.double(), groups)}}
     own = one_hot(y, valid, next(iter(gradients.values())).shape[1])
@@ -206,7 +208,7 @@ def describe(gradients: Mapping[str, Tensor], y: Tensor, valid: Tensor, groups: 
         rows[name] = {
             "strength": total / (whole["CE"].abs().sum().item() or 1.0),
             "effective": total**2 / (g.square().sum().item() or 1.0) / max(edges, 1),
-            # The classes of a pixel sum to 0: half of its norm goes up.
+            # The gradient of a pixel sums to 0 over the classes: half of its norm increases logits.
             "to_label": -gradient[own].sum().item() / (total / 2 or 1.0),
             "cos_ce": cosine(name, "CE"),
             "cos_edge_ce": cosine(name, EDGE_CE),
@@ -220,10 +222,10 @@ def describe(gradients: Mapping[str, Tensor], y: Tensor, valid: Tensor, groups: 
 
 
 class Staged(Training):
-    """A training that keeps the network of every epoch."""
+    """A training that saves the network of every epoch."""
 
     def stage(self, epoch: int) -> Path:
-        """The checkpoint of an epoch."""
+        """Return the path of an epoch's checkpoint."""
         return self.checkpoint.with_name(f"{self.run.slug}-epoch{epoch}.pt")
 
     def score(self, **about: float) -> None:
@@ -235,7 +237,7 @@ class Staged(Training):
 
 @torch.no_grad()
 def predict(training: Staged, epoch: int, images: Tensor) -> tuple[Tensor, Row]:
-    """The logits [B, C, H, W] of a stage, and what it scored."""
+    """Return the logits [B, C, H, W] of a stage, and its scores."""
     state = load_checkpoint(training.stage(epoch))
     training.model.load_state_dict(state["model"])
     training.model.eval()
@@ -243,9 +245,10 @@ def predict(training: Staged, epoch: int, images: Tensor) -> tuple[Tensor, Row]:
 
 
 def examine(training: Staged, epoch: int, count: int, powers: Sequence[float]) -> Row:
-    """All figures of a stage, from so many of the held-out images."""
+    """Compute all figures of a stage, from ``count`` of the held-out images."""
     images, targets = (torch.cat(parts) for parts in zip(*training.evaluated, strict=True))
-    chosen = torch.linspace(0, len(images) - 1, min(count, len(images))).long()  # frames of a video resemble each other
+    # Evenly spaced, since neighboring frames of a video look similar.
+    chosen = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
     x, scores = predict(training, epoch, images[chosen])
     y, valid = labels(targets[chosen], x.shape[1], training.void)
     groups = groups_of(x, y, valid, training.void, training.classes)
@@ -254,7 +257,7 @@ def examine(training: Staged, epoch: int, count: int, powers: Sequence[float]) -
 
 
 def rounded(figures: Any) -> Any:  # noqa: ANN401
-    """The same nest of figures, with as many digits as anyone reads."""
+    """Round all figures to four digits."""
     if isinstance(figures, dict):
         return {key: rounded(value) for key, value in figures.items()}
     if isinstance(figures, list):
@@ -266,7 +269,7 @@ def rounded(figures: Any) -> Any:  # noqa: ANN401
 
 
 def markdown(stage: Row) -> str:
-    """The tables of a stage."""
+    """Write the tables of a stage as Markdown."""
     terms: dict[str, Row] = stage["terms"]
     lines = [f"after epoch {stage['epoch']}: held-out mIoU {stage['miou']:.1%}, Boundary F1 (1 px) {stage['f1_1']:.1%}"]
     lines += ["", "| term | strength | effective | to label | cos CE | cos CE\\|E | cos q |", "|---|" + "--:|" * 6]
@@ -284,7 +287,7 @@ def markdown(stage: Row) -> str:
 
 
 def escaped(name: str) -> str:
-    """A term's name as a cell of a table."""
+    """Escape a term's name for a cell of a table."""
     return name.replace("|", "\\|")
 
 
@@ -292,7 +295,7 @@ def escaped(name: str) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -301,16 +304,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=ROOT.parent / "shared" / "camvid",
         metavar="DIR",
-        help="with train/ and classes.txt (default: %(default)s)",
+        help="folder with train/ and classes.txt (default: %(default)s)",
     )
-    parser.add_argument("--images", type=int, default=16, help="held-out ones to examine (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=16, help="held-out images to examine (default: %(default)s)")
     parser.add_argument(
-        "--stages", type=int, nargs="+", default=[1, 4, 8], metavar="EPOCH", help="to examine (default: 1 4 8)"
+        "--stages", type=int, nargs="+", default=[1, 4, 8], metavar="EPOCH", help="epochs to examine (default: 1 4 8)"
     )
     parser.add_argument("--powers", type=float, nargs="+", default=[1, 0, -1], metavar="Q", help="default: 1 0 -1")
-    parser.add_argument("--loss", default="ce", choices=list(RECIPES), help="of the training (default: %(default)s)")
+    parser.add_argument("--loss", default="ce", choices=list(RECIPES), help="loss to train with (default: %(default)s)")
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help="of that loss")
-    parser.add_argument("--epochs", type=int, default=8, help="of the training (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs to train (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
         "--size", type=int, nargs=2, default=[120, 160], metavar=("HEIGHT", "WIDTH"), help="default: 120 160"
@@ -320,7 +323,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=ROOT / "runs" / "gradient-shares",
         metavar="DIR",
-        help="checkpoints, from which a killed run goes on (default: %(default)s)",
+        help="checkpoints, to resume a killed run (default: %(default)s)",
     )
     parser.add_argument(
         "--output", type=Path, default=RESULTS / "gradient-shares.json", metavar="FILE", help="default: %(default)s"
@@ -328,14 +331,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args(arguments)
     if wrong := [stage for stage in options.stages if not 1 <= stage <= options.epochs]:
-        parser.error(f"--stages: expected some of the epochs 1 to {options.epochs}, but got {wrong}")
+        parser.error(f"--stages: expected epochs from 1 to {options.epochs}, but got {wrong}")
     if options.images < 1:
         parser.error(f"--images: expected at least 1, but got {options.images}")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what is left to train, examine the stages, print the tables and write the figures."""
+    """Train, examine the stages, print the tables and write the figures."""
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     data = options.data.resolve()

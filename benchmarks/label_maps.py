@@ -17,7 +17,7 @@ Labels = npt.NDArray[np.uint8]
 
 
 def blobs(batch: int, size: tuple[int, ...], classes: int, points: int) -> Labels:
-    """Generate labels of smooth regions: each pixel has the class of the nearest of some random points."""
+    """Generate smooth regions: each pixel has the class of the nearest random point."""
     random = np.random.default_rng(0)
     out = np.empty((batch, *size), dtype=np.uint8)
     for image in out:
@@ -32,7 +32,7 @@ def blobs(batch: int, size: tuple[int, ...], classes: int, points: int) -> Label
 
 
 def regions(batch: int, size: tuple[int, ...], classes: int, radius: int) -> Labels:
-    """Generate blobs with at least 4 % edge pixels: street scenes have 4 to 6 % at radius 1."""
+    """Generate blobs with at least 4 % edge pixels, as in street scenes at radius 1."""
     points = 2
     while edge_fraction(labels := blobs(batch, size, classes, points), radius) < 0.04:
         points += 1
@@ -40,7 +40,7 @@ def regions(batch: int, size: tuple[int, ...], classes: int, radius: int) -> Lab
 
 
 def scenes(masks: Path, batch: int, size: tuple[int, ...], classes: int) -> Labels:
-    """Read real masks, tile them to the size, and take their labels modulo the number of classes."""
+    """Read real masks and tile them to the size; labels are taken modulo the classes."""
     paths = sorted(masks.glob("*.png"))
     out = []
     for i in range(batch):

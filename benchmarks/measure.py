@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def processor() -> str:
-    """Return the name of the processor, or its architecture if the system has no name for it."""
+    """Return the name of the processor, or its architecture if it has no name."""
     info = Path("/proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()
@@ -39,7 +39,10 @@ def alone(function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
 
 
 def median_seconds(runs: Mapping[str, Run], rounds: int, device: str = "cpu") -> dict[str, float]:
-    """Return the median time of each run; the runs take turns, so that a change of clock rate affects all of them."""
+    """Return the median time of each run.
+
+    The runs take turns, so that a change of clock rate affects all of them.
+    """
     seconds_of = stopwatch(device)
     rows = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(rounds)]
     return {name: statistics.median(row[name] for row in rows) for name in runs}
@@ -77,7 +80,7 @@ def stopwatch(device: str) -> Callable[[Run], float]:
 
 
 def added_memory(run: Run, device: str = "cpu") -> int:
-    """Return the bytes that a run allocates at its peak, in addition to what was allocated before."""
+    """Return the bytes that a run adds to the allocated memory at its peak."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -94,7 +97,7 @@ def added_memory(run: Run, device: str = "cpu") -> int:
 
 
 def _reset_peak() -> None:
-    """Set the peak of this process's memory to its present memory, where the system allows it."""
+    """Set the peak of this process's memory to its present memory, if possible."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -102,7 +105,7 @@ def _reset_peak() -> None:
 
 
 def _resident(key: str) -> int:
-    """Return the bytes of this process's memory: ``VmRSS`` for now, ``VmHWM`` for the peak."""
+    """Return this process's memory in bytes: ``VmRSS`` now, ``VmHWM`` at the peak."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     if key not in status:  # in some sandboxes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

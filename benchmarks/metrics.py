@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Time the boundary metrics over a folder of masks, against the same masks moved by some pixels as a prediction.
+"""Time the boundary metrics over a folder of masks.
 
-Reading the masks is not timed. Each metric is timed alone, by batches, from labels to its value.
+The prediction is the same masks, shifted by some pixels. Reading them is not timed. Each metric is timed alone, in
+batches, from labels to value.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ EXAMPLE = "example: python benchmarks/metrics.py --masks ../shared/camvid/val/ma
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE)
-    parser.add_argument("--masks", type=Path, required=True, metavar="DIR", help="label masks of one size (*.png)")
-    parser.add_argument("--classes", type=int, required=True, help="how many there are")
-    parser.add_argument("--void", type=int, default=255, help="label of void pixels (default: %(default)s)")
-    parser.add_argument("--shift", type=int, default=2, help="pixels down and right (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="images a batch (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="the fastest counts (default: %(default)s)")
+    parser.add_argument("--masks", type=Path, required=True, metavar="DIR", help="label masks of equal size, *.png")
+    parser.add_argument("--classes", type=int, required=True, help="number of classes")
+    parser.add_argument("--void", type=int, default=255, help="void label (default: %(default)s)")
+    parser.add_argument("--shift", type=int, default=2, help="shift down and right in pixels (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="images per batch (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
     options = parser.parse_args()
     if not any(options.masks.glob("*.png")):
-        parser.error(f"--masks: expected a folder with *.png but got {options.masks}")
+        parser.error(f"--masks: expected a folder with *.png, but got {options.masks}")
     return options
 
 
 def timed(metric: Metric, pred: torch.Tensor, target: torch.Tensor, batch: int) -> tuple[float, float]:
-    """How many seconds the metric takes for the set, and its value."""
+    """Return the seconds that a metric takes for all masks, and its value."""
     metric.reset()
     start = time.perf_counter()
     for p, t in zip(pred.split(batch), target.split(batch), strict=True):
@@ -64,7 +65,7 @@ def main() -> None:
         **{f"Boundary F1, radius {r}": BoundaryF1(radius=r, **arguments) for r in (1, 3, 5)},
         **{f"trimap IoU, radius {r}": TrimapIoU(radius=r, **arguments) for r in (1, 3, 5)},
     }
-    table = Table("metric", "value", "s", "ms an image", caption=f"{list(target.shape)}, batches of {options.batch}")
+    table = Table("metric", "value", "s", "ms per image", caption=f"{list(target.shape)}, batches of {options.batch}")
     total = 0.0
     for name, metric in metrics.items():
         metric.to(options.device)

@@ -11,10 +11,15 @@ from PIL import Image
 if TYPE_CHECKING:  # slow to import, and not needed where nothing is drawn
     from matplotlib.figure import Figure
 
+LIMIT = 500_000  # bytes
+
 
 def save_figure(figure: Figure, path: Path, dpi: int) -> None:
-    """Write a figure as a PNG with 256 colours, chosen for it: about a third of the size with all colours."""
+    """Write a figure as a PNG, reduced to 256 colors if it exceeds 500 kB."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
-    Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    if buffer.tell() > LIMIT:
+        Image.open(buffer).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    else:
+        path.write_bytes(buffer.getvalue())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train one network under many losses and compare; the package ``quality`` does it."""
+"""Train one network under many losses and compare them."""
 
 import sys
 

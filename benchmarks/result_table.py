@@ -21,9 +21,9 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def add_rows(path: Path, rows: Iterable[Row], key: Callable[[Row], str]) -> None:
-    """Add rows to a table, which stays sorted by key; a row replaces the one with the same key.
+    """Add rows to a table; each replaces a row with the same key.
 
-    Several processes may add to the same table at once.
+    The table stays sorted by key. Several processes may add to the same table at the same time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):

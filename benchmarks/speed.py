@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Time the loss, forward and backward, next to cross-entropy and other ways to compute the same.
+"""Time the loss, forward and backward, compared with cross-entropy.
 
-Every case runs in a process of its own, since torch.compile changes how fast other code runs after it. Its candidates
-take turns, round after round, so that a change of clock rate affects all of them; the table shows medians as ratios to
-eager ``F.cross_entropy`` on the same tensors, timed in the same process. Memory is what a forward and backward pass
-adds to its process at the peak, without the gradient, divided by the number of pixels.
+Other ways to compute the same loss are timed as well. Every case runs in a process of its own, since torch.compile
+changes how fast other code runs after it. Its candidates take turns, round after round, so that a change of clock rate
+affects all of them; the table shows medians as ratios to eager ``F.cross_entropy`` on the same tensors, timed in the
+same process. Memory is what a forward and backward pass adds to its process at the peak, without the gradient, divided
+by the number of pixels.
 
 The part for CUDA devices has not been run on one yet.
 """
@@ -162,14 +163,14 @@ def labels_of(case: Case, masks: Path | None) -> tuple[str, Labels]:
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute cross-entropy, the baseline; logits of lower resolution are interpolated first."""
+    """Compute cross-entropy; logits of lower resolution are interpolated first."""
     if logits.shape[2:] != target.shape[1:]:
         logits = F.interpolate(logits, target.shape[1:], mode="bilinear", align_corners=False)
     return F.cross_entropy(logits, target, ignore_index=VOID)
 
 
 def unfolded(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the loss with its defaults in the plainest way: all neighbors of all pixels at once."""
+    """Compute the loss in the plainest way, with all neighbors of all pixels at once."""
     classes = logits.shape[1]
     valid = target != VOID
     ce = F.cross_entropy(logits, target, ignore_index=VOID)
@@ -206,7 +207,10 @@ def loss_named(name: str, options: dict[str, Any]) -> Loss:
 
 
 def candidate(name: str, logits: Tensor, target: Tensor, options: dict[str, Any]) -> Run:
-    """Return a forward and backward pass; ``clone`` is the least that writing a gradient can cost."""
+    """Return a forward and backward pass.
+
+    ``clone`` is the least that writing a gradient can cost.
+    """
     if name == "clone":
         return lambda: logits.detach().clone()
     if options.get("edge_class_weight") == "balanced":
@@ -280,7 +284,10 @@ def first_line(error: BaseException) -> str:
 
 
 def measure_memory(case: Case, labels: Labels, device: str, name: str) -> float:
-    """Return the bytes per pixel that a forward and backward pass takes at its peak, without the gradient."""
+    """Return the peak bytes per pixel of a forward and backward pass.
+
+    They do not include the gradient.
+    """
     # The first call also loads code, threads and libraries, which are not part of the pass.
     low = [8] * (len(case.shape) - 2)
     tiny = replace(case, shape=(1, case.shape[1], *low), size=tuple(4 * n for n in low) if case.size else ())
@@ -341,7 +348,7 @@ def measure(case: Case, options: argparse.Namespace, log: Console) -> dict[str, 
 
 
 def set_checkerboard_bar(rows: list[dict[str, Any]]) -> None:
-    """Set the bar of the checkerboard, a multiple of the time for ordinary labels, as a ratio like the others."""
+    """Set the bar of the checkerboard: a multiple of the time for ordinary labels."""
     by_name = {row["case"]: row for row in rows}
     if {"19 classes", "checkerboard"} <= by_name.keys():
         row = by_name["checkerboard"]
@@ -394,7 +401,7 @@ def make_table(rows: list[dict[str, Any]], device: str) -> Table:
 
 
 def plot(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Draw the ratios as bars from 1, to the left where a candidate is faster than cross-entropy."""
+    """Draw the ratios as bars from 1, to the left if faster than cross-entropy."""
     from matplotlib.figure import Figure  # the processes that measure import this file, too
 
     names = list(dict.fromkeys(name for row in rows for name in row["ratio"] if name != "cross-entropy"))

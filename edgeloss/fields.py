@@ -93,18 +93,24 @@ def boundary_distance(
             own = labels == label
             others = valid & ~own
             if others.any():
-                distance[own] = _distance_to(others, size)[own]
+                distance[own] = distance_to_sites(others, size)[own]
     if max_distance is not None:
         field[field > max_distance] = np.inf
     return field
 
 
-def _distance_to(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) -> Array:
-    """Return the exact distance of every pixel to the nearest of at least one site.
+def distance_to_sites(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) -> Array:
+    """Compute the exact Euclidean distance of every pixel to the nearest site.
 
-    OpenCV is several times faster than SciPy for images of square pixels. The squares of its float32 distances should
-    be integers, and are wrong by up to 0.1 for sides of 700 pixels: up to that size rounding makes them exact.
+    Args:
+        sites: [*S] bool, with at least one site.
+        spacing: size of a pixel along each axis.
+
+    Returns:
+        [*S] floating.
     """
+    # OpenCV is several times faster than SciPy for images of square pixels. Its squared distances should be integers;
+    # float32 is off by up to 0.1 for sides of 700 pixels, so up to this size rounding makes them exact.
     if sites.ndim == 2 and spacing[0] == spacing[1] and max(sites.shape) <= 700:
         import cv2  # a heavy import that `import edgeloss` should not need
 

@@ -1,4 +1,4 @@
-"""Affinity field loss of the 3 × 3 neighbourhood."""
+"""Affinity field loss of the 3 × 3 neighborhood."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 from baselines.common import one_hot, pairs
 
-NEIGHBOURS = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
+NEIGHBORS = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx]
 MARGIN = 3.0
 
 
 def affinity(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    """Neighbours of one label should have equal probabilities, those of different labels different ones.
+    """Ask for similar probabilities within a label and different ones across.
 
-    For a pixel's probability p and its neighbour's q of each class, KL = q ln(q/p) + (1-q) ln((1-q)/(1-p)), with p, q,
-    1-p and 1-q clipped to [1e-4, 1]. Where the one-hot labels differ the term is max(0, 3 - KL), elsewhere KL; either
-    has a mean of its own. Pairs with an ignored or outside pixel do not count.
+    For a pixel's probability p and its neighbor's q of each class, KL = q ln(q/p) + (1-q) ln((1-q)/(1-p)), with p, q,
+    1-p and 1-q clipped to [1e-4, 1]. The term is max(0, 3 - KL) where the one-hot labels differ, and KL elsewhere; the
+    loss is the sum of both means. Pairs with an ignored pixel or one outside the image do not count.
 
     Source: Ke et al., "Adaptive Affinity Fields for Semantic Segmentation", ECCV 2018, without the adaptive sizes.
     """
@@ -26,11 +26,11 @@ def affinity(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     labels = one_hot(target, logits.shape[1], ignore_index)
     valid = (target != ignore_index)[:, None]
     sums, counts = p.new_zeros(2), p.new_zeros(2, dtype=torch.int64)
-    for offset in NEIGHBOURS:
+    for offset in NEIGHBORS:
         kl = p.new_zeros(())
         for x, log in zip(clipped, logs, strict=True):
-            log_centre, log_neighbour = pairs(log, *offset)
-            kl = kl + pairs(x, *offset)[1] * (log_neighbour - log_centre)
+            log_center, log_neighbor = pairs(log, *offset)
+            kl = kl + pairs(x, *offset)[1] * (log_neighbor - log_center)
         here, there = pairs(labels, *offset)
         exists = torch.logical_and(*pairs(valid, *offset))
         edge, same = (here != there) & exists, (here == there) & exists

@@ -1,4 +1,4 @@
-"""Boundary loss: probabilities weighted with the signed distance to the border of their class."""
+"""Boundary loss: probabilities times the signed distance to the class border."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from baselines.common import mean, one_hot
-from edgeloss.fields import _distance_to
+from edgeloss.fields import distance_to_sites
 
 
 def boundary(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    """The mean of p_k φ_k over valid pixels and all classes; below 0 where the prediction is good.
+    """Compute the mean of p_k φ_k over valid pixels and all classes.
+
+    It is negative where the prediction is good.
 
     Source: Kervadec et al., "Boundary loss for highly unbalanced segmentation", MIDL 2019. The authors compute φ in the
-    data loader; here, as in a trainer that has none for it, it is a part of the step.
+    data loader; here it is part of the training step.
     """
     phi = signed_distance(one_hot(target, logits.shape[1], ignore_index))
     valid = (target != ignore_index)[:, None].expand_as(phi)
@@ -22,9 +24,9 @@ def boundary(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
 
 
 def signed_distance(masks: Tensor) -> Tensor:
-    """φ [B, C, H, W] of masks of that shape, in pixels.
+    """Compute φ [B, C, H, W] of masks of the same shape, in pixels.
 
-    Outside it is the distance to the mask, inside -(distance to the outside - 1); 0 if there is no inside or no
+    Outside a mask φ is the distance to it, inside -(distance to the outside - 1). It is 0 if there is no inside or no
     outside.
     """
     phi = np.zeros(masks.shape, dtype=np.float32)
@@ -32,5 +34,5 @@ def signed_distance(masks: Tensor) -> Tensor:
     for index in np.ndindex(*masks.shape[:2]):
         mask = inside[index]
         if mask.any() and not mask.all():
-            phi[index] = np.where(mask, 1 - _distance_to(~mask, (1, 1)), _distance_to(mask, (1, 1)))
+            phi[index] = np.where(mask, 1 - distance_to_sites(~mask, (1, 1)), distance_to_sites(mask, (1, 1)))
     return torch.from_numpy(phi).to(masks.device)

@@ -1,4 +1,4 @@
-"""What several of the losses are made of."""
+"""Building blocks that several losses share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from torch import Tensor
 
 
 def mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the values on a mask of their shape; 0 where it is empty."""
+    """Return the mean of the values on a mask of their shape; 0 if it is empty."""
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, class_weight: Tensor | None = None) -> Tensor:
-    """The mean over valid pixels, weighted by their classes' weights [C]; 0 without any, where torch has nan."""
+    """Return the mean over valid pixels, with class weights [C] or without.
+
+    It is 0 if there is no valid pixel, where torch returns nan.
+    """
     total = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction="sum")
     valid = target != ignore_index
     weight = (valid if class_weight is None else class_weight[target[valid]]).sum()
@@ -21,13 +24,13 @@ def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, class_weigh
 
 
 def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
-    """The labels as a mask for each class [B, C, H, W]; ignored pixels are in none."""
+    """Return a mask per class [B, C, H, W]; ignored pixels are in none."""
     classes = torch.arange(num_classes, device=target.device)[:, None, None]
     return (target[:, None] == classes) & (target != ignore_index)[:, None]
 
 
 def pairs(x: Tensor, dy: int, dx: int) -> tuple[Tensor, Tensor]:
-    """The pixels of maps [..., H, W] that have a neighbour (dy, dx) inside the image, and those neighbours."""
+    """Return pixels of maps [..., H, W] that have a neighbor (dy, dx), and these."""
     height, width = x.shape[-2:]
 
     def shifted(y: int, x_: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Edge-weighted cross-entropy: the control that every boundary loss has to beat."""
+"""Edge-weighted cross-entropy: the control that a boundary loss has to beat."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from edgeloss.reference import find_edges
 def edge_weighted_cross_entropy(
     logits: Tensor, target: Tensor, *, ignore_index: int, k: float, edge_class_weight: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy in which a pixel counts 1 + k times if one of its 8 neighbours has another label.
+    """Compute cross-entropy with the weight 1 + k on edge pixels.
 
-    With M = 1 on those pixels: Σ (1 + kM) CE / Σ (1 + kM) over valid pixels. Beside ignored pixels there is no edge.
+    With M = 1 on pixels of which one of the 8 neighbors has another label: Σ (1 + kM) CE / Σ (1 + kM) over valid
+    pixels. There is no edge next to ignored pixels.
 
     Args:
         logits: [B, C, H, W].
         target: [B, H, W].
-        ignore_index: the label that does not count.
-        k: how much more an edge pixel counts, ≥ 0.
-        edge_class_weight: factor of k for the pixels of each class [C].
+        ignore_index: the ignored label.
+        k: additional weight of edge pixels, ≥ 0.
+        edge_class_weight: factor of k per class [C].
     """
     valid = target != ignore_index
     edges = find_edges(target, valid, (1, 1))

@@ -1,4 +1,4 @@
-"""CPG: the Sobel responses of the probabilities should be those of the labels, where these have any."""
+"""CPG: match the Sobel responses of the probabilities to those of the labels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from baselines.common import mean, one_hot
 
 
 def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    """The mean squared difference of the responses, over entries where that of the one-hot labels is not 0.
+    """Compute the mean squared difference of the Sobel responses.
 
-    An entry is a pixel, a class and a direction. Borders are replicated; entries with an ignored pixel in the window do
-    not count.
+    The mean is over the entries, pixel, class and direction, where the response of the one-hot labels is not 0. Borders
+    are replicated; entries with an ignored pixel in the window do not count.
 
     Source: "CPG", arXiv 2404.06704.
     """
@@ -25,10 +25,10 @@ def cpg(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
 
 
 def sobel(x: Tensor) -> Tensor:
-    """Responses to the right and down [B, C, 2, H, W] of maps [B, C, H, W].
+    """Compute responses to the right and down [B, C, 2, H, W] of maps [B, C, H, W].
 
     The kernel [[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]] / 2 and its transpose, as a difference along one axis and a sum
-    along the other: on the CPU many times as fast as a convolution.
+    along the other: many times as fast as a convolution on the CPU.
     """
     padded = F.pad(x, [1] * 4, mode="replicate")
 

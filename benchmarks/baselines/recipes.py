@@ -1,4 +1,4 @@
-"""The losses as networks are trained with them: what each adds to the cross-entropy, how much of it, and when."""
+"""The losses to train with: cross-entropy, and what each recipe adds to it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Options = dict[str, Any]
 
 
 class Progress(NamedTuple):
-    """Where a training stands.
+    """Progress of a training.
 
     Attributes:
-        step: how many steps are done.
-        steps: how many there will be.
-        epoch: how many epochs are done.
+        step: number of complete steps.
+        steps: number of all steps.
+        epoch: number of complete epochs.
     """
 
     step: int = 0
@@ -51,7 +51,7 @@ def _balanced(
     ignore_index: int,
     edge_class_weight: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy with the class weights at all pixels: what they do without any regard to edges."""
+    """Compute cross-entropy with the class weights at all pixels, not only at edges."""
     return cross_entropy(logits, target, ignore_index, edge_class_weight)
 
 
@@ -69,7 +69,7 @@ def _weighted(
     )
 
 
-def _ours(
+def ours(
     logits: Tensor,
     target: Tensor,
     progress: Progress,
@@ -88,25 +88,25 @@ def _ours(
     false_edge_weight: float = 0.0,
     false_edge_start: float = 0.0,
 ) -> Tensor:
-    """EdgeAwareLoss, with a schedule and the control's weights where they are asked for.
+    """Compute EdgeAwareLoss, optionally with a schedule and the control's weights.
 
     Args:
         logits: [B, C, H, W].
         target: [B, H, W].
-        progress: where the training stands.
-        ignore_index: the label that does not count.
-        edge_class_weight: as EdgeAwareLoss has it, and so on to ``decay``.
-        edge_weight: of the edge terms.
-        other_side_weight: of O.
-        same_side_weight: of S.
-        radius: of the neighbourhood.
-        power: of the mean.
-        decay: of the weights with the distance.
-        start: share of the steps before which there is cross-entropy alone.
-        final_edge_weight: what edge_weight becomes by and by, from ``start`` to the last step; None keeps it.
-        k: how much more an edge pixel counts, in the cross-entropy too.
-        false_edge_weight: of false edges, among the edge terms.
-        false_edge_start: share of the steps before which there is none of them.
+        progress: of the training.
+        ignore_index: the ignored label.
+        edge_class_weight: this and the options up to ``decay`` are those of EdgeAwareLoss.
+        edge_weight: weight of the edge terms.
+        other_side_weight: weight of O.
+        same_side_weight: weight of S.
+        radius: of the neighborhood.
+        power: exponent of the mean.
+        decay: distance over which a weight falls by e.
+        start: fraction of the steps that use cross-entropy alone.
+        final_edge_weight: edge_weight changes linearly to it, from ``start`` to the last step; None keeps it.
+        k: additional weight of edge pixels, in the cross-entropy, too.
+        false_edge_weight: weight of false edges.
+        false_edge_start: fraction of the steps without false edges.
     """
     done = progress.step / progress.steps
     if done < start:
@@ -139,7 +139,7 @@ def _abl(
     weight: float = 1.0,
     lovasz: float = 0.0,
 ) -> Tensor:
-    """The authors' recipe has the Lovász term too, with weight 1."""
+    """Compute the active boundary loss; its authors add the Lovász term with weight 1."""
     term = active_boundary(logits, target, ignore_index=ignore_index)
     loss = cross_entropy(logits, target, ignore_index) + weight * term
     return loss + lovasz * regions.lovasz(logits, target, ignore_index=ignore_index) if lovasz else loss
@@ -148,7 +148,7 @@ def _abl(
 def _with_cross_entropy(
     term: Callable[..., Tensor], default: float = 1.0, schedule: Callable[[Progress], float] = lambda progress: 1.0
 ) -> Callable[..., Tensor]:
-    """Cross-entropy + weight · schedule · term, where the weight is an option."""
+    """Return cross-entropy + weight · schedule · term, where the weight is an option."""
 
     def loss(
         logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, weight: float = default
@@ -163,7 +163,7 @@ RECIPES: dict[str, Callable[..., Tensor]] = {
     "ce": _ce,
     "balanced": _balanced,
     "weighted": _weighted,
-    "ours": _ours,
+    "ours": ours,
     "dice": _with_cross_entropy(regions.dice),
     "lovasz": _with_cross_entropy(regions.lovasz),
     "boundary": _with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1),
@@ -188,7 +188,7 @@ TITLES = {
 
 
 def defaults(name: str) -> Options:
-    """The options of a loss and their values.
+    """Return the options of a loss and their defaults.
 
     Raises:
         ValueError: if there is no such loss.
@@ -197,18 +197,18 @@ def defaults(name: str) -> Options:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
     parameters = inspect.signature(RECIPES[name]).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "ignore_index"}
-    if "edge_class_weight" in options:  # made of labels
+    if "edge_class_weight" in options:  # computed from the labels
         del options["edge_class_weight"]
         options["class_balance"] = 0.0
     return options
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:
-    """All options of a loss, those that are given and the defaults of the others.
+    """Return all options of a loss: the given values, and defaults for the others.
 
     Raises:
-        ValueError: for a loss or an option that does not exist.
-        TypeError: for an option that is no number.
+        ValueError: if the loss or an option does not exist.
+        TypeError: if an option is not a number.
     """
     known = defaults(name)
     for key, value in options.items():
@@ -231,15 +231,14 @@ def make(
     num_classes: int = 0,
     device: str = "cpu",
 ) -> Loss:
-    """The loss as a function of logits [B, C, H, W], labels [B, H, W] and the progress.
+    """Return the loss: a function of logits [B, C, H, W], labels and progress.
 
     Args:
-        name: of a recipe.
-        options: of the loss. Where ``class_balance`` is > 0 it is the exponent of the class weights, which are
-            counted on edge pixels.
-        ignore_index: the label that does not count.
-        targets: label maps [B, H, W] that class weights come from.
-        num_classes: C.
+        name: name of a recipe.
+        options: of the loss. ``class_balance`` > 0 is the exponent of class weights computed from the edge pixels.
+        ignore_index: the ignored label.
+        targets: label maps [B, H, W] to compute class weights from.
+        num_classes: number of classes C.
         device: of the logits.
     """
     options = completed(name, options)

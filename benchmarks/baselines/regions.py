@@ -1,4 +1,4 @@
-"""Dice of MONAI, Lovász-softmax of kornia, Hausdorff-DT of MONAI: what these lack is the ignored label."""
+"""Dice and Hausdorff-DT of MONAI, Lovász-softmax of kornia, with an ignored label."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from torch import Tensor, nn
 
 from baselines.common import one_hot
 
-# The libraries take seconds to import: inside the functions, so that the processes of other losses do without.
+# The libraries take seconds to import, so only the functions that need them import them.
 
 
 def dice(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    """The Dice term of :class:`monai.losses.DiceCELoss`, of every image and class by itself.
+    """Compute the Dice term of :class:`monai.losses.DiceCELoss`.
 
-    Source: Milletari et al. 2016; MONAI's code, with its defaults. An ignored pixel has probability and label 0 in
-    every class, and so no part in intersections and sums.
+    The term is per image and class. Source: Milletari et al. 2016; MONAI's code, with its defaults. An ignored pixel
+    has probability and label 0 in every class, so it contributes to no intersection and no sum.
     """
     return _monai("DiceLoss")(*_probabilities_and_labels(logits, target, ignore_index))
 
 
 def hausdorff(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    """:class:`monai.losses.HausdorffDTLoss`: four distance transforms an image and class.
+    """Compute :class:`monai.losses.HausdorffDTLoss`.
 
-    Source: Karimi and Salcudean 2019; MONAI's code, with its defaults. An ignored pixel has probability and label 0.
+    It takes four distance transforms per image and class. Source: Karimi and Salcudean 2019; MONAI's code, with its
+    defaults. An ignored pixel has probability and label 0.
     """
     return _monai("HausdorffDTLoss")(*_probabilities_and_labels(logits, target, ignore_index))
 
 
 def lovasz(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    """:func:`kornia.losses.lovasz_softmax_loss` of every image's valid pixels, the mean over images that have any.
+    """Compute :func:`kornia.losses.lovasz_softmax_loss` of the valid pixels.
 
-    Source: Berman et al. 2018; kornia's code, which takes the mean over all classes, absent ones too.
+    Returns the mean over the images that have any. Source: Berman et al. 2018; kornia's code, which averages over all
+    classes, including absent ones.
     """
     from kornia.losses import lovasz_softmax_loss
 

@@ -1,4 +1,4 @@
-"""Train one network under many losses, and compare scores, curves, predicted borders and costs.
+"""Train one network under many losses and compare them.
 
 ``../quality.py`` is the command line.
 """

@@ -1,4 +1,4 @@
-"""One crop under several losses: the image, the truth, the predictions, and the edge map of each."""
+"""One crop under several losses, with the predictions and the edge map of each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Train one network under many losses and compare: scores over seeds, and differences to cross-entropy.
+"""Train one network under many losses and compare them.
 
-All runs of a seed share their initial weights, the order of the images, augmentation and schedule; only the loss
-differs. Each run adds one row to a table, and is not run again. A run that was killed resumes after its last complete
-epoch, and on the CPU ends with the same bits. The scores are those of the last epoch: no epoch is chosen by its score.
+The tables show scores over seeds, and differences to cross-entropy. All runs of a seed share their initial weights, the
+order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
+again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
+are those of the last epoch: no epoch is chosen by its score.
 
 `tune` trains on four fifths of the training images and scores on the fifth, with the same number of trials for every
 loss: the validation split is not used to choose anything.
@@ -52,7 +53,7 @@ examples:
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py plot
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
-  python benchmarks/quality.py benefit configs/quality-benefit.yaml --percentile 90
+  python benchmarks/quality.py benefit configs/quality-benefit.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
 """
 

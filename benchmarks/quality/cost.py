@@ -17,7 +17,10 @@ Cost = dict[str, float]
 
 
 def costs_of(losses: Sequence[tuple[str, Options]], labels: Labels, classes: int, rounds: int) -> dict[str, Cost]:
-    """Measure a forward and backward pass of each loss, by title: time, ratio to cross-entropy, and memory."""
+    """Measure a forward and backward pass of each loss.
+
+    Returns time, ratio to cross-entropy and memory, by title.
+    """
     seconds = alone(measure_time, losses, labels, classes, rounds)
     costs = {}
     for name, options in losses:

@@ -1,4 +1,4 @@
-"""Crops of predictions side by side, chosen by a rule on how far one loss is ahead of another."""
+"""Crops of predictions side by side, chosen by how far one loss is ahead."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def windows(split: Split, size: int) -> list[Window]:
 
 
 def choose(scored: Sequence[Window], count: int) -> dict[str, list[Window]]:
-    """Choose windows by rule: in each part of the images the first, middle and last by the difference of the scores.
+    """Choose in each part of the images the best, median and worst window.
 
-    The parts are equal runs of consecutive images: neighbouring frames of a video look the same, and the best windows
-    of all might, too.
+    They are ranked by the difference of their scores. The parts are equal runs of consecutive images: neighboring
+    frames of a video look the same, and so might the best windows of all.
 
     Raises:
         ValueError: if there are fewer images than parts.
@@ -137,7 +137,9 @@ def choose(scored: Sequence[Window], count: int) -> dict[str, list[Window]]:
 
 
 def at_percentile(scored: Iterable[Window], percentile: float) -> Window:
-    """Return the window at a percentile of the differences: 100 is where the last loss is most ahead.
+    """Return the window at a percentile of the differences.
+
+    At 100 the last loss is most ahead.
 
     Raises:
         ValueError: if the percentile is out of range or there is no window.
@@ -151,7 +153,7 @@ def at_percentile(scored: Iterable[Window], percentile: float) -> Window:
 
 
 def summary(scored: Sequence[Window]) -> str:
-    """Compare the last loss with the first over all windows: the crops show only the ends and the middle."""
+    """Compare the last loss with the first over all windows."""
     points = 100 * np.array([window.difference for window in scored])
     return (
         f"ahead in {np.mean(points > 0) * 100:.0f} % of {len(scored)} windows and behind in"
@@ -164,9 +166,9 @@ def summary(scored: Sequence[Window]) -> str:
 
 
 def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path: Path) -> None:
-    """Draw a row per window: the image, the truth and the predictions, with the true borders as black lines.
+    """Draw the image, the truth and the predictions in each window, a row per window.
 
-    Void is grey everywhere, since no score counts it.
+    Black lines are the true borders. Void is grey everywhere, since no score counts it.
     """
     from matplotlib.figure import Figure
 
@@ -201,7 +203,10 @@ def show_image(axis: Axes, window: Window, split: Split) -> None:
 
 
 def show_labels(axis: Axes, labels: npt.NDArray[Any], split: Split, truth: npt.NDArray[Any] | None = None) -> None:
-    """Show labels, -1 for void, in the colours of their classes, with the borders of the truth."""
+    """Show labels in the colors of their classes, with the borders of the truth.
+
+    A label of -1 is void.
+    """
     from edgeloss.viz.drawing import draw_borders, find_borders
 
     axis.imshow(_colors(split)[labels], interpolation="nearest")
@@ -211,7 +216,7 @@ def show_labels(axis: Axes, labels: npt.NDArray[Any], split: Split, truth: npt.N
 
 
 def add_legend(figure: Figure, present: set[int], split: Split) -> None:
-    """Add the names and colours of the labels that occur, void (-1) last."""
+    """Add the names and colors of the labels that occur, void (-1) last."""
     from matplotlib.patches import Patch
 
     colors = _colors(split)

@@ -1,4 +1,4 @@
-"""Plots of results: differences to the baseline as bars, and the metrics over the epochs."""
+"""Plots of results: differences as bars, and metrics over the epochs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from result_table import Row
 
 
 def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
-    """Draw differences to the baseline: the mean as a bar, its interval as a line, each seed as a dot.
+    """Draw the differences to the baseline as bars.
 
-    The axes are scaled to the dots: the interval of two seeds is often many times as wide.
+    A bar is the mean, a line its interval, a dot one seed. The axes are scaled to the dots: the interval of two seeds
+    is often many times as wide.
     """
     from matplotlib.figure import Figure
 
@@ -50,7 +51,10 @@ def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
 
 
 def plot_curves(results: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the metrics over the epochs: the mean over the seeds; for the baseline and edgeloss also their range."""
+    """Draw the metrics over the epochs.
+
+    A line is the mean over the seeds; the baseline and edgeloss also show their range.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -73,7 +73,7 @@ SETTINGS = [field.name for field in fields(Run) if field.name not in ("loss", "o
 
 
 def loss_title(loss: str, options: Options) -> str:
-    """Return what tables call a loss: its title, and the options that are not the defaults."""
+    """Return a loss as tables name it: its title, and options that are not defaults."""
     known = defaults(loss)
     changed = ", ".join(f"{key} {value:g}" for key, value in options.items() if value != known.get(key, value))
     return TITLES[loss] + (f" ({changed})" if changed else "")
@@ -159,7 +159,9 @@ def check_trials(runs: Iterable[Run]) -> None:
 
 
 def pick(runs: Iterable[Run], names: Iterable[str]) -> dict[str, Run]:
-    """Return the runs with these names, by title; a name without options is enough if only one run has that loss.
+    """Return the runs with these names, by title.
+
+    A name without options is enough if only one run has that loss.
 
     Raises:
         ValueError: if a name fits no run or several, or there is nothing to compare.

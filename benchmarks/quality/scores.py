@@ -28,7 +28,10 @@ SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
 def evaluate(
     model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], num_classes: int, void: int, device: str
 ) -> dict[str, Any]:
-    """Compute all metrics over a split, and ``iou``, one per class: None for a class that does not occur."""
+    """Compute all metrics over a split.
+
+    ``iou`` has one value per class, None for a class that does not occur.
+    """
     from torchmetrics import MetricCollection
     from torchmetrics.classification import MulticlassJaccardIndex
 

@@ -22,7 +22,9 @@ Summary = dict[str, Any]
 
 
 def read_results(path: Path, split: str | None = None) -> dict[str, list[Row]]:
-    """Read the results of a split, or all of them, grouped by a sentence on their settings and split.
+    """Read the results of a split, or all of them, grouped by their settings.
+
+    The keys are sentences on the settings and the split.
 
     Raises:
         ValueError: if there is none.
@@ -77,7 +79,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]:
-    """Summarize each loss with its options over the seeds, in the order of the recipes.
+    """Summarize each loss and its options over the seeds, in the order of recipes.
 
     Args:
         results: all with the same settings and split.
@@ -128,7 +130,10 @@ def markdown(
     baseline: str = BASELINE,
     metrics: Sequence[str] = tuple(METRICS),
 ) -> str:
-    """Write summaries as tables, in percent or points: scores, precision and recall, differences to the baseline."""
+    """Write summaries as tables, in percent or points.
+
+    The tables are scores, precision and recall, and differences to the baseline.
+    """
     sides = [name for name in metrics if name in BORDER_SIDES]
     metrics = [name for name in metrics if name not in BORDER_SIDES]
     scored = [row for row in rows if row["seeds"]]

@@ -34,9 +34,10 @@ HELD_OUT = 5  # one of this many training images
 
 
 class RoundedConv2d(nn.Conv2d):
-    """A convolution under bfloat16 autocast that rounds as the CPU's bfloat16 instructions do, and sums in float32.
+    """A convolution that rounds as the CPU's bfloat16 instructions do.
 
-    On a CPU without these instructions PyTorch takes ten times as long, and this as long as float32.
+    Under autocast it sums in float32. On a CPU without these instructions it takes as long as float32, and PyTorch's
+    own takes ten times as long.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +177,10 @@ class Training:
 
 
 def finish(run: Run, place: Place) -> None:
-    """Train what is left of a run, score it, and add its row to the table; a diverged run has a row too."""
+    """Train what is left of a run, score it, and add its row to the table.
+
+    A run that diverged has a row, too.
+    """
     training = Training(run, place)
     row: Row = {
         "run": asdict(run),

@@ -14,7 +14,7 @@ SHAPES = Path(__file__).parents[2] / "data" / "shapes"
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some of the generated shapes: 10 images to train on, of which 2 can be held out, and 3 to score."""
+    """Copy some of the shapes: 10 images to train on and 3 to score."""
     root = tmp_path_factory.mktemp("benchmarks") / "shapes"
     for split, count in {"train": 10, "val": 3}.items():
         for kind in ("images", "masks"):

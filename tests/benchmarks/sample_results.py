@@ -1,4 +1,4 @@
-"""Results of the benchmark of quality, with scores that are easy to average by hand."""
+"""Results of the benchmark of quality that are easy to average by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quality.scores import METRICS
 
 
 def result_of(loss: str, seed: int, score: float | None, **options: float) -> dict[str, Any]:
-    """Return a result in which all metrics have the same score; a score of None means a diverged run."""
+    """Return a result with the same score for all metrics; None for a diverged run."""
     run = Run(loss, options, seed)
     common = {"run": asdict(run), "split": "val", "images": {"train": 367, "evaluated": 101}}
     if score is None:

@@ -1,4 +1,4 @@
-"""The losses that the benchmarks compare with: by hand, and where they must be 0, finite or blind."""
+"""The baselines: values by hand, and where they are 0, finite or ignore pixels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LN = math.log
 
 
 def logits_of(p: Tensor) -> Tensor:
-    """Logits whose softmax is p, of one image given as [C, H, W]."""
+    """Return logits whose softmax is p, for one image [C, H, W]."""
     return p.log()[None].requires_grad_()
 
 
 def binary(one: list[list[float]]) -> Tensor:
-    """Logits of one image [1, 2, H, W] with these probabilities of class 1."""
+    """Return logits of one image [1, 2, H, W] with these probabilities of class 1."""
     p = torch.tensor(one)
     return logits_of(torch.stack([1 - p, p]))
 
@@ -42,7 +42,7 @@ def test_cross_entropy() -> None:
 
 
 def test_edge_weighted_cross_entropy() -> None:
-    # The two pixels in the middle are at the edge and weigh 1 + 4, the first one 1, and beside void there is no edge:
+    # The two pixels in the middle are at the edge and weigh 1 + 4, the first one 1, and there is no edge next to void:
     # (1 · ln 2 + 5 · ln 4 + 5 · ln 2 + 1 · ln 4) / 12.
     logits = binary([[0.5, 0.75, 0.5, 0.25, 0.9]])
     loss = edge_weighted_cross_entropy(logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4)
@@ -107,7 +107,7 @@ def kl(q: float, p: float) -> float:
 
 
 def test_affinity() -> None:
-    # Three pixels in a row: the first pair is of one label, the second is not, the third pixel's other neighbour is
+    # Three pixels in a row: the first pair has one label, the second has two, the third pixel's other neighbor is
     # void. Both classes of two have the same KL, and each pair counts in both directions.
     a, b, c = 0.2, 0.3, 0.6
     loss = affinity(binary([[a, b, c, 0.9]]), torch.tensor([[[0, 0, 1, VOID]]]), ignore_index=VOID)
@@ -150,8 +150,8 @@ def test_predicted_border() -> None:
 
 def test_active_boundary() -> None:
     # One row of 100 pixels: 1 % is one seed, between the pixels 10 and 11 (from p = .2 to .8), which is widened to 9,
-    # 10 and 11. The labels' border is pixel 13, whose right neighbour is of another label: distances 4, 3 and 2, D = 3,
-    # 2 and 1. Their own D is never the least; each has its right neighbour (the fourth step) for a target. Above and
+    # 10 and 11. The labels' border is pixel 13, whose right neighbor is of another label: distances 4, 3 and 2, D = 3,
+    # 2 and 1. Their own D is never the least; each has its right neighbor (the fourth step) for a target. Above and
     # below there is nothing.
     p = torch.full((100,), 0.2)
     p[11:] = 0.8
@@ -159,7 +159,7 @@ def test_active_boundary() -> None:
     loss = active_boundary(binary([p.tolist()]), target, ignore_index=VOID)
 
     def row(values: list[float]) -> float:
-        """Cross-entropy with the target smoothed by 0.2 over 8 values."""
+        """Return cross-entropy with the target smoothed by 0.2 over 8 values."""
         log_p = torch.tensor(values, dtype=torch.float64).log_softmax(0)
         return -(0.8 * log_p[3] + 0.2 * log_p.mean()).item()
 
@@ -172,7 +172,7 @@ def test_active_boundary() -> None:
 
 
 def test_active_boundary_pushes_towards_the_labels() -> None:
-    # As above. Pixel 11 is to differ from its right neighbour rather than from its left one: down the gradient it
+    # As above. Pixel 11 is to differ from its right neighbor rather than from its left one: down the gradient it
     # becomes like the latter, and the border moves right.
     p = torch.full((1, 100), 0.2)
     p[:, 11:] = 0.8
@@ -215,7 +215,7 @@ def test_cpg() -> None:
 
 @pytest.fixture
 def scene() -> tuple[Tensor, Tensor]:
-    """Two images of 3 classes, one of them absent from the second, with void; 24 × 20 has borders far from void."""
+    """Return two images with void; the second lacks one of the 3 classes."""
     target = torch.zeros(2, 24, 20, dtype=torch.int64)
     target[0, 6:14, 4:12] = 1
     target[0, 16:, 10:] = 2
@@ -253,7 +253,7 @@ def test_ignored_pixels_do_not_count(name: str, scene: tuple[Tensor, Tensor]) ->
     loss, gradient = value_and_gradient(name, logits, target)
     assert not gradient.masked_select(void[:, None]).any()
     other = torch.where(void[:, None], torch.randn_like(logits), logits)
-    # The detached neighbours of active boundary loss are read whatever their label.
+    # The detached neighbors of active boundary loss are read whatever their label.
     if name != "abl":
         torch.testing.assert_close(value_and_gradient(name, other, target), (loss, gradient))
 

@@ -1,4 +1,4 @@
-"""The benchmark of gradient shares: groups of pixels, and gradients that can be reckoned by hand."""
+"""Gradient shares: groups of pixels, and gradients that are computed by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = ["sky", "pole", "road"]
 
 
 def logits(probabilities: list[list[list[float]]]) -> Tensor:
-    """[1, C, H, W] from the probabilities of each pixel, rows × columns × classes; log 0 made finite."""
+    """Return logits [1, C, H, W] of probabilities [H][W][C]; log 0 becomes finite."""
     return torch.tensor(probabilities, dtype=torch.float64).log().clamp(min=-1e4).movedim(-1, 0)[None]
 
 
@@ -36,7 +36,7 @@ def described(x: Tensor, y: list[list[int]], powers: tuple[float, ...] = (1, 0, 
 
 
 def test_sides_reach_different_pixels() -> None:
-    # p = 1/2 everywhere. E is the two pixels in the middle; S reads their outer neighbours, O each the other.
+    # p = 1/2 everywhere. E is the two pixels in the middle; S reads their outer neighbors, O each the other.
     rows = described(torch.zeros(1, 2, 1, 4), [[0, 0, 1, 1]], powers=(0,))
     assert rows["pixels"]["shares"]["distance"] == {"E": 0.5, "2 px": 0.5, "3-4 px": 0, "farther": 0}
     assert rows["CE"]["shares"]["distance"]["E"] == 0.5
@@ -62,7 +62,7 @@ def test_sides_reach_different_pixels() -> None:
     [(1, 0.3 * 0.7 / (0.3 * 0.7 + 0.95 * 0.05)), (0, 0.7 / 0.75), (-1, 0.95 * 0.7 / (0.95 * 0.7 + 0.3 * 0.05))],
 )
 def test_power_chooses_among_right_and_wrong(q: float, share: float) -> None:
-    # The middle left pixel has one neighbour of its class that is right and one that is wrong; all others are certain.
+    # The middle left pixel has one neighbor of its class that is right and one that is wrong; all others are certain.
     rows = described(logits([[[0.95, 0.05], [0, 1]], [[1, 0], [0, 1]], [[0.3, 0.7], [0, 1]]]), [[0, 1]] * 3, (q,))
     state = rows[f"S q={q}"]["shares"]["state"]
     assert state["leak 3×3"] == pytest.approx(share)
@@ -82,13 +82,13 @@ def test_other_side_pushes_other_classes_too() -> None:
 
 
 def test_false_edges_are_outside_the_edge_mask() -> None:
-    # Class 0 but for the last column, and certain but for one pixel that is taken for class 2 far from it.
+    # Class 0 except in the last column; certain except for one pixel far from it, predicted as class 2.
     y = [[0] * 7 + [1]] * 5
     certain = [[[1.0, 0, 0] for _ in range(7)] + [[0.0, 1, 0]] for _ in range(5)]
     assert described(logits(certain), y, (0,))["F q=0"]["strength"] == 0
     certain[2][2] = [0.3, 0.1, 0.6]
     rows = described(logits(certain), y, (0,))
-    # 8 pixels each read it as one of 8 neighbours; F is over |E| = 10 and CE over 40 pixels.
+    # 8 pixels each read it as one of 8 neighbors; F is over |E| = 10 and CE over 40 pixels.
     assert rows["F q=0"]["strength"] == pytest.approx(40 / 10)
     assert rows["F q=0"]["shares"]["state"]["third class"] == pytest.approx(1)
     assert rows["F q=0"]["shares"]["distance"]["farther"] == pytest.approx(1)
@@ -96,7 +96,7 @@ def test_false_edges_are_outside_the_edge_mask() -> None:
 
 
 def test_a_leak_is_a_label_nearby() -> None:
-    # Label 1 at the left, and all else taken for it: 1 pixel beside it, 1 within 5×5, the others farther.
+    # Label 1 at the left, and all other pixels predicted as it: 1 pixel next to it, 1 within 5×5, the others farther.
     shares = described(logits([[[0, 1.0]] * 6]), [[1, 0, 0, 0, 0, 0]])["pixels"]["shares"]
     expected = {"right, p > 0.9": 1, "right, unsure": 0, "leak 3×3": 1, "leak 5×5": 1, "third class": 3}
     assert shares["state"] == pytest.approx({name: count / 6 for name, count in expected.items()})
@@ -116,16 +116,16 @@ def test_thin_structures() -> None:
     assert {name: int(mask.sum()) for name, mask in structure.items()} == {
         "thin": 40,
         "beside thin": 2 * 10 + 6,  # sky on both sides, road below
-        "long border": 2 * 20 - 4 - 6 - 2,  # but for what is thin or beside it: 2 of sky are both above and beside
+        "long border": 2 * 20 - 4 - 6 - 2,  # without thin pixels and those next to them; 2 of sky are next to both
         "inside": 320 - 40 - 26 - 28,
     }
-    # Void beside it might be of its class.
+    # Void next to it might be of its class.
     y[:, :10, 12:] = VOID
     valid = y != VOID
     assert not thin(one_hot(y, valid, 3), valid).any()
 
 
-def test_void_has_no_part() -> None:
+def test_void_is_ignored() -> None:
     x = torch.randn(1, 3, 6, 6)
     y = torch.randint(3, (1, 6, 6))
     y[:, 2] = VOID
@@ -170,6 +170,6 @@ def test_command(
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--stages", "0", "9"])
-    assert "--stages: expected some of the epochs 1 to 8, but got [0, 9]" in capsys.readouterr().err
+    assert "--stages: expected epochs from 1 to 8, but got [0, 9]" in capsys.readouterr().err
     assert main(["--data", str(tmp_path), "--state", str(tmp_path), "--output", str(tmp_path / "x.json")]) == 1
     assert capsys.readouterr().err.startswith("gradient_shares.py: ")

@@ -10,7 +10,10 @@ from quality.crops import Split, at_percentile, choose, summary, windows
 
 @pytest.fixture
 def split() -> Split:
-    """Four images of 32 × 32 with a border behind column 7, and predictions that are 3 px off in one place each."""
+    """Return four images of 32 × 32 with a border after column 7.
+
+    The baseline and ours are 3 px off in one place each.
+    """
     target = (torch.arange(32) >= 8).long().expand(4, 32, 32).clone()
     target[3, 4:] = 1  # a corner of 4 × 8 pixels: less border than a window of 16 is wide
     baseline, between, ours = target.clone(), target.clone(), target.clone()

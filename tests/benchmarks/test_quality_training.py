@@ -1,4 +1,4 @@
-"""Trainings of the benchmark of quality: that they repeat, resume, and differ only in their loss."""
+"""Runs of the benchmark of quality repeat, resume, and differ only in their loss."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Time the loader of a training configuration alone: what a training loop can take before it waits for its images.
+"""Time the data loader of a training configuration alone.
 
-An epoch is timed as the trainer runs it: its workers start and end with it. The cases take turns, epoch by epoch, so
-that a change of the machine's speed meets them all; the table shows medians. A first epoch, not timed, fills the
-caches: that of the data set and that of the file system.
+A training loop that is faster than this waits for its images. An epoch is timed as the trainer runs it: its workers
+start and end with it. The cases take turns, epoch by epoch, so that a change of clock rate affects all of them; the
+table shows medians. A first epoch is not timed: it fills the caches of the data set and of the file system.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ examples:
 
 
 def open_train_set(config: Config, *, cache: bool) -> SegmentationDataset:
-    """The training images of a configuration."""
+    """Open the training images of a configuration."""
     data = config.data
     return open_dataset(
         data.layout,
@@ -54,7 +54,7 @@ def open_train_set(config: Config, *, cache: bool) -> SegmentationDataset:
 
 
 def run_epoch(dataset: SegmentationDataset, batch_size: int, workers: int, epoch: int) -> tuple[float, float]:
-    """Load all images once; the seconds until the first batch, and to the end."""
+    """Load all images; return the seconds to the first batch, and to the end."""
     dataset.set_epoch(epoch)
     loader = DataLoader(
         dataset,
@@ -73,17 +73,17 @@ def run_epoch(dataset: SegmentationDataset, batch_size: int, workers: int, epoch
 
 
 def measure(config: Config, workers: Sequence[int], epochs: int) -> tuple[SegmentationDataset, list[dict[str, Any]]]:
-    """The data set and the figures of each case."""
+    """Return the data set, and the figures of each case."""
     datasets = {cached: open_train_set(config, cache=cached) for cached in (False, True)}
     seconds: dict[tuple[bool, int], list[tuple[float, float]]] = {
         (cached, count): [] for cached in datasets for count in workers
     }
     for epoch in range(epochs + 1):
-        for (cached, count), found in seconds.items():
-            found.append(run_epoch(datasets[cached], config.batch_size, count, epoch))
+        for (cached, count), times in seconds.items():
+            times.append(run_epoch(datasets[cached], config.batch_size, count, epoch))
     rows = []
-    for (cached, count), found in seconds.items():
-        first, whole = (statistics.median(values) for values in zip(*found[1:], strict=True))
+    for (cached, count), times in seconds.items():
+        first, whole = (statistics.median(values) for values in zip(*times[1:], strict=True))
         rows.append(
             {
                 "cached": cached,
@@ -97,29 +97,29 @@ def measure(config: Config, workers: Sequence[int], epochs: int) -> tuple[Segmen
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, such as configs/shapes.yaml")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--epochs", type=int, default=3, help="timed ones of each case (default: %(default)s)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="numbers of workers (default: 0 1 2)")
+    parser.add_argument("--epochs", type=int, default=3, help="timed epochs per case (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write all figures as JSON")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that override the file")
     options = parser.parse_intermixed_args()
     if options.epochs < 1:
-        parser.error(f"--epochs: expected at least 1 but got {options.epochs}")
+        parser.error(f"--epochs: expected at least 1, but got {options.epochs}")
     if min(options.workers) < 0:
-        parser.error(f"--workers: expected at least 0 but got {min(options.workers)}")
+        parser.error(f"--workers: expected at least 0, but got {min(options.workers)}")
     return options
 
 
 def main() -> int:
     """Time all cases and print the table."""
     options = parse()
-    # A file or pipe has no width of its own.
+    # A file or pipe has no width.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    torch.set_num_threads(1)  # as in a worker, which is what is compared
+    torch.set_num_threads(1)  # as in a worker, for comparison
     try:
         config = load_config(options.config, options.overrides)
         dataset, rows = measure(config, options.workers, options.epochs)

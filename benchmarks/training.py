@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Time the trainer: images per second of one process and of several, and the loss's share of a training step.
+"""Time the trainer with one process and several, and the loss's share of a step.
 
-Each process gets one thread and reads its images itself. The speed is that of the last epoch of a run of train.py, so
-that reading and all else is in it; the loss is timed alone, forward and backward, on a batch's own logits.
+Each process has one thread and reads its images itself. The speed is that of the last epoch of a run of train.py, so it
+includes reading and everything else; the loss is timed alone, forward and backward, on the logits of a batch.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ EXAMPLE = (
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE)
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="of train.py")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="default: 1 2")
-    parser.add_argument("--epochs", type=int, default=2, help="of each run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="timed for the loss's share (default: %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration of train.py")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes (default: 1 2)")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs per run (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="steps to time the loss in (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write all figures as JSON")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
     return parser.parse_intermixed_args()
 
 
 def images_per_second(processes: int, config: Path, overrides: list[str]) -> float:
-    """The speed of training in so many processes."""
+    """Return the speed of training in ``processes`` processes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command += [str(ROOT / "examples" / "train.py"), "--config", str(config), *overrides]
@@ -62,7 +62,7 @@ def images_per_second(processes: int, config: Path, overrides: list[str]) -> flo
 
 
 def median_seconds(call: Callable[[], object], times: int) -> float:
-    """How long a call takes, after one that isn't counted."""
+    """Return the median time of a call, after one call that is not timed."""
     seconds = []
     for _ in range(times + 1):
         start = time.perf_counter()
@@ -74,7 +74,7 @@ def median_seconds(call: Callable[[], object], times: int) -> float:
 
 
 def step_and_loss(config: Config, times: int) -> tuple[float, float]:
-    """Seconds of a training step on the first batch, and of the loss in it."""
+    """Return the seconds of a training step, and of the loss in it."""
     torch.set_num_threads(1)
     device = find_device(config.device)
     placement = find_placement(config, device)
@@ -114,11 +114,11 @@ def main() -> None:
         "loss_share": loss / whole,
     }
     print(f"\n{result['machine']}, torch {result['torch']}, {options.config}\n")
-    print("| processes | images/s | of one |\n|---|---|---|")
+    print("| processes | images/s | relative to one |\n|---|---|---|")
     first = next(iter(speeds.values()))
     for count, speed in speeds.items():
         print(f"| {count} | {speed:.1f} | {speed / first:.2f} × |")
-    print(f"\nA step of {config.batch_size} images takes {whole:.3f} s, of it {loss / whole:.1%} the loss.")
+    print(f"\nA step of {config.batch_size} images takes {whole:.3f} s, of which the loss takes {loss / whole:.1%}.")
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -100,7 +100,10 @@ def test_crops_and_benefit(shapes: Path, tmp_path: Path, capsys: pytest.CaptureF
     ce, ours = runs_of(plan, data="shapes")
     finish(ce, place)
     assert main(command) == 1
-    assert capsys.readouterr().err == f"quality.py: no checkpoint at {state / ours.slug}.pt\n"
+    assert (
+        capsys.readouterr().err
+        == f"quality.py: {state / ours.slug}.pt: expected a checkpoint, but there is no such file\n"
+    )
     finish(ours, place)
     assert main(command) == 0
     assert "edgeloss against cross-entropy; shapes, val, seed 0: ahead in" in capsys.readouterr().out

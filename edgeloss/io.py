@@ -122,7 +122,7 @@ def read_image(path: Path) -> Tensor:
     """Read an image file and turn it upright by its EXIF orientation.
 
     Args:
-        path: an image file with 8 bits per channel, grey or colour.
+        path: an image file with 8 bits per channel, gray or color.
 
     Returns:
         [3, H, W] uint8.
@@ -133,7 +133,7 @@ def read_image(path: Path) -> Tensor:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "grey.png"
+        ...     path = Path(folder) / "gray.png"
         ...     Image.new("L", (3, 2), 90).save(path)
         ...     image = read_image(path)
         >>> image.shape, int(image.max())
@@ -148,7 +148,7 @@ def read_image(path: Path) -> Tensor:
 
 
 def read_labels(path: Path) -> Tensor:
-    """Read a label mask: grey values, palette indices (not their colours), or an integer array.
+    """Read a label mask: gray values, palette indices (not their colors), or an integer array.
 
     Args:
         path: a file with one of ``LABEL_SUFFIXES``.
@@ -176,7 +176,7 @@ def read_labels(path: Path) -> Tensor:
         )
     picture = _open_image(path)
     if picture.mode not in ("1", "L", "P", "I") and not picture.mode.startswith("I;16"):
-        raise InputError(f"{path}: expected one channel of class indices, but got colours (mode {picture.mode})")
+        raise InputError(f"{path}: expected one channel of class indices, but got colors (mode {picture.mode})")
     return torch.from_numpy(np.asarray(picture).astype(np.int64))
 
 
@@ -380,9 +380,9 @@ def read_classes(path: str | Path) -> Classes:
 
 
 def read_palette(path: Path) -> dict[int, tuple[int, int, int]]:
-    r"""Read colours from a text file with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.
+    r"""Read colors from a text file with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.
 
-    Commas count as spaces, text after the colour is ignored, and blank lines are skipped.
+    Commas count as spaces, text after the color is ignored, and blank lines are skipped.
 
     Args:
         path: the file, in UTF-8.

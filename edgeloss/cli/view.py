@@ -47,7 +47,7 @@ class _Painter(NamedTuple):
         criterion: the loss.
         names: of the classes, if they are known.
         colors: by class, if they are known.
-        palette: the file that the colours come from.
+        palette: the file that the colors come from.
         terms: show the edge terms separately.
         dpi: of pictures.
     """
@@ -84,7 +84,7 @@ class _Painter(NamedTuple):
         classes = max(2, case.logits.shape[1])
         colors = self.colors
         if colors is not None and (missing := [str(c) for c in range(classes) if c not in colors]):
-            raise InputError(f"{self.palette}: expected {classes} colours, but got none for class {', '.join(missing)}")
+            raise InputError(f"{self.palette}: expected {classes} colors, but got none for class {', '.join(missing)}")
         return {
             "image": case.image,
             "criterion": self.criterion,
@@ -109,7 +109,7 @@ def view(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help='Class colours: one "<index> <r> <g> <b>" or "<index> #rrggbb" per line of a text file.',
+            help='Class colors: one "<index> <r> <g> <b>" or "<index> #rrggbb" per line of a text file.',
         ),
     ] = None,
     ignore_index: IgnoreIndex = None,

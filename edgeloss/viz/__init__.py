@@ -1,4 +1,4 @@
-"""Figures of where the loss and its gradient come from. Needs the extra ``edgeloss[viz]``."""
+"""Figures of the loss and its gradient, pixel by pixel. Requires the extra ``edgeloss[viz]``."""
 
 try:
     import matplotlib as _  # noqa: F401

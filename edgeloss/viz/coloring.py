@@ -1,4 +1,4 @@
-"""What is drawn: the maps with their colours, and the images, class names and colours of the caller."""
+"""What is drawn: the maps with their colors, and the images, class names and colors of the caller."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from edgeloss.viz.palette import LOUD, NOTHING, VOID, distinct_colors
 _Array = npt.NDArray[Any]
 Extend = Literal["neither", "min", "max", "both"]
 
-# Perceptually uniform, without its darkest colours: a small loss on an edge differs from the black around it.
+# Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
 CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
 
 
 class ColoredMap(NamedTuple):
-    """One map of a batch, with what its colours need.
+    """One map of a batch, with what its colors need.
 
     Attributes:
         name: of the map.
         stats: one line of text per image.
         values: [B, h, w], masked where not finite.
-        void: [B, h, w] bool, drawn grey.
+        void: [B, h, w] bool, drawn gray.
         nothing: [B, h, w] bool, drawn black.
-        norm: the range of the colours.
-        extend: the ends of the colour bar that get an arrow, because values lie beyond them.
-        outline: the colour of the borders between the true labels.
+        norm: the range of the colors.
+        extend: the ends of the color bar that get an arrow, because values lie beyond them.
+        outline: the color of the borders between the true labels.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ColoredMap(NamedTuple):
 
 
 def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
-    """Return cross-entropy, edge map and gradient with their colours.
+    """Return cross-entropy, edge map and gradient with their colors.
 
     Args:
         arrays: of the batch.
@@ -83,18 +83,18 @@ def color_map(
     outline: str,
     log: bool = False,
 ) -> ColoredMap:
-    """Return a map with its statistics and the range of its colours.
+    """Return a map with its statistics and the range of its colors.
 
-    Mean, maximum and colour range are computed over the finite values in ``counted``.
+    Mean, maximum and color range are computed over the finite values in ``counted``.
 
     Args:
         name: of the map.
         values: [B, h, w], ≥ 0.
         counted: [B, h, w] bool, the pixels to measure.
-        void: [B, h, w] bool, the pixels to draw grey.
+        void: [B, h, w] bool, the pixels to draw gray.
         nothing: [B, h, w] bool, the pixels to draw black.
-        outline: the colour of the borders between the true labels.
-        log: colour log10 of the values; the statistics remain those of the values.
+        outline: the color of the borders between the true labels.
+        log: color log10 of the values; the statistics remain those of the values.
     """
     finite = np.isfinite(values)
     values = values.astype(np.float64)
@@ -111,7 +111,7 @@ def color_map(
 
 
 def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:
-    """Return the colours of a map, [B, h, w, 3] uint8."""
+    """Return the colors of a map, [B, h, w, 3] uint8."""
     colors = CMAP(colored.norm(colored.values), bytes=True)[..., :3]
     for color, mask in {NOTHING: colored.nothing, VOID: colored.void}.items():
         colors[mask] = np.rint(255 * np.array(color))
@@ -119,7 +119,7 @@ def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:
 
 
 def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:
-    """Return the colour range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
+    """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
     if not values.size:
         return Normalize(-1, 0) if log else Normalize(0, 1), "neither"
     # Few values hold no outlier: "higher" selects the largest of up to 200.
@@ -135,7 +135,7 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
     """Return the caller's images as [B, H, W, 3] in [0, 1].
 
     Args:
-        image: [B, 3, H, W] or [3, H, W], or with one grey channel; floating in [0, 1] or uint8.
+        image: [B, 3, H, W] or [3, H, W], or with one gray channel; floating in [0, 1] or uint8.
         shape: (B, H, W) of the target.
 
     Raises:
@@ -145,7 +145,7 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
     batch, height, width = shape
     if pictures.shape not in ((batch, 3, height, width), (batch, 1, height, width)):
         raise ValueError(
-            f"image: expected [{batch}, 3, {height}, {width}] or one grey channel, but got {list(image.shape)}; "
+            f"image: expected [{batch}, 3, {height}, {width}] or one gray channel, but got {list(image.shape)}; "
             "pass it in the size of the target"
         )
     array = pictures.detach().cpu().double().numpy()
@@ -154,22 +154,22 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
     if not (array.min() >= -0.01 and array.max() <= 1.01):  # resizing may overshoot a little
         raise ValueError(
             f"image: expected floating values in [0, 1], or uint8, but got {image.dtype} from {array.min():.3g} to "
-            f"{array.max():.3g}; undo the normalisation"
+            f"{array.max():.3g}; undo the normalization"
         )
     return np.broadcast_to(np.moveaxis(array.clip(0, 1), 1, -1), (batch, height, width, 3))
 
 
 def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array:
-    """Return the caller's colours, or by default distinct ones, [classes, 3] in [0, 1].
+    """Return the caller's colors, or by default distinct ones, [classes, 3] in [0, 1].
 
     Raises:
-        ValueError: if there are too few colours.
+        ValueError: if there are too few colors.
     """
     if palette is None:
         return distinct_colors(classes)
     if len(palette) < classes:
         raise ValueError(
-            f"palette: expected at least {classes} colours, but got {len(palette)}; pass one per class, or None"
+            f"palette: expected at least {classes} colors, but got {len(palette)}; pass one per class, or None"
         )
     is_integer = [not isinstance(color, str) and np.asarray(color).dtype.kind in "iu" for color in palette]
     scaled = [tuple(np.asarray(c) / 255) if integer else c for c, integer in zip(palette, is_integer, strict=True)]

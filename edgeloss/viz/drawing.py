@@ -1,4 +1,4 @@
-"""The parts of a figure of maps: its measures, pictures, borders, marks, colour bars, title and key."""
+"""The parts of a figure of maps: its measures, pictures, borders, marks, color bars, title and key."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from edgeloss.viz.palette import LOUD
 
 # Lengths in inches.
 MARGIN = 0.12
-GAP = 0.14  # between neighbouring pictures
+GAP = 0.14  # between neighboring pictures
 CAPTION = 0.40  # the two lines above a picture
 TITLE = 0.28
-BAR = 0.09  # width of a colour bar
-BAR_GAP = 0.05  # between a picture and its colour bar
-TICKS = 0.42  # the numbers of a colour bar
+BAR = 0.09  # width of a color bar
+BAR_GAP = 0.05  # between a picture and its color bar
+TICKS = 0.42  # the numbers of a color bar
 KEY_LINE = 0.16  # height of a line of the key
 DPI = 200
 
@@ -94,7 +94,7 @@ def show(
 ) -> AxesImage:
     """Fill the axes with an array of any resolution.
 
-    Maps are drawn without averaging, even where a pixel is smaller than a dot: a mean of colours means nothing, and
+    Maps are drawn without averaging, even where a pixel is smaller than a dot: a mean of colors means nothing, and
     edges would fade.
     """
     extent = (*axes.get_xlim(), *axes.get_ylim())
@@ -102,7 +102,7 @@ def show(
 
 
 def cover(axes: Axes, masks: Mapping[Color, _Array]) -> None:
-    """Paint over the pixels of each mask with its colour."""
+    """Paint over the pixels of each mask with its color."""
     for color, mask in masks.items():
         if mask.any():
             show(axes, np.dstack([np.broadcast_to(color, (*mask.shape, 3)), mask]))
@@ -126,7 +126,7 @@ def mark(axes: Axes, mask: _Array) -> None:
 
 
 def add_color_bar(figure: Figure, box: Box, picture: AxesImage, extend: Extend) -> None:
-    """Add the colour bar of a picture to its right; ``box`` is the picture's."""
+    """Add the color bar of a picture to its right; ``box`` is the picture's."""
     left, bottom, width, height = box
     axes = figure.add_axes(_in_figure(figure, (left + width + BAR_GAP, bottom, BAR, height)))
     steps = min(max(int(height / 0.2), 1), 4)  # a number is 0.2 inches high
@@ -150,11 +150,11 @@ def add_title(figure: Figure, title: str | None) -> None:
 
 
 def add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, **spacing: float) -> None:
-    """Add names and their colours at the bottom; a "$" in a name is a dollar sign.
+    """Add names and their colors at the bottom; a "$" in a name is a dollar sign.
 
     Args:
         figure: the figure.
-        entries: name and colour.
+        entries: name and color.
         columns: how many entries stand side by side.
         spacing: ``handletextpad``, ``labelspacing`` and ``columnspacing`` of :meth:`Figure.legend`.
     """

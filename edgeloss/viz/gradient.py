@@ -17,8 +17,8 @@ from edgeloss.viz.palette import LOUD, NOTHING, VOID
 def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: str | None = None) -> Figure:
     """Draw log10 of the L2 norm of the gradient over the classes, one picture per image.
 
-    Colours are those of :func:`edgeloss.viz.panel`, with one scale for all pictures: non-finite values are magenta and
-    counted above the picture, ignored pixels are grey, and gradients of exactly 0 are black.
+    Colors are those of :func:`edgeloss.viz.panel`, with one scale for all pictures: non-finite values are magenta and
+    counted above the picture, ignored pixels are gray, and gradients of exactly 0 are black.
 
     Args:
         gradient: [B, C, H, W] or [B, C, D, H, W] floating, any device. Of a volume, the slice with the most non-finite
@@ -27,7 +27,7 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
         title: one line above the pictures.
 
     Returns:
-        The figure. Its axes are the pictures, each followed by its colour bar.
+        The figure. Its axes are the pictures, each followed by its color bar.
 
     Raises:
         ValueError: if the gradient has another shape or no pixels.
@@ -49,7 +49,6 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
         )
     names, drawn = _colored(gradient, ignored)
     height, width = drawn.values.shape[1:]
-    failed = np.ma.getmaskarray(drawn.values)
 
     columns = min(len(names), 4)
     rows = math.ceil(len(names) / columns)
@@ -66,16 +65,21 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
         axes = drawing.add_axes(figure, box, (height, width), name, drawn.stats[image])
         picture = drawing.show(axes, drawn.values[image], drawn.norm)
         drawing.cover(axes, {NOTHING: drawn.nothing[image], VOID: drawn.void[image]})
-        drawing.mark(axes, failed[image])
+        drawing.mark(axes, np.ma.getmaskarray(drawn.values[image]))
         drawing.add_color_bar(figure, box, picture, drawn.extend)
     drawing.add_title(figure, title)
-    key = [
+    drawing.add_key(figure, _key(drawn), columns=3)
+    return figure
+
+
+def _key(drawn: ColoredMap) -> list[tuple[str, drawing.Color]]:
+    """Return the special colors that occur."""
+    special = [
         ("ignored", VOID, drawn.void.any()),
         ("zero gradient", NOTHING, drawn.nothing.any()),
-        ("not finite", LOUD, failed.any()),
+        ("not finite", LOUD, np.ma.getmaskarray(drawn.values).any()),
     ]
-    drawing.add_key(figure, [(name, color) for name, color, occurs in key if occurs], columns=3)
-    return figure
+    return [(name, color) for name, color, occurs in special if occurs]
 
 
 def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], ColoredMap]:

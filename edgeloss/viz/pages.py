@@ -1,4 +1,4 @@
-"""HTML pages that are one file each, and fetch nothing: what they all share."""
+"""Self-contained HTML pages: one file each, without network access."""
 
 from __future__ import annotations
 
@@ -24,20 +24,25 @@ def page(
     css: str = "",
     script: str = "begin();",
 ) -> str:
-    """A page with Plotly's script in it, packed, and a policy that forbids the browser to fetch anything.
+    """Return a page that contains Plotly, compressed, and a policy that forbids the browser to load anything.
 
     Args:
-        title: the page's; escaped here.
+        title: of the page; escaped here.
         header: HTML below the title, escaped by the caller, as are body and footer.
-        body: the page's own part.
-        footer: its last line.
-        data: what the script finds as ``data``. ``figures``, if it is there, are Plotly figures, {"data", "layout"} by
-            the ``id`` of the element they are drawn in.
-        css: on top of what all pages have.
-        script: runs after ``page.js``; it has to call its ``begin``.
+        body: HTML.
+        footer: HTML of the last line.
+        data: available to the script as ``data``. Its ``figures``, if any, are Plotly figures, {"data", "layout"} by
+            the ``id`` of the element to draw them in.
+        css: appended to the style of all pages.
+        script: runs after ``page.js``; it must call ``begin``.
 
     Returns:
         The page, to be written as UTF-8.
+
+    Example:
+        >>> html = page(title="a < b", header="", body="<main></main>", footer="", data={})
+        >>> "<title>a &lt; b</title>" in html
+        True
     """
     return Template(asset("page.html")).substitute(
         title=html.escape(title),
@@ -45,33 +50,33 @@ def page(
         body=body,
         footer=footer,
         css=asset("page.css") + css,
-        # "<" would end the script early; JSON has another way to write it.
+        # A "<" could end the script element early.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        library=library(),
+        library=packed_plotly(),
         script=asset("page.js") + script,
     )
 
 
 def asset(name: str) -> str:
-    """A file of the folder ``page``."""
+    """Return a file of the folder ``page``."""
     return (files("edgeloss.viz") / "page" / name).read_text(encoding="utf-8")
 
 
 @functools.lru_cache(maxsize=1)
-def library() -> str:
-    """Plotly's script, packed: a third of its size."""
+def packed_plotly() -> str:
+    """Return the script of Plotly, compressed to a third of its size."""
     import plotly.offline
 
     return base64.b64encode(zlib.compress(plotly.offline.get_plotlyjs().encode(), 9)).decode()
 
 
 def data_uri(content: bytes, kind: str) -> str:
-    """A picture, ``kind`` png or jpeg, as the source of an image within the page."""
+    """Return a picture, ``kind`` png or jpeg, as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """An HTML table of cells that are HTML."""
+    """Return an HTML table; cells are HTML."""
     lines = "".join(_row(row, "td") for row in rows)
     return f"<table><thead>{_row(head, 'th')}</thead><tbody>{lines}</tbody></table>"
 
@@ -81,5 +86,5 @@ def _row(cells: Iterable[str], tag: str) -> str:
 
 
 def cell(value: float, form: str) -> str:
-    """A number, or a dash for nan."""
+    """Return a number as text, a dash for nan."""
     return "–" if math.isnan(value) else format(value, form)

@@ -1,4 +1,4 @@
-"""Colours for any number of classes."""
+"""Colors for any number of classes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ VOID = (0.62, 0.62, 0.62)  # ignored pixels
 LOUD = (1.0, 0.0, 1.0)  # nan and inf
 NOTHING = (0.0, 0.0, 0.0)  # off the edges, or a gradient of exactly 0
 
-# Okabe & Ito's set, made to be told apart by colour-blind readers, without its black.
+# The set of Okabe & Ito, distinct for color-blind readers too, without its black.
 _FIRST = ("56B4E9", "E69F00", "009E73", "F0E442", "0072B2", "D55E00", "CC79A7")
 
-# Linear sRGB as a deuteranope sees it (Machado, Oliveira & Fernandes 2009, severity 1).
+# Linear sRGB as seen with deuteranopia (Machado, Oliveira & Fernandes 2009, severity 1).
 _DEUTERANOPIA = np.array(
     [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
 )
@@ -45,20 +45,20 @@ def _linear(srgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _appearance(srgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[N, 3] colours to [N, 6] points, whose distance says how well two colours are told apart, by all readers."""
+    """Map colors [N, 3] to points [N, 6] whose distance is how distinct two colors are, for all readers."""
     linear = _linear(srgb)
     return np.hstack([_oklab(linear), 0.5 * _oklab((linear @ _DEUTERANOPIA.T).clip(0, 1))])
 
 
 @functools.lru_cache
 def distinct_colors(count: int) -> npt.NDArray[np.float64]:
-    """Colours that are told apart as well as ``count`` colours can be, with normal and with red-green-blind eyes.
+    """Return distinct colors for classes, for normal and red-green-blind vision.
 
-    The first seven are Okabe and Ito's. Each further one is the colour farthest from all before it, so that class k has
-    the same colour in every data set. Grey and magenta are kept free: they mean *ignored* and *not finite*.
+    The first seven are those of Okabe and Ito. Each further color is the farthest from all before it, so that class k
+    has the same color for any ``count``. Gray and magenta are reserved: they mean *ignored* and *not finite*.
 
     Args:
-        count: how many colours.
+        count: the number of colors.
 
     Returns:
         [count, 3] float64, sRGB in [0, 1]; read-only.

@@ -18,7 +18,7 @@ from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 # Lengths in inches.
-_SWATCH = 0.29  # width of a coloured box of the key with the space around it
+_SWATCH = 0.29  # width of a colored box of the key with the space around it
 _LETTER = 0.062  # width of a letter of the key, rounded up
 
 _Array = npt.NDArray[Any]
@@ -39,10 +39,10 @@ def panel(
 
     The loss maps are those of ``criterion(logits, target, return_maps=True)``. The gradient is that of the loss with
     respect to the logits, drawn as log10 of its L2 norm over the classes. Thin lines are the borders between the true
-    labels. Ignored pixels are grey; pixels off the edge mask and gradients of exactly 0 are black; non-finite values
-    are magenta and counted above the picture. Means and colour ranges leave out ignored and non-finite pixels and, for
-    the edge map, pixels off the edge mask. A colour bar ends in an arrow where outliers lie beyond it. All images of a
-    batch share one colour range per map.
+    labels. Ignored pixels are gray; pixels off the edge mask and gradients of exactly 0 are black; non-finite values
+    are magenta and counted above the picture. Means and color ranges leave out ignored and non-finite pixels and, for
+    the edge map, pixels off the edge mask. A color bar ends in an arrow where outliers lie beyond it. All images of a
+    batch share one color range per map.
 
     The figure does not use pyplot: ``figure.savefig(path)`` writes it, a notebook displays it as the result of a cell,
     and it needs no closing.
@@ -50,22 +50,22 @@ def panel(
     Args:
         logits: [B, C, H, W] or [C, H, W] floating, any device; C = 1 for binary. One row of pictures per image.
         target: [B, H, W] or [H, W] integer, on the same device. With ``criterion.upsample`` it may be larger.
-        image: [B, 3, H, W] or [3, H, W], or with one grey channel, in the size of the target; floating in [0, 1] or
+        image: [B, 3, H, W] or [3, H, W], or with one gray channel, in the size of the target; floating in [0, 1] or
             uint8. None leaves the picture out.
         criterion: the loss to draw; ``EdgeAwareLoss()`` if None.
         class_names: at least C names; the class indices if None.
-        palette: at least C colours, each three integers in 0 ... 255 or any Matplotlib colour;
+        palette: at least C colors, each three integers in 0 ... 255 or any Matplotlib color;
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: one line above the pictures.
         terms: also draw the two edge terms, and the false edges if the criterion has a ``false_edge_weight``.
 
     Returns:
         The figure. The axes of each row are image, ground truth, prediction, then cross-entropy, edge map, gradient
-        and, with ``terms``, same side, other side and false edges, each followed by its colour bar.
+        and, with ``terms``, same side, other side and false edges, each followed by its color bar.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another
-            size or range; if there are too few names or colours; and as ``criterion`` does.
+            size or range; if there are too few names or colors; and as ``criterion`` does.
 
     Example:
         >>> import torch
@@ -80,12 +80,20 @@ def panel(
     images = None if image is None else rgb_images(image, arrays.target.shape)
     colors = class_colors(palette, arrays.classes)
     names = class_labels(class_names, arrays.classes)
+    return _draw(arrays, color_maps(arrays, terms=terms), images, names, colors, title)
 
-    maps = color_maps(arrays, terms=terms)
+
+def _draw(
+    arrays: Arrays,
+    maps: Sequence[ColoredMap],
+    images: _Array | None,
+    names: Sequence[str],
+    colors: _Array,
+    title: str | None,
+) -> Figure:
     key = _key(arrays, maps, names, colors)
-    layout = _layout(
-        arrays.target.shape, 2 + (images is not None), len(maps), [len(name) for name, _ in key], title is not None
-    )
+    letters = [len(name) for name, _ in key]
+    layout = _layout(arrays.target.shape, 2 + (images is not None), len(maps), letters, title is not None)
     figure = Figure(figsize=(layout.width, layout.height), dpi=drawing.DPI)
     boxes = iter(layout.boxes)
     for row in range(len(arrays.target)):
@@ -139,7 +147,7 @@ def _draw_row(
 def _key(
     arrays: Arrays, maps: Sequence[ColoredMap], names: Sequence[str], colors: _Array
 ) -> list[tuple[str, drawing.Color]]:
-    """Return the names and colours that occur."""
+    """Return the names and colors that occur."""
     present = np.union1d(arrays.target, arrays.prediction)
     special = [
         ("ignored", VOID, (arrays.target < 0).any()),

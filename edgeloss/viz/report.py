@@ -1,4 +1,4 @@
-"""One self-contained HTML page: every map of the loss, and behind every pixel the numbers that made it."""
+"""One self-contained HTML page: every loss map, with the numbers behind each pixel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,29 +22,50 @@ from torch import Tensor
 from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import Arrays, Likely, Neighbors, compute_arrays, compute_likely, compute_neighbors
+from edgeloss.viz.arrays import (
+    Arrays,
+    Neighbors,
+    TopClasses,
+    compute_arrays,
+    compute_neighbors,
+    compute_top_classes,
+)
 from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 _Array = npt.NDArray[Any]
 
-# How exact the numbers behind the pixels are: bits of a significand, the smallest step of probabilities and losses, and
-# how many of the most probable classes are told. The first line that keeps the page small enough is taken.
-_LEVELS = (
-    (8, 2.0**-13, 3),
-    (7, 2.0**-10, 3),
-    (6, 2.0**-8, 3),
-    (5, 2.0**-7, 3),
-    (4, 2.0**-6, 3),
-    (3, 2.0**-5, 2),
-    (2, 2.0**-4, 1),
+
+class _Precision(NamedTuple):
+    """How exact the numbers behind the pixels are.
+
+    Attributes:
+        bits: of a significand.
+        step: the smallest step of probabilities and losses.
+        classes: how many of the most probable classes are stored.
+    """
+
+    bits: int
+    step: float
+    classes: int
+
+
+# The first that keeps the page small enough is used.
+_PRECISIONS = (
+    _Precision(8, 2.0**-13, 3),
+    _Precision(7, 2.0**-10, 3),
+    _Precision(6, 2.0**-8, 3),
+    _Precision(5, 2.0**-7, 3),
+    _Precision(4, 2.0**-6, 3),
+    _Precision(3, 2.0**-5, 2),
+    _Precision(2, 2.0**-4, 1),
 )
 _MAX_BYTES = 14_000_000
-_NEIGHBORS = 8  # of an edge pixel
-_MAX_PAIRS = 1_500_000  # neighbours in all: fewer of each where the edge pixels are very many
+_NEIGHBORS = 8  # per edge pixel
+_MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
 _BINS = 60
-_NOTHING = {"distance": "far", "gradient": "zero", "false_edge": "zero", "cross_entropy": ""}  # what is painted black
-_REACH = 2**15  # added to a neighbour's steps, so that they are no less than 0
+_NOTHING = {"distance": "far", "gradient": "zero", "false_edge": "zero", "cross_entropy": ""}  # what black means
+_REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 
 
 def report(
@@ -57,90 +78,111 @@ def report(
     palette: Sequence[Any] | npt.NDArray[Any] | None = None,
     title: str | None = None,
 ) -> str:
-    """A page to explore what the loss sees: :func:`~edgeloss.viz.panel` with the numbers behind it.
+    """Return an interactive HTML page: :func:`~edgeloss.viz.panel` with the numbers behind it.
 
-    Two views side by side, zoomed together, each show a layer of choice: image, ground truth, prediction,
-    cross-entropy, same side, other side, false edges if the criterion has a ``false_edge_weight``, edge map, distance
-    to the nearest other label, or gradient. Pointing at a pixel shows its labels, its most probable classes, every
-    term, and the neighbours that its edge terms come from, with what each gives to the pixel's class and its share of
-    the gradient. Below are histograms and a table by class.
+    Two views, zoomed together, each show a layer: image, ground truth, prediction, cross-entropy, same side, other
+    side, false edges (with a ``false_edge_weight``), edge map, distance to the nearest other label, or gradient.
+    Pointing at a pixel shows its labels, its most probable classes, every term, and the neighbors that its edge terms
+    come from. Below are histograms and a table per class.
 
-    The page is one file that needs no server and no network. Its numbers are rounded to some 0.2 %; coarser, and it
-    says how coarse, where the file would pass 15 MB: a noisy image of 1024 × 2048 pixels. Needs the extra
-    ``edgeloss[viz]``, and a browser from 2023 on.
+    The page is one file and needs no server and no network, only a browser from 2023 or later. Its numbers are rounded
+    to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB.
 
     Args:
-        logits: [B, C, H, W] or [C, H, W] floating, any device. C = 1 is binary. The page shows one image at a time.
+        logits: [B, C, H, W] or [C, H, W] floating, any device; C = 1 for binary. The page shows one image at a time.
         target: [B, H, W] or [H, W] integer, on the same device. With ``criterion.upsample`` it may be larger.
-        image: [B, 3, H, W] or [3, H, W], or one grey channel, in the target's size: floating in [0, 1] or uint8. None
-            leaves the layer out.
-        criterion: the loss to look into; ``EdgeAwareLoss()`` if None.
-        class_names: at least C names; the numbers if None.
-        palette: at least C colours, each an integer triple in 0 ... 255 or whatever Matplotlib calls a colour;
+        image: [B, 3, H, W] or [3, H, W], or with one gray channel, in the size of the target; floating in [0, 1] or
+            uint8. None leaves the layer out.
+        criterion: the loss to show; ``EdgeAwareLoss()`` if None.
+        class_names: at least C names; the class indices if None.
+        palette: at least C colors, each three integers in 0 ... 255 or any Matplotlib color;
             :func:`~edgeloss.viz.distinct_colors` if None.
-        title: the page's; escaped, as are the names.
+        title: of the page; escaped, as are the names.
 
     Returns:
         The page, to be written as UTF-8.
 
     Raises:
-        ImportError: without Plotly.
+        ImportError: if Plotly is not installed.
         ValueError: as :func:`~edgeloss.viz.panel`.
 
     Example:
         >>> import torch
-        >>> target = torch.zeros(48, 64, dtype=torch.int64)
-        >>> target[12:36, 20:50] = 1
-        >>> page = report(torch.randn(2, 48, 64), target, class_names=["ground", "<box>"])
-        >>> page.startswith("<!doctype html>"), "&lt;box&gt;" in page
+        >>> page = report(torch.randn(2, 48, 64), torch.zeros(48, 64, dtype=torch.int64), class_names=["a", "<b>"])
+        >>> page.startswith("<!doctype html>"), "&lt;b&gt;" in page
         (True, True)
         >>> _ = pathlib.Path("report.html").write_text(page, encoding="utf-8")  # doctest: +SKIP
     """
     if importlib.util.find_spec("plotly") is None:
         raise ImportError('edgeloss.viz.report needs plotly: pip install "edgeloss[viz]"')
-
     criterion = EdgeAwareLoss() if criterion is None else criterion
-    seen = compute_arrays(logits, target, criterion)
-    images = None if image is None else rgb_images(image, seen.target.shape)
-    colors = [to_hex(color) for color in class_colors(palette, seen.classes)]
-    names = class_labels(class_names, seen.classes)
-    edges = int(seen.maps["edge_mask"].sum())
-    likely = compute_likely(logits, target, criterion)
-    neighbors = compute_neighbors(logits, target, criterion, count=min(max(_MAX_PAIRS // max(edges, 1), 1), _NEIGHBORS))
-    layers = _layers(seen, criterion)
+    arrays = compute_arrays(logits, target, criterion)
+    content = _compute_content(logits, target, criterion, arrays)
+    images = None if image is None else rgb_images(image, arrays.target.shape)
+    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
+    return _page(content, images, class_labels(class_names, arrays.classes), colors, title)
 
-    fixed = {
+
+class _Layer(NamedTuple):
+    """A map of the menus."""
+
+    key: str
+    colored: ColoredMap
+    values: _Array
+
+
+class _Content(NamedTuple):
+    """The numbers of a report."""
+
+    criterion: EdgeAwareLoss
+    arrays: Arrays
+    layers: list[_Layer]  # in the order of the menus
+    top_classes: TopClasses
+    neighbors: Neighbors
+
+
+def _compute_content(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss, arrays: Arrays) -> _Content:
+    edge_pixels = int(arrays.maps["edge_mask"].sum())
+    count = min(max(_MAX_PAIRS // max(edge_pixels, 1), 1), _NEIGHBORS)
+    return _Content(
+        criterion,
+        arrays,
+        _layers(arrays),
+        compute_top_classes(logits, target, criterion),
+        compute_neighbors(logits, target, criterion, count),
+    )
+
+
+def _page(
+    content: _Content, pictures: _Array | None, names: Sequence[str], colors: Sequence[str], title: str | None
+) -> str:
+    arrays, neighbors = content.arrays, content.neighbors
+    shared = {
         "names": names,
         "colors": colors,
         "special": {"void": to_hex(VOID), "loud": to_hex(LOUD), "nothing": to_hex(NOTHING)},
         "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
         "view": json.loads(_views()),
-        "figures": {"histograms": json.loads(_histograms(seen))},
+        "figures": {"histograms": json.loads(_histograms(arrays))},
         "maxNeighbors": len(neighbors.nll),
         "reach": _REACH,
     }
-    pictures = [] if images is None else [_picture(picture) for picture in images]
-    room = _MAX_BYTES - len(pages.library()) - sum(map(len, pictures))
-    for level in _LEVELS:
-        shown = [_image(index, seen, layers, likely, neighbors, *level) for index in range(len(seen.target))]
-        if sum(len(array["data"]) for one in shown for array in one["arrays"].values()) <= room:
-            break
-    for one, picture in zip(shown, pictures, strict=False):
-        one["picture"] = picture
-
-    terms = " · ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in seen.terms.items())
-    size = " × ".join(map(str, seen.target.shape[1:]))
-    about = str(criterion).replace("\n", " ")
+    images, precision = _images(content, [] if pictures is None else [_data_uri(picture) for picture in pictures])
+    terms = " · ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in arrays.terms.items())
+    size = " × ".join(map(str, arrays.target.shape[1:]))
+    about = str(content.criterion).replace("\n", " ")
+    footer = (
+        f"edgeloss {version('edgeloss')} · drawn with Plotly · numbers are rounded to"
+        f" {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to {precision.step / 2:.1g}"
+    )
+    if arrays.maps["edge_mask"].any():
+        footer += f" · up to {len(neighbors.nll)} neighbors are shown per edge pixel, largest weighted loss first"
     return pages.page(
         title="edgeloss report" if title is None else title,
         header=f'<p>{html.escape(about)}</p>\n<p class="figures">{size} pixels · {terms}</p>',
-        body=Template(pages.asset("report.html")).substitute(table=_table(seen, names, colors)),
-        footer=html.escape(
-            f"edgeloss {version('edgeloss')} · drawn by Plotly · numbers are rounded to {2.0 ** -(level[0] + 1):.1%}, "
-            f"probabilities and losses to {level[1] / 2:.1g}"
-            + (f" · the neighbours shown are the {fixed['maxNeighbors']} that weigh most" if edges else "")
-        ),
-        data=fixed | {"images": shown},
+        body=Template(pages.asset("report.html")).substitute(table=_table(arrays, names, colors)),
+        footer=html.escape(footer),
+        data=shared | {"images": images},
         css=pages.asset("report.css"),
         script=pages.asset("report.js"),
     )
@@ -149,97 +191,97 @@ def report(
 # --------------------------------------------------------------------------------------------------------- the numbers
 
 
-def _layers(seen: Arrays, criterion: EdgeAwareLoss) -> list[tuple[str, ColoredMap, _Array]]:
-    """Key, colours and values of every map, in the order of the menus."""
-    cross_entropy, edge, gradient, same_side, other_side, *false_edge = color_maps(seen, terms=True)
-    void = seen.target < 0
-    distance = seen.maps.get("distance")
-    name = "distance"
-    if distance is None:  # the loss reads none: show the exact one
-        distance = boundary_distance(seen.target, ignore_index=-1)
-    # Where there is no other label within the window, there is nothing to show: no failure.
+def _layers(arrays: Arrays) -> list[_Layer]:
+    cross_entropy, edge, gradient, same_side, other_side, *false_edge = color_maps(arrays, terms=True)
+    void = arrays.target < 0
+    distance = arrays.maps.get("distance")
+    if distance is None:  # the loss uses none: show the exact distance
+        distance = boundary_distance(arrays.target, ignore_index=-1)
+    # Infinite distances are drawn black: they mean no other label within the search radius.
     far = np.isinf(distance)
-    drawn = color_map(name, np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
+    drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
     return [
-        ("cross_entropy", cross_entropy, seen.maps["cross_entropy"]),
-        ("same_side", same_side, seen.maps["same_side"]),
-        ("other_side", other_side, seen.maps["other_side"]),
-        *(("false_edge", one, seen.maps["false_edge"]) for one in false_edge),
-        ("edge", edge, seen.maps["edge"]),
-        ("distance", drawn, distance),
-        ("gradient", gradient, seen.gradient),
+        _Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
+        _Layer("same_side", same_side, arrays.maps["same_side"]),
+        _Layer("other_side", other_side, arrays.maps["other_side"]),
+        *(_Layer("false_edge", colored, arrays.maps["false_edge"]) for colored in false_edge),
+        _Layer("edge", edge, arrays.maps["edge"]),
+        _Layer("distance", drawn, distance),
+        _Layer("gradient", gradient, arrays.gradient),
     ]
 
 
-def _image(
-    index: int,
-    seen: Arrays,
-    layers: list[tuple[str, ColoredMap, _Array]],
-    likely: Likely,
-    neighbors: Neighbors,
-    bits: int,
-    step: float,
-    count: int,
-) -> dict[str, Any]:
-    """All that the page knows of one image, but its picture."""
-    classes = seen.classes
-    arrays = {
-        "truth": _labels(seen.target[index], classes),
-        "prediction": _labels(seen.prediction[index], classes),
-        "edge_mask": _labels(seen.maps["edge_mask"][index].astype(np.int64), 2),
-    }
-    for rank in range(min(count, len(likely.classes))):
-        if rank:  # the first is the prediction
-            arrays[f"class_{rank}"] = _labels(likely.classes[rank, index], classes)
-        arrays[f"probability_{rank}"] = _floats(likely.probabilities[rank, index], bits, step)
-    for key, _, values in layers:
-        arrays[key] = _floats(values[index], bits, 0 if key in ("gradient", "distance") else step)
+def _images(content: _Content, pictures: Sequence[str]) -> tuple[list[dict[str, Any]], _Precision]:
+    """Return the data of each image, in the highest precision that keeps the page small enough."""
+    room = _MAX_BYTES - len(pages.packed_plotly()) - sum(map(len, pictures))
+    for precision in _PRECISIONS:
+        images = [_image(content, index, precision) for index in range(len(content.arrays.target))]
+        if sum(len(array["data"]) for image in images for array in image["arrays"].values()) <= room:
+            break
+    for image, picture in zip(images, pictures, strict=False):
+        image["picture"] = picture
+    return images, precision
 
-    before, here = (int(seen.maps["edge_mask"][part].sum()) for part in (slice(index), index))
-    mine = slice(before, before + here)
+
+def _image(content: _Content, index: int, precision: _Precision) -> dict[str, Any]:
+    """Return the data of one image, without its picture."""
+    arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
+    bits, step, count = precision
+    packed = {
+        "truth": _labels(arrays.target[index], arrays.classes),
+        "prediction": _labels(arrays.prediction[index], arrays.classes),
+        "edge_mask": _labels(arrays.maps["edge_mask"][index].astype(np.int64), 2),
+    }
+    for rank in range(min(count, len(top_classes.classes))):
+        if rank:  # rank 0 is the prediction
+            packed[f"class_{rank}"] = _labels(top_classes.classes[rank, index], arrays.classes)
+        packed[f"probability_{rank}"] = _floats(top_classes.probabilities[rank, index], bits, step)
+    for key, _, values in content.layers:
+        packed[key] = _floats(values[index], bits, 0 if key in ("gradient", "distance") else step)
+
+    before, here = (int(arrays.maps["edge_mask"][part].sum()) for part in (slice(index), index))
+    own = slice(before, before + here)
     for rank in range(len(neighbors.nll)):
-        down, right = neighbors.step[:, rank, mine]
-        arrays[f"down_{rank}"] = _labels(down + _REACH, _REACH)
-        arrays[f"right_{rank}"] = _labels(right + _REACH, _REACH)
-        arrays[f"given_{rank}"] = _floats(neighbors.probability[rank, mine], bits, step)
-        arrays[f"nll_{rank}"] = _floats(neighbors.nll[rank, mine], bits, step)
-        arrays[f"share_{rank}"] = _floats(neighbors.share[rank, mine], bits, step)
+        down, right = neighbors.step[:, rank, own]
+        packed[f"down_{rank}"] = _labels(down + _REACH, _REACH)
+        packed[f"right_{rank}"] = _labels(right + _REACH, _REACH)
+        packed[f"given_{rank}"] = _floats(neighbors.probability[rank, own], bits, step)
+        packed[f"nll_{rank}"] = _floats(neighbors.nll[rank, own], bits, step)
+        packed[f"share_{rank}"] = _floats(neighbors.share[rank, own], bits, step)
 
-    return {
-        "arrays": arrays,
-        "layers": [
-            {
-                "key": key,
-                "name": drawn.name,
-                "stats": drawn.stats[index],
-                "low": float(drawn.norm.vmin or 0),
-                "high": float(drawn.norm.vmax or 0),
-                "log": key == "gradient",
-                "extend": drawn.extend,
-                "nothing": _NOTHING.get(key, "off the edges"),
-            }
-            for key, drawn, _ in layers
-        ],
-    }
+    layers = [
+        {
+            "key": key,
+            "name": colored.name,
+            "stats": colored.stats[index],
+            "low": float(colored.norm.vmin or 0),
+            "high": float(colored.norm.vmax or 0),
+            "log": key == "gradient",
+            "extend": colored.extend,
+            "nothing": _NOTHING.get(key, "off the edges"),
+        }
+        for key, colored, _ in content.layers
+    ]
+    return {"arrays": packed, "layers": layers}
 
 
 def _labels(values: _Array, classes: int) -> dict[str, Any]:
-    """Small whole numbers; the largest of the type stands for -1."""
+    """Pack labels; the largest value of the type stands for -1."""
     dtype = np.uint8 if classes <= 255 else np.uint16
     return {"kind": dtype.__name__, "shape": values.shape, "data": _packed(values.astype(dtype))}
 
 
 def _floats(values: _Array, bits: int, step: float) -> dict[str, Any]:
-    """Numbers ≥ 0 in 16 bits: the exponent of float32 and 8 bits of the significand, of which ``bits`` are used.
+    """Pack numbers ≥ 0 in 16 bits: the exponent of float32 and 8 bits of the significand, of which ``bits`` are used.
 
-    The high bytes come first, then the low ones: alike stands beside alike, and packs well.
+    All high bytes precede all low bytes: similar bytes are adjacent, and compress well.
     """
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values, dtype=np.float32)
     if step:
         single = np.where(single < 1, np.rint(np.minimum(single, 1) / step) * np.float32(step), single)
     drop = 23 - bits
-    # Rounding may carry into the exponent, as it should; inf has no significand to round, and nan keeps its quiet bit.
+    # Rounding may carry into the exponent; inf has no significand to round, and nan keeps its quiet bit.
     code = (single.view(np.uint32).astype(np.uint64) + (1 << (drop - 1))) >> drop << (8 - bits)
     code = code.astype(np.uint16)
     return {
@@ -253,8 +295,8 @@ def _packed(values: _Array) -> str:
     return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
 
 
-def _picture(rgb: _Array) -> str:
-    """An image [H, W, 3] in [0, 1] as a data URI: exact if it is small, else as good a JPEG as keeps it small."""
+def _data_uri(rgb: _Array) -> str:
+    """Return an image [H, W, 3] in [0, 1] as a data URI: a PNG if small, else the best JPEG that is small enough."""
     picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
     kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
     for quality in (92, 80, 60, 30):
@@ -269,7 +311,7 @@ def _picture(rgb: _Array) -> str:
 
 
 def _views() -> str:
-    """The two views, still without pictures, as Plotly's JSON."""
+    """Return the two views, without pictures, as the JSON of Plotly."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -293,24 +335,24 @@ def _views() -> str:
     return str(figure.to_json())
 
 
-# One transparent pixel.
+# A transparent pixel.
 _EMPTY = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 
 
-def _histograms(seen: Arrays) -> str:
-    """How the values of each map are spread over its pixels, the batch together, as Plotly's JSON."""
+def _histograms(arrays: Arrays) -> str:
+    """Return histograms of the values of each map, over the batch, as the JSON of Plotly."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    valid, edges = seen.target >= 0, seen.maps["edge_mask"]
-    moving = seen.gradient[(seen.gradient > 0) & np.isfinite(seen.gradient)]
+    valid, edges = arrays.target >= 0, arrays.maps["edge_mask"]
+    gradient = arrays.gradient[(arrays.gradient > 0) & np.isfinite(arrays.gradient)]
     shown = {
-        "cross-entropy": seen.maps["cross_entropy"][valid],
-        "same side": seen.maps["same_side"][edges],
-        "other side": seen.maps["other_side"][edges],
-        "log10 |gradient|": np.log10(moving),
+        "cross-entropy": arrays.maps["cross_entropy"][valid],
+        "same side": arrays.maps["same_side"][edges],
+        "other side": arrays.maps["other_side"][edges],
+        "log10 |gradient|": np.log10(gradient),
     }
-    if (false := seen.maps.get("false_edge")) is not None:
+    if (false := arrays.maps.get("false_edge")) is not None:
         shown["false edge"] = false[false > 0]
     figure = make_subplots(rows=1, cols=len(shown), subplot_titles=list(shown), horizontal_spacing=0.05)
     for column, values in enumerate(shown.values(), start=1):
@@ -333,28 +375,28 @@ def _histograms(seen: Arrays) -> str:
     return str(figure.to_json())
 
 
-def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
-    """The classes that occur, in the batch together, as HTML."""
-    valid, edges = seen.target >= 0, seen.maps["edge_mask"]
-    truth, prediction = seen.target[valid], seen.prediction[valid]
+def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
+    """Return a row per class that occurs in the batch, as HTML."""
+    valid, edges = arrays.target >= 0, arrays.maps["edge_mask"]
+    truth, prediction = arrays.target[valid], arrays.prediction[valid]
 
     def count(labels: _Array) -> _Array:
-        return np.bincount(labels[labels >= 0], minlength=seen.classes)
+        return np.bincount(labels[labels >= 0], minlength=arrays.classes)
 
     def mean(name: str, where: _Array) -> _Array:
-        where = where & np.isfinite(seen.maps[name])
-        total = np.bincount(seen.target[where], seen.maps[name][where].astype(np.float64), seen.classes)
+        where = where & np.isfinite(arrays.maps[name])
+        total = np.bincount(arrays.target[where], arrays.maps[name][where].astype(np.float64), arrays.classes)
         with np.errstate(invalid="ignore"):
-            return np.asarray(total / count(seen.target[where]))
+            return np.asarray(total / count(arrays.target[where]))
 
-    pixels, predicted, right = count(truth), count(prediction), count(truth[truth == prediction])
+    pixels, predicted, correct = count(truth), count(prediction), count(truth[truth == prediction])
     with np.errstate(invalid="ignore"):
-        iou = right / (pixels + predicted - right)
-    rim = count(seen.target[edges])
+        iou = correct / (pixels + predicted - correct)
+    edge_pixels = count(arrays.target[edges])
     edge_means = [mean(name, edges) for name in ("same_side", "other_side", "edge")]
     with np.errstate(invalid="ignore"):
-        part = np.nan_to_num(edge_means[2]) * rim / np.sum(np.nan_to_num(edge_means[2]) * rim)
-    false = seen.maps.get("false_edge")
+        share = np.nan_to_num(edge_means[2]) * edge_pixels / np.sum(np.nan_to_num(edge_means[2]) * edge_pixels)
+    false = arrays.maps.get("false_edge")
     more = {} if false is None else {"false edge": mean("false_edge", false > 0)}
     rows = [
         (
@@ -362,9 +404,9 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
             f"{pixels[k]}",
             pages.cell(iou[k], ".1%"),
             pages.cell(mean_ce, ".3f"),
-            f"{rim[k]}",
+            f"{edge_pixels[k]}",
             *(pages.cell(values[k], ".3f") for values in edge_means),
-            pages.cell(part[k], ".1%"),
+            pages.cell(share[k], ".1%"),
             *(pages.cell(values[k], ".3f") for values in more.values()),
         )
         for k, mean_ce in enumerate(mean("cross_entropy", valid))
@@ -379,7 +421,7 @@ def _table(seen: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
         "same side",
         "other side",
         "edge",
-        "of all edge loss",
+        "share of edge loss",
         *more,
     )
     return pages.table(head, rows)

@@ -25,20 +25,20 @@ def log_maps(
     high: float | None = None,
     count: int = 4,
 ) -> None:
-    """Logs loss maps as pictures and histograms: ``tag/cross_entropy``, ``tag/same_side`` and so on.
+    """Log loss maps as pictures and histograms, ``tag/cross_entropy``, ``tag/same_side`` and so on.
 
-    The pictures are coloured as those of :func:`~edgeloss.viz.panel`, black off the edge mask and magenta where a value
-    is not finite; the histograms tell of the finite values, of the edge terms on the edge mask only, and so give the
-    scale. ``tag/false_edge`` comes where there are false edges that count.
+    Pictures have the colors of :func:`~edgeloss.viz.panel`: black off the edge mask, magenta where not finite.
+    Histograms include finite values only, of the edge terms those on the edge mask. ``tag/false_edge`` is written only
+    if the map has non-zero values.
 
     Args:
-        writer: a ``torch.utils.tensorboard.SummaryWriter`` or alike.
-        tag: the name that the maps go under.
-        maps: [B, H, W] each, on any device, as ``return_maps=True`` gives them. Of volumes the middle slice is shown.
+        writer: a ``torch.utils.tensorboard.SummaryWriter`` or an object with the same methods.
+        tag: prefix of the names.
+        maps: [B, H, W] each, on any device, as returned with ``return_maps=True``. Of volumes, the middle slice is
+            drawn.
         step: the training step.
-        high: the value of the brightest colour, the same at every step; None fits it to each map, to all but its
-            largest 0.5 %.
-        count: how many images of the batch become pictures.
+        high: the value of the brightest color. None adapts it to each map, leaving out the largest 0.5 % of values.
+        count: how many images of the batch to draw.
 
     Example:
         >>> import torch
@@ -54,24 +54,24 @@ def log_maps(
             continue
         array = _slices(values)
         counted = np.ones_like(mask) if name == "cross_entropy" else mask
-        if name == "distance":  # inf is "beyond the window", no failure
+        if name == "distance":  # inf means beyond the search radius
             counted = np.isfinite(array)
             array = np.where(counted, array, 0)
         if name == "false_edge":
             counted = array != 0
             if not counted.any():
                 continue
-        drawn = color_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
+        colored = color_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
         if high is not None:
-            drawn = drawn._replace(norm=Normalize(0, high))
-        finite = drawn.values[counted].compressed()
+            colored = colored._replace(norm=Normalize(0, high))
+        finite = colored.values[counted].compressed()
         if finite.size:
             writer.add_histogram(f"{tag}/{name}", finite, step)
         if array.size:
-            writer.add_images(f"{tag}/{name}", map_to_rgb(drawn)[:count].transpose(0, 3, 1, 2), step)
+            writer.add_images(f"{tag}/{name}", map_to_rgb(colored)[:count].transpose(0, 3, 1, 2), step)
 
 
 def _slices(values: Tensor) -> npt.NDArray[Any]:
-    """[B, H, W], of volumes the middle slice of each."""
+    """Return [B, H, W], of volumes the middle slice."""
     values = values if values.ndim == 3 else values[:, values.shape[1] // 2]
     return np.asarray(values.detach().cpu().numpy())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,108 +27,105 @@ class Bomb:
         return os.mkdir, (str(self.mark),)
 
 
-def bad_file(folder: Path, case: str) -> Path:
-    """Write a file that cannot be used, and return its path."""
-    pred, mask, picture = folder / "pred.npy", folder / "mask.png", folder / "a.png"
-    bomb = Bomb(folder / "mark")
-    if case == "pickled array":
-        np.save(pred, np.array([bomb], dtype=object), allow_pickle=True)
-    elif case == "pickle":
-        pred.write_bytes(pickle.dumps(bomb))
-    elif case == "pickle in an archive":
-        pred = folder / "pred.npz"
-        np.savez(pred, logits=np.array([bomb], dtype=object), allow_pickle=True)
-    elif case == "pickle in a .pt":
-        pred = folder / "pred.pt"
-        torch.save({"logits": bomb}, pred)
-    elif case == "model in a .pt":
-        pred = folder / "pred.pt"
-        torch.save(torch.nn.Conv2d(1, 1, 1), pred)
-    elif case == "truncated array":
-        pred.write_bytes(pred.read_bytes()[:-100])
-    elif case == "empty array":
-        pred.write_bytes(b"")
-    elif case == "text":
-        np.save(pred, np.array(["sky"]))
-    elif case == "complex":
-        torch.save(torch.zeros(C, H, W, dtype=torch.complex64), folder / "pred.pt")
-        pred = folder / "pred.pt"
-    elif case == "sparse":
-        torch.save(torch.eye(H).to_sparse(), folder / "pred.pt")
-        pred = folder / "pred.pt"
-    elif case == "two arrays":
-        pred = folder / "pred.npz"
-        np.savez(pred, a=np.zeros(3), b=np.zeros(3))
-    elif case == "no pixel":
-        np.save(pred, np.zeros((C, 0, W), np.float32))
-    elif case == "volume":
-        np.save(pred, np.zeros((2, C, H, W), np.float32))
-    elif case == "classes last":
-        np.save(pred, np.zeros((H, W, C), np.float32))
-    elif case == "larger than the mask":
-        np.save(pred, np.zeros((C, H + 1, W), np.float32))
-    elif case == "float labels":
-        np.save(pred, np.zeros((C, H, W), np.int64))
-    elif case == "missing":
-        pred.unlink()
-    elif case == "coloured mask":
-        Image.fromarray(np.zeros((H, W, 3), np.uint8)).save(mask)
-        return mask
-    elif case == "label out of range":
-        Image.fromarray(np.full((H, W), 7, np.uint8)).save(mask)
-        return mask
-    elif case == "truncated mask":
-        mask.write_bytes(mask.read_bytes()[:-30])
-        return mask
-    elif case == "no mask":
-        mask.write_bytes(b"not an image")
-        return mask
-    elif case == "large image":
-        Image.fromarray(np.zeros((2000, 2000), np.uint8)).save(picture)
-        return picture
-    elif case == "image of another size":
-        Image.fromarray(np.zeros((H, W + 1), np.uint8)).save(picture)
-        return picture
-    elif case == "deep image":
-        Image.fromarray(np.zeros((H, W), np.uint16)).save(picture)
-        return picture
-    return pred
+class Bad(NamedTuple):
+    """A file that cannot be used: how to write it to a path, and what the message says."""
+
+    name: str
+    write: Callable[[Path], object]
+    message: str
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    {
-        "pickled array": "holds something other than numbers",
-        "pickle": "holds something other than numbers",
-        "pickle in an archive": "holds something other than numbers",
-        "pickle in a .pt": "pickled objects are not read",
-        "model in a .pt": "pickled objects are not read",
-        "truncated array": "is damaged",
-        "empty array": "is damaged",
-        "text": "expected an array of real numbers, but got dtype <U3",
-        "complex": "expected dense real numbers, but got complex64 [3, 24, 32]",
-        "sparse": "expected dense real numbers, but got float32 [24, 24], torch.sparse_coo",
-        "two arrays": "expected one array, or one named logits, pred,",
-        "no pixel": "expected at least one pixel, but got float32 [3, 0, 32]",
-        "volume": "expected floating logits [C, H, W], but got float32 [2, 3, 24, 32]",
-        "classes last": "got 32 × 3; classes come first, [C, H, W]",
-        "larger than the mask": "or the same picture in lower resolution, but got 25 × 32",
-        "float labels": "expected integer labels [H, W], but got int64 [3, 24, 32]",
-        "missing": "no such file or folder",
-        "coloured mask": "expected one channel of class indices, but got colours (mode RGB)",
-        "label out of range": "expected labels 0 to 2, or ignore_index=255, but got 7 at 768 pixels, first at [0, 0]",
-        "truncated mask": "can't be read as an image",
-        "no mask": "can't be read as an image",
-        "large image": "expected at most 1000000 pixels",
-        "image of another size": "mask.png, but got 24 × 33",
-        "deep image": "expected 8 bits per channel, but got an image of mode I;16",
-    }.items(),
-)
+def _image(array: np.ndarray[Any, Any]) -> Callable[[Path], object]:
+    return lambda path: Image.fromarray(array).save(path)
+
+
+def _truncated(size: int) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[:-size])
+
+
+def _array(*shape: int, dtype: type = np.float32) -> Callable[[Path], object]:
+    return lambda path: np.save(path, np.zeros(shape, dtype))
+
+
+def _objects(path: Path) -> np.ndarray[Any, Any]:
+    return np.array([Bomb(path.with_name("mark"))], dtype=object)
+
+
+NO_NUMBERS = "holds something other than numbers"
+NOT_READ = "pickled objects are not read"
+NO_IMAGE = "can't be read as an image"
+BAD_FILES = {
+    "pickled array": Bad("pred.npy", lambda path: np.save(path, _objects(path), allow_pickle=True), NO_NUMBERS),
+    "pickle": Bad("pred.npy", lambda path: path.write_bytes(pickle.dumps(_objects(path)[0])), NO_NUMBERS),
+    "pickle in an archive": Bad(
+        "pred.npz", lambda path: np.savez(path, logits=_objects(path), allow_pickle=True), NO_NUMBERS
+    ),
+    "pickle in a .pt": Bad("pred.pt", lambda path: torch.save({"logits": _objects(path)[0]}, path), NOT_READ),
+    "model in a .pt": Bad("pred.pt", lambda path: torch.save(torch.nn.Conv2d(1, 1, 1), path), NOT_READ),
+    "truncated array": Bad("pred.npy", _truncated(100), "is damaged"),
+    "empty array": Bad("pred.npy", lambda path: path.write_bytes(b""), "is damaged"),
+    "text": Bad(
+        "pred.npy",
+        lambda path: np.save(path, np.array(["sky"])),
+        "expected an array of real numbers, but got dtype <U3",
+    ),
+    "complex": Bad(
+        "pred.pt",
+        lambda path: torch.save(torch.zeros(C, H, W, dtype=torch.complex64), path),
+        "expected dense real numbers, but got complex64 [3, 24, 32]",
+    ),
+    "sparse": Bad(
+        "pred.pt",
+        lambda path: torch.save(torch.eye(H).to_sparse(), path),
+        "expected dense real numbers, but got float32 [24, 24], torch.sparse_coo",
+    ),
+    "two arrays": Bad(
+        "pred.npz",
+        lambda path: np.savez(path, a=np.zeros(3), b=np.zeros(3)),
+        "expected one array, or one named logits, pred,",
+    ),
+    "no pixel": Bad("pred.npy", _array(C, 0, W), "expected at least one pixel, but got float32 [3, 0, 32]"),
+    "volume": Bad("pred.npy", _array(2, C, H, W), "expected floating logits [C, H, W], but got float32 [2, 3, 24, 32]"),
+    "classes last": Bad("pred.npy", _array(H, W, C), "got 32 × 3; classes come first, [C, H, W]"),
+    "larger than the mask": Bad(
+        "pred.npy", _array(C, H + 1, W), "or the same picture in lower resolution, but got 25 × 32"
+    ),
+    "float labels": Bad(
+        "pred.npy",
+        _array(C, H, W, dtype=np.int64),
+        "expected integer labels [H, W], but got int64 [3, 24, 32]",
+    ),
+    "missing": Bad("pred.npy", lambda path: path.unlink(), "no such file or folder"),
+    "colored mask": Bad(
+        "mask.png",
+        _image(np.zeros((H, W, 3), np.uint8)),
+        "expected one channel of class indices, but got colors (mode RGB)",
+    ),
+    "label out of range": Bad(
+        "mask.png",
+        _image(np.full((H, W), 7, np.uint8)),
+        "expected labels 0 to 2, or ignore_index=255, but got 7 at 768 pixels, first at [0, 0]",
+    ),
+    "truncated mask": Bad("mask.png", _truncated(30), NO_IMAGE),
+    "no mask": Bad("mask.png", lambda path: path.write_bytes(b"not an image"), NO_IMAGE),
+    "large image": Bad("a.png", _image(np.zeros((2000, 2000), np.uint8)), "expected at most 1000000 pixels"),
+    "image of another size": Bad("a.png", _image(np.zeros((H, W + 1), np.uint8)), "mask.png, but got 24 × 33"),
+    "deep image": Bad(
+        "a.png",
+        _image(np.zeros((H, W), np.uint16)),
+        "expected 8 bits per channel, but got an image of mode I;16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_files_are_one_line_that_names_them(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str, message: str
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)  # keeps the large image of the test small
-    path = bad_file(folder, case)
+    bad = BAD_FILES[case]
+    path = folder / bad.name
+    bad.write(path)
     assert (b"mkdir" in path.read_bytes() if path.exists() else False) == case.startswith("pickle")
     pred = path if path.name.startswith("pred") else folder / "pred.npy"
     output = folder / "panel.png"
@@ -135,7 +133,7 @@ def test_bad_files_are_one_line_that_names_them(
     ran = run("view", *arguments(folder, pred.name), "--image", folder / "a.png", "-o", output)
     assert ran.code == 2
     assert ran.err.startswith(f"edgeloss: error: {path}: ")
-    assert message in ran.err
+    assert bad.message in ran.err
     assert ran.err.count("\n") == 1
     assert ran.out == ""
     assert output.read_bytes() == b"from before"
@@ -152,7 +150,7 @@ def test_bad_files_are_one_line_that_names_them(
         (["--classes", "4"], "pred.npy: expected 4 classes, but got 3; classes come first"),
         (["--classes", "none.txt"], "none.txt: No such file or directory"),
         (["--palette", "mask.png"], "mask.png: expected a text file in UTF-8"),
-        (["--palette", "colors.txt"], "colors.txt: expected 3 colours, but got none for class 1, 2"),
+        (["--palette", "colors.txt"], "colors.txt: expected 3 colors, but got none for class 1, 2"),
         (["--palette", "reds.txt"], 'reds.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),
         (["--classes", "gap.txt"], "gap.txt, line 2: expected the indices of 2 classes to be 0 to 1"),
         (["--pred-kind", "probabilities"], "pred.npy: expected probabilities in [0, 1] that sum to 1"),

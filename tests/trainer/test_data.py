@@ -223,7 +223,7 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
         (
             lambda path: Image.new("RGB", (80, 60)).save(path),
             "masks/b.png",
-            ": expected one channel of class indices, but got colours (mode RGB)",
+            ": expected one channel of class indices, but got colors (mode RGB)",
         ),
         (
             lambda path: Image.new("I;16", (80, 60)).save(path),

@@ -1,4 +1,4 @@
-"""Loss maps in TensorBoard, read back from the files that they are written to."""
+"""Loss maps in TensorBoard, read back from its files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def logged(folder: Path, maps: LossMaps, **options: Any) -> EventAccumulator:
 
 
 def picture(found: EventAccumulator, name: str) -> npt.NDArray[np.uint8]:
-    """All images of a batch, side by side as TensorBoard tiles them."""
+    """Return all images of a batch, tiled side by side by TensorBoard."""
     (event,) = found.Images(name)
     assert event.step == 7
     return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
@@ -57,7 +57,7 @@ def test_each_map_becomes_pictures_and_a_histogram(tmp_path: Path) -> None:
         assert (image[mask.numpy()] != BLACK).any(1).all()
 
 
-def test_false_edges_are_logged_where_they_count(tmp_path: Path) -> None:
+def test_false_edges_are_logged_if_they_have_a_weight(tmp_path: Path) -> None:
     maps = maps_of(16, 20, false_edge_weight=0.5)
     found = logged(tmp_path, maps)
     there = maps.false_edge > 0
@@ -66,13 +66,13 @@ def test_false_edges_are_logged_where_they_count(tmp_path: Path) -> None:
     assert ((shown != BLACK).any(2) == there[0].numpy()).all()
 
 
-def test_a_fixed_range_gives_a_value_the_same_colour_at_every_step(tmp_path: Path) -> None:
+def test_a_fixed_range_gives_a_value_the_same_color_at_every_step(tmp_path: Path) -> None:
     maps = maps_of(8, 8)._replace(cross_entropy=torch.full((2, 8, 8), 1.0))
     shown = picture(logged(tmp_path, maps, high=4.0), "train/cross_entropy")
     assert (shown == CMAP(0.25, bytes=True)[:3]).all()
 
 
-def test_what_is_not_finite_is_loud(tmp_path: Path) -> None:
+def test_non_finite_values_are_magenta(tmp_path: Path) -> None:
     maps = maps_of(8, 8)
     maps.cross_entropy[0, 2, 3] = torch.nan
     found = logged(tmp_path, maps, count=1)
@@ -85,7 +85,7 @@ def test_what_is_not_finite_is_loud(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decay", [None, 1.0])
 def test_no_edge_anywhere_and_volumes(decay: float | None, tmp_path: Path) -> None:
-    """The middle slice of a volume; and of nothing no histogram, since there is none."""
+    """Draw the middle slice of a volume; write no histogram without values."""
     logits, target = torch.randn(1, 3, 4, 8, 8), torch.zeros(1, 4, 8, 8, dtype=torch.int64)
     _, maps = EdgeAwareLoss(decay=decay)(logits, target, return_maps=True)
     found = logged(tmp_path, maps)

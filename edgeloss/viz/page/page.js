@@ -1,6 +1,6 @@
 "use strict";
-// What every page does: unpacks Plotly and draws the figures.
-// Names and titles come from files: they go into the page as text only, never as markup.
+// Shared by all pages: unpack Plotly and draw the figures.
+// Names and titles come from files: insert them as text, never as markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -18,14 +18,14 @@ const element = (tag, text = "", parent = null, name = "") => {
   return made;
 };
 
-// These buttons and no others: Plotly may bring one along that would send the figure to somebody's server.
+// Only these buttons: a default button of Plotly can send the figure to a server.
 const plotting = {
   responsive: true,
   displaylogo: false,
   modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
 };
 
-// Runs a page's own part between Plotly and the figures, and tells of what goes wrong.
+// Run the script of a page after Plotly and before the figures, and show errors.
 const begin = async (start = () => {}) => {
   try {
     const library = document.createElement("script");
@@ -36,8 +36,8 @@ const begin = async (start = () => {}) => {
       await Plotly.newPlot(id, figure.data, figure.layout, plotting);
     document.body.dataset.ready = "true";
   } catch (error) {
-    const told = element("p", `This page could not be drawn: ${error.message}`, document.querySelector("main"), "loud");
-    told.id = "failure";
+    const message = element("p", `This page could not be drawn: ${error.message}`, document.querySelector("main"), "loud");
+    message.id = "failure";
     throw error;
   }
 };

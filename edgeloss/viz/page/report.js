@@ -1,4 +1,4 @@
-// The report's own part: unpacks the numbers, paints layers from them, and tells of the pixel under the pointer.
+// The report: unpack the numbers, paint the layers, and show the values of the pixel under the pointer.
 
 const views = document.getElementById("views");
 const pane = [...document.querySelectorAll(".pane")];
@@ -6,7 +6,7 @@ const menu = pane.map((part) => part.querySelector("select"));
 const panel = document.getElementById("pixel");
 const hint = panel.innerHTML;
 
-// Labels as they are; floats from the high and the low byte of exponent and significand.
+// Labels are stored as they are, floats as the high and low bytes of exponent and significand.
 const decode = async ({ kind, shape, data: text }) => {
   const bytes = await unpack(text);
   const [rows, columns] = shape;
@@ -23,9 +23,9 @@ const colors = data.colors.map(rgb);
 const scale = data.scale.map(rgb);
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgb(hex)]));
 
-let image; // the one shown: arrays, layers, pictures painted so far
-let held = null; // the pixel that a click holds, [row, column]
-let seen = null; // the pixel last told of
+let image; // the current one: arrays, layers, pictures painted so far
+let pinned = null; // the pixel that was clicked, [row, column]
+let shown = null; // the pixel whose values are shown
 
 // ------------------------------------------------------------------------------------------------------------- layers
 
@@ -62,7 +62,7 @@ const paint = (key) => {
   return canvas.toDataURL();
 };
 
-// Pixels that are not finite, so that one of a million is seen.
+// The non-finite pixels, to mark them: one in a million is hard to see.
 const failures = (key) => {
   const { columns, values, none } = image.arrays[key];
   const layer = image.layers.find((one) => one.key === key);
@@ -78,7 +78,7 @@ const show = async (side, key) => {
   const { rows, columns } = image.arrays.truth;
   if (!image.pictures[key]) image.pictures[key] = paint(key);
   const { rows: ownRows, columns: ownColumns } = key === "picture" ? { rows, columns } : image.arrays[key];
-  const [dx, dy] = [columns / ownColumns, rows / ownRows]; // a gradient may be of lower resolution
+  const [dx, dy] = [columns / ownColumns, rows / ownRows]; // a gradient may have lower resolution
   const marks = key === "picture" ? [] : failures(key);
   const place = { dx: [dx], dy: [dy], x0: [(dx - 1) / 2], y0: [(dy - 1) / 2] };
   await Plotly.restyle(views, { source: [image.pictures[key]], ...place }, [2 * side]);
@@ -96,10 +96,10 @@ const show = async (side, key) => {
     high.textContent = (layer.extend === "max" || layer.extend === "both" ? "≥ " : "") + number(layer.high);
     bar.querySelector("i").style.background = `linear-gradient(to right, ${data.scale.join(",")})`;
   }
-  views.dataset[side ? "right" : "left"] = key; // for those who read the page by program
+  views.dataset[side ? "right" : "left"] = key; // for scripts that read the page
 };
 
-// --------------------------------------------------------------------------------------------------- the pixel's facts
+// -------------------------------------------------------------------------------------------------- the pixel's values
 
 const number = (value) => {
   if (!Number.isFinite(value)) return String(value);
@@ -131,7 +131,7 @@ const table = (parent, id, ...head) => {
   return made.createTBody();
 };
 
-// The neighbours of an edge pixel, from the list of edge pixels in the order of the image.
+// The neighbors of an edge pixel; edge pixels are stored in the order of the image.
 const neighbors = (at) => {
   const arrays = image.arrays;
   const place = image.rank[at];
@@ -139,7 +139,7 @@ const neighbors = (at) => {
   const found = [];
   for (let k = 0; place >= 0 && k < data.maxNeighbors; k++) {
     const [down, right] = ["down", "right"].map((way) => arrays[`${way}_${k}`].values[place] - data.reach);
-    if (!down && !right) continue; // there are fewer
+    if (!down && !right) continue; // it has fewer neighbors
     const [given, nll, share] = ["given", "nll", "share"].map((name) => arrays[`${name}_${k}`].values[place]);
     const label = arrays.truth.values[at + down * columns + right];
     found.push({ down, right, label, same: label === arrays.truth.values[at], given, nll, share });
@@ -147,14 +147,14 @@ const neighbors = (at) => {
   return found;
 };
 
-const tell = (y, x) => {
-  seen = [y, x];
+const showPixel = (y, x) => {
+  shown = [y, x];
   const arrays = image.arrays;
   const { truth, prediction, edge_mask: mask } = arrays;
   const at = y * truth.columns + x;
   const valid = truth.values[at] !== truth.none;
   panel.replaceChildren();
-  element("h2", `Row ${y}, column ${x}${held ? " (held)" : ""}`, panel);
+  element("h2", `Row ${y}, column ${x}${pinned ? " (pinned)" : ""}`, panel);
 
   const labels = table(panel, "labels");
   row(labels, "truth", (cell) => named(cell, truth.values[at], truth.none, "void"));
@@ -168,7 +168,7 @@ const tell = (y, x) => {
     row(likely, (cell) => named(cell, values[at], none, "loud"), number(arrays[`probability_${k}`].values[at]));
   }
 
-  element("h3", valid ? "Terms" : "Terms: an ignored pixel has none", panel);
+  element("h3", valid ? "Terms" : "Terms: none, the pixel is ignored", panel);
   const terms = table(panel, "terms");
   for (const { key, name, log } of image.layers) {
     const { rows, columns, values } = arrays[key];
@@ -179,8 +179,8 @@ const tell = (y, x) => {
 
   const around = neighbors(at);
   if (around.length) {
-    element("h3", `Neighbours, by what they give to “${data.names[truth.values[at]]}”`, panel);
-    const list = table(panel, "neighbors", "down, right", "side", "class", "gives", "loss", "share");
+    element("h3", `Neighbors and their probability of “${data.names[truth.values[at]]}”`, panel);
+    const list = table(panel, "neighbors", "down, right", "side", "class", "prob.", "loss", "share");
     for (const { down, right, label, same, given, nll, share } of around) {
       const line = row(
         list,
@@ -191,7 +191,7 @@ const tell = (y, x) => {
         number(nll),
         `${(100 * share).toFixed(0)} %`,
       );
-      line.title = "its loss alone, and its share of the gradient of the side's term";
+      line.title = "prob.: of the class of this pixel; loss: of this neighbor alone; share: of the gradient of its side's term";
     }
   }
   outline(y, x, around);
@@ -214,7 +214,7 @@ const outline = (y, x, around) => {
 };
 
 const forget = () => {
-  held = seen = null;
+  pinned = shown = null;
   panel.innerHTML = hint;
   Plotly.relayout(views, { shapes: [] });
 };
@@ -239,7 +239,7 @@ const open = async (index) => {
   const arrays = Object.fromEntries(names.map((name, k) => [name, found[k]]));
   const rank = new Int32Array(arrays.edge_mask.values.length).fill(-1);
   for (let at = 0, count = 0; at < rank.length; at++) if (arrays.edge_mask.values[at]) rank[at] = count++;
-  const shown = views.dataset;
+  const layerKeys = views.dataset;
   image = { arrays, rank, layers: packed.layers, pictures: packed.picture ? { picture: packed.picture } : {} };
   forget();
 
@@ -249,7 +249,7 @@ const open = async (index) => {
     ["prediction", "prediction"],
     ...packed.layers.map(({ key, name }) => [key, name]),
   ];
-  const before = [shown.left ?? choices[0][0], shown.right ?? "edge"];
+  const before = [layerKeys.left ?? choices[0][0], layerKeys.right ?? "edge"];
   for (const side of [0, 1]) {
     menu[side].replaceChildren(...choices.map(([key, name]) => new Option(name, key, false, key === before[side])));
     await show(side, menu[side].value);
@@ -280,25 +280,25 @@ const limited = (value, count) => Math.min(Math.max(value, 0), count - 1);
 const move = (event) => {
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   if (event.key === "Escape") forget();
-  if (!held || !steps[event.key] || event.target.tagName === "SELECT") return;
+  if (!pinned || !steps[event.key] || event.target.tagName === "SELECT") return;
   event.preventDefault();
   const { rows, columns } = image.arrays.truth;
-  held = [limited(held[0] + steps[event.key][0], rows), limited(held[1] + steps[event.key][1], columns)];
-  tell(...held);
+  pinned = [limited(pinned[0] + steps[event.key][0], rows), limited(pinned[1] + steps[event.key][1], columns)];
+  showPixel(...pinned);
 };
 
 const largest = (side) => {
   const { rows, columns, values } = image.arrays[menu[side].value];
   const { truth } = image.arrays;
   const worst = failures(menu[side].value)[0];
-  let best = worst ? worst[0] * columns + worst[1] : 0; // what is not finite comes first
+  let best = worst ? worst[0] * columns + worst[1] : 0; // non-finite values first
   if (!worst)
     for (let at = 0; at < values.length; at++)
       if (Number.isFinite(values[at]) && !(values[best] >= values[at])) best = at;
   const y = Math.floor(((Math.floor(best / columns) + 0.5) * truth.rows) / rows);
   const x = Math.floor((((best % columns) + 0.5) * truth.columns) / columns);
-  held = [y, x];
-  zoomTo(y, x).then(() => tell(y, x));
+  pinned = [y, x];
+  zoomTo(y, x).then(() => showPixel(y, x));
 };
 
 const start = async () => {
@@ -306,7 +306,7 @@ const start = async () => {
   await Plotly.newPlot(views, data.view.data, data.view.layout, { ...plotting, scrollZoom: true });
   await open(0);
   await fit();
-  // So that a double click shows the whole image again.
+  // A double click returns to these ranges, the whole image.
   const { rows, columns } = image.arrays.truth;
   await Plotly.relayout(views, { "xaxis.range": [-0.5, columns - 0.5], "yaxis.range": [rows - 0.5, -0.5] });
 
@@ -321,20 +321,20 @@ const start = async () => {
     return [limited(Math.round(y), rows), limited(Math.round(x), columns)];
   };
   views.on("plotly_hover", ({ xvals, yvals }) => {
-    // Where the pointer is, not the point that Plotly found: of a layer of lower resolution that is a cell's middle.
+    // The position of the pointer, not Plotly's point, which in a layer of lower resolution is the middle of a cell.
     const pointed = pixel(yvals[0], xvals[0]);
-    if (!held && !(seen && seen[0] === pointed[0] && seen[1] === pointed[1])) tell(...pointed);
+    if (!pinned && !(shown && shown[0] === pointed[0] && shown[1] === pointed[1])) showPixel(...pointed);
   });
-  // Not plotly_click: a click soon after a movement gets none. And a drag ends with a click of the browser.
+  // Not plotly_click, which a click soon after a movement does not trigger. A drag also ends with a click.
   let pressed = null;
   views.addEventListener("pointerdown", (event) => (pressed = event), true);
   views.addEventListener("click", ({ target, clientX, clientY }) => {
     if (!target.matches(".nsewdrag")) return;
     if (Math.hypot(clientX - pressed.clientX, clientY - pressed.clientY) > 4) return;
     const { left, top } = target.getBoundingClientRect();
-    const { xaxis, yaxis } = views._fullLayout; // those of the other view have the same ranges
-    held = pixel(yaxis.p2d(clientY - top), xaxis.p2d(clientX - left));
-    tell(...held);
+    const { xaxis, yaxis } = views._fullLayout; // the axes of the other view have the same ranges
+    pinned = pixel(yaxis.p2d(clientY - top), xaxis.p2d(clientX - left));
+    showPixel(...pinned);
   });
   document.addEventListener("keydown", move);
   window.addEventListener("resize", fit);

@@ -1,0 +1,40 @@
+"""Logits and targets to draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MARKUP = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
+
+
+def scene(height: int = 12, width: int = 16, classes: int = 3, batch: int = 1) -> tuple[Tensor, Tensor]:
+    """Logits and a target of large patches, so that there are edges and pixels off them; the last row is ignored."""
+    target = torch.randint(classes, (batch, -(-height // 4), -(-width // 4)))
+    target = target.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :height, :width].contiguous()
+    if height > 1:
+        target[:, -1] = -100
+    return torch.randn(batch, classes, height, width), target
+
+
+def patches(height: int = 24, width: int = 36, classes: int = 3, batch: int = 1) -> tuple[Tensor, Tensor]:
+    """Logits and a target of large patches; a corner is ignored."""
+    target = torch.randint(classes, (batch, -(-height // 6), -(-width // 6)))
+    target = target.repeat_interleave(6, 1).repeat_interleave(6, 2)[:, :height, :width].contiguous()
+    target[:, :3, :5] = -100
+    return 2 * torch.randn(batch, classes, height, width), target
+
+
+def large_image(kind: str) -> dict[str, Any]:
+    """An image of 1024 × 2048 pixels and 19 classes."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = (32, 64) if kind == "noise" else (8, 16)  # 23 % of edge pixels, or 5 %
+    few = torch.randn(1, 19, *coarse, generator=generator)
+    logits = 4 * torch.nn.functional.interpolate(few, (1024, 2048), mode="bicubic")
+    target = logits.argmax(1).roll(5, 2)
+    if kind == "noise":
+        logits = torch.randn(logits.shape, generator=generator)
+    image = torch.rand(1, 3, 1024, 2048, generator=generator)
+    return {"logits": logits, "target": target, "image": image}

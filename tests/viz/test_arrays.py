@@ -1,0 +1,143 @@
+"""The numbers behind the figures: predictions, gradients, most probable classes and neighbors."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from scenes import patches, scene
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.viz import compute_arrays, panel
+from edgeloss.viz.arrays import compute_neighbors, compute_top_classes
+
+
+def test_an_ignore_index_may_be_a_class() -> None:
+    logits, target = scene()
+    target = target.clamp(min=0)
+    computed = compute_arrays(logits, target, EdgeAwareLoss(ignore_index=0))
+    np.testing.assert_array_equal(computed.target, target.where(target > 0, torch.tensor(-1)))
+
+
+def test_one_image_needs_no_batch() -> None:
+    logits, target = scene()
+    # Compare booleans, labels and dicts of arrays by their bytes.
+    one, other = compute_arrays(logits[0], target[0]), compute_arrays(logits, target)
+    assert pickle.dumps(one) == pickle.dumps(other)
+
+
+def test_binary_is_the_two_class_case() -> None:
+    logit, target = scene(classes=2)
+    logit = logit[:, :1]
+    one = compute_arrays(logit, target)
+    two = compute_arrays(torch.cat([torch.zeros_like(logit), logit], dim=1), target)
+    assert one.classes == 2
+    np.testing.assert_array_equal(one.prediction, two.prediction)
+    for name in ("cross_entropy", "edge"):
+        np.testing.assert_allclose(one.maps[name], two.maps[name], rtol=1e-5)
+    names = [text.get_text() for text in panel(logit, target, class_names=["ground", "box"]).legends[0].get_texts()]
+    assert names[:2] == ["ground", "box"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_differentiated_in_single(dtype: torch.dtype) -> None:
+    logits, target = scene(64, 64)
+    logits = (logits * 8).to(dtype)
+    half, single = compute_arrays(logits, target), compute_arrays(logits.float(), target)
+    np.testing.assert_array_equal(half.gradient, single.gradient)
+    assert 0 < half.gradient[half.target >= 0].min() < 1e-8  # 0 in float16
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_reduction_has_a_gradient(reduction: Literal["mean", "sum", "none"]) -> None:
+    logits, target = scene()
+    criterion = EdgeAwareLoss(reduction=reduction)
+    leaf = logits.clone().requires_grad_()
+    criterion(leaf, target).sum().backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(compute_arrays(logits, target, criterion).gradient, leaf.grad.norm(dim=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    logits, target = scene()
+    expected = compute_arrays(logits, target)
+    with mode():
+        found = compute_arrays(logits * 1, target * 1)
+    np.testing.assert_array_equal(found.gradient, expected.gradient)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("radius", [1, 2])
+@pytest.mark.parametrize("decay", [None, 1.5])
+def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> None:
+    """The part of each neighbor; together they are the two terms and their gradient."""
+    logits, target = patches(9, 11)
+    logits, target = logits.double(), target[:, :, :].clone()
+    criterion = EdgeAwareLoss(power=power, radius=radius, decay=decay)
+    found = compute_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
+    computed = compute_arrays(logits, target, criterion)
+    p = logits.softmax(1)[0].numpy()
+    labels = target[0].numpy()
+    for place, (y, x) in enumerate(np.argwhere(computed.maps["edge_mask"][0])):
+        parts = {}
+        for down, right, given, nll, share in zip(
+            *found.step[:, :, place],
+            *(part[:, place] for part in (found.probability, found.nll, found.share)),
+            strict=True,
+        ):
+            if (down, right) != (0, 0):
+                parts[int(down), int(right)] = given, nll, share
+        expected = {
+            (down, right)
+            for down in range(-radius, radius + 1)
+            for right in range(-radius, radius + 1)
+            if (down or right) and 0 <= y + down < 9 and 0 <= x + right < 11 and labels[y + down, x + right] >= 0
+        }
+        assert set(parts) == expected
+        for same, name in ((True, "same_side"), (False, "other_side")):
+            side = {
+                step: part for step, part in parts.items() if (labels[y + step[0], x + step[1]] == labels[y, x]) == same
+            }
+            if not side:
+                continue
+            for (down, right), (given, nll, _) in side.items():
+                at_n = p[labels[y, x], y + down, x + right]
+                assert given == pytest.approx(at_n)
+                assert nll == pytest.approx(-math.log(at_n if same else 1 - at_n))
+            assert sum(share for *_, share in side.values()) == pytest.approx(1)
+            if power == 0:  # then the shares are the weights of the mean
+                mean = sum(nll * share for _, nll, share in side.values())
+                assert mean == pytest.approx(computed.maps[name][0, y, x])
+            if decay is None and power:
+                weights = {step: (given if same else 1 - given) ** power for step, (given, *_) in side.items()}
+                for step, (*_, share) in side.items():
+                    assert share == pytest.approx(weights[step] / sum(weights.values()))
+
+
+def test_neighbors_of_largest_weighted_loss_come_first() -> None:
+    logits, target = patches()
+    every, some = compute_neighbors(logits, target), compute_neighbors(logits, target, count=3)
+    np.testing.assert_array_equal(some.nll, every.nll[:3])
+    falls = np.diff(np.nan_to_num(every.nll, nan=-1), axis=0) <= 0
+    assert falls.all()
+
+
+def test_top_classes() -> None:
+    logits, target = patches(classes=5, batch=2)
+    logits[0, :, 8, 8] = torch.nan
+    found = compute_top_classes(logits, target)
+    p = logits.softmax(1)
+    best = p.nan_to_num(-1).topk(3, dim=1)
+    np.testing.assert_allclose(found.probabilities[:, 0, 8, 8], math.nan)
+    assert (found.classes[:, 0, 8, 8] == -1).all()
+    ok = ~p.isnan().any(1).numpy()
+    np.testing.assert_array_equal(found.classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
+    np.testing.assert_allclose(found.probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
+    assert compute_top_classes(logits[:, :1], (target > 0).long()).classes.shape[0] == 2  # one logit: two classes

@@ -1,0 +1,281 @@
+"""The panel: what it shows, and what it rejects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from figures import BLACK, GRAY, MAGENTA, MAPS, PICTURES, caption, color_at, drawn, pictures, render
+from matplotlib.colors import to_rgb
+from scenes import scene
+
+from edgeloss import EdgeAwareLoss, LossMaps
+from edgeloss.viz import compute_arrays, panel
+from edgeloss.viz.drawing import find_borders
+
+
+@pytest.mark.parametrize("with_image", [False, True])
+def test_captions_come_in_order_and_every_map_has_a_bar(with_image: bool) -> None:
+    logits, target = scene()
+    figure = panel(logits, target, image=torch.rand(1, 3, 12, 16) if with_image else None, title="epoch 3")
+    expected = PICTURES[not with_image :] + [name for title in MAPS for name in (title, "")]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == expected
+    assert [text.get_text() for text in figure.texts] == ["epoch 3"]
+
+
+def test_maps_are_those_of_the_loss() -> None:
+    logits, target = scene()
+    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), edge_weight=2.0, power=-1.0, label_smoothing=0.1)
+    leaf = logits.clone().requires_grad_()
+    loss, maps = criterion(leaf, target, return_maps=True)
+    loss.backward()
+    assert isinstance(maps, LossMaps)
+    assert leaf.grad is not None
+
+    axes = pictures(panel(logits, target, criterion=criterion))
+    np.testing.assert_array_equal(drawn(axes["cross-entropy"]), maps.cross_entropy[0])
+    np.testing.assert_array_equal(drawn(axes["edge map"]), maps.edge[0])
+    valid = (target[0] >= 0).numpy()
+    gradient = drawn(axes["log10 |gradient|"])
+    np.testing.assert_allclose(10 ** gradient[valid], leaf.grad.norm(dim=1)[0][valid], rtol=1e-5)
+    ce = maps.cross_entropy[0][valid]
+    assert caption(axes["cross-entropy"]) == f"mean {ce.double().mean():.3g} · max {ce.max():.3g}"
+    edge = maps.edge[maps.edge_mask]
+    assert caption(axes["edge map"]) == f"mean {edge.double().mean():.3g} · max {edge.max():.3g}"
+
+
+def test_false_edges_are_drawn_if_they_have_a_weight() -> None:
+    logits, target = scene()
+    criterion = EdgeAwareLoss(false_edge_weight=0.5)
+    _, maps = criterion(logits, target, return_maps=True)
+    figure = panel(logits, target, criterion=criterion, terms=True)
+    shown = pictures(figure)["false edge"]
+    np.testing.assert_array_equal(drawn(shown), maps.false_edge[0])
+    values = maps.false_edge[maps.false_edge > 0]
+    assert caption(shown) == f"mean {values.double().mean():.3g} · max {values.max():.3g}"
+    assert color_at(figure, shown, *maps.edge_mask[0].nonzero()[0].tolist()) == BLACK
+    assert "false edge" not in pictures(panel(logits, target, criterion=criterion))
+    assert "false edge" not in pictures(panel(logits, target, terms=True))
+    assert not any("false_edge" in part for part in compute_arrays(logits, target)[3:5])
+
+
+def test_labels_have_their_colors_and_names() -> None:
+    logits, target = scene(classes=5)
+    target[target == 3] = 0
+    logits[:, 3] = -100  # so that class 3 occurs neither here nor there
+    names = ["sky", "_road_", "tree", "car", "sign"]
+    figure = panel(logits, target, class_names=names, palette=["r", "#00ff00", (0.0, 0.0, 1.0), "cyan", "w"])
+    colors = np.array([to_rgb(color) for color in ["r", "#00ff00", "b", "cyan", "w", "0.62"]])
+    axes = pictures(figure)
+    labels = target[0].where(target[0] >= 0, torch.tensor(5))
+    np.testing.assert_allclose(drawn(axes["ground truth"]), colors[labels], atol=0.01)
+    np.testing.assert_array_equal(drawn(axes["prediction"]), colors[logits[0].argmax(0)])
+    shown = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert shown == {"sky", "_road_", "tree", "sign", "ignored", "no edge, zero gradient"}
+
+    valid = target[0] >= 0
+    right = (logits[0].argmax(0) == target[0])[valid].float().mean()
+    assert caption(axes["prediction"]) == f"{right:.1%} right"
+    assert caption(axes["ground truth"]) == f"{1 / 12:.1%} ignored"
+
+
+def test_integer_palettes_are_of_255() -> None:
+    logits, target = scene(classes=2)
+    figure = panel(logits, target, palette=np.array([[255, 0, 51], [0, 102, 0]], dtype=np.uint8))
+    found = np.unique(drawn(pictures(figure)["prediction"]).reshape(-1, 3), axis=0)
+    np.testing.assert_allclose(found, [[0, 0.4, 0], [1, 0, 0.2]])
+
+
+@pytest.mark.parametrize("gray", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+def test_images_are_shown_as_they_are(dtype: torch.dtype, gray: bool) -> None:
+    logits, target = scene()
+    image = torch.randint(256, (1 if gray else 3, 12, 16), dtype=torch.uint8)
+    given = image if dtype == torch.uint8 else (image / 255).to(dtype)
+    shown = drawn(pictures(panel(logits, target, image=given))["image"])
+    np.testing.assert_allclose(shown, (image / 255).expand(3, -1, -1).permute(1, 2, 0), atol=1e-3)
+
+
+def test_borders_run_between_valid_labels_only() -> None:
+    labels = np.array([[0, 0, 1], [0, 0, 1], [-1, 2, 2]])
+    lines = {tuple(map(tuple, line)) for line in find_borders(labels).tolist()}
+    assert lines == {((1.5, -0.5), (1.5, 1.5)), ((0.5, 1.5), (2.5, 1.5))}
+
+
+@pytest.mark.parametrize("size", [12, 700])  # 700: pixels smaller than a dot
+def test_non_finite_values_are_magenta_and_counted(size: int) -> None:
+    logits, target = torch.randn(1, 2, size, size), torch.zeros(1, size, size, dtype=torch.int64)
+    target[:, :, size // 2 :] = 1
+    clean = panel(logits, target)
+    assert not (render(clean) == MAGENTA).all(-1).any()
+    assert "not finite" not in {text.get_text() for text in clean.legends[0].get_texts()}
+
+    row, other, column = size // 4, size // 2, size // 6
+    logits[0, 1, row, column] = float("nan")
+    logits[0, :, other, column] = float("inf")
+    figure = panel(logits, target)
+    axes = pictures(figure)
+    for name in ("cross-entropy", "log10 |gradient|"):
+        assert caption(axes[name]).endswith("· 2 not finite")
+        assert np.argwhere(drawn(axes[name]).mask).tolist() == [[row, column], [other, column]]
+        rgba = axes[name].images[0].to_rgba(drawn(axes[name]), bytes=True)
+        assert tuple(rgba[row, column, :3]) == MAGENTA
+        assert color_at(figure, axes[name], row, column) == color_at(figure, axes[name], other, column) == MAGENTA
+        assert color_at(figure, axes[name], row, 1) != MAGENTA
+    assert color_at(figure, axes["prediction"], row, column) == MAGENTA  # nan is not a class
+    assert color_at(figure, axes["prediction"], other, column) != MAGENTA  # the first of equal logits is the class
+    assert "not finite" in caption(axes["cross-entropy"])
+    assert "not finite" not in caption(axes["edge map"])
+    assert "not finite" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_means_leave_out_non_finite_values() -> None:
+    logits, target = scene()
+    expected = float(F.cross_entropy(logits, target, reduction="none")[0, 1:-1].mean())
+    logits[0, :, 0] = float("nan")
+    assert caption(pictures(panel(logits, target))["cross-entropy"]).startswith(f"mean {expected:.3g} ·")
+
+
+def test_zero_gradient_differs_from_a_small_one() -> None:
+    target = torch.zeros(1, 8, 8, dtype=torch.int64)
+    logits = torch.zeros(1, 2, 8, 8)
+    logits[:, 0] = 80.0  # a gradient of about 1e-36, whose square float32 does not hold
+    logits[:, 0, 2, 3] = 1e4  # exactly 0
+    figure = panel(logits, target)
+    axes = pictures(figure)["log10 |gradient|"]
+    assert color_at(figure, axes, 2, 3) == BLACK
+    assert color_at(figure, axes, 5, 5) != BLACK
+    assert -38 < drawn(axes)[5, 5] < -35
+
+
+def test_off_the_edges_is_black_and_void_is_grey() -> None:
+    target = torch.zeros(12, 12, dtype=torch.int64)
+    target[:, 6:] = 1
+    target[9:] = -100
+    figure = panel(torch.randn(2, 12, 12), target)
+    axes = pictures(figure)
+    assert color_at(figure, axes["edge map"], 3, 2) == BLACK
+    assert color_at(figure, axes["edge map"], 3, 5) != BLACK
+    for name in ["ground truth", *MAPS]:
+        assert color_at(figure, axes[name], 10, 3) == GRAY
+        assert color_at(figure, axes[name], 3, 5) != GRAY
+
+
+def test_all_ignored_is_drawn_without_a_number() -> None:
+    logits, target = scene()
+    axes = pictures(panel(logits, target.fill_(-100)))
+    assert [caption(axes[name]) for name in MAPS] == ["nothing to measure"] * 3
+    assert caption(axes["prediction"]) == "all ignored"
+
+
+def test_outliers_do_not_spoil_the_colors() -> None:
+    logits, target = torch.randn(1, 2, 40, 40), torch.zeros(1, 40, 40, dtype=torch.int64)
+    logits[0, 1, 7, 7] = 1e6
+    figure = panel(logits, target)
+    image = pictures(figure)["cross-entropy"].images[0]
+    low, high = image.get_clim()
+    assert low == 0
+    assert high is not None
+    assert 1 < high < 10
+    assert image.colorbar is not None
+    assert image.colorbar.extend == "max"
+    edge = pictures(figure)["edge map"].images[0]
+    assert edge.colorbar is not None
+    assert edge.colorbar.extend == "neither"
+
+
+def test_a_dollar_in_a_name_is_text() -> None:
+    render(panel(*scene(classes=2), class_names=["$", "a$x^$"], title="$x^$"))  # would fail as a formula
+
+
+def test_a_batch_has_a_row_per_image_on_common_scales() -> None:
+    logits, target = scene(batch=3)
+    figure = panel(logits, target, image=torch.rand(3, 1, 12, 16))
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.images] == (PICTURES + MAPS) * 3
+    rows = [axes for axes in figure.axes if axes.get_title(loc="left") == "cross-entropy"]
+    np.testing.assert_allclose([drawn(axes) for axes in rows], compute_arrays(logits, target).maps["cross_entropy"])
+    assert len({axes.images[0].norm for axes in rows}) == 1
+    heights = [axes.get_position().y0 for axes in rows]
+    assert heights == sorted(heights, reverse=True)
+    assert len({axes.get_position().x0 for axes in rows}) == 1
+
+
+def test_logits_of_lower_resolution() -> None:
+    _, target = scene(32, 48)
+    logits = torch.randn(1, 3, 8, 12)
+    criterion = EdgeAwareLoss(upsample=True)
+    axes = pictures(panel(logits, target, criterion=criterion))
+    full = F.interpolate(logits, (32, 48), mode="bilinear", align_corners=False)
+    np.testing.assert_array_equal(compute_arrays(logits, target, criterion).prediction, full.argmax(1))
+    gradient, edge = (axes[name].images[0] for name in ("log10 |gradient|", "edge map"))
+    assert drawn(axes["log10 |gradient|"]).shape == (8, 12)
+    assert gradient.get_extent() == edge.get_extent()
+    assert list(edge.get_extent()) == [-0.5, 47.5, 31.5, -0.5]
+
+
+def test_arguments_are_not_modified() -> None:
+    criterion = EdgeAwareLoss(sync_normalizer=True)
+    called_with = []
+    criterion.register_forward_pre_hook(lambda module, _: called_with.append((module.sync_normalizer, module.validate)))
+    logits, target = scene()
+    leaf = logits.clone().requires_grad_()
+    labels = target.clone()
+    panel(leaf, target, criterion=criterion)
+    assert called_with == [(False, "sync")]  # no collective: the other ranks would not join
+    assert (criterion.sync_normalizer, criterion.validate) == (True, "async")
+    assert leaf.grad is None
+    assert torch.equal(leaf, logits)
+    assert torch.equal(target, labels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"logits": torch.zeros(1, 2, 3, 8, 8)}, "logits: expected 2-D images, but got a volume .*; pass a slice"),
+        ({"logits": torch.zeros(2, 2, 8, 8)}, r", but got \[2, 2, 8, 8\] and \[1, 8, 8\]"),
+        ({"logits": torch.zeros(8, 8)}, r"logits and target: expected \[B, C, H, W\]"),
+        ({"logits": torch.zeros(0, 2, 8, 8), "target": torch.zeros(0, 8, 8).long()}, "at least one pixel"),
+        ({"logits": torch.zeros(1, 2, 0, 8), "target": torch.zeros(1, 0, 8).long()}, "at least one pixel"),
+        ({"logits": torch.zeros(1, 2, 4, 4)}, "upsample"),
+        ({"target": torch.full((1, 8, 8), 7)}, "7"),
+        ({"image": torch.zeros(3, 8, 9)}, r"image: expected \[1, 3, 8, 8\] .*, but got \[3, 8, 9\]"),
+        ({"image": torch.zeros(2, 8, 8)}, "one gray channel"),
+        ({"image": torch.full((3, 8, 8), 2.0)}, "undo the normalization"),
+        ({"image": torch.full((3, 8, 8), float("nan"))}, "undo the normalization"),
+        ({"class_names": ["one"]}, "class_names: expected at least 2 names, but got 1"),
+        ({"palette": ["red"]}, "palette: expected at least 2 colors, but got 1"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    fitting = {"logits": torch.zeros(1, 2, 8, 8), "target": torch.zeros(1, 8, 8, dtype=torch.int64)}
+    with pytest.raises(ValueError, match=message):
+        panel(**(fitting | arguments))
+
+
+EXTREMES = {
+    "zeros": torch.zeros(2, 8, 8),
+    "nan": torch.full((2, 8, 8), float("nan")),
+    "inf": torch.full((2, 8, 8), float("inf")),
+    "huge": torch.linspace(-1e30, 1e30, 128).reshape(2, 8, 8),
+    "saturated": torch.stack([torch.full((8, 8), 87.0), torch.zeros(8, 8)]),
+    "double": torch.linspace(-1e307, 1e307, 128, dtype=torch.float64).reshape(2, 8, 8),
+}
+
+
+@pytest.mark.parametrize("labels", ["one", "two", "void"])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes_are_drawn_without_a_warning(name: str, labels: str) -> None:
+    target = torch.zeros(8, 8, dtype=torch.int64)
+    if labels == "two":
+        target[:, 4:] = 1
+    if labels == "void":
+        target = torch.full((8, 8), -100)
+    assert render(panel(EXTREMES[name], target)).std() > 0
+
+
+def test_errors_of_the_loss_are_raised() -> None:
+    with pytest.raises(TypeError, match="target: expected class indices"):
+        panel(torch.zeros(2, 4, 4), torch.zeros(4, 4))

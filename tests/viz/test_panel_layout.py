@@ -1,0 +1,83 @@
+"""The layout of the panel for images of every shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from figures import MAPS
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from scenes import scene
+
+from edgeloss.viz import panel
+
+
+def boxes(figure: Figure) -> list[Bbox]:
+    """Return the boxes that must not overlap: pictures, captions, bars and their numbers, title and key."""
+    figure.draw_without_rendering()
+    texts = [*figure.texts]
+    for axes in figure.axes:
+        low, high = sorted(axes.get_ylim())
+        texts += [child for child in axes.get_children() if isinstance(child, Text) and child.get_text()]
+        texts += [text for y, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True) if low <= y <= high]
+    found = [text.get_window_extent() for text in texts]
+    return [axes.get_window_extent() for axes in figure.axes] + found + [figure.legends[0].get_window_extent()]
+
+
+SHAPES = [
+    (1, 1, 1),
+    (1, 8, 8),
+    (1, 90, 120),
+    (1, 64, 256),
+    (1, 256, 64),
+    (1, 1, 1000),
+    (1, 1000, 1),
+    (3, 64, 64),
+    (2, 16, 128),
+    (2, 128, 16),
+]
+
+
+@pytest.mark.parametrize(("with_image", "classes"), [(False, 2), (False, 150), (True, 20)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_overlaps_or_leaves_the_figure(shape: tuple[int, int, int], with_image: bool, classes: int) -> None:
+    batch, height, width = shape
+    logits, target = scene(height, width, classes, batch)
+    logits.view(-1)[0] = float("nan")  # the longest captions
+    figure = panel(
+        logits * 1e-4,
+        target,
+        image=torch.rand(batch, 3, height, width) if with_image else None,
+        class_names=[f"a class {c}" for c in range(classes)],
+        title="title",
+    )
+    found = boxes(figure)
+    page = figure.bbox
+    for box in found:
+        assert page.x0 <= box.x0
+        assert box.x1 <= page.x1
+        assert page.y0 <= box.y0
+        assert box.y1 <= page.y1
+    for i, box in enumerate(found):
+        for other in found[:i]:
+            shared = Bbox.intersection(box, other)
+            assert shared is None or min(shared.width, shared.height) < 1, (box, other)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bars_are_as_high_as_their_pictures_and_pixels_square(shape: tuple[int, int, int]) -> None:
+    batch, height, width = shape
+    logits, target = scene(height, width, 2, batch)
+    figure = panel(logits, target)
+    for axes in figure.axes:
+        if not axes.get_title(loc="left"):
+            continue
+        box = axes.get_window_extent()
+        if 1 / 8 <= height / width <= 4:
+            assert box.height / box.width == pytest.approx(height / width)
+        if axes.get_title(loc="left") in MAPS:
+            bar = axes.images[0].colorbar
+            assert bar is not None
+            assert bar.ax.bbox.height == pytest.approx(box.height)
+            assert bar.ax.bbox.y0 == pytest.approx(box.y0)

@@ -1,0 +1,61 @@
+"""The package: colors, imports and global state."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import matplotlib
+import numpy as np
+from figures import render
+from scenes import scene
+
+from edgeloss.viz import distinct_colors, panel
+
+
+def test_colors_are_distinct() -> None:
+    colors = distinct_colors(150)
+    reserved = np.array([(1, 0, 1), (0, 0, 0), (0.62, 0.62, 0.62)])
+    assert (np.abs(colors[:, None] - reserved).max(-1) > 0.1).all()
+    for count, least in ((10, 0.25), (20, 0.2), (150, 0.05)):
+        some = colors[:count]
+        gaps = np.linalg.norm(some[:, None] - some, axis=-1)[~np.eye(count, dtype=bool)]
+        assert gaps.min() > least
+    assert distinct_colors(3).tolist() == colors[:3].tolist()
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_package_does_not_import_matplotlib() -> None:
+    result = run("import sys, edgeloss; print('matplotlib' in sys.modules)")
+    assert result.stdout.strip() == "False", result.stderr
+
+
+def test_a_missing_extra_is_one_line() -> None:
+    result = run("import sys; sys.modules['matplotlib'] = None; import edgeloss.viz")
+    assert result.stderr.splitlines()[-1] == 'ImportError: edgeloss.viz needs matplotlib: pip install "edgeloss[viz]"'
+    assert "During handling" not in result.stderr
+
+
+def test_pyplot_is_not_touched() -> None:
+    result = run(
+        "import io, sys, torch; from edgeloss.viz import panel\n"
+        "panel(torch.zeros(2, 4, 4), torch.zeros(4, 4, dtype=torch.int64)).savefig(io.BytesIO())\n"
+        "print('matplotlib.pyplot' in sys.modules)"
+    )
+    assert result.stdout.strip() == "False", result.stderr
+
+
+def test_no_global_state_remains() -> None:
+    settings = dict(matplotlib.rcParams)
+    figure = panel(*scene())
+    render(figure)
+    alive = weakref.ref(figure)
+    del figure
+    gc.collect()
+    assert alive() is None
+    assert dict(matplotlib.rcParams) == settings

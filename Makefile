@@ -13,20 +13,20 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench bench-all lint check-cuda check-targets sanitize clean
+.PHONY: help setup demo test test-exhaustive bench bench-all lint check-cuda check-targets sanitize clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
 
-setup: $(READY)  ## create .venv with edgeloss and everything its demo and tests need
+setup: $(READY)  ## create .venv with edgeloss and all that its demo and tests need
 
 $(READY): pyproject.toml setup.py tools/build_backend.py tools/toolchain.py $(shell find csrc -type f)
 	@echo "==> creating .venv"
 	@$(PYTHON) -m venv .venv
 	@echo "==> installing $(TORCH)"
-	@$(BIN)/python -m pip install --quiet $(TORCH)
+	@$(BIN)/python tools/progress.py $(TORCH)
 	@echo "==> installing edgeloss with its extras"
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python tools/progress.py --editable '.[dev]'
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(MAKE) --no-print-directory opencv-libraries
 	@touch $@
 	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print("torch", torch.__version__ + ", kernels:", edgeloss.backends())')"
@@ -49,14 +49,21 @@ browser:
 	@apt-get update -qq && apt-get install -qq -y chromium chromium-driver >/dev/null
 
 # Passive waiting: where other programs use the cores too, spinning threads slow a small network down many times.
-demo: setup  ## train on data/shapes with EdgeAwareLoss and write loss-map pictures to runs/shapes
-	@echo "==> training on data/shapes"
+demo: setup  ## train a network on data/shapes and write pictures of its loss to runs/shapes
+	@echo "==> training a network on data/shapes with EdgeAwareLoss, by configs/shapes.yaml"
 	@OMP_WAIT_POLICY=passive $(BIN)/python examples/train.py --config configs/shapes.yaml
 
-test: setup  ## run all tests (CI=true: the slow ones and those in a browser too)
+# A worker takes a whole file of tests at a time, so that its fixtures run once.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+
+test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
-	@echo "==> testing"
-	@$(BIN)/python -m pytest -n auto
+	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
+	@$(PYTEST)
+
+test-exhaustive: setup  ## run the tests with every combination of parameters, where test takes every pair of them
+	@echo "==> running all tests with every combination of parameters"
+	@EXHAUSTIVE=true $(PYTEST)
 
 bench: setup  ## time the loss beside cross-entropy, and its memory
 	@$(BIN)/python benchmarks/speed.py
@@ -79,11 +86,11 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 	@echo "==> checking the CUDA kernels"
 	@$(BIN)/python tools/check_cuda.py
 
-sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
-	@tools/sanitize.sh $(BIN)/python
-
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
-	@tools/check_targets.sh $(BIN)/python
+	@$(BIN)/python tools/check_builds.py targets
+
+sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(BIN)/python tools/check_builds.py sanitized
 
 clean:  ## remove .venv, caches and runs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

@@ -14,7 +14,7 @@ import os
 import shlex
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from setuptools import Extension, setup
 from setuptools.command import build_ext
@@ -29,6 +29,7 @@ from toolchain import (
     architectures,
     call,
     choice,
+    compiler_cache,
     find_nvcc,
     host_command,
     host_requirements,
@@ -67,20 +68,21 @@ def build(library: Path) -> tuple[dict[str, Any], str]:
     link = [*compiler, "-shared", *shlex.split(os.environ.get("LDFLAGS", ""))]
     # No rpath: `import torch` has these two in memory before the library is loaded.
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    host = [Unit.of(source, host_command(compiler, torch), torch.version) for source in HOST_SOURCES]
+    device, without_cuda = [], None
+    try:
+        nvcc, archs = cuda_requirements()
+        device = [Unit.of(path, nvcc.command(torch, archs), torch.version, nvcc.version) for path in CUDA_SOURCES]
+    except Unbuildable as reason:
+        without_cuda = str(reason)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # The device's before the others, as they take longest.
+        jobs = start(pool, [*device, *host])
+        host_objects = [str(job.result()) for job in jobs[len(device) :]]
         try:
-            nvcc, archs = cuda_requirements()
-            # Before the others, as they take longest.
-            device = start(pool, nvcc.command(torch, archs), CUDA_SOURCES, torch.version, nvcc.version)
-        except Unbuildable as reason:
-            device, without_cuda = [], str(reason)
-        else:
-            without_cuda = None
-        host = [str(job.result()) for job in start(pool, host_command(compiler, torch), HOST_SOURCES, torch.version)]
-        try:
-            device_objects = [str(job.result()) for job in device]
+            device_objects = [str(job.result()) for job in jobs[: len(device)]]
             if not without_cuda:
-                call([*link, *host, *device_objects, *libraries, *nvcc.link_flags(), "-o", str(library)])
+                call([*link, *host_objects, *device_objects, *libraries, *nvcc.link_flags(), "-o", str(library)])
         except Unbuildable as reason:
             without_cuda = str(reason)
     if not without_cuda:
@@ -88,7 +90,7 @@ def build(library: Path) -> tuple[dict[str, Any], str]:
         return record, f"CPU and CUDA kernels ({archs}), built against torch {torch.version}"
     if choice() == "cuda":
         raise Unbuildable(without_cuda)
-    call([*link, *host, *libraries, "-o", str(library)])
+    call([*link, *host_objects, *libraries, "-o", str(library)])
     summary = f"CPU kernels, built against torch {torch.version}"
     if choice() is None:
         summary += f"; no CUDA kernels: {without_cuda}"
@@ -103,20 +105,38 @@ def cuda_requirements() -> tuple[Nvcc, Architectures]:
     return nvcc, architectures(nvcc)
 
 
-def start(pool: ThreadPoolExecutor, command: list[str], sources: list[Path], *versions: object) -> list[Future[Path]]:
-    """Compile what has changed since the last time, and promise the object files."""
-    # One directory a command: another compiler, flag, Python or torch starts afresh.
-    key = hashlib.sha256(repr((command, versions)).encode()).hexdigest()[:12]
-    headers = max((header.stat().st_mtime for header in HEADERS), default=0)
+class Unit(NamedTuple):
+    """A source, what it is compiled to, and by which command."""
 
-    def compile_if_changed(source: Path) -> Path:
+    source: Path
+    target: Path
+    command: list[str]
+
+    @classmethod
+    def of(cls, source: Path, command: list[str], *versions: object) -> Unit:
+        """Choose the target: one directory per command, as another compiler, flag, Python or torch starts afresh."""
+        key = hashlib.sha256(repr((command, versions)).encode()).hexdigest()[:12]
         target = Path("build", "objects", key, source).with_suffix(".o")
-        if not target.exists() or target.stat().st_mtime <= max(source.stat().st_mtime, headers):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            call([*command, "-c", str(source), "-o", str(target)])
-        return target
+        return cls(source, target, [*command, "-c", str(source), "-o", str(target)])
 
-    return [pool.submit(compile_if_changed, source) for source in sources]
+    def is_stale(self) -> bool:
+        """Whether the source or a header has changed since it was compiled."""
+        newest = max(path.stat().st_mtime for path in (self.source, *HEADERS))
+        return not self.target.exists() or self.target.stat().st_mtime <= newest
+
+
+def start(pool: ThreadPoolExecutor, units: list[Unit]) -> list[Future[Path]]:
+    """Compile what has changed since the last time, and promise the object files."""
+    stale = [unit for unit in units if unit.is_stale()]
+
+    def compile_if_stale(unit: Unit) -> Path:
+        if unit in stale:
+            print(f"edgeloss: compiling {unit.source} ({stale.index(unit) + 1} of {len(stale)})", flush=True)
+            unit.target.parent.mkdir(parents=True, exist_ok=True)
+            call([*compiler_cache(), *unit.command])
+        return unit.target
+
+    return [pool.submit(compile_if_stale, unit) for unit in units]
 
 
 setup(

@@ -114,6 +114,11 @@ def find_compiler() -> list[str] | None:
     return next(([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
+def compiler_cache() -> list[str]:
+    """Return the command to put before a compiler's: ccache where there is one."""
+    return [path] if (path := shutil.which("ccache")) else []
+
+
 def find_torch() -> Torch | None:
     """The torch to build against: in this process's reach, else in the environment that the build is for."""
     for python, env in _environments():

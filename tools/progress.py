@@ -1,0 +1,80 @@
+"""Run pip install, or another build, with one short line per step, and with the whole output if it fails.
+
+Usage: python tools/progress.py [words for pip install]
+"""
+
+from __future__ import annotations
+
+import compileall
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+
+# A directory of packages that the machine's pip is set to look in, but that lacks this package.
+NOISE = re.compile(r"WARNING: Location .* is ignored: it is neither a file nor a directory")
+# What setup.py reports, and what pip and the compilers complain of.
+SHOWN = re.compile(r"edgeloss: |ERROR|WARNING|DEPRECATION|\S+: (fatal error|error|warning): ")
+WIDTH = 100
+
+
+class Progress:
+    """Prints what is worth showing of pip's output: names of packages side by side, other lines as they are."""
+
+    def __init__(self) -> None:
+        """Start at the beginning of a line."""
+        self._column = 0
+
+    def show(self, line: str) -> None:
+        """Print a line of pip's output, or leave it out."""
+        if found := re.match(r"Collecting ([\w.-]+)", line):
+            self._add(found[1])
+        elif found := re.match(r"Installing collected packages: (.*)", line):
+            count = len(found[1].split(", "))
+            self.print(f"installing {count} package{'s' if count > 1 else ''}")
+        elif SHOWN.match(line) and not NOISE.match(line):
+            self.print(line.removeprefix("edgeloss: "))
+
+    def print(self, line: str) -> None:
+        """Print a line of its own."""
+        print("\n" if self._column else "", f"    {line}", sep="", flush=True)
+        self._column = 0
+
+    def _add(self, word: str) -> None:
+        if self._column + len(word) > WIDTH:
+            print()
+            self._column = 0
+        print(" " if self._column else "    ", word, sep="", end="", flush=True)
+        self._column += len(word) + 1
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    """Run a command and show its progress.
+
+    Raises:
+        SystemExit: if it fails, with its whole output.
+    """
+    start, progress, log = time.monotonic(), Progress(), []
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.append(line)
+            progress.show(line.strip())
+    if process.returncode:
+        progress.print("failed; the whole output:")
+        raise SystemExit("".join(log))
+    progress.print(f"done in {time.monotonic() - start:.0f} s")
+
+
+def main() -> None:
+    """Install, then compile all modules on every core, where pip would use one."""
+    run([sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar=off", "--no-compile", *sys.argv[1:]])
+    print("    compiling Python modules", flush=True)
+    unused = re.compile(r"/(tests?|_internal)/")
+    compileall.compile_dir(sysconfig.get_path("purelib"), rx=unused, quiet=2, workers=0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Build the CPU kernels in other ways than for use, and run the kernels' tests over them.
+
+Usage, from the repository's root: python tools/check_builds.py {targets,sanitized} [words for pytest]
+
+targets: for AVX2 alone and for SSE2 alone. The library holds every loop for AVX-512, AVX2 and SSE2, and the other tests
+see only those of the processor that they run on. It needs g++ and an x86-64 processor.
+
+sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the first access outside of an array, use
+of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. It needs g++.
+
+The builds are in build/AVX2, build/SSE2 and build/sanitized, apart from that of the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import progress
+
+# vptr: it needs the types of torch's classes, which the library does not see.
+SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
+# As a sanitizer reports and ends the process; Python itself leaks at its end.
+SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+NUMERICAL = ["test_ops.py", "test_upsample.py", "test_neighbor_nll.py"]
+TARGET_TESTS = [*(f"tests/kernels/{name}" for name in NUMERICAL), "tests/loss/test_numerics.py"]
+TARGET_TESTS += ["-k", "not cuda and not [reference and not compile and not one_graph"]
+SANITIZED_TESTS = ["tests/kernels", "tests/loss/test_numerics.py", "tests/loss/test_properties.py"]
+SANITIZED_TESTS += ["tests/loss/test_gradients.py"]
+# Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
+SANITIZED_TESTS += ["-k", "not [reference and not camvid and not compile and not one_graph"]
+STATE = "import edgeloss; print(edgeloss.__file__, edgeloss.backends()['cpu'])"
+
+
+def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -> None:
+    """Build the CPU kernels with these flags, and run tests over them."""
+    start = time.monotonic()
+    print(f"==> {name}: building the CPU kernels", flush=True)
+    site = Path("build", name).resolve()
+    variables = {"EDGELOSS_BUILD": "cpu", "CXX": "g++", "CXXFLAGS": flags, "LDFLAGS": SANITIZERS if sanitized else ""}
+    # PYTHONPATH: setup.py finds its own modules there, as it does under pip.
+    build = [sys.executable, "setup.py", "build", "--build-lib", str(site)]
+    progress.run(build, {**os.environ, **variables, "PYTHONPATH": "tools"})
+    # PYTHONSAFEPATH: the working directory holds edgeloss too. Without CI, slow tests are left out.
+    env = {key: value for key, value in os.environ.items() if key != "CI"}
+    env |= {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    options = ["-n", "auto", "--dist", "worksteal"]
+    if sanitized:
+        env["CXX"] = f"g++ {SANITIZERS}"
+        # Under the runtimes below the compiler would be checked too, so the CUDA kernels are built before.
+        print(f"==> {name}: building the CUDA kernels for the host", flush=True)
+        shim = "import sys; sys.path.insert(0, 'tests'); import host_shim; host_shim.build(host_shim.compiler())"
+        subprocess.run([sys.executable, "-c", shim], env=env, check=True)
+        env |= SANITIZER_OPTIONS | {"LD_PRELOAD": preload()}
+        # By file descriptors pytest would capture, and lose, what a process reports as it dies.
+        options += ["--capture=sys"]
+    state = subprocess.run([sys.executable, "-c", STATE], env=env, capture_output=True, text=True)
+    if state.stdout.split() != [f"{site}/edgeloss/__init__.py", "available"]:
+        raise SystemExit(f"check_builds: the library in {site} does not load: {state.stdout}{state.stderr}")
+    print(f"==> {name}: running the tests", flush=True)
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, *tests], env=env)
+    print(f"==> {name}: {time.monotonic() - start:.0f} s", flush=True)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+def preload() -> str:
+    """Return the sanitizers' runtimes, to which Python is not linked, and libstdc++ for their view of exceptions."""
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    return " ".join(subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names)
+
+
+def check_targets(tests: list[str]) -> None:
+    """Check those of the targets that this processor can run, but for the one that other tests run on."""
+    if platform.machine() != "x86_64":
+        print(f"==> nothing to check: on {platform.machine()} the kernels are compiled for one target only")
+        return
+    processor = Path("/proc/cpuinfo").read_text().split()
+    if "avx512f" in processor:
+        check("AVX2", "-DEDGELOSS_NO_CLONES -march=x86-64-v3", tests)
+    elif "avx2" in processor:
+        print("==> AVX2 is what the other tests run on: this processor has no AVX-512")
+    else:
+        print("==> AVX2 is not checked: this processor has none")
+    check("SSE2", "-DEDGELOSS_NO_CLONES", tests)
+
+
+def main() -> None:
+    """Check the builds that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("builds", choices=("targets", "sanitized"))
+    parser.add_argument("tests", nargs=argparse.REMAINDER, metavar="words for pytest")
+    arguments = parser.parse_args()
+    if arguments.builds == "targets":
+        check_targets(arguments.tests or TARGET_TESTS)
+    else:
+        check("sanitized", SANITIZERS, arguments.tests or SANITIZED_TESTS, sanitized=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -45,12 +46,17 @@ def build(command: list[str]) -> Path:
     key = hashlib.sha256(repr((command, torch.__version__)).encode() + content).hexdigest()[:12]
     folder = ROOT / "build" / "host_shim" / key
     library = folder / "_C.so"
-    if library.exists():
-        return library
-    # Workers of one test run may all come here at the same time: each builds for itself, and the last one stays.
-    own = folder / str(os.getpid())
-    own.mkdir(parents=True, exist_ok=True)
-    objects = {source: own / f"{source.stem}{source.suffix}.o" for source in sources}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of the workers of a test run, one builds and the others wait
+        if not library.exists():
+            _compile(command, sources, library)
+    return library
+
+
+def _compile(command: list[str], sources: list[Path], library: Path) -> None:
+    cache = [path] if (path := shutil.which("ccache")) else []
+    objects = {source: library.with_name("-".join(source.relative_to(ROOT).parts) + ".o") for source in sources}
 
     def run(*arguments: str | Path) -> None:
         done = subprocess.run([*map(str, arguments)], capture_output=True, text=True)
@@ -58,12 +64,11 @@ def build(command: list[str]) -> Path:
             raise RuntimeError(f"{shlex.join(map(str, arguments))}\n{done.stderr}")
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda item: run(*command, "-c", item[0], "-o", item[1]), objects.items()))
-    libraries = [f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-lc10"]
-    run(command[0], "-shared", *objects.values(), *libraries, "-o", own / "_C.so")
-    (own / "_C.so").rename(library)
-    shutil.rmtree(own)
-    return library
+        list(pool.map(lambda item: run(*cache, *command, "-c", item[0], "-o", item[1]), objects.items()))
+    libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
+    linked = library.with_suffix(".part")
+    run(command[0], "-shared", *objects.values(), *libraries, "-o", linked)
+    linked.rename(library)
 
 
 def load(library: Path) -> ModuleType:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -184,7 +184,7 @@ def one_rank(rank: int, world: int, folder: str, given: bool) -> None:
 
 @pytest.mark.parametrize(("world", "given"), [(2, False), (4, False), (2, True)])
 def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, given: bool) -> None:
-    mp.spawn(one_rank, (world, str(tmp_path), given), nprocs=world)
+    run_ranks(one_rank, world, world, str(tmp_path), given)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
     x, y, weight, v = whole_batch()
     model = network()

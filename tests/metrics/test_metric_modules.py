@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from metric_cases import FUNCTIONS, VOID, blobs
+from ranks import run_ranks
 from torchmetrics import Metric, MetricCollection
 
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
@@ -94,7 +94,7 @@ def one_rank(rank: int, world: int, folder: str) -> None:
 
 
 def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
-    mp.spawn(one_rank, (2, str(tmp_path)), nprocs=2)
+    run_ranks(one_rank, 2, 2, str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name in FUNCTIONS:
         metric = metric_of(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,9 +27,17 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("classes", [1, 3])
-@pytest.mark.parametrize(("size", "options"), CASES)
-def test_gradcheck_and_gradgradcheck(size: tuple[int, ...], options: dict[str, Any], classes: int) -> None:
+each_case = pytest.mark.parametrize(
+    ("classes", "size", "options"), [(classes, *case) for case in CASES for classes in (1, 3)]
+)
+# What is differentiated twice always runs in plain PyTorch.
+reference_alone = pytest.mark.parametrize("each_backend", ["reference"], indirect=True)
+
+
+def case(
+    classes: int, size: tuple[int, ...], options: dict[str, Any], **more: Any
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Logits in float64, and the sum of their losses as a function of them."""
     low = (2, 3) if options.get("upsample") else size
     x = torch.randn(1, classes, *low, dtype=torch.float64, requires_grad=True)
     y = torch.randint(max(2, classes), (1, *size))
@@ -36,20 +45,41 @@ def test_gradcheck_and_gradgradcheck(size: tuple[int, ...], options: dict[str, A
     y[..., 3:] = 1  # where the prediction alone has edges
     if classes == 1 and "weight" in options:
         options = options | {"weight": options["weight"][:2]}
-    criterion = EdgeAwareLoss(**options, ignore_index=255, reduction="sum")
-    assert torch.autograd.gradcheck(lambda logits: criterion(logits, y), x)
-    criterion.backend = "reference"
-    assert torch.autograd.gradgradcheck(lambda logits: criterion(logits, y), x)
+    criterion = EdgeAwareLoss(**options, ignore_index=255, reduction="sum", **more)
+    return x, lambda logits: criterion(logits, y)
 
 
-def test_gradcheck_neighbor_nll() -> None:
+@each_case
+def test_gradcheck(classes: int, size: tuple[int, ...], options: dict[str, Any]) -> None:
+    x, loss = case(classes, size, options)
+    assert torch.autograd.gradcheck(loss, x)
+
+
+@each_case
+@reference_alone
+def test_gradgradcheck(classes: int, size: tuple[int, ...], options: dict[str, Any]) -> None:
+    x, loss = case(classes, size, options, backend="reference")
+    assert torch.autograd.gradgradcheck(loss, x)
+
+
+def neighbor_nll_cases(**more: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]]:
+    """Logits in float64, and their map as a function of them, for two indices."""
     x = torch.randn(1, 3, 3, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.rand(1, 8, 3, 4)
     weight[weight < 0.3] = 0
     for index in (torch.randint(3, (1, 3, 4)), torch.tensor([1, 0, 1]).view(1, 3, 1, 1).expand(1, 3, 3, 4)):
-        of = partial(neighbor_nll, index=index, weight=weight)
-        assert torch.autograd.gradcheck(of, x)
-        assert torch.autograd.gradgradcheck(partial(of, backend="reference"), x)
+        yield x, partial(neighbor_nll, index=index, weight=weight, **more)
+
+
+def test_gradcheck_neighbor_nll() -> None:
+    for x, value in neighbor_nll_cases():
+        assert torch.autograd.gradcheck(value, x)
+
+
+@reference_alone
+def test_gradgradcheck_neighbor_nll() -> None:
+    for x, value in neighbor_nll_cases(backend="reference"):
+        assert torch.autograd.gradgradcheck(value, x)
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0, 2.0])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, loss_maps
@@ -31,27 +32,29 @@ def logits_of(y: Tensor, right: float, wrong: float, dtype: torch.dtype) -> Tens
     return x.scatter_(1, y[:, None], right).requires_grad_()
 
 
-@pytest.mark.parametrize("y", [CHECKERBOARD, HALVES, STRIPES], ids=["checkerboard", "halves", "stripes"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize(
-    ("right", "wrong", "dtype"),
-    [
-        (1e30, -1e30, torch.float32),
-        (-1e30, 1e30, torch.float32),
-        (1e30, 1e30, torch.float32),
-        (0.0, 1e30, torch.float32),
-        (-1e30, 1e30, torch.bfloat16),
-        (1e30, -1e30, torch.bfloat16),
-        (65504.0, -65504.0, torch.float16),
-        (-65504.0, 65504.0, torch.float16),
-        (1e4, 1e4 - 21, torch.float32),  # p within 1e-9 of 1
-        (1e4 - 21, 1e4, torch.float32),
-        (-1e4, -1e4, torch.float32),
-        (88.0, 0.0, torch.float32),  # the largest exponents that exp takes
-        (-104.0, 0.0, torch.float32),
-    ],
-)
-def test_extreme_logits(y: Tensor, settings: dict[str, Any], right: float, wrong: float, dtype: torch.dtype) -> None:
+EXTREMES = [  # right, wrong, dtype
+    (1e30, -1e30, torch.float32),
+    (-1e30, 1e30, torch.float32),
+    (1e30, 1e30, torch.float32),
+    (0.0, 1e30, torch.float32),
+    (-1e30, 1e30, torch.bfloat16),
+    (1e30, -1e30, torch.bfloat16),
+    (65504.0, -65504.0, torch.float16),
+    (-65504.0, 65504.0, torch.float16),
+    (1e4, 1e4 - 21, torch.float32),  # p within 1e-9 of 1
+    (1e4 - 21, 1e4, torch.float32),
+    (-1e4, -1e4, torch.float32),
+    (88.0, 0.0, torch.float32),  # the largest exponents that exp takes
+    (-104.0, 0.0, torch.float32),
+]
+
+
+LABELS = {"checkerboard": CHECKERBOARD, "halves": HALVES, "stripes": STRIPES}
+
+
+@pytest.mark.parametrize(("extreme", "settings", "labels"), pairwise(EXTREMES, SETTINGS, [*LABELS]), ids=str)
+def test_extreme_logits(extreme: tuple[float, float, torch.dtype], settings: dict[str, Any], labels: str) -> None:
+    (right, wrong, dtype), y = extreme, LABELS[labels]
     x = logits_of(y, right, wrong, dtype)
     exact = x.detach().double().requires_grad_()
     loss, maps = edge_aware_loss(x, y, return_maps=True, **settings)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -167,8 +166,7 @@ def whole_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
     return x, y, torch.tensor([1.0, 2.0, 0.5, 0.3]), torch.rand(4, 8, 8, generator=random, dtype=torch.float64)
 
 
-def one_rank(rank: int, world: int, folder: str, given: bool) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
     x, y, weight, v = whole_batch()
     mine = slice(rank * 4 // world, (rank + 1) * 4 // world)
     model = DistributedDataParallel(network())
@@ -178,13 +176,12 @@ def one_rank(rank: int, world: int, folder: str, given: bool) -> None:
     loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
     loss.backward()
     gradients = [p.grad for p in model.parameters()]
-    torch.save((loss.detach(), gradients, terms), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save((loss.detach(), gradients, terms), folder / f"{rank}.pt")
 
 
 @pytest.mark.parametrize(("world", "given"), [(2, False), (4, False), (2, True)])
 def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, given: bool) -> None:
-    run_ranks(one_rank, world, world, str(tmp_path), given)
+    run_ranks(world, tmp_path, one_rank, world, tmp_path, given)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
     x, y, weight, v = whole_batch()
     model = network()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from metric_cases import FUNCTIONS, VOID, blobs
 from ranks import run_ranks
 from torchmetrics import Metric, MetricCollection
@@ -84,17 +83,15 @@ def test_a_collection_shares_counts_only_where_they_are_the_same() -> None:
         assert torch.equal(alone.compute(), value), name
 
 
-def one_rank(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def one_rank(rank: int, world: int, folder: Path) -> None:
     collection = MetricCollection({name.replace(" ", "_"): metric_of(name) for name in FUNCTIONS})
     for batch in batches()[rank::world]:
         collection.update(*batch)
-    torch.save(collection.compute(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save(collection.compute(), folder / f"{rank}.pt")
 
 
 def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
-    run_ranks(one_rank, 2, 2, str(tmp_path))
+    run_ranks(2, tmp_path, one_rank, 2, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name in FUNCTIONS:
         metric = metric_of(name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from ranks import fork_warns, run_ranks
+from ranks import run_ranks
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
@@ -148,7 +148,6 @@ def one_rank(rank: int, folder: Path) -> None:
     (folder / f"guard_{rank}.json").write_text(json.dumps([used, guard.skipped, message]))
 
 
-@fork_warns
 @pytest.mark.slow
 def test_ranks_decide_the_same_and_those_with_a_bad_batch_save(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, one_rank, tmp_path)

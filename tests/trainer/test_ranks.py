@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import fork_warns, run_ranks
+from ranks import run_ranks
 from small_run import CLASSES, VOID, write_config
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,6 @@ from segkit.placement import Placement
 from segkit.state import TrainingState
 from segkit.step import TrainStep
 
-pytestmark = fork_warns
 CPU = Placement(torch.device("cpu"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import fork_warns, run_ranks
+from ranks import run_ranks
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
@@ -145,7 +145,6 @@ def one_rank(rank: int, folder: Path) -> None:
     torch.save([shares, [tuple(image) for image in worst.ranked()]], folder / f"{rank}.pt")
 
 
-@fork_warns
 @pytest.mark.slow
 def test_ranks_measure_as_one(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, one_rank, tmp_path)

@@ -65,13 +65,13 @@ test-exhaustive: setup  ## run the tests with every combination of parameters, w
 	@echo "==> running all tests with every combination of parameters"
 	@EXHAUSTIVE=true $(PYTEST)
 
-bench: setup  ## time the loss beside cross-entropy, and its memory
+bench: setup  ## measure time and memory of the loss and of cross-entropy
 	@$(BIN)/python benchmarks/speed.py
 
-# Real labels where they are at hand.
+# Real labels where they are available.
 MASKS := $(wildcard ../shared/camvid/val/masks)
 
-bench-all: setup  ## time it beside all else too; writes benchmarks/results/speed.jsonl and docs/images/speed.png
+bench-all: setup  ## measure the other losses too; writes benchmarks/results/speed.jsonl and docs/images/speed.png
 	@$(BIN)/python benchmarks/speed.py --all $(if $(MASKS),--masks $(MASKS)) \
 		--output benchmarks/results/speed.jsonl --plot docs/images/speed.png
 

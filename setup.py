@@ -37,13 +37,13 @@ from toolchain import (
 
 
 class BuildLibrary(build_ext.build_ext):
-    """Compiles the library, and leaves a record beside it: what was built, and why the rest was not."""
+    """Compile the library, and write a record next to it: what was built, and why the rest was not."""
 
     def run(self) -> None:
         """Build into the wheel, or, for an editable install, into the source tree."""
         library = Path(self.get_ext_fullpath(self.extensions[0].name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        library.unlink(missing_ok=True)  # else that of an earlier build would outlive a failure
+        library.unlink(missing_ok=True)  # else a failed build would leave that of an earlier one
         wheel = self.get_finalized_command("bdist_wheel")
         try:
             if choice() == "none":
@@ -98,7 +98,7 @@ def build(library: Path) -> tuple[dict[str, Any], str]:
 
 
 def cuda_requirements() -> tuple[Nvcc, Architectures]:
-    """CUDA's compiler, and what to compile for."""
+    """Return the CUDA compiler and the architectures to compile for."""
     if choice() == "cpu":
         raise Unbuildable("it was installed with EDGELOSS_BUILD=cpu")
     nvcc = find_nvcc()
@@ -114,7 +114,7 @@ class Unit(NamedTuple):
 
     @classmethod
     def of(cls, source: Path, command: list[str], *versions: object) -> Unit:
-        """Choose the target: one directory per command, as another compiler, flag, Python or torch starts afresh."""
+        """Choose the target: another compiler, flag, Python or torch needs another directory."""
         key = hashlib.sha256(repr((command, versions)).encode()).hexdigest()[:12]
         target = Path("build", "objects", key, source).with_suffix(".o")
         return cls(source, target, [*command, "-c", str(source), "-o", str(target)])
@@ -144,7 +144,7 @@ setup(
         Extension(
             "edgeloss._C",
             sources=[str(path) for path in [*HOST_SOURCES, *CUDA_SOURCES]],
-            # These make part of the source distribution, as the sources do.
+            # Part of the source distribution, as the sources are.
             depends=[*map(str, HEADERS), *map(str, Path("tools").glob("*.*"))],
             py_limited_api=True,
         )

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures that tests of several folders share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeloss import backends, fused, library
 # No doctests in them; and as test modules, conftest files of several folders would share one name.
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 
-# Workers share the cores: one thread each, and no deadline that a busy machine would miss.
+# Workers share the cores: one thread each, and no deadline, which a busy machine would miss.
 torch.set_num_threads(1)
 # A fixture that chooses the backend may hold for all examples of a property.
 SHARED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.function_scoped_fixture]}
@@ -29,14 +29,14 @@ hypothesis.settings.register_profile("ci", max_examples=200, derandomize=True, *
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 
-# A command that a shell runs in the background is deaf to Ctrl-C, and so is all that it starts: the tests of signals
-# must not depend on how they themselves were started.
+# A command that a shell runs in the background ignores SIGINT, and so do its children: the tests of signals must not
+# depend on how pytest was started.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave slow tests to CI."""
+    """Skip slow tests except in CI."""
     if os.environ.get("CI") != "true":
         for item in items:
             if "slow" in item.keywords:
@@ -50,7 +50,7 @@ def _seed() -> None:
 
 @pytest.fixture(scope="session")
 def stepped() -> Kernels:
-    """The CUDA kernels, stepped on the host."""
+    """Return the CUDA kernels, stepped on the host."""
     command = host_shim.compiler()
     if command is None:
         pytest.skip("no C++ compiler to build the CUDA kernels for the host")
@@ -60,7 +60,7 @@ def stepped() -> Kernels:
 
 @pytest.fixture(params=["reference", "fused", STEPPED])
 def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Lets ``backend="auto"`` on the CPU mean the one, then the others."""
+    """Make ``backend="auto"`` on the CPU choose each backend in turn."""
     raise_label_errors = None
     if request.param == "reference":
         monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "the test's choice")
@@ -72,12 +72,12 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         raise_label_errors = found.raise_label_errors
     yield request.param
     if raise_label_errors is not None:
-        raise_label_errors()  # what a test leaves behind would fail another
+        raise_label_errors()  # a record left by this test would fail another one
 
 
 @pytest.fixture(scope="session")
 def camvid() -> Path:
-    """Real street scenes beside the repository, which it does not need."""
+    """Return the folder of CamVid next to the repository; skip the test where there is none."""
     root = Path(__file__).parents[2] / "shared" / "camvid"
     if not root.is_dir():
         pytest.skip(f"no CamVid at {root}")
@@ -86,7 +86,7 @@ def camvid() -> Path:
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[Any]:
-    """A browser without a window."""
+    """Start a headless browser."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
         message = "no browser: apt-get install chromium chromium-driver"
@@ -113,7 +113,7 @@ def driver() -> Iterator[Any]:
 
 @pytest.fixture
 def browse(driver: Any) -> Iterator[Callable[[Path], Any]]:
-    """Opens a page and waits until it has drawn itself; what the browser complains of fails the test."""
+    """Open a page and wait until it is drawn; a warning or error of the browser fails the test."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     def open_page(path: Path) -> Any:

@@ -41,10 +41,10 @@ def _requirements() -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: Mapping[str, Any] | None = None) -> list[str]:
-    """What to install before a wheel is built."""
+    """Return what to install before a wheel is built."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), *_requirements()]
 
 
 def get_requires_for_build_editable(config_settings: Mapping[str, Any] | None = None) -> list[str]:
-    """What to install before an editable wheel is built."""
+    """Return what to install before an editable wheel is built."""
     return [*build_meta.get_requires_for_build_editable(config_settings), *_requirements()]

@@ -1,4 +1,4 @@
-"""Audit a built library: that it leans on nothing but the stable parts of torch, Python and the system.
+"""Check that a built library uses only the stable interfaces of torch, Python and the system.
 
 python tools/check_abi.py [library]
 """
@@ -17,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
 # torch comes as libtorch_cpu and libc10 in every build. CUDA's runtime is linked statically, and what is of
-# libtorch_cuda is looked up where it is loaded: a library that needs either would not load beside a torch for CPUs.
+# libtorch_cuda is looked up at run time: a library linked to either would not load with a CPU build of torch.
 TORCH = r"(libtorch_cpu|libc10)\.so"
 SYSTEM = r"(libstdc\+\+|libm|libgcc_s|libc|libdl|librt|libpthread|ld-linux-x86-64)\.so\.\d"
 NEEDED = re.compile(f"{TORCH}|{SYSTEM}")
@@ -27,7 +27,7 @@ STABLE = re.compile(r"(aoti_)?torch_\w+|_?Py\w+|_Z(N|NK|T[IVS])?St\w+")
 
 
 def problems(library: Path) -> list[str]:
-    """What keeps a library from loading with other versions of torch, Python or CUDA."""
+    """Return what keeps a library from loading with other versions of torch, Python or CUDA."""
     found = [f"needs {name}" for name in needed(library) if not NEEDED.fullmatch(name)]
     found += [f"uses {symbol}" for symbol in unversioned(library) if not STABLE.fullmatch(symbol)]
     audit = subprocess.run(
@@ -39,7 +39,7 @@ def problems(library: Path) -> list[str]:
 
 
 def needed(library: Path) -> list[str]:
-    """The libraries that it is linked to."""
+    """Return the libraries that it is linked to."""
     with library.open("rb") as file:
         sections = ELFFile(file).iter_sections()
         tags = [tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags()]
@@ -47,7 +47,7 @@ def needed(library: Path) -> list[str]:
 
 
 def unversioned(library: Path) -> list[str]:
-    """The symbols that others have to supply, but for those of the system, which have versions, and optional ones."""
+    """Return undefined symbols without a version, except for optional ones; those of the system have versions."""
     with library.open("rb") as file:
         elf = ELFFile(file)
         symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
@@ -62,7 +62,7 @@ def unversioned(library: Path) -> list[str]:
 
 
 def newest_versions(library: Path) -> dict[str, str]:
-    """The newest version that it asks of the system, for each name of a version: GLIBC, GLIBCXX, CXXABI, GCC."""
+    """Return the newest version that it needs of each: GLIBC, GLIBCXX, CXXABI, GCC."""
     versions: dict[str, list[list[int]]] = defaultdict(list)
     with library.open("rb") as file:
         for section in ELFFile(file).iter_sections():
@@ -86,7 +86,7 @@ def main() -> None:
     print(f"{library}\nneeds {', '.join(needed(library))}")
     print("at least", ", ".join(f"{name} {version}" for name, version in newest_versions(library).items()))
     if found := problems(library):
-        raise SystemExit("\n".join(["check_abi: it does not hold to the stable ABI:", *found]))
+        raise SystemExit("\n".join(["check_abi: the library uses more than the stable ABI:", *found]))
     print("and only the stable ABI of torch, and Python's from 3.10 on")
 
 

@@ -1,4 +1,4 @@
-"""Compile the CUDA kernels as the build does, print what the compiler tells of each, and fail on warnings and spills.
+"""Compile the CUDA kernels as the build does, print a table of them, and fail on warnings and register spills.
 
 Usage, from the repository's root: python tools/check_cuda.py [--require]
 
@@ -25,18 +25,18 @@ STRICT = ["-Xptxas=-v", "-Werror=all-warnings", "-Xcompiler=-Werror"]
 
 @dataclass
 class Kernel:
-    """What the compiler tells of a kernel, or of a function of the device that it did not inline."""
+    """Resources of a kernel, or of a device function that the compiler did not inline."""
 
     name: str
     architecture: str
     registers: int = 0
-    stack: int = 0  # bytes a thread
+    stack: int = 0  # bytes per thread
     spills: int = 0  # bytes of stores and loads
-    shared: int = 0  # bytes a block, without what a launch adds
+    shared: int = 0  # bytes per block, without what a launch adds
 
 
 def parse(report: str) -> tuple[list[Kernel], list[str]]:
-    """Read `ptxas -v`: the kernels, and the lines that warn."""
+    """Parse the output of `ptxas -v`: return the kernels, and the warnings."""
     kernels: dict[str, Kernel] = {}
     warnings = []
     architecture, entry, function = "", "", ""
@@ -60,14 +60,14 @@ def parse(report: str) -> tuple[list[Kernel], list[str]]:
 
 
 def compile_for(source: Path, architecture: int, nvcc: Nvcc, torch: Torch) -> tuple[list[Kernel], list[str]]:
-    """Compile a source for one architecture, so that the reports of several do not mix."""
+    """Compile a source for one architecture, so that the reports do not mix."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [*nvcc.command(torch, Architectures([architecture], [])), *STRICT]
         return parse(call([*command, "-c", str(source), "-o", f"{scratch}/kernels.o"], show=False))
 
 
 def demangled(names: Sequence[str]) -> list[str]:
-    """Names as the sources spell them, without arguments, where c++filt is at hand."""
+    """Demangle names with c++filt if it is installed, and drop the arguments."""
     tool = shutil.which("cu++filt") or shutil.which("c++filt")
     if tool is None or not names:
         return list(names)
@@ -76,7 +76,7 @@ def demangled(names: Sequence[str]) -> list[str]:
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as text, the first column to the left, numbers to the right."""
+    """Format rows as text, the first column left-aligned, the others right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     form = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
@@ -84,7 +84,7 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 
 
 def main() -> None:
-    """Check all sources."""
+    """Check all CUDA sources."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--require", action="store_true", help="fail where there is no nvcc")
     required = parser.parse_args().require
@@ -117,14 +117,14 @@ def main() -> None:
     problems = [line for _, warnings in reports for line in warnings]
     problems += [f"{row[0]} spills {row[4]} bytes on {row[1]}" for row in rows if row[4]]
     if not kernels:
-        problems.append("the compiler told of no kernel")
+        problems.append("the compiler reported no kernel")
     if problems:
         raise SystemExit("\n".join(["check_cuda: failed", *problems]))
     print(f"check_cuda: {len(rows)} kernels, no warning, no spill")
 
 
 def _without_arguments(name: str) -> str:
-    """The name of a function without return type, anonymous namespaces and the list of its arguments."""
+    """Drop return type, anonymous namespaces and arguments from the name of a function."""
     name = name.replace("(anonymous namespace)::", "")
     depth = 0
     for i, character in enumerate(name):

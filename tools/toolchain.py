@@ -22,10 +22,10 @@ CUDA_SOURCES = sorted(Path("csrc").rglob("*.cu"))
 HEADERS = sorted([*Path("csrc").rglob("*.h"), *Path("csrc").rglob("*.cuh")])
 
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030a0000"]
-# No loop vectorises around calls that might set errno or trap; neither changes a result, as fast-math would.
+# No loop is vectorized around calls that might set errno or trap. Unlike fast-math, neither flag changes a result.
 VECTORIZE = ["-fno-math-errno", "-fno-trapping-math"]
 HOST_FLAGS = ["-std=c++17", "-O3", *VECTORIZE, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *DEFINES]
-# --expt-relaxed-constexpr: std::max and its like serve the device too. --threads: the architectures side by side.
+# --expt-relaxed-constexpr: std::max and the like work on the device. --threads: compile architectures in parallel.
 CUDA_FLAGS = ["-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", "--expt-relaxed-constexpr"]
 CUDA_FLAGS += ["--threads=0", "-DUSE_CUDA", *DEFINES]
 
@@ -43,7 +43,7 @@ print(importlib.metadata.version("torch"), importlib.util.find_spec("torch").ori
 
 
 class Unbuildable(Exception):  # noqa: N818 - no error: the package then works without what can't be built
-    """Why the library, or its CUDA part, can't be built here."""
+    """The reason why the library, or its CUDA part, can't be built here."""
 
 
 class Torch(NamedTuple):
@@ -77,7 +77,7 @@ class Nvcc(NamedTuple):
     version: tuple[int, int]
 
     def command(self, torch: Torch, architectures: Architectures) -> list[str]:
-        """The command that compiles a .cu source, without the files."""
+        """Return the command that compiles a .cu source, without the files."""
         flags = [*CUDA_FLAGS, *architectures.flags, *_includes(torch)]
         compiler = find_compiler()
         # nvcc takes one program for the host's part; NVCC_CCBIN is its own variable for that.
@@ -86,20 +86,20 @@ class Nvcc(NamedTuple):
         return [self.path, *flags, *shlex.split(os.environ.get("NVCCFLAGS", ""))]
 
     def link_flags(self) -> list[str]:
-        """What links CUDA's runtime statically.
+        """Return the flags that link the CUDA runtime statically.
 
         The library then needs no libcudart beside it, and its runtime may be of another major version than torch's:
         both reach the device through the driver, whose contexts and streams they share. The driver must serve the newer
         of the two; `edgeloss.backends` compares it with the toolkit recorded here.
         """
-        # nvcc itself knows where its libraries lie, whether it comes from NVIDIA, a distribution, conda or pip.
-        told = _output([self.path, "--dryrun", "-x", "cu", os.devnull])
-        found = re.search(r"^#\$ LIBRARIES=(.*)$", told, re.MULTILINE)
+        # nvcc reports where its libraries are, in the packages of NVIDIA, distributions, conda and pip.
+        output = _output([self.path, "--dryrun", "-x", "cu", os.devnull])
+        found = re.search(r"^#\$ LIBRARIES=(.*)$", output, re.MULTILINE)
         return [*shlex.split(found[1] if found else ""), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
 def choice() -> str | None:
-    """What EDGELOSS_BUILD asks for; None leaves it to what the machine has."""
+    """Return the value of EDGELOSS_BUILD; None builds what the machine supports."""
     value = os.environ.get("EDGELOSS_BUILD") or None
     if value not in (None, *CHOICES):
         allowed = ", ".join(map(repr, CHOICES))
@@ -108,7 +108,7 @@ def choice() -> str | None:
 
 
 def find_compiler() -> list[str] | None:
-    """The command of the C++ compiler: that of CXX, else the first of the usual ones."""
+    """Return the command of the C++ compiler: CXX, or the first of the usual ones."""
     if "CXX" in os.environ:
         return shlex.split(os.environ["CXX"])
     return next(([path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
@@ -120,7 +120,7 @@ def compiler_cache() -> list[str]:
 
 
 def find_torch() -> Torch | None:
-    """The torch to build against: in this process's reach, else in the environment that the build is for."""
+    """Find the torch to build against: that of this process, or of the environment that the build is for."""
     for python, env in _environments():
         try:
             found = subprocess.run([python, "-c", _PROBE], env=env, capture_output=True, text=True, check=True)
@@ -133,7 +133,7 @@ def find_torch() -> Torch | None:
 
 
 def host_requirements() -> tuple[list[str], Torch]:
-    """The C++ compiler and the torch to build with.
+    """Return the C++ compiler and the torch to build with.
 
     Raises:
         Unbuildable: if there are none, or if this is no place for the kernels.
@@ -152,12 +152,12 @@ def host_requirements() -> tuple[list[str], Torch]:
 
 
 def host_command(compiler: Sequence[str], torch: Torch) -> list[str]:
-    """The command that compiles a .cpp source, without the files."""
+    """Return the command that compiles a .cpp source, without the files."""
     return [*compiler, *HOST_FLAGS, *_includes(torch), *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 
 def find_nvcc() -> Nvcc:
-    """CUDA's compiler: that of CUDA_HOME or CUDA_PATH where one is set, else on PATH or in the usual place.
+    """Find the CUDA compiler: in CUDA_HOME or CUDA_PATH if set, else on PATH or in /usr/local/cuda.
 
     Raises:
         Unbuildable: if there is none, or it is too old.
@@ -174,7 +174,7 @@ def find_nvcc() -> Nvcc:
         raise Unbuildable(f"no nvcc was found{where}")
     found = re.search(r"release (\d+)\.(\d+)", _output([path, "--version"]))
     if found is None:
-        raise Unbuildable(f"{path} --version does not tell its version")
+        raise Unbuildable(f"{path} --version does not report its version")
     version = int(found[1]), int(found[2])
     if version < OLDEST_NVCC:
         raise Unbuildable(f"nvcc {_dotted(version)} is older than {_dotted(OLDEST_NVCC)}")
@@ -182,11 +182,11 @@ def find_nvcc() -> Nvcc:
 
 
 def architectures(nvcc: Nvcc) -> Architectures:
-    """What EDGELOSS_CUDA_ARCHS asks for; never the build machine's own device.
+    """Return the architectures of EDGELOSS_CUDA_ARCHS; the device of the build machine plays no role.
 
     Raises:
         Unbuildable: if nvcc can't compile for one of them.
-        SystemExit: if the variable is not understood.
+        SystemExit: if the variable is not valid.
     """
     chosen = parse_architectures(os.environ.get("EDGELOSS_CUDA_ARCHS") or DEFAULT_ARCHITECTURES)
     known = {int(arch) for arch in re.findall(r"^sm_(\d+)\s*$", _output([nvcc.path, "--list-gpu-code"]), re.MULTILINE)}
@@ -198,10 +198,10 @@ def architectures(nvcc: Nvcc) -> Architectures:
 
 
 def parse_architectures(text: str) -> Architectures:
-    """What a list as "80;90+PTX" asks for.
+    """Parse a list such as "80;90+PTX".
 
     Raises:
-        SystemExit: if it is not understood.
+        SystemExit: if it is not valid.
     """
     words = (WHEEL_ARCHITECTURES if text == "all" else text).split(";")
     if not all(re.fullmatch(r"\d{2,3}(\+PTX)?", word) for word in words):
@@ -232,12 +232,12 @@ def call(command: Sequence[str], *, show: bool = True) -> str:
 
 
 def _environments() -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Interpreters, each with its variables, in the order in which to ask them for torch."""
+    """Yield interpreters with their variables, in the order in which to look for torch."""
     yield sys.executable, os.environ
-    # pip isolates by these variables alone, and its interpreter is the one of the environment it installs into.
+    # pip isolates by these variables only; its interpreter is that of the environment it installs into.
     outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
     yield sys.executable, outside
-    # `python -m build` runs this in an environment of its own, as a child of the Python that has torch.
+    # `python -m build` runs this in a separate environment, as a child of the Python that has torch.
     try:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")[0].decode()
     except OSError:  # no such file where the system is not Linux
@@ -247,7 +247,7 @@ def _environments() -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _includes(torch: Torch) -> list[str]:
-    # Headers of others are system headers: their warnings are not ours to mend.
+    # System headers: their warnings can't be fixed here.
     return ["-isystem", str(torch.root / "include"), "-isystem", sysconfig.get_path("include")]
 
 

@@ -28,7 +28,7 @@ def sections() -> list[pytest.param]:
     return found
 
 
-# gradcheck warns of float32, and that it fails there is what the document tells.
+# gradcheck warns about float32, and the document shows that it fails there.
 @pytest.mark.filterwarnings("ignore:Input #0 requires gradient and is not a double precision:UserWarning")
 @pytest.mark.parametrize("examples", sections())
 def test_examples(examples: str, request: pytest.FixtureRequest) -> None:

@@ -1,4 +1,4 @@
-"""Builds the CUDA kernels for the host, where `cuda_runtime.h` of this folder steps their threads."""
+"""Build the CUDA kernels for the host, where `cuda_runtime.h` of this folder steps their threads."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ FLAGS = [
 
 
 def compiler() -> list[str] | None:
-    """The command of the C++ compiler, None where there is none."""
+    """Return the command of the C++ compiler, or None."""
     if "CXX" in os.environ:
         return shlex.split(os.environ["CXX"])
     return next(([path] for name in ("c++", "g++") if (path := shutil.which(name))), None)
 
 
 def build(command: list[str]) -> Path:
-    """Compile what has no library yet; what it is made of names its directory."""
+    """Compile the library unless it exists; its directory is named by a hash of sources and command."""
     sources = sorted([*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/**/*.cu")])
     headers = sorted([*ROOT.glob("csrc/**/*.h"), *FOLDER.glob("*.h")])
     torch_root = Path(torch.__file__).parent
@@ -72,7 +72,7 @@ def _compile(command: list[str], sources: list[Path], library: Path) -> None:
 
 
 def load(library: Path) -> ModuleType:
-    """Load the library, whose operators are then those of `torch.ops.edgeloss_host`."""
+    """Load the library, and register its operators as `torch.ops.edgeloss_host`."""
     loader = importlib.machinery.ExtensionFileLoader("edgeloss_host._C", str(library))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""What the fused kernels have to agree with: the reference in float64, after the plain way of upsampling if any."""
+"""Compare the fused kernels with the reference in float64, after F.interpolate where they upsample."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edgeloss.functional import edge_aware_loss
 
 
 def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Logits at the labels' resolution, the plain way, in the arithmetic of the contract."""
+    """Return logits at the resolution of the labels by F.interpolate, in float32 or float64."""
     mode = "bilinear" if len(size) == 2 else "trilinear"
     return F.interpolate(x if x.dtype == torch.float64 else x.float(), size, mode=mode, align_corners=False)
 
 
 def compare(kernels: Kernels, x: Tensor, y: Tensor, options: dict[str, Any], *, last: bool = False) -> LossMaps:
-    """The fused kernels' loss, maps and gradient against the reference's, with all weights; returns their maps."""
+    """Compare loss, maps and gradient of the fused kernels with the reference, with all weights; return the maps."""
     size, classes, dtype = tuple(y.shape[1:]), x.shape[1], x.dtype
     upsample = x.shape[2:] != y.shape[1:]
     x, y = x.to(kernels.device), y.to(kernels.device)

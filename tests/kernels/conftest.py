@@ -1,4 +1,4 @@
-"""Fixtures of the kernels' tests."""
+"""Fixtures for the tests of the kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeloss import backends, fused
 
 @pytest.fixture(params=[CPU, *ON_CUDA, STEPPED])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    """The fused kernels, of every kind; what they leave behind about labels fails the test."""
+    """Return the fused kernels of each kind; a label record that a test does not expect fails it."""
     if (state := backends()[CUDA if request.param == CUDA else CPU]) != "available":
         pytest.skip(f"fused kernels {state}")
     if request.param == STEPPED:

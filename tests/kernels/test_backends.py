@@ -1,4 +1,4 @@
-"""What `backends` says of CUDA, with made-up libraries, drivers and devices."""
+"""What `backends` reports about CUDA, with fake libraries, drivers and devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_library_without_its_record_is_not_trusted() -> None:
 
 @pytest.fixture
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library with CUDA kernels, beside a torch for CUDA, on a machine with two devices."""
+    """Pretend a library with CUDA kernels and a torch for CUDA, on a machine with two devices."""
     monkeypatch.setattr(library, "MISSING", None)
     monkeypatch.setattr(library, "RECORD", RECORD)
     monkeypatch.setattr(library, "_FIT", {})
@@ -54,7 +54,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_machine")
-def test_reasons_come_in_the_order_in_which_to_mend_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends()["cuda"] == "available"  # on the current device
     assert "capability 7.5" in str(library._why_not_on_cuda(0))
     library._FIT.clear()
@@ -80,7 +80,7 @@ def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library._why_not_on_cuda(1) is None
 
 
-def test_fused_on_request_says_why_not() -> None:
+def test_fused_reports_why_it_is_not_available() -> None:
     logits, target = torch.zeros(1, 2, 4, 4, device="meta"), torch.zeros(1, 4, 4, dtype=torch.long, device="meta")
     with pytest.raises(RuntimeError, match="does not support this call: there are no kernels for meta tensors"):
         edge_aware_loss(logits, target, backend="fused")
@@ -106,7 +106,7 @@ def test_only_sync_reads_from_cuda() -> None:
 
 @pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under fake tensors, whose values can't be read, the whole way of a call runs as on CUDA."""
+    """Fake tensors have no values to read: a call on them does all that it does on CUDA."""
     monkeypatch.setattr(inputs, "may_read", lambda values, validate: validate == "sync")
     with FakeTensorMode():
         x, y = torch.randn(2, 5, 8, 9, requires_grad=True), torch.zeros(2, 8, 9, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: streams, graphs, synchronisation, memory."""
+"""Tests that need a CUDA device: streams, graphs, synchronization, memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_side_stream(options: dict[str, Any]) -> None:
     late = torch.empty_like(x)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        # Work on another stream would overtake the copy, and read what is not there yet.
+        # Work on another stream would run before the copy, and read values that are not there yet.
         torch.cuda._sleep(50_000_000)
         late.copy_(x.detach())
         found = run(criterion, late.requires_grad_(), y)
@@ -92,7 +92,7 @@ def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
         run(criterion, x, y)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    # The mode above knows of torch's own waiting only: the call has to return while the device sleeps.
+    # The mode above detects synchronization by torch only. The call must return while the device sleeps.
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
     run(criterion, x, y)
@@ -113,7 +113,7 @@ def test_deterministic(options: dict[str, Any]) -> None:
 
 def test_the_first_of_two_label_records_stays(kernels: Kernels) -> None:
     x, y = scene()
-    torch.cuda._sleep(500_000_000)  # the second call comes before the first has been found wrong
+    torch.cuda._sleep(500_000_000)  # the second call comes before the first is checked
     for label in (77, 88):
         edge_aware_loss(x, torch.full_like(y, label), ignore_index=255, backend="fused")
     torch.cuda.synchronize()
@@ -149,14 +149,14 @@ def test_memory(options: dict[str, Any], state: int) -> None:
     loss = edge_aware_loss(x, y, validate="never", backend="fused", **options)
     (gradient,) = torch.autograd.grad(loss, x)
     peak = torch.cuda.max_memory_allocated() - before - gradient.numel() * gradient.element_size()
-    assert peak / pixels < state + 1  # and the sums of the blocks, 0.125 bytes a pixel
+    assert peak / pixels < state + 1  # and the sums of the blocks, 0.125 bytes per pixel
 
 
 @pytest.mark.slow
 def test_more_than_2_31_logits() -> None:
     if torch.cuda.get_device_properties(0).total_memory < 24 * 2**30:
         pytest.skip("needs a device of 24 GB")
-    # Constant logits: the loss of every pixel is known, whatever its place.
+    # Constant logits: the loss of every pixel is known.
     x = torch.zeros(1, 33, 8192, 8192, dtype=torch.float16, device="cuda", requires_grad=True)
     y = torch.zeros(1, 8192, 8192, dtype=torch.uint8, device="cuda")
     y[:, -1, -1] = 32

@@ -1,4 +1,4 @@
-"""Labels out of range on CUDA: never an assert of the device, but a record that the host reads when it comes by."""
+"""Out-of-range labels on CUDA: the kernels record them, and a later call raises; no device assert."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_they_count_as_ignored(kernels: Kernels, validate: str) -> None:
     if validate == "async":
         with pytest.raises(ValueError, match=f"target of an earlier call: {MESSAGE}"):
             kernels.raise_label_errors()
-    kernels.raise_label_errors()  # nothing is left, or ever was
+    kernels.raise_label_errors()  # there is no record left, if there was one
     assert torch.equal(loss, edge_aware_loss(x, ignored, ignore_index=255, backend="fused"))
 
 
@@ -67,7 +67,7 @@ def test_async_raises_before_it_does_anything(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="but got 5"):
         operator(x, y, None, None, None, None, *options, 1)
     finish(kernels)
-    kernels.raise_label_errors()  # the second call has left no record of its own
+    kernels.raise_label_errors()  # the second call left no record
 
 
 def test_sync_raises_at_once(kernels: Kernels) -> None:

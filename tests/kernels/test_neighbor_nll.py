@@ -1,4 +1,4 @@
-"""``neighbor_nll`` against the write-up's line, as printed but for the ``gtind[:, None]`` that batches need."""
+"""``neighbor_nll`` compared with the line of the write-up, plus the ``gtind[:, None]`` that batches need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def neighbours(values: Tensor) -> Tensor:
 
 
 def literal(prob: Tensor, gtind: Tensor, gtdf: Tensor, edge: Tensor) -> Tensor:
-    """The line; gtdf is 0 for neighbours outside the image."""
+    """Evaluate the line; gtdf is 0 for neighbours outside of the image."""
     probnb = neighbours(prob)
     line = -torch.log(((probnb * gtind[:, None]).sum(-3) * gtdf).sum(-3) / gtdf.sum(-3))
     return torch.where(edge, line, 0.0)
@@ -53,7 +53,7 @@ def test_literal_line(batch: int, classes: int, kind: str) -> None:
         indicator = indicator | torch.randint(2, indicator.shape)
     weight = torch.rand(batch, 8, 6, 7, dtype=torch.float64)
     weight[torch.rand_like(weight) < 0.3] = 0
-    weight[:, :, 2:4, 2:4] = 0  # no neighbour has weight there
+    weight[:, :, 2:4, 2:4] = 0  # all neighbours have weight 0 there
     used = weight * inside(batch, 6, 7)
     edge = used.sum(1) > 0
     expected = literal(x.softmax(1), indicator.double(), used, edge)
@@ -65,7 +65,7 @@ def test_literal_line(batch: int, classes: int, kind: str) -> None:
     value = neighbor_nll(x, index if kind == "index" else indicator, weight, mask)
     torch.testing.assert_close(value, torch.where(mask, expected, 0.0), rtol=1e-12, atol=1e-12)
 
-    # The write-up's way has a nan gradient where it masks 0/0; on the mask the two agree.
+    # The line has a nan gradient where 0/0 is masked; on the mask both agree.
     (gradient,) = torch.autograd.grad(value.sum(), x)
     safe = torch.where(mask[:, None], used, 1.0)
     (expected_gradient,) = torch.autograd.grad(literal(x.softmax(1), indicator.double(), safe, mask).sum(), x)
@@ -92,7 +92,7 @@ def test_other_side_is_the_line_with_flipped_one_hot(batch: int, weighted: bool)
 
 
 @each_backend
-def test_probabilities_go_in_as_logarithms() -> None:
+def test_probabilities_are_passed_as_logarithms() -> None:
     x = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
     index, weight = torch.randint(4, (2, 5, 5)), torch.rand(2, 8, 5, 5)
     value, of_prob = neighbor_nll(x, index, weight), neighbor_nll(x.softmax(1).log(), index, weight)
@@ -167,8 +167,8 @@ def test_weights_are_not_differentiable() -> None:
 
 
 @each_backend
-def test_a_loss_of_ones_own() -> None:
-    # The same side of an equally weighted edge pixel, by hand.
+def test_a_custom_loss() -> None:
+    # The same-side term with equal weights, from neighbor_nll.
     x, y = torch.randn(1, 3, 5, 5, dtype=torch.float64), torch.randint(3, (1, 5, 5))
     weight = (neighbours(y.double() + 1) == y[:, None] + 1).double()
     maps = loss_maps(x, y, power=1.0)
@@ -182,7 +182,7 @@ def test_a_loss_of_ones_own() -> None:
 def scene(
     size: tuple[int, ...], classes: int, count: int, kind: str, device: str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits in float64, an index or indicator, and weights of ``count`` neighbours, a third of them 0."""
+    """Return float64 logits, an index or indicator, and weights of ``count`` neighbours, a third of them 0."""
     x = torch.randn(2, classes, *size, dtype=torch.float64) * 4
     index = torch.randint(classes, (2, *size))
     if kind != "index":
@@ -194,8 +194,8 @@ def scene(
     return x.to(device), index.to(device), weight.to(device)
 
 
-# One pixel, without a neighbour; odd tails; more than a tile of 64 pixels, and than a chunk of 4096; a radius beyond
-# the image, and one that is 0 along an axis; a volume, and one slice of it.
+# One pixel, without neighbours; odd sizes; more than a tile of 64 pixels, and than a chunk of 4096; a radius larger
+# than the image, and 0 along one axis; a volume, and a single slice.
 SIZES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((1, 1), (1, 1)),
     ((5, 9), (1, 1)),
@@ -230,7 +230,7 @@ def test_fused_equals_reference(
     x = x.to(dtype)
     if last:
         x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
-    if dtype == torch.float32:  # both dtypes of weights, for both of the arithmetic
+    if dtype == torch.float32:  # weights in both dtypes
         weight = weight.float()
     fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
     value = neighbor_nll(fused, index, weight, radius=radius, backend="fused")
@@ -272,7 +272,7 @@ def test_any_strides(kernels: Kernels) -> None:
 @pytest.mark.parametrize("kind", ["index", "several classes"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels: Kernels) -> None:
-    # Logits: gaps that leave nothing of a probability but its logarithm, ties, and an offset. Weights: of all sizes.
+    # Logits: gaps so large that probabilities underflow, ties, and an offset. Weights: of all magnitudes.
     largest = 65504.0 if dtype == torch.float16 else 1e30
     for scale in (largest, 1e4, 300.0, 95.0, 20.0):
         for smallest in (0.0, -30.0, -44.0):
@@ -288,7 +288,7 @@ def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels:
             (gradient,) = torch.autograd.grad(value.sum(), fused)
             (expected_gradient,) = torch.autograd.grad(expected.sum(), exact)
             assert gradient.isfinite().all()
-            # Where a weight makes up for a probability of e^-400, float32 has the exponent of their product to 3e-5.
+            # With a probability of e^-400 and a large weight, float32 resolves the exponent of their product to 3e-5.
             tolerance = max(1e-5, 2 * torch.finfo(dtype).eps)
             torch.testing.assert_close(gradient.double(), expected_gradient, rtol=tolerance, atol=1e-4)
 
@@ -297,7 +297,7 @@ def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels:
 def test_confident_neighbours_keep_their_digits(kind: str, kernels: Kernels) -> None:
     x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
     x = x.float() / 4
-    x[:, 1] += 22  # 1 - p of some 1e-10
+    x[:, 1] += 22  # 1 - p is about 1e-10
     chosen = torch.ones(2, 5, 6, dtype=torch.long, device=kernels.device)
     index = chosen if kind == "index" else F.one_hot(chosen, 3).movedim(-1, 1)
     fused, exact = x.clone().requires_grad_(), x.double().requires_grad_()
@@ -337,7 +337,7 @@ def test_the_line_at_random(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "several classes"])
-def test_gradient_by_differences(kind: str, kernels: Kernels) -> None:
+def test_gradcheck(kind: str, kernels: Kernels) -> None:
     x, index, weight = scene((3, 4), 3, 8, kind, kernels.device)
     assert torch.autograd.gradcheck(
         lambda logits: neighbor_nll(logits, index, weight, backend="fused"), (x.requires_grad_(),)
@@ -373,7 +373,7 @@ def test_a_nan_that_is_read_is_not_hidden() -> None:
 
 
 @each_backend
-def test_a_probability_of_zero_beside_others() -> None:
+def test_a_probability_of_zero_next_to_others() -> None:
     x = torch.zeros(1, 2, 1, 3)
     x[0, 0, 0, 0] = -torch.inf  # p = (0, 1) there, and (1/2, 1/2) elsewhere
     index = torch.zeros(1, 1, 3, dtype=torch.long)
@@ -384,7 +384,7 @@ def test_a_probability_of_zero_beside_others() -> None:
 
 @pytest.mark.parametrize("kind", ["index", "one-hot"])
 def test_a_centre_without_a_class_does_not_count(kind: str, kernels: Kernels) -> None:
-    # The public function tells of it where it can look at the values.
+    # The public function raises where it may read the values.
     x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
     weight = torch.ones_like(weight)
     if kind == "index":
@@ -455,10 +455,10 @@ def test_transforms_of_torch_func_get_the_reference(kernels: Kernels) -> None:
     (expected,) = torch.autograd.grad(value.sum(), x)
     mask = torch.ones_like(index, dtype=torch.bool)
 
-    def of(logits: Tensor) -> Tensor:
+    def loss(logits: Tensor) -> Tensor:
         return neighbor_nll(logits, index, weight, mask).sum()
 
-    torch.testing.assert_close(torch.func.grad(of)(x.detach()), expected)
+    torch.testing.assert_close(torch.func.grad(loss)(x.detach()), expected)
 
 
 def test_inputs_are_left_alone(kernels: Kernels) -> None:
@@ -486,7 +486,7 @@ def test_one_graph_for_every_size(kind: str, kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "several classes"])
-def test_operators_are_what_torch_was_told(kind: str, kernels: Kernels) -> None:
+def test_operators_match_their_registration(kind: str, kernels: Kernels) -> None:
     x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.

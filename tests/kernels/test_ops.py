@@ -1,4 +1,4 @@
-"""The fused kernels against the reference, and among torch's own machinery."""
+"""The fused kernels compared with the reference, and under torch.compile, torch.func and opcheck."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
-# Each size for a path of its own: one pixel; a row and a column; odd tails; two chunks of rows; rows wider than a tile
-# of 256 pixels, and not a multiple of it; a volume, and one slice of it.
+# Each size takes a different path: one pixel; a row and a column; odd sizes; two chunks of rows; rows wider than a tile
+# of 256 pixels, and not a multiple of it; a volume, and a single slice.
 FLAT = [(1, 1), (1, 9), (9, 1), (7, 13), (70, 90), (3, 700)]
 VOLUMES = [(3, 5, 6), (1, 5, 6)]
-# One logit; two classes; few; the tile's largest and smaller widths; more than a block of sums, and more than the tile
-# can hold in cache.
+# One logit; two classes; few; the largest and smaller tile widths; more than a block of sums; more than a tile can hold
+# in cache.
 CLASSES = [1, 2, 3, 19, 150, 1000]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -35,12 +35,12 @@ LAST = [False, True]  # channels last, or contiguous
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 OTHER_CASES = [
     (FLAT[-1], CLASSES[-1]),
-    ((64, 128), 12),  # lies so in memory that the classes' tiles would drive each other out of cache
+    ((64, 128), 12),  # with this layout the tiles of the classes would evict each other from the cache
     *itertools.product(VOLUMES, (1, 4)),
 ]
-# Stepped threads are slow. One pixel in a block of 256 threads; a row and a column of one logit and of less than the 8
-# classes that a thread reads at a time; exactly 8, in an image that every radius leaves; more, not a multiple of 8, and
-# many; several blocks of threads, the last one not full; volumes.
+# Few, as stepped threads are slow. One pixel in a block of 256 threads; a row and a column of one logit, and of fewer
+# than the 8 classes that a thread reads at a time; exactly 8, in an image smaller than every radius; more, not a
+# multiple of 8, and many; several blocks of threads, the last one not full; volumes.
 STEPPED_CASES = [
     *[((1, 1), 1), ((1, 1), 2), ((9, 1), 1), ((1, 9), 3), ((2, 3), 8), ((7, 13), 19), ((7, 13), 150), ((17, 33), 3)],
     *[(VOLUMES[0], 4), (VOLUMES[1], 1)],
@@ -141,7 +141,7 @@ def test_logits_within_a_larger_tensor(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_same_bits_whatever_new_memory_holds(kernels: Kernels, options: dict[str, Any]) -> None:
+def test_same_bits_for_any_content_of_new_memory(kernels: Kernels, options: dict[str, Any]) -> None:
     x, y = scene((17, 33), 19)
     x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
     results = []
@@ -181,7 +181,7 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(gradient.sum(), x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # torch's forward mode uses its own torch.jit
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # torch's forward mode uses torch.jit
 def test_transforms_of_torch_func_get_the_reference() -> None:
     x, y = scene((5, 6), 3)
     criterion = EdgeAwareLoss(ignore_index=255)
@@ -221,7 +221,7 @@ def test_one_graph_for_every_size() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.7])
 @pytest.mark.parametrize(("edges", "false_edges"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("maps", [False, True])
-def test_operators_are_what_torch_was_told(
+def test_operators_match_their_registration(
     kernels: Kernels, edges: bool, false_edges: bool, maps: bool, decay: float, power: float
 ) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))

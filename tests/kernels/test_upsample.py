@@ -1,4 +1,4 @@
-"""The fused kernels on logits of lower resolution, against the plain way: interpolate, then the loss."""
+"""The fused kernels on logits of lower resolution, compared with F.interpolate followed by the loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
-# (low, high) resolutions, each for a path of its own: one cell; ratio 4 and 8; no integer; 1 along one axis; more
+# (low, high) resolutions, each takes a different path: one cell; ratio 4 and 8; no integer; 1 along one axis; more
 # pixels of a cell than fit in a tile of 256, and more cells than that; a row and a column; several chunks; volumes, one
 # of them with ratio 1 along an axis.
 FLAT = [
@@ -35,8 +35,8 @@ OTHER_CASES = [
     *[(FLAT[1], 150), (FLAT[3], 150), (FLAT[3], 1000), (FLAT[-1], 19)],
     *itertools.product(VOLUMES, (1, 4)),
 ]
-# Stepped threads are slow: these are for one logit, for strips of cells that are not full, for more classes than a
-# thread takes, and for a volume.
+# Few, as stepped threads are slow: one logit, strips of cells that are not full, more classes than a thread takes, and
+# a volume.
 STEPPED_CASES = [(FLAT[0], 2), (FLAT[1], 3), (FLAT[3], 19), (FLAT[4], 1), (VOLUMES[0], 4)]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -66,7 +66,7 @@ def scene(low: tuple[int, ...], high: tuple[int, ...], classes: int) -> tuple[Te
     [*((name, *row) for name in (CPU, *ON_CUDA) for row in ROWS), *((STEPPED, *row) for row in STEPPED_ROWS)],
     indirect=["kernels"],
 )
-def test_fused_equals_the_plain_way(
+def test_fused_equals_interpolate_and_reference(
     kernels: Kernels,
     sizes: tuple[tuple[int, ...], tuple[int, ...]],
     classes: int,
@@ -181,7 +181,7 @@ def test_nothing_to_learn_from(kernels: Kernels) -> None:
         assert (gradient == 0).all()
 
 
-def test_labels_out_of_range_are_told_as_ever() -> None:
+def test_labels_out_of_range_are_reported() -> None:
     y = torch.zeros(1, 9, 20, dtype=torch.long)
     y[0, 3, 4] = 7
     with pytest.raises(
@@ -208,7 +208,7 @@ def test_one_graph_for_every_size() -> None:
 
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("edges", [False, True])
-def test_operators_are_what_torch_was_told(kernels: Kernels, edges: bool, classes: int) -> None:
+def test_operators_match_their_registration(kernels: Kernels, edges: bool, classes: int) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), (5, 9), classes))
     nothing = [None] * 4
     options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, edges, True, 1)

@@ -1,4 +1,4 @@
-"""The build: what a wheel holds, what an install does without a compiler or nvcc, and that each says so."""
+"""The build: the contents of a wheel, and what an install without a compiler or nvcc does and reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBRARY = Path(library.__file__).with_name("_C.abi3.so")
 PARTS = ("LICENSE", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
 CUDA_STATE = STATE.replace("cpu", "cuda")
-# What would lead a build elsewhere than the test says.
+# Variables that change a build: each test sets its own.
 STEERING = (
     "CUDA_HOME",
     "CUDA_PATH",
@@ -96,7 +96,7 @@ def run(
 
 
 def pip_wheel(source: Path, setuptools: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Build the wheel of `source` beside it."""
+    """Build the wheel of `source` in the directory `wheel` next to it."""
     options = ["--verbose", "--no-deps", "--no-build-isolation", "--wheel-dir", source.parent / "wheel"]
     return run(sys.executable, "-m", "pip", "wheel", *options, source, path=setuptools, **variables)
 
@@ -111,7 +111,7 @@ def unpack(source: Path) -> tuple[str, Path]:
 
 
 def reason(site: Path, state: str = STATE) -> str:
-    """What `backends` says of the CPU kernels in an unpacked wheel."""
+    """Return what `backends` reports about the CPU kernels of an unpacked wheel."""
     # Without `site`, since the finder of an editable install would supply the library that the wheel lacks.
     done = run(sys.executable, "-S", "-c", state, cwd=site, path=Path(sysconfig.get_path("purelib")))
     assert done.returncode == 0, done.stdout
@@ -157,8 +157,8 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
     ids=["none", "no compiler", "failing compiler", "absent compiler"],
 )
 @needs_compiler
-def test_without_a_library_says_why(source: Path, setuptools: Path, variables: dict[str, str], expected: str) -> None:
-    # What an earlier build with the library leaves must not get into a wheel without it.
+def test_no_library_reports_why(source: Path, setuptools: Path, variables: dict[str, str], expected: str) -> None:
+    # A library that an earlier build left must not get into a wheel without one.
     stale = source / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "edgeloss"
     stale.mkdir(parents=True)
     (stale / "_C.abi3.so").touch()
@@ -188,7 +188,7 @@ def test_refuses(source: Path, setuptools: Path, variables: dict[str, str], mess
 
 @needs_compiler
 def test_editable_under_isolation(source: Path, setuptools: Path, tmp_path: Path) -> None:
-    """Isolated, it takes the torch of the environment; again, it compiles only what has changed."""
+    """Under isolation it uses the torch of the environment; a second install compiles changed files only."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
@@ -258,7 +258,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build_with_fake_nvcc(
     tree: Path, setuptools: Path, home: Path, *, release: str = "13.0", compiles: str = COMPILES, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Build `home/edgeloss` by an nvcc in `home` that does what `compiles` says."""
+    """Build `home/edgeloss` with a fake nvcc in `home`, which runs the command `compiles`."""
     (home / "bin").mkdir()
     (home / "bin" / "nvcc").write_text(FAKE_NVCC.format(release=release, lib=home, compile=compiles))
     (home / "bin" / "nvcc").chmod(0o755)
@@ -292,7 +292,7 @@ def test_nvcc_compiles_the_cuda_kernels(tree: Path, setuptools: Path, tmp_path: 
     [
         ({"CUDA_HOME": "/nowhere"}, "no nvcc was found in CUDA_HOME=/nowhere"),
         ({"release": "11.8"}, "nvcc 11.8 is older than 12.0"),
-        ({"release": "unknown"}, "--version does not tell its version"),
+        ({"release": "unknown"}, "--version does not report its version"),
         ({"EDGELOSS_CUDA_ARCHS": "all"}, "nvcc 13.0 can't compile for sm_75, sm_86, sm_89, sm_100, sm_120;"),
         ({"compiles": FAILS}, "it did not compile: forward.cu(7): error: no such kernel"),
         ({"compiles": "exit 3"}, "nvcc ended with status 3"),
@@ -300,7 +300,7 @@ def test_nvcc_compiles_the_cuda_kernels(tree: Path, setuptools: Path, tmp_path: 
     ids=["none", "old", "mute", "architecture", "error", "failure"],
 )
 @needs_compiler
-def test_without_cuda_kernels_says_why(
+def test_without_cuda_kernels_reports_why(
     tree: Path, setuptools: Path, tmp_path: Path, fake: dict[str, str], expected: str
 ) -> None:
     done = build_with_fake_nvcc(tree, setuptools, tmp_path, **fake)
@@ -326,7 +326,7 @@ def test_architectures_are_understood_or_refused(tree: Path, setuptools: Path, t
 @pytest.mark.skipif(not NVCC, reason="no nvcc on PATH or in /usr/local/cuda")
 @needs_compiler
 def test_wheel_with_cuda_kernels(tmp_path: Path, setuptools: Path) -> None:
-    """It loads without a device and without a torch for CUDA, and says what is missing."""
+    """It loads without a device and without a torch for CUDA, and reports what is missing."""
     source = tmp_path / "source"
     source.mkdir()
     copy(source, objects=True)  # where the environment has CUDA kernels, they are not compiled again
@@ -363,7 +363,7 @@ def test_loads_in_every_python(version: str) -> None:
 
 
 @pytest.mark.skipif(library.MISSING is not None, reason=f"no library: {library.MISSING}")
-def test_leans_on_nothing_but_stable_interfaces() -> None:
+def test_uses_stable_interfaces_only() -> None:
     assert check_abi.problems(LIBRARY) == []
     assert "GLIBC" in check_abi.newest_versions(LIBRARY)
 

@@ -1,4 +1,4 @@
-"""The reading of the CUDA compiler's report, on a made-up one in ptxas's format."""
+"""Parsing the report of the CUDA compiler, on an example in the format of ptxas."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ def test_the_report_as_text() -> None:
 def test_to_dict_is_strict_json() -> None:
     x, y = scene()
     x[0, 0, 0, 0] = math.inf
-    found = json.loads(json.dumps(diagnose(EdgeAwareLoss(), x, y).to_dict(), allow_nan=False))
-    assert list(found) == ["ok", "name", "findings", "origin", "inputs", "loss", "gradient", "terms"]
-    assert found["ok"] is False
-    assert found["inputs"]["logits"]["posinf"] == 1
-    assert found["inputs"]["logits"]["first_bad"] == [0, 0, 0, 0]
-    assert found["inputs"]["target"]["values"] == [0, 1]
-    assert list(found["loss"]) == ["float32", "float64"]
-    assert found["loss"]["float32"]["mean"] is None
-    assert {"level", "message", "advice"} == set(found["findings"][0])
+    plain = json.loads(json.dumps(diagnose(EdgeAwareLoss(), x, y).to_dict(), allow_nan=False))
+    assert list(plain) == ["ok", "name", "findings", "origin", "inputs", "loss", "gradient", "terms"]
+    assert plain["ok"] is False
+    assert plain["inputs"]["logits"]["posinf"] == 1
+    assert plain["inputs"]["logits"]["first_bad"] == [0, 0, 0, 0]
+    assert plain["inputs"]["target"]["values"] == [0, 1]
+    assert list(plain["loss"]) == ["float32", "float64"]
+    assert plain["loss"]["float32"]["mean"] is None
+    assert {"level", "message", "advice"} == set(plain["findings"][0])
     origin = json.loads(json.dumps(diagnose(leaky_edges, *scene()).to_dict(), allow_nan=False))["origin"]
     assert origin["cause"]["operation"] == "div"
 

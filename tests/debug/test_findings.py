@@ -47,7 +47,7 @@ def test_labels_out_of_range(loss_fn: Any) -> None:
     error, labels = report.findings
     assert error.level == "error"
     assert error.message.startswith("loss: ")
-    assert " at edgeloss" not in error.message  # no line of the package: the caller can't change it
+    assert " at edgeloss" not in error.message  # no line of the package
     expected = "target: labels outside the classes 0 to 2 at 3 of 128 pixels: 7, 255; first at [0, 4, 5]."
     assert labels.message == expected
     assert "ignore_index" in labels.advice
@@ -56,7 +56,7 @@ def test_labels_out_of_range(loss_fn: Any) -> None:
         report.figure()
 
 
-def test_labels_that_are_ignored_are_no_finding() -> None:
+def test_ignored_labels_are_not_a_finding() -> None:
     x, y = scene()
     y[0, 4:] = 255
     for loss_fn in (
@@ -111,7 +111,7 @@ def test_logits_beyond_half_precision() -> None:
     assert finding.message == "logits: up to 7e+04 in magnitude; float16 overflows at 65504."
 
 
-def test_bad_weights_are_a_warning_of_their_own() -> None:
+def test_non_finite_weights_are_a_warning() -> None:
     x, y = scene()
     loss_fn = nn.CrossEntropyLoss(torch.tensor([1.0, 1.0, math.inf]))
     (loss_fn_warning,) = levels(diagnose(loss_fn, x, y), "warning")  # class 2 does not occur

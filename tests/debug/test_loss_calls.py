@@ -33,11 +33,11 @@ class Stateful(nn.Module):
         return F.cross_entropy(F.dropout(logits), target, self.weight)
 
 
-def test_what_a_loss_may_return() -> None:
+def test_return_values_of_a_loss() -> None:
     x, y = scene()
     note = only(diagnose(lambda x, y: F.cross_entropy(x, y, reduction="none"), x, y), "note")
     assert note.message == "loss: a map [2, 8, 8], summed for the gradient."
-    # Its sum is beyond float16, and nobody asked for it.
+    # Its sum overflows in float16, but is not needed.
     assert diagnose(lambda x, y: 2e3 * x.square(), x.half(), y).ok
     for result in (lambda loss: (loss, {"ce": 1.0}), lambda loss: {"loss": loss, "other": loss * 2}):
         report = diagnose(lambda x, y, result=result: result(F.cross_entropy(x, y)), x, y)
@@ -69,7 +69,7 @@ def test_an_exception_in_backward_is_reported_with_operation_and_line() -> None:
     assert report.gradient is None
 
 
-def test_nothing_is_changed() -> None:
+def test_arguments_and_state_are_unchanged() -> None:
     x, y = scene()
     leaf = x.clone().requires_grad_()
     loss_fn, state, dtype = Stateful(), torch.get_rng_state(), torch.get_default_dtype()
@@ -91,7 +91,7 @@ def test_nothing_is_changed() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_in_every_mode(mode: Any) -> None:
+def test_grad_modes(mode: Any) -> None:
     with mode():
         x, y = scene()
         report = diagnose(EdgeAwareLoss(torch.ones(3)), x * 1, y)
@@ -100,7 +100,7 @@ def test_in_every_mode(mode: Any) -> None:
     assert report.gradient.any()
 
 
-# What each of them brings in single precision would be rejected next to float64, or lose its digits.
+# Their float32 constants and casts would raise in float64, or lose digits.
 @pytest.mark.parametrize(
     "loss_fn",
     [
@@ -120,7 +120,7 @@ def test_float64_reaches_constants_and_casts(loss_fn: Any) -> None:
     assert loss["float64"]["mean"] == pytest.approx(loss["float32"]["mean"], rel=1e-5)
 
 
-def test_float64_that_cannot_be_run() -> None:
+def test_a_failing_float64_run_is_a_note() -> None:
     def single_only(logits: Tensor, target: Tensor) -> Tensor:
         if logits.dtype == torch.float64:
             raise NotImplementedError("no kernel for float64")

@@ -26,15 +26,15 @@ def test_terms_add_up_to_the_loss(reduction: Any) -> None:
     )  # fmt: skip
     weights = {"cross_entropy": 0.7, "same_side": 0.3 * 0.4, "other_side": 0.3 * 1.5, "false_edge": 0.3 * 0.2}
     for extra in ({}, {"pixel_weight": torch.rand(y.shape)}, {"normalizer": (50.0, 20.0)}):
-        found = diagnose(criterion, x, y, **extra).to_dict()
-        assert list(found["terms"]) == list(weights)
-        total = sum(weight * found["terms"][name]["loss"]["mean"] for name, weight in weights.items())
+        result = diagnose(criterion, x, y, **extra).to_dict()
+        assert list(result["terms"]) == list(weights)
+        total = sum(weight * result["terms"][name]["loss"]["mean"] for name, weight in weights.items())
         assert total == pytest.approx(criterion(x, y, **extra).item(), rel=1e-5)
     criterion.same_side_weight = criterion.false_edge_weight = 0.0
     assert list(diagnose(criterion, x, y).to_dict()["terms"]) == ["cross_entropy", "other_side"]
 
 
-def test_the_guilty_term_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     edge_terms = reference.edge_terms
 
     def broken(x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def test_terms_that_cannot_be_evaluated() -> None:
     assert not any(finding.message.startswith("terms") for finding in report.findings)
 
 
-def test_what_a_subclass_adds_is_no_term() -> None:
+def test_additions_of_a_subclass_are_not_a_term() -> None:
     class Ours(EdgeAwareLoss):
         def forward(self, logits: Tensor, target: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
             loss: Tensor = super().forward(logits, target, **kwargs)
@@ -86,7 +86,7 @@ def test_what_a_subclass_adds_is_no_term() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_edge_aware_loss_is_fine_in_every_precision(dtype: torch.dtype) -> None:
+def test_edge_aware_loss_is_finite_in_every_precision(dtype: torch.dtype) -> None:
     x, y = scene()
     report = diagnose(EdgeAwareLoss(upsample=True), x[..., ::2, ::2].to(dtype), y)
     assert not report.findings

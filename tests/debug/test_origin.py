@@ -29,7 +29,7 @@ def own_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return (partition.log() - logits.gather(1, target[:, None]).squeeze(1)).mean()
 
 
-def test_masked_division_is_named_with_operation_and_line() -> None:
+def test_masked_division_is_reported_with_operation_and_line() -> None:
     # An image with a single edge: the gradient is nan everywhere else.
     x, y = torch.randn(1, 2, 64, 64), torch.zeros(1, 64, 64, dtype=torch.int64)
     y[0, 0, 0] = 1
@@ -55,7 +55,7 @@ def test_masked_division_is_named_with_operation_and_line() -> None:
     assert f"div (nan 4092) at tests/debug/debug_losses.py:{origin.cause.line}" in finding.message
 
 
-def test_masked_root_is_named_with_operation_and_line() -> None:
+def test_masked_root_is_reported_with_operation_and_line() -> None:
     x, y = scene()
     report = diagnose(masked_length, x, y)
     assert report.origin is not None
@@ -65,7 +65,7 @@ def test_masked_root_is_named_with_operation_and_line() -> None:
     assert "Its derivative is infinite at the end of its domain" in finding.advice
 
 
-def test_what_the_bad_pixels_share() -> None:
+def test_common_place_of_bad_pixels() -> None:
     x, y = scene()
     off_edges = ~reference.find_edges(y, y >= 0, [1, 1])
 
@@ -96,7 +96,7 @@ def test_what_the_bad_pixels_share() -> None:
         (torch.float32, 200, "Subtract the largest logit before the exponential"),
     ],
 )
-def test_overflow_is_precision_and_not_formula(dtype: torch.dtype, scale: float, advice: str) -> None:
+def test_overflow_is_blamed_on_the_precision(dtype: torch.dtype, scale: float, advice: str) -> None:
     x = torch.zeros(1, 2, 4, 4, dtype=dtype)
     x[0, 0, 1, 2] = scale
     report = diagnose(own_cross_entropy, x, torch.ones(1, 4, 4, dtype=torch.int64))
@@ -128,7 +128,7 @@ def test_origin(loss_fn: Callable[..., Tensor], operation: str, cause: str | Non
     assert origin is not None
     assert origin.operation == operation
     assert (origin.cause.operation if origin.cause else None) == cause
-    assert origin.file == __file__  # and not the lines of torch that it calls
+    assert origin.file == __file__  # not a line of torch below it
     assert loss_fn.__code__.co_firstlineno == origin.line
 
 
@@ -140,7 +140,7 @@ def test_origin_without_a_line_of_the_user() -> None:
     assert "at torch/nn/functional.py:" in str(origin)
 
 
-def test_bad_values_that_come_in_have_no_origin() -> None:
+def test_non_finite_inputs_have_no_origin() -> None:
     x, y = scene()
     x[0, 1, 2, 3], x[1, 0, 0, 0] = math.nan, math.inf
     report = diagnose(F.cross_entropy, x, y)
@@ -157,4 +157,4 @@ def test_bad_logits_under_ignored_pixels() -> None:
     x[0, :, 0, 0], y[0, 0, 0] = math.nan, -100
     report = diagnose(EdgeAwareLoss(), x, y)
     assert not report.ok
-    assert [finding.message.split(":")[0] for finding in report.findings] == ["logits"]  # loss and gradient are fine
+    assert [finding.message.split(":")[0] for finding in report.findings] == ["logits"]  # loss and gradient are finite

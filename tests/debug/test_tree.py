@@ -122,7 +122,7 @@ def test_tree_ends() -> None:
     assert "above" not in format_tree([shared, [shared]])
 
 
-def test_tree_survives_what_cannot_be_shown() -> None:
+def test_tree_of_an_object_without_repr() -> None:
     class Rude:
         def __repr__(self) -> str:
             raise RuntimeError("no")

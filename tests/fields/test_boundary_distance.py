@@ -107,15 +107,15 @@ def test_max_distance() -> None:
         ((4, 6, 6), (0, 2, 1), (5.0, 1.0, 0.4)),
     ],
 )
-def test_the_loss_finds_the_same_distances_by_itself(size: Any, radius: Any, spacing: Any) -> None:
+def test_the_loss_computes_the_same_distances(size: Any, radius: Any, spacing: Any) -> None:
     y = torch.from_numpy(regions(*size, classes=3))
     x = torch.randn(3, 3, *size)
     options: dict[str, Any] = {"ignore_index": 255, "radius": radius, "spacing": spacing, "decay": 1.5}
     limit = 2 * math.hypot(*(r * s for r, s in zip(radius, spacing, strict=True)))
-    found = loss_maps(x, y, **options).distance
-    assert found is not None
+    actual = loss_maps(x, y, **options).distance
+    assert actual is not None
     field = boundary_distance(y, ignore_index=255, spacing=spacing)
-    torch.testing.assert_close(found, torch.where(field <= limit * (1 + 1e-6), field, torch.inf))
+    torch.testing.assert_close(actual, torch.where(field <= limit * (1 + 1e-6), field, torch.inf))
     torch.testing.assert_close(edge_aware_loss(x, y, **options, distance=field), edge_aware_loss(x, y, **options))
 
 

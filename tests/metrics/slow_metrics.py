@@ -52,13 +52,13 @@ def slow_boundary_f1(
     disk = dy**2 + dx**2 <= radius**2
 
     def border(y: np.ndarray, void: np.ndarray, c: int) -> np.ndarray:
-        found = np.zeros(y.shape, dtype=bool)
+        is_border = np.zeros(y.shape, dtype=bool)
         height, width = y.shape
         for down, right in ((0, 1), (1, 0), (1, 1)):
             here, there = np.s_[: height - down, : width - right], np.s_[down:, right:]
             differs = y[here] != y[there] if class_agnostic else (y[here] == c) != (y[there] == c)
-            found[here] |= differs & ~void[here] & ~void[there]
-        return found
+            is_border[here] |= differs & ~void[here] & ~void[there]
+        return is_border
 
     images = []  # one [4, C] each
     for p, t in zip(pred, target, strict=True):
@@ -70,12 +70,12 @@ def slow_boundary_f1(
         images.append(np.array(rows).T)
 
     def by_class(counts: np.ndarray, nothing: tuple[float, float]) -> list[float]:
-        found = []
+        scores = []
         for hit_p, n_p, hit_t, n_t in counts.T.tolist():
             precision, recall = hit_p / n_p if n_p else nothing[0], hit_t / n_t if n_t else nothing[0]
             f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-            found.append({"f1": f1, "precision": precision, "recall": recall}[score] if n_p + n_t else nothing[1])
-        return found
+            scores.append({"f1": f1, "precision": precision, "recall": recall}[score] if n_p + n_t else nothing[1])
+        return scores
 
     if per_image:
         return list(np.mean([by_class(counts, (1.0, 1.0)) for counts in images], 0))

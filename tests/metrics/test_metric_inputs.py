@@ -33,9 +33,9 @@ def test_many_classes() -> None:
     spread = torch.where(target == VOID, VOID, target * 19_000)
     for name in ("boundary_iou", "trimap_iou", "boundary_f1"):
         function, options = FUNCTIONS[name]
-        found = function(pred * 19_000, spread, 40_000, ignore_index=VOID, average="none", **options)
+        actual = function(pred * 19_000, spread, 40_000, ignore_index=VOID, average="none", **options)
         expected = function(pred, target, 3, ignore_index=VOID, average="none", **options)
-        assert torch.equal(found[::19_000], expected)
+        assert torch.equal(actual[::19_000], expected)
 
 
 ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
@@ -119,5 +119,5 @@ def test_unchecked_labels_out_of_range_are_void(name: str) -> None:
     wrong_pred[0, 3:6, 4:9], wrong_target[1, 9:12, 2:7] = -3, 9
     void[0, 3:6, 4:9] = void[1, 9:12, 2:7] = VOID
     options = {"ignore_index": VOID, "average": "none", **options}
-    found = function(wrong_pred, wrong_target, 4, validate=False, **options)
-    assert torch.equal(found, function(pred, void, 4, **options))
+    actual = function(wrong_pred, wrong_target, 4, validate=False, **options)
+    assert torch.equal(actual, function(pred, void, 4, **options))

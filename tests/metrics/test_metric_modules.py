@@ -101,7 +101,7 @@ def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
             assert torch.equal(values[name.replace(" ", "_")], metric.compute()), name
 
 
-def test_functions_do_without_torchmetrics() -> None:
+def test_functions_do_not_need_torchmetrics() -> None:
     code = (
         "import sys; sys.modules['torchmetrics'] = None;"
         "import torch; from edgeloss import metrics;"

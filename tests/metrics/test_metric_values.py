@@ -18,13 +18,13 @@ from edgeloss.fields import boundary_distance
 from edgeloss.metrics import boundary_f1, boundary_iou, trimap_iou
 
 
-def assert_as_slow(
+def assert_equals_slow_version(
     function: Callable[..., torch.Tensor], pred: torch.Tensor, target: torch.Tensor, classes: int, options: Any
 ) -> None:
     expected = torch.tensor(SLOW[function](pred.numpy(), target.numpy(), classes, **options), dtype=torch.float32)
     options = {"ignore_index": VOID, **options}
-    found = function(pred, target, classes, average="none", **options)
-    torch.testing.assert_close(found, expected.squeeze(), rtol=1e-6, atol=1e-7, equal_nan=True)
+    actual = function(pred, target, classes, average="none", **options)
+    torch.testing.assert_close(actual, expected.squeeze(), rtol=1e-6, atol=1e-7, equal_nan=True)
     macro = function(pred, target, classes, **options)
     torch.testing.assert_close(macro, expected.nanmean(), rtol=1e-6, atol=1e-7, equal_nan=True)
 
@@ -63,27 +63,29 @@ def assert_as_slow(
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_as_slow(function: Callable[..., torch.Tensor], options: Any, size: tuple[int, int], classes: int) -> None:
+def test_equals_slow_version(
+    function: Callable[..., torch.Tensor], options: Any, size: tuple[int, int], classes: int
+) -> None:
     pred, target = blobs(3, *size, classes)
-    assert_as_slow(function, pred, target, classes, options)
+    assert_equals_slow_version(function, pred, target, classes, options)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_as_slow_on_noise(name: str) -> None:  # every pixel on a border, its four labels all different
+def test_equals_slow_version_on_noise(name: str) -> None:  # every pixel on a border, its four labels all different
     function, options = FUNCTIONS[name]
     target = torch.randint(6, (2, 15, 16))
     target[torch.rand(target.shape) < 0.2] = VOID
-    assert_as_slow(function, torch.randint(6, (2, 15, 16)), target, 6, options)
+    assert_equals_slow_version(function, torch.randint(6, (2, 15, 16)), target, 6, options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_as_slow_on_real_scenes(camvid: Path, name: str) -> None:
+def test_equals_slow_version_on_real_scenes(camvid: Path, name: str) -> None:
     function, options = FUNCTIONS[name]
     files = sorted((camvid / "val" / "masks").glob("*.png"))[::34]
     target = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files])
     pred = target.roll((2, 1), (1, 2))
-    assert_as_slow(function, torch.where(pred == VOID, 0, pred), target, 11, options)
+    assert_equals_slow_version(function, torch.where(pred == VOID, 0, pred), target, 11, options)
 
 
 # Two halves of a 4 × 8 image; the border of the prediction is one column too far right.
@@ -143,8 +145,8 @@ def test_boundary_f1_of_single_pixels_by_hand() -> None:
     # (3, 3) and (2, 2) are √2 apart; (3, 4) and (2, 2), as (3, 3) and (1, 2), √5; (3, 3) and (1, 1) √8.
     for radius, precision, recall in ((1, 0, 0), (2, 1 / 3, 1 / 4), (3, 1, 1)):
         for score, value in (("precision", precision), ("recall", recall)):
-            found = boundary_f1(pred, target, 2, radius=radius, score=score, average="none")
-            assert found.tolist() == nearly(value, value)
+            actual = boundary_f1(pred, target, 2, radius=radius, score=score, average="none")
+            assert actual.tolist() == nearly(value, value)
     assert boundary_f1(pred, target, 2, radius=2).item() == pytest.approx(2 / 7)
 
 
@@ -189,10 +191,10 @@ def test_an_ignored_class_does_not_occur(name: str) -> None:
     function, options = FUNCTIONS[name]
     pred, target = blobs(2, 20, 24, 4)
     target[target == 0] = VOID
-    found = function(pred, torch.where(target == VOID, 0, target), 4, ignore_index=0, average="none", **options)
+    actual = function(pred, torch.where(target == VOID, 0, target), 4, ignore_index=0, average="none", **options)
     expected = function(pred, target, 4, ignore_index=VOID, average="none", **options)
-    assert math.isnan(found[0])
-    assert torch.equal(found[1:], expected[1:])
+    assert math.isnan(actual[0])
+    assert torch.equal(actual[1:], expected[1:])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -200,9 +202,9 @@ def test_nothing_to_score(name: str) -> None:
     function, options = FUNCTIONS[name]
     for shape in ((0, 5, 5), (2, 5, 5)):
         target = torch.full(shape, VOID)
-        found = function(torch.zeros_like(target), target, 3, ignore_index=VOID, **options)
+        actual = function(torch.zeros_like(target), target, 3, ignore_index=VOID, **options)
         # An image without a border scores 1 if images are scored separately.
-        assert found == 1 if name == "per image" and shape[0] else found.isnan()
+        assert actual == 1 if name == "per image" and shape[0] else actual.isnan()
 
 
 @pytest.mark.parametrize("radius", [1, 3, 5, 10])

@@ -128,9 +128,9 @@ def test_batches_and_broadcasting(x: Any, mask: Any, fill: Any, chosen: str) -> 
         first = torch.autograd.grad((y.square() * weight).sum(), leaves, create_graph=True)
         return [y, *first, *torch.autograd.grad(sum(g.sum() for g in first), leaves)]
 
-    found = derivatives(apply_where(where, torch.sin, leaves[0], leaves[1]))
+    actual = derivatives(apply_where(where, torch.sin, leaves[0], leaves[1]))
     expected = derivatives(torch.where(where, leaves[0].sin(), leaves[1]))
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -167,7 +167,7 @@ def test_gradient_of_fill() -> None:
     assert fill.grad.tolist() == [4, 0]
 
 
-def test_fill_by_a_function_of_the_others() -> None:
+def test_fill_by_a_function_of_the_other_elements() -> None:
     x = torch.tensor([[-4.0, 0.0], [4.0, 1.0]], requires_grad=True)
     y = apply_where(x > 0, torch.sqrt, x, lambda t: 1 / (t - 1))
     y.sum().backward()

@@ -81,14 +81,14 @@ def test_a_module_is_copied() -> None:
         assert value.dtype == before[name].dtype
 
 
-def test_inputs_are_left_alone() -> None:
+def test_inputs_are_unchanged() -> None:
     x, labels = X.clone().requires_grad_(), torch.tensor([2, 0])
     assert check_gradients(lambda x, labels, power: x[labels] ** power, x, labels, 3)
     assert x.grad is None
     assert torch.equal(x, X)
 
 
-def test_works_where_gradients_are_off() -> None:
+def test_works_under_no_grad() -> None:
     with torch.no_grad():
         assert check_gradients(torch.tanh, X)
         assert not check_gradients(function(lambda x, grad: x * grad), X, raise_exception=False)

@@ -74,12 +74,12 @@ def edge_aware_loss(
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
         false_edge_weight: weight of the false-edge term among the edge terms, ≥ 0.
         radius: of the neighborhood in pixels, or one per axis.
-        power: exponent of the mean over the neighbors.
-        decay: distance over which a neighbor's weight falls by a factor of e; None for equal weights.
+        power: exponent of the power mean over the neighbors.
+        decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
         spacing: size of a pixel, or one per axis.
         upsample: accept logits of lower resolution than the target, and interpolate them.
-        sync_normalizer: share the denominators between the ranks of ``torch.distributed``.
-        validate: when labels out of range raise an error: ``"async"``, ``"sync"`` or ``"never"``.
+        sync_normalizer: share the denominators across the ranks of ``torch.distributed``.
+        validate: when out-of-range labels raise: ``"async"``, ``"sync"`` or ``"never"``.
         backend: ``"auto"``, ``"fused"`` or ``"reference"``.
         pixel_weight: [B, *S] ≥ 0, floating.
         distance: [B, *S] ≥ 0, floating; a distance field to use instead of that of the labels. Requires ``decay``.
@@ -183,23 +183,23 @@ def loss_maps(
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating.
         target: [B, *S] class indices.
-        weight: class weights [C].
+        weight: class weights [C] of the cross-entropy, ≥ 0.
         ignore_index: label of pixels to ignore.
-        label_smoothing: in [0, 1].
-        other_side_weight: weight of the other-side term in ``edge``.
-        same_side_weight: weight of the same-side term in ``edge``.
-        false_edge_weight: 0 leaves false edges out.
+        label_smoothing: of the cross-entropy, in [0, 1].
+        other_side_weight: weight of the other-side term in the map ``edge``, ≥ 0.
+        same_side_weight: weight of the same-side term in the map ``edge``, ≥ 0.
+        false_edge_weight: 0 leaves the map ``false_edge`` 0; another value does not scale it.
         radius: of the neighborhood in pixels, or one per axis.
-        power: exponent q of the power mean over the neighbors.
-        decay: distance over which a neighbor's weight falls by e; None for equal weights.
+        power: exponent of the power mean over the neighbors.
+        decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
         spacing: size of a pixel, or one per axis.
-        upsample: bring logits of lower resolution to the target's first.
-        validate: when labels are checked.
+        upsample: accept logits of lower resolution than the target, and interpolate them.
+        validate: when out-of-range labels raise: ``"async"``, ``"sync"`` or ``"never"``.
         backend: ``"auto"``, ``"fused"`` or ``"reference"``.
-        distance: [B, *S] ≥ 0, an own distance field.
+        distance: [B, *S] ≥ 0, floating; a distance field to use instead of that of the labels. Requires ``decay``.
 
     Returns:
-        The maps, [B, *S] each.
+        :class:`edgeloss.LossMaps`, [B, *S] each.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -258,8 +258,8 @@ def normalizers(
         edge_class_weight: class weights [C] of the edge terms.
         ignore_index: label of pixels to ignore.
         radius: of the neighborhood in pixels, or one per axis.
-        validate: ``"sync"`` raises an error for labels out of range, and so does ``"async"``, but for CUDA tensors:
-            there the loss raises it. With ``"never"`` such labels count as ignored.
+        validate: ``"sync"`` raises an error for out-of-range labels; so does ``"async"``, except for CUDA tensors,
+            where the loss raises it. With ``"never"`` such pixels are ignored.
         pixel_weight: [B, *S] ≥ 0, floating.
 
     Returns:

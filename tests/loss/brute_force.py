@@ -1,4 +1,4 @@
-"""The loss of one image by loops over single pixels and pairs, in Python floats: slow, and too simple to be wrong."""
+"""The loss of one image by loops over pixels and pairs, in Python floats: slow and simple."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def maps(
     label_smoothing: float = 0.0,
     distance: Any = None,
 ) -> dict[str, Any]:
-    """The maps of one image: x [C, *S], y [*S] arrays."""
+    """Return the maps of one image, from arrays x [C, *S] and y [*S]."""
     classes, size = x.shape[0], y.shape
     weight = weight or [1.0] * classes
     spacing = spacing or (1.0,) * len(size)

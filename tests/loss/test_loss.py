@@ -304,7 +304,7 @@ def test_a_radius_beyond_the_image_is_all_of_it() -> None:
     assert edge_aware_loss(x, y, ignore_index=255, radius=1000) == edge_aware_loss(x, y, ignore_index=255, radius=5)
 
 
-def test_many_classes_are_told_apart() -> None:
+def test_many_classes_are_distinguished() -> None:
     y = torch.tensor([[[256, 257, 2**24, 2**24 + 1]]])
     assert normalizers(y)[1] == 4
 

@@ -1,4 +1,4 @@
-"""The module among PyTorch's own machinery."""
+"""The module with compile, autocast, pickle, subclasses and distributed training."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_can_be_subclassed() -> None:
     assert repr(Ours(3)).startswith("Ours(weight=[3], ignore_index=-100")
 
 
-def test_a_wrong_weight_is_told_at_once() -> None:
+def test_a_wrong_weight_raises_in_the_constructor() -> None:
     with pytest.raises(TypeError, match=r"weight: expected a tensor \[C\] of class weights, but got list"):
         EdgeAwareLoss([1.0, 2.0])  # type: ignore[arg-type]
 
 
-# Tracing a function that stops and resumes, torch looks at the gradient of what is no leaf, and warns of itself.
+# After a graph break, torch reads the gradient of a tensor that is not a leaf, and warns about it.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_runs_under_compile_and_inference_mode() -> None:
     x, y = torch.randn(1, 3, 6, 6, requires_grad=True), torch.randint(3, (1, 6, 6))
@@ -121,7 +121,7 @@ def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
 
 
 def test_mean_gradient_survives_half_precision() -> None:
-    # A gradient stored before it is scaled would be lost: 1 / (8 · 1024²) is beyond float16.
+    # A gradient stored before it is scaled would underflow: 1 / (8 · 1024²) is below the range of float16.
     net = nn.Conv2d(1, 2, 1).half()
     image = torch.rand(8, 1, 256, 256).half()
     y = torch.randint(2, (8, 256, 256))
@@ -155,7 +155,7 @@ def network() -> nn.Module:
 
 
 def whole_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Four crops of very different counts: noise, one with few edges, one without any, one all void."""
+    """Return four crops with very different counts: noise, few edges, no edge, all ignored."""
     random = torch.Generator().manual_seed(1)
     x = torch.randn(4, 3, 8, 8, generator=random, dtype=torch.float64)
     y = torch.randint(4, (4, 8, 8), generator=random)

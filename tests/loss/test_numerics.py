@@ -1,4 +1,4 @@
-"""Extremes: finite, and near the float64 reference, wherever the arithmetic could break."""
+"""Extreme inputs: the loss is finite and close to the float64 reference."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def test_extreme_logits_at_random(dtype: torch.dtype) -> None:
 
 
 def test_leak_is_exact_where_one_minus_p_cancels() -> None:
-    # The neighbour across the edge is sure of the wrong class: 1 - p = e^-40, which 1 - p in floats calls 0.
+    # The neighbor across the edge is certain of the wrong class: 1 - p = e^-40, which is 0 if computed as 1 - p.
     x = torch.tensor([[40.0, 40.0], [0.0, 0.0]]).view(1, 2, 1, 2)
     y = torch.tensor([[[0, 1]]])
     maps = loss_maps(x, y)
     assert maps.other_side[0, 0, 0] == 40
-    # And where p is tiny, log(1 - p) is -p, which log(1 - p) in floats calls 0.
+    # Where p is tiny, log(1 - p) is -p, which is 0 if computed as log(1 - p).
     assert maps.other_side[0, 0, 1].item() == pytest.approx(float(torch.tensor(-40.0).exp()), rel=1e-5)
 
 
@@ -112,7 +112,7 @@ def test_leak_is_exact_around_one_half(classes: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
     x = torch.zeros(1, 4, 8, 8, dtype=dtype)
-    x[0, 1, 2, 3] = torch.nan  # of class 1, beside class 2
+    x[0, 1, 2, 3] = torch.nan  # of class 1, next to class 2
     loss, maps = edge_aware_loss(x, STRIPES, power=power, return_maps=True)
     assert loss.isnan()
     assert maps.cross_entropy.isnan().nonzero().tolist() == [[0, 2, 3]]
@@ -185,7 +185,7 @@ def test_zero_weights_are_a_mean_over_nothing() -> None:
 
 
 def test_sum_over_many_pixels_is_in_float64() -> None:
-    # 2^25 pixels of log 2: float32 counts no further than 2^24 ones.
+    # 2^25 pixels of log 2: float32 can count only up to 2^24.
     x = torch.zeros(1, 1, 1, 1).expand(1, 2, 4096, 8192)
     y = torch.zeros(1, 1, 1, dtype=torch.uint8).expand(1, 4096, 8192)
     loss = edge_aware_loss(x, y, edge_weight=0.0, reduction="sum")
@@ -193,7 +193,7 @@ def test_sum_over_many_pixels_is_in_float64() -> None:
 
 
 def test_the_original_failure_a_masked_division_poisons_backward() -> None:
-    # What the loss once did: 1/0 on pixels without an edge, masked to 0 afterwards. Forward is fine, backward is not.
+    # An early version computed 1/0 on pixels without an edge and masked it to 0: the value is finite, the gradient not.
     x = torch.tensor([0.0, 1.0], requires_grad=True)
     torch.where(x == 0, torch.zeros(()), 1 / x).sum().backward()
     assert x.grad is not None

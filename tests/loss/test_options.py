@@ -29,22 +29,22 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def table(heading: str) -> dict[str, tuple[Any, str]]:
-    """Default and meaning of each row of the table below a line of the page."""
+    """Return default and meaning of each row of the table with this heading."""
     part = PAGE.read_text().split(f"| {heading} | default | meaning |")[1].split("\n\n")[0]
     rows = {
         name: (ast.literal_eval(default) if default else REQUIRED, text) for name, default, text in ROW.findall(part)
     }
-    assert len(rows) == part.count("\n|") - 1  # all but the ruler
+    assert len(rows) == part.count("\n|") - 1  # all lines except the ruler
     return rows
 
 
 def plain(text: str) -> str:
-    """The text without quotes and links."""
+    """Return the text without quotes and links."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).translate(str.maketrans("", "", '`"'))
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    """Whether names, order and defaults are the same, 0 and 0.0 apart."""
+    """Return whether names, order and defaults are the same; 0 is not 0.0."""
     return [(name, repr(value)) for name, value in left.items()] == [
         (name, repr(value)) for name, value in right.items()
     ]

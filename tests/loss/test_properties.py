@@ -1,4 +1,4 @@
-"""What always holds, over random inputs."""
+"""Properties that hold for random inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IGNORE = 255
 
 @st.composite
 def scenes(draw: st.DrawFn, max_classes: int = 5, min_classes: int = 2) -> tuple[Tensor, Tensor]:
-    """Logits in float64 and labels with ignored pixels: noise or one flat region, 2-D or 3-D, down to one pixel."""
+    """Draw float64 logits, and labels with ignored pixels: noise or one region, 2-D or 3-D, down to one pixel."""
     size = draw(st.one_of(*(st.tuples(*[st.integers(1, 5)] * dims) for dims in (2, 3))))
     classes, batch = draw(st.integers(min_classes, max_classes)), draw(st.integers(1, 2))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))

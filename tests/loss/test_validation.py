@@ -1,4 +1,4 @@
-"""Every wrong input has an error of its own that says what was expected, what came, and how to get there."""
+"""Every invalid input raises an error that says what is expected, what it got, and how to fix it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, with_label(255, (0, 0, 1)), {}, ValueError, "but got 255 at 1 pixel, first at [0, 0, 1]"),
         (X, with_label(7, (0, 0, 1)) - with_label(2, (1, 1, 1)), {}, ValueError, "but got 7 at 1 pixel, first at [0, 0, 1], and other labels out of range at 1 pixel more"),
         (X[:, :1], with_label(2, (0, 0, 0)), {}, ValueError, "target: expected labels 0 or 1 (one logit a pixel is binary), or ignore_index=-100, but got 2"),
-        # tensors beside them
+        # other tensors
         (X, Y, {"weight": torch.ones(4)}, ValueError, "weight: expected 3 class weights, but got 4"),
         (X[:, :1], Y, {"weight": torch.ones(1)}, ValueError, "weight: expected 2 class weights (labels 0 and 1 of one logit), but got 1"),
         (X, Y, {"weight": torch.ones(3, 1)}, ValueError, "weight: expected a floating tensor [C] of class weights, but got float32 [3, 1]"),
@@ -78,7 +78,7 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"normalizer": (None, 1.0)}, TypeError, "normalizer: expected two numbers or 0-d tensors (W, E), but got (None, 1.0)"),
         (X, Y, {"normalizer": (-1.0, "x"), "reduction": "sum"}, TypeError, "normalizer: expected two numbers or 0-d tensors"),
         (X, Y, {"pixel_weight": torch.full((2, 4, 5), 1e300, dtype=torch.float64)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got inf"),
-        # radius and spacing that fit no number of axes here
+        # radius and spacing for another number of axes
         (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int, or 2 ints, one per spatial axis, but got (1, 1, 1)"),
         (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of them, one per spatial axis, but got (1.0, 1.0, 1.0)"),
     ],
@@ -152,7 +152,7 @@ def test_weight_on_another_device() -> None:
 
 
 def test_numpy_bool_masks_are_no_labels() -> None:
-    # A bool array read as bytes turned into garbage labels once: it must arrive as 0 and 1.
+    # Labels from a bool array must be 0 and 1; reading its bytes once gave other values.
     mask = np.zeros((1, 4, 4), dtype=bool)
     mask[0, 1:3, 1:3] = True
     x = torch.randn(1, 1, 4, 4)
@@ -231,7 +231,7 @@ def test_normalizers(target: Any, options: dict[str, Any], error: type[Exception
         normalizers(target, **options)
 
 
-def test_backends_tell_why() -> None:
+def test_backends_give_a_reason() -> None:
     live = backends()
     assert set(live) == {"reference", "cpu", "cuda"}
     assert live["reference"] == "available"

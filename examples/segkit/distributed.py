@@ -1,5 +1,6 @@
 """One process, or several started by torchrun: the device of each, and sums over all of them."""
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ def process_group(device: torch.device) -> Iterator[torch.device]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     yield device
     sum_over_ranks([0])  # no process leaves while another still needs it
+    gc.collect()  # a DistributedDataParallel left over would keep threads of gloo alive until the interpreter ends
     dist.destroy_process_group()
 
 

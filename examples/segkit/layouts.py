@@ -102,16 +102,16 @@ def pair_folders(images: Path, masks: Path) -> list[Pair]:
     for path in (images.parent, images, masks):
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: no such folder, expected {images} and {masks}")
-    of_images, of_masks = _by_stem(images, IMAGE_SUFFIXES), _by_stem(masks, MASK_SUFFIXES)
-    if not of_images:
+    image_files, mask_files = _by_stem(images, IMAGE_SUFFIXES), _by_stem(masks, MASK_SUFFIXES)
+    if not image_files:
         raise FileNotFoundError(f"{images}: expected {_listed(IMAGE_SUFFIXES)} files, but the folder is empty")
-    for name, path in of_images.items():
-        if name not in of_masks:
+    for name, path in image_files.items():
+        if name not in mask_files:
             raise FileNotFoundError(f"{path}: has no mask, expected {masks / name}.png")
-    for name, path in of_masks.items():
-        if name not in of_images:
+    for name, path in mask_files.items():
+        if name not in image_files:
             raise ValueError(f"{path}: has no image, expected {name}{{{','.join(IMAGE_SUFFIXES)}}} in {images}")
-    return [Pair(name, of_images[name], of_masks[name]) for name in sorted(of_images)]
+    return [Pair(name, image_files[name], mask_files[name]) for name in sorted(image_files)]
 
 
 def _folder(root: Path, split: str, classes: str | Path | None = None) -> Split:
@@ -134,12 +134,12 @@ def _cityscapes(root: Path, split: str) -> Split:
             )
     end = "_leftImg8bit.png"
     # Some archive tools add a hidden "._NAME" to each file.
-    found = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
-    if not found:
+    files = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
+    if not files:
         raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files, but found none")
 
     def pairs(kind: str) -> list[Pair]:
-        names = {path.name.removesuffix(end): path for path in found}
+        names = {path.name.removesuffix(end): path for path in files}
         return [
             Pair(name, path, masks / path.parent.name / f"{name}_gtFine_{kind}.png") for name, path in names.items()
         ]
@@ -183,16 +183,16 @@ LAYOUTS: dict[str, Callable[[Path, str], Split]] = {
 
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
     """Return the files of a folder by name; all must have one of the suffixes."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.suffix.lower() not in suffixes or not path.is_file():
             raise ValueError(f"{path}: expected only {_listed(suffixes)} files in {folder}")
-        if path.stem in found:
-            raise ValueError(f"{path}: expected one file per name, but got {found[path.stem]} too")
-        found[path.stem] = path
-    return found
+        if path.stem in files:
+            raise ValueError(f"{path}: expected one file per name, but got {files[path.stem]} too")
+        files[path.stem] = path
+    return files
 
 
 def _listed(suffixes: Collection[str]) -> str:
@@ -204,9 +204,9 @@ def _read_list(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        found = sorted(other.stem for other in path.parent.glob("[!.]*.txt"))
-        there = f"there are {', '.join(found)}" if found else "there is none"
-        raise FileNotFoundError(f"{path}: no such list of names; {there}") from None
+        others = sorted(other.stem for other in path.parent.glob("[!.]*.txt"))
+        hint = f"there are {', '.join(others)}" if others else "there is none"
+        raise FileNotFoundError(f"{path}: no such list of names; {hint}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected a text file ({error})") from error
     names = [Path(line.split()[0]).stem for line in lines if line.strip() and not line.startswith("#")]
@@ -231,7 +231,7 @@ def _existing(pairs: list[Pair], root: Path) -> list[Pair]:
     return pairs
 
 
-# ------------------------------------------------------------------------------------------------- classes and colors
+# -------------------------------------------------------------------------------------------------- classes and colors
 
 
 def _rgb(codes: str) -> Colors:

@@ -1,4 +1,4 @@
-"""Cases: prediction, mask and image that belong together, found by name and read as the loss takes them."""
+"""Cases: prediction, mask and image that belong together, found by name and read as arguments of the loss."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def view(
     painter = _Painter(make_criterion(loss, reader.ignore_index), reader.names, colors, palette, terms, dpi)
     files = match_files(pred, mask, image, skip_missing=skip_missing)
     if any(path is not None and output.resolve() == path.resolve() for path in (pred, mask, image)):
-        raise InputError(f"{output}: expected an output apart from the inputs, but got one of them")
+        raise InputError(f"{output}: expected a path other than the inputs, but got one of them")
     if pred.is_dir():
         _view_folder(files, output, page_format.value, reader, painter)
     else:

@@ -159,7 +159,7 @@ def test_bad_files_are_one_line_that_names_them(
         (["-o", "none/panel.png"], "panel.png: can't be written (No such file or directory)"),
         (["-o", "a.png/panel.png"], "panel.png: can't be written (Not a directory)"),
         (["-o", "folder.png"], "folder.png: expected a file to write to, but got something else"),
-        (["-o", "mask.png"], "mask.png: expected an output apart from the inputs, but got one of them"),
+        (["-o", "mask.png"], "mask.png: expected a path other than the inputs, but got one of them"),
         (["--image", "."], "expected only folders or only files, but got both"),
     ],
 )

@@ -27,8 +27,8 @@ def test_metrics_are_those_of_the_library_over_all_images(run: Run, folders: Pat
     logits = torch.stack([half_logits(i) for i in range(3)])
     labels = torch.nn.functional.interpolate(logits, (H, W), mode="bilinear").argmax(1)
     target = torch.from_numpy(mask_array()).long().expand(3, H, W)
-    found = json.loads(measure(run, folders, "--json").out)
-    assert found["images"] == 3
+    scores = json.loads(measure(run, folders, "--json").out)
+    assert scores["images"] == 3
     for name, metric in {
         "iou": MulticlassJaccardIndex(C, average="none", ignore_index=255),
         "boundary_iou": BoundaryIoU(C, average="none", ignore_index=255),
@@ -38,8 +38,8 @@ def test_metrics_are_those_of_the_library_over_all_images(run: Run, folders: Pat
         "trimap_iou_3px": TrimapIoU(C, average="none", ignore_index=255, radius=3),
     }.items():
         expected = metric(labels, target)
-        assert [found["classes"][str(c)][name] for c in range(C)] == pytest.approx(expected.tolist())
-        assert found["mean"][name] == pytest.approx(float(expected.mean()))
+        assert [scores["classes"][str(c)][name] for c in range(C)] == pytest.approx(expected.tolist())
+        assert scores["mean"][name] == pytest.approx(float(expected.mean()))
 
 
 def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> None:
@@ -51,9 +51,9 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
     (folders / "classes.txt").write_text("0 ground\n1 box\n2 bar\n3 unicorn\n255 void\n")
 
     assert measure(run, folders, *options, "--format", "json") == (0, "", "")
-    found = json.loads((folders / "metrics").read_text())
-    assert set(found["classes"]["unicorn"].values()) == {None}
-    assert set(found["mean"].values()) == set(found["classes"]["box"].values()) == {1.0}
+    scores = json.loads((folders / "metrics").read_text())
+    assert set(scores["classes"]["unicorn"].values()) == {None}
+    assert set(scores["mean"].values()) == set(scores["classes"]["box"].values()) == {1.0}
 
     assert measure(run, folders, *options, "--format", "csv") == (0, "", "")
     lines = (folders / "metrics").read_text().splitlines()

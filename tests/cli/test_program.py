@@ -25,9 +25,9 @@ def test_missing_options_are_named(run: Run) -> None:
 
 
 def test_info(run: Run) -> None:
-    found = json.loads(run("info", "--json").out)
-    assert found["torch"].startswith(torch.__version__)
-    assert found["backends"]["reference"] == "available"
+    facts = json.loads(run("info", "--json").out)
+    assert facts["torch"].startswith(torch.__version__)
+    assert facts["backends"]["reference"] == "available"
     text = run("info").out
     assert re.search(r"^numpy: \d", text, re.MULTILINE)
     assert "\n  reference: available\n" in text

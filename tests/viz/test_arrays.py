@@ -69,8 +69,8 @@ def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager
     logits, target = scene()
     expected = compute_arrays(logits, target)
     with mode():
-        found = compute_arrays(logits * 1, target * 1)
-    np.testing.assert_array_equal(found.gradient, expected.gradient)
+        without = compute_arrays(logits * 1, target * 1)
+    np.testing.assert_array_equal(without.gradient, expected.gradient)
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
@@ -81,15 +81,15 @@ def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> No
     logits, target = patches(9, 11)
     logits, target = logits.double(), target[:, :, :].clone()
     criterion = EdgeAwareLoss(power=power, radius=radius, decay=decay)
-    found = compute_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
+    neighbors = compute_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
     computed = compute_arrays(logits, target, criterion)
     p = logits.softmax(1)[0].numpy()
     labels = target[0].numpy()
     for place, (y, x) in enumerate(np.argwhere(computed.maps["edge_mask"][0])):
         parts = {}
         for down, right, given, nll, share in zip(
-            *found.step[:, :, place],
-            *(part[:, place] for part in (found.probability, found.nll, found.share)),
+            *neighbors.step[:, :, place],
+            *(part[:, place] for part in (neighbors.probability, neighbors.nll, neighbors.share)),
             strict=True,
         ):
             if (down, right) != (0, 0):
@@ -132,12 +132,12 @@ def test_neighbors_of_largest_weighted_loss_come_first() -> None:
 def test_top_classes() -> None:
     logits, target = patches(classes=5, batch=2)
     logits[0, :, 8, 8] = torch.nan
-    found = compute_top_classes(logits, target)
+    top = compute_top_classes(logits, target)
     p = logits.softmax(1)
     best = p.nan_to_num(-1).topk(3, dim=1)
-    np.testing.assert_allclose(found.probabilities[:, 0, 8, 8], math.nan)
-    assert (found.classes[:, 0, 8, 8] == -1).all()
+    np.testing.assert_allclose(top.probabilities[:, 0, 8, 8], math.nan)
+    assert (top.classes[:, 0, 8, 8] == -1).all()
     ok = ~p.isnan().any(1).numpy()
-    np.testing.assert_array_equal(found.classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
-    np.testing.assert_allclose(found.probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
+    np.testing.assert_array_equal(top.classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
+    np.testing.assert_allclose(top.probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
     assert compute_top_classes(logits[:, :1], (target > 0).long()).classes.shape[0] == 2  # one logit: two classes

@@ -85,8 +85,8 @@ def test_labels_have_their_colors_and_names() -> None:
 def test_integer_palettes_are_of_255() -> None:
     logits, target = scene(classes=2)
     figure = panel(logits, target, palette=np.array([[255, 0, 51], [0, 102, 0]], dtype=np.uint8))
-    found = np.unique(drawn(pictures(figure)["prediction"]).reshape(-1, 3), axis=0)
-    np.testing.assert_allclose(found, [[0, 0.4, 0], [1, 0, 0.2]])
+    shown = np.unique(drawn(pictures(figure)["prediction"]).reshape(-1, 3), axis=0)
+    np.testing.assert_allclose(shown, [[0, 0.4, 0], [1, 0, 0.2]])
 
 
 @pytest.mark.parametrize("gray", [False, True])

@@ -21,8 +21,8 @@ def boxes(figure: Figure) -> list[Bbox]:
         low, high = sorted(axes.get_ylim())
         texts += [child for child in axes.get_children() if isinstance(child, Text) and child.get_text()]
         texts += [text for y, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True) if low <= y <= high]
-    found = [text.get_window_extent() for text in texts]
-    return [axes.get_window_extent() for axes in figure.axes] + found + [figure.legends[0].get_window_extent()]
+    extents = [text.get_window_extent() for text in texts]
+    return [axes.get_window_extent() for axes in figure.axes] + extents + [figure.legends[0].get_window_extent()]
 
 
 SHAPES = [
@@ -52,15 +52,15 @@ def test_nothing_overlaps_or_leaves_the_figure(shape: tuple[int, int, int], with
         class_names=[f"a class {c}" for c in range(classes)],
         title="title",
     )
-    found = boxes(figure)
+    extents = boxes(figure)
     page = figure.bbox
-    for box in found:
+    for box in extents:
         assert page.x0 <= box.x0
         assert box.x1 <= page.x1
         assert page.y0 <= box.y0
         assert box.y1 <= page.y1
-    for i, box in enumerate(found):
-        for other in found[:i]:
+    for i, box in enumerate(extents):
+        for other in extents[:i]:
             shared = Bbox.intersection(box, other)
             assert shared is None or min(shared.width, shared.height) < 1, (box, other)
 

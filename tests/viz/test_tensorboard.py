@@ -31,26 +31,26 @@ def maps_of(*shape: int, **options: Any) -> LossMaps:
 def logged(folder: Path, maps: LossMaps, **options: Any) -> EventAccumulator:
     with SummaryWriter(str(folder)) as writer:
         log_maps(writer, "train", maps, 7, **options)
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return found
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
 
 
-def picture(found: EventAccumulator, name: str) -> npt.NDArray[np.uint8]:
+def picture(events: EventAccumulator, name: str) -> npt.NDArray[np.uint8]:
     """Return all images of a batch, tiled side by side by TensorBoard."""
-    (event,) = found.Images(name)
+    (event,) = events.Images(name)
     assert event.step == 7
     return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
 
 
 def test_each_map_becomes_pictures_and_a_histogram(tmp_path: Path) -> None:
     maps = maps_of(16, 20, decay=2.0)
-    found = logged(tmp_path, maps)
+    events = logged(tmp_path, maps)
     names = {f"train/{name}" for name in ("cross_entropy", "same_side", "other_side", "edge", "distance")}
-    assert set(found.Tags()["images"]) == set(found.Tags()["histograms"]) == names
-    assert found.Histograms("train/cross_entropy")[0].histogram_value.num == 2 * 16 * 20
-    assert found.Histograms("train/edge")[0].histogram_value.num == int(maps.edge_mask.sum())
-    shown = picture(found, "train/edge")
+    assert set(events.Tags()["images"]) == set(events.Tags()["histograms"]) == names
+    assert events.Histograms("train/cross_entropy")[0].histogram_value.num == 2 * 16 * 20
+    assert events.Histograms("train/edge")[0].histogram_value.num == int(maps.edge_mask.sum())
+    shown = picture(events, "train/edge")
     one, two = (shown[:, part] for part in (slice(20), slice(20, 40)))
     for image, mask in zip((one, two), maps.edge_mask, strict=True):
         assert (image[~mask.numpy()] == BLACK).all()
@@ -59,10 +59,10 @@ def test_each_map_becomes_pictures_and_a_histogram(tmp_path: Path) -> None:
 
 def test_false_edges_are_logged_if_they_have_a_weight(tmp_path: Path) -> None:
     maps = maps_of(16, 20, false_edge_weight=0.5)
-    found = logged(tmp_path, maps)
+    events = logged(tmp_path, maps)
     there = maps.false_edge > 0
-    assert found.Histograms("train/false_edge")[0].histogram_value.num == int(there.sum()) > 0
-    shown = picture(found, "train/false_edge")[:, :20]
+    assert events.Histograms("train/false_edge")[0].histogram_value.num == int(there.sum()) > 0
+    shown = picture(events, "train/false_edge")[:, :20]
     assert ((shown != BLACK).any(2) == there[0].numpy()).all()
 
 
@@ -75,12 +75,12 @@ def test_a_fixed_range_gives_a_value_the_same_color_at_every_step(tmp_path: Path
 def test_non_finite_values_are_magenta(tmp_path: Path) -> None:
     maps = maps_of(8, 8)
     maps.cross_entropy[0, 2, 3] = torch.nan
-    found = logged(tmp_path, maps, count=1)
-    shown = picture(found, "train/cross_entropy")
+    events = logged(tmp_path, maps, count=1)
+    shown = picture(events, "train/cross_entropy")
     assert shown.shape == (8, 8, 3)
     assert (shown == MAGENTA).all(2).sum() == 1
     assert shown[2, 3].tolist() == MAGENTA
-    assert found.Histograms("train/cross_entropy")[0].histogram_value.num == 2 * 64 - 1
+    assert events.Histograms("train/cross_entropy")[0].histogram_value.num == 2 * 64 - 1
 
 
 @pytest.mark.parametrize("decay", [None, 1.0])
@@ -88,10 +88,10 @@ def test_no_edge_anywhere_and_volumes(decay: float | None, tmp_path: Path) -> No
     """Draw the middle slice of a volume; write no histogram without values."""
     logits, target = torch.randn(1, 3, 4, 8, 8), torch.zeros(1, 4, 8, 8, dtype=torch.int64)
     _, maps = EdgeAwareLoss(decay=decay)(logits, target, return_maps=True)
-    found = logged(tmp_path, maps)
-    assert set(found.Tags()["histograms"]) == {"train/cross_entropy"}
-    assert (picture(found, "train/edge") == BLACK).all()
+    events = logged(tmp_path, maps)
+    assert set(events.Tags()["histograms"]) == {"train/cross_entropy"}
+    assert (picture(events, "train/edge") == BLACK).all()
     values = maps.cross_entropy[0, 2].numpy()
-    shown = picture(found, "train/cross_entropy")
+    shown = picture(events, "train/cross_entropy")
     brightest = np.unravel_index(values.argmax(), values.shape)
     assert shown[brightest].tolist() == list(CMAP(1.0, bytes=True)[:3])

@@ -66,12 +66,12 @@ const paint = (key) => {
 const failures = (key) => {
   const { columns, values, none } = image.arrays[key];
   const layer = image.layers.find((one) => one.key === key);
-  const found = [];
-  for (let at = 0; at < values.length && found.length < 2000; at++) {
+  const positions = [];
+  for (let at = 0; at < values.length && positions.length < 2000; at++) {
     const failed = none === undefined ? !Number.isFinite(values[at]) : key === "prediction" && values[at] === none;
-    if (failed && !(layer && layer.nothing === "far")) found.push([Math.floor(at / columns), at % columns]);
+    if (failed && !(layer && layer.nothing === "far")) positions.push([Math.floor(at / columns), at % columns]);
   }
-  return found;
+  return positions;
 };
 
 const show = async (side, key) => {
@@ -136,15 +136,15 @@ const neighbors = (at) => {
   const arrays = image.arrays;
   const place = image.rank[at];
   const { columns } = arrays.truth;
-  const found = [];
+  const list = [];
   for (let k = 0; place >= 0 && k < data.maxNeighbors; k++) {
     const [down, right] = ["down", "right"].map((way) => arrays[`${way}_${k}`].values[place] - data.reach);
     if (!down && !right) continue; // it has fewer neighbors
     const [given, nll, share] = ["given", "nll", "share"].map((name) => arrays[`${name}_${k}`].values[place]);
     const label = arrays.truth.values[at + down * columns + right];
-    found.push({ down, right, label, same: label === arrays.truth.values[at], given, nll, share });
+    list.push({ down, right, label, same: label === arrays.truth.values[at], given, nll, share });
   }
-  return found;
+  return list;
 };
 
 const showPixel = (y, x) => {
@@ -235,8 +235,8 @@ const zoomTo = (y, x) => {
 const open = async (index) => {
   const packed = data.images[index];
   const names = Object.keys(packed.arrays);
-  const found = await Promise.all(names.map((name) => decode(packed.arrays[name])));
-  const arrays = Object.fromEntries(names.map((name, k) => [name, found[k]]));
+  const decoded = await Promise.all(names.map((name) => decode(packed.arrays[name])));
+  const arrays = Object.fromEntries(names.map((name, k) => [name, decoded[k]]));
   const rank = new Int32Array(arrays.edge_mask.values.length).fill(-1);
   for (let at = 0, count = 0; at < rank.length; at++) if (arrays.edge_mask.values[at]) rank[at] = count++;
   const layerKeys = views.dataset;

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -42,6 +43,7 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     start = time.monotonic()
     print(f"==> {name}: building the CPU kernels", flush=True)
     site = Path("build", name).resolve()
+    shutil.rmtree(site, ignore_errors=True)  # the objects are elsewhere, and stay
     variables = {"EDGELOSS_BUILD": "cpu", "CXX": "g++", "CXXFLAGS": flags, "LDFLAGS": SANITIZERS if sanitized else ""}
     # PYTHONPATH: setup.py finds its own modules there, as it does under pip.
     build = [sys.executable, "setup.py", "build", "--build-lib", str(site)]
@@ -51,12 +53,12 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     env |= {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     options = ["-n", "auto", "--dist", "worksteal"]
     if sanitized:
-        env["CXX"] = f"g++ {SANITIZERS}"
-        # Under the runtimes below the compiler would be checked too, so the CUDA kernels are built before.
         print(f"==> {name}: building the CUDA kernels for the host", flush=True)
-        shim = "import sys; sys.path.insert(0, 'tests'); import host_shim; host_shim.build(host_shim.compiler())"
-        subprocess.run([sys.executable, "-c", shim], env=env, check=True)
-        env |= SANITIZER_OPTIONS | {"LD_PRELOAD": preload()}
+        env |= {"CXX": f"g++ {SANITIZERS}", "LD_PRELOAD": preload()} | SANITIZER_OPTIONS
+        # Before the tests, as the compiler would run under the preloaded runtimes.
+        shim = "import host_shim; host_shim.build(host_shim.compiler())"
+        build_env = {**os.environ, "CXX": env["CXX"], "PYTHONPATH": "tests"}
+        subprocess.run([sys.executable, "-c", shim], env=build_env, check=True)
         # By file descriptors pytest would capture, and lose, what a process reports as it dies.
         options += ["--capture=sys"]
     state = subprocess.run([sys.executable, "-c", STATE], env=env, capture_output=True, text=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from edgeloss import EdgeAwareLoss, reference
 from edgeloss.debug import diagnose
+from edgeloss.functional import edge_aware_loss
 
 
 def masked_length(logits: Tensor, target: Tensor) -> Tensor:
@@ -138,6 +139,16 @@ def test_origin_without_a_line_of_the_user() -> None:
     assert origin is not None
     assert origin.file.endswith("functional.py")
     assert "at torch/nn/functional.py:" in str(origin)
+
+
+def test_a_line_of_the_user_is_preferred_to_lines_of_the_package() -> None:
+    def overflow(logits: Tensor, target: Tensor) -> Tensor:
+        weight = torch.full((3,), 3e38)
+        return edge_aware_loss(logits, target, weight=weight, reduction="sum", backend="reference")
+
+    origin = diagnose(overflow, *scene()).origin
+    assert origin is not None
+    assert (origin.file, origin.line) == (__file__, line_of(overflow, "return"))
 
 
 def test_non_finite_inputs_have_no_origin() -> None:

@@ -36,7 +36,7 @@ from quality.data import load_batch, read_labels, split_indices
 from quality.plots import plot_bars, plot_curves
 from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
 from quality.scores import METRICS
-from quality.tables import BASELINE, markdown, read_results, summarize, trials
+from quality.tables import BASELINE, markdown, read_results, summarize, title_of, trials
 from quality.training import execute, load_network
 from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -155,11 +155,13 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
     merge.add_argument("tables", type=Path, nargs="+", metavar="TABLE")
     shown = argparse.ArgumentParser(add_help=False, parents=[shared])
     shown.add_argument("--split", metavar="NAME", help="val, or held-out for the trials (default: all)")
+    shown.add_argument(
+        "--plan", type=Path, metavar="FILE", help="only the losses and settings of this plan (default: all)"
+    )
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )
-    table.add_argument("--plan", type=Path, metavar="FILE", help="only the losses of this plan (default: all)")
     table.add_argument(
         "--metrics",
         nargs="+",
@@ -264,10 +266,11 @@ def do_merge(options: argparse.Namespace) -> None:
 def do_table(options: argparse.Namespace) -> None:
     """Execute `table`."""
     costs = json.loads(options.cost.read_text())["losses"] if options.cost.exists() else {}
-    results = read_results(options.results, options.split)
+    plan = read_plan(options.plan) if options.plan else []
+    results = read_results(options.results, options.split, plan)
     tables = {settings: summarize(rows, options.baseline) for settings, rows in results.items()}
-    if options.plan:
-        planned = {run.title for run in read_plan(options.plan)}
+    if plan:
+        planned = {run.title for run in plan}
         tables = {settings: [row for row in rows if row["loss"] in planned] for settings, rows in tables.items()}
     for settings, rows in tables.items():
         print(f"{settings}\n\n{markdown(rows, costs, options.baseline, options.metrics)}")
@@ -277,8 +280,11 @@ def do_table(options: argparse.Namespace) -> None:
 
 def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
-    results = read_results(options.results, options.split)
-    for settings, rows in results.items():
+    plan = read_plan(options.plan) if options.plan else []
+    planned = {run.title for run in plan}
+    results = read_results(options.results, options.split, plan)
+    for settings, own in results.items():
+        rows = [row for row in own if not plan or title_of(row) in planned]
         suffix = "" if len(results) == 1 else "-" + hashlib.sha256(settings.encode()).hexdigest()[:6]
         summaries = summarize(rows)
         if any(summary["differences"] for summary in summaries):

@@ -64,6 +64,11 @@ class Run:
         return f"{self.loss}-seed{self.seed}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
 
     @property
+    def settings(self) -> tuple[Any, ...]:
+        """The values of SETTINGS, which the runs of a plan share."""
+        return tuple(getattr(self, name) for name in SETTINGS)
+
+    @property
     def title(self) -> str:
         """The loss as tables name it."""
         return loss_title(self.loss, self.options)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines.recipes import RECIPES
-from quality.runs import loss_title
+from quality.runs import Run, loss_title
 from quality.scores import BORDER_SIDES, METRICS, SCORES
 from result_table import Row, read_rows
 
@@ -21,17 +21,24 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def read_results(path: Path, split: str | None = None) -> dict[str, list[Row]]:
-    """Read the results of a split, or all of them, grouped by their settings.
+def read_results(path: Path, split: str | None = None, plan: Iterable[Run] = ()) -> dict[str, list[Row]]:
+    """Read results, grouped by their settings.
 
-    The keys are sentences on the settings and the split.
+    Args:
+        path: a table of results.
+        split: only results of this split.
+        plan: only results with the settings of these runs, if there are any.
+
+    Returns:
+        The results by a sentence on their settings and split.
 
     Raises:
         ValueError: if there is none.
     """
+    planned = {run.settings for run in plan}
     grouped = defaultdict(list)
     for row in read_rows(path):
-        if split not in (None, row["split"]):
+        if split not in (None, row["split"]) or (planned and Run(**row["run"]).settings not in planned):
             continue
         run = row["run"]
         height, width = run["size"]

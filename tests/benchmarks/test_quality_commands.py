@@ -41,6 +41,9 @@ def test_plots_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(narrow) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith(("| C", "| e"))] == ["| CE + CPG"] * 2
+    plan.write_text(yaml.safe_dump({"epochs": 80, "runs": [{"loss": "ce", "seeds": [0]}]}))
+    assert main(narrow) == 1  # no result has these settings
+    assert "--results: expected results of `run` or `plan` of split val, but got none" in capsys.readouterr().err
     assert main(["table", "--results", str(table), "--split", "test"]) == 1
     assert "results of `run` or `plan` of split test, but got none" in capsys.readouterr().err
 

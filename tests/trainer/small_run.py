@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 from PIL import Image
 
@@ -50,11 +51,15 @@ def write_config(root: Path) -> Path:
     return path
 
 
-def run_in(folder: Path, config: Path, *overrides: str) -> int:
-    """Train in this process, without pictures, which take most of the time; return the exit code."""
+def run_in(folder: Path, config: Path, *overrides: str, page: bool = False) -> int:
+    """Train in this process, without pictures and page, which take most of the time; return the exit code."""
     import train  # here, so that processes which do not train need not import all of it
+    from segkit import trainer
 
-    return train.main(["--config", str(config), f"output={folder}", "panels=0", "worst=0", *overrides])
+    with pytest.MonkeyPatch.context() as patch:
+        if not page:
+            patch.setattr(trainer, "write_run_page", lambda *arguments, **options: None)
+        return train.main(["--config", str(config), f"output={folder}", "panels=0", "worst=0", *overrides])
 
 
 CLOCK = ("seconds", "images_per_second", "waiting")

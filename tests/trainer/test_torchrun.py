@@ -57,7 +57,7 @@ def assert_close(folder: Path, expected: Path) -> None:
 
 
 def test_two_processes_train_as_one(two: Path, config: Path, tmp_path: Path) -> None:
-    assert run_in(tmp_path, config, "ema=0.9") == 0
+    assert run_in(tmp_path, config, "ema=0.9", page=True) == 0
     assert {path.name for path in two.iterdir()} == {path.name for path in tmp_path.iterdir()}
     assert_close(two, tmp_path)
     ours, theirs = (load_checkpoint(folder / "last.pt") for folder in (two, tmp_path))

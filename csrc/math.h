@@ -34,8 +34,8 @@ EDGELOSS_INLINE float expm1_small(float f) {
   return p * f * f + f;
 }
 
-// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, in a form that vectorises. CUDA has one as exact; it is
-// cut off alike, so that nothing of few digits comes out.
+// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, in a form that vectorizes. CUDA has one as exact; it is
+// cut off at the same place, so that no result has few digits.
 EDGELOSS_INLINE float exp_negative(float x) {
 #ifdef __CUDA_ARCH__
   return x < -87.0f ? 0.0f : expf(x);
@@ -52,7 +52,7 @@ EDGELOSS_INLINE float exp_negative(float x) {
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
-// log u for normal u > 0 in float, 2 ulp, by a minimax polynomial (Cephes), in a form that vectorises.
+// log u for normal u > 0 in float, 2 ulp, by a minimax polynomial (Cephes), in a form that vectorizes.
 EDGELOSS_INLINE float log_positive(float u) {
   int32_t bits;
   std::memcpy(&bits, &u, sizeof(bits));
@@ -93,7 +93,7 @@ EDGELOSS_INLINE A log_p(A x_k, A m, A r) {
 // The class is its pixel's only likely one: 1 - p would cancel.
 template <typename A>
 EDGELOSS_INLINE bool is_likely(A x_k, A m, A r) {
-  return (x_k == m) & (r < A(1));  // no short cut: loops over this vectorise
+  return (x_k == m) & (r < A(1));  // no short cut: loops over this vectorize
 }
 
 // log(1 - p(k)); log_rest = log r, read where k is likely only.
@@ -224,14 +224,15 @@ struct Side {
 // Whether one number, `inverse`, is what backward needs of a side; of probabilities not where float can't hold them.
 EDGELOSS_INLINE bool is_plain_mean(double q) { return q == 0 || q == 1; }
 
-// π_n; e^t and t are those of the neighbour, log_w = (of.nearest - d_n) / decay. t() is called only where it is needed.
+// π_n; e^t and t are those of the neighbour, log_w = (side.nearest - d_n) / decay. t() is called only where it is
+// needed.
 template <typename A, typename F>
-EDGELOSS_INLINE A share(const Side<A>& of, A q, A e_t, A log_w, const F& t) {
-  if (of.inverse > A(0)) {
-    const A plain = q == A(0) ? of.inverse : e_t * of.inverse;
+EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {
+  if (side.inverse > A(0)) {
+    const A plain = q == A(0) ? side.inverse : e_t * side.inverse;
     return log_w == A(0) ? plain : plain * exp_negative(log_w);
   }
-  return exp_negative(log_w + q * (t() - of.first) - of.log_sum);
+  return exp_negative(log_w + q * (t() - side.first) - side.log_sum);
 }
 
 // The other side's derivative: ∂O/∂x(c) = π · slope · ([c = k] - p(c)) where k is not likely. Where it is, that would
@@ -258,7 +259,7 @@ EDGELOSS_INLINE A negative_mean(A sum, A weights) {
 // log M = c + log(Σ π e^(q (t - c))) / q for any constant c. With the mean of t for c, and where the exponents are
 // small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that counts most.
 //
-// The terms are not kept: for_each_term(body) calls body(t, log w) for each of them, every time anew. n may be 0.
+// The terms are not kept: for_each_term(body) calls body(t, log w) for each of them, each time again. n may be 0.
 template <typename A, typename F>
 EDGELOSS_INLINE A negative_log_mean(const F& for_each_term, A q, Side<A>& side) {
   A weights = 0, mean = 0, first = q > A(0) ? -INFINITY : INFINITY;

@@ -1,6 +1,6 @@
 // Linear interpolation of logits of lower resolution, as torch does it with align_corners=False. For every kernel.
 //
-// A pixel's logits are interpolated anew wherever they are used, and must come out the same to the last bit: one of
+// A pixel's logits are interpolated again wherever they are used, and must come out the same to the last bit: one of
 // them is recognised as the largest by being equal to it. So no product may be fused with the sum it goes into, which
 // compilers do in one place and not in another. A product plus 0 is rounded, fused or not.
 #pragma once

@@ -62,7 +62,7 @@ class Outputs(NamedTuple):
     saved: SavedState
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Outputs:
+    def from_tensors(cls, tensors: Sequence[Tensor]) -> Outputs:
         """Name the results of the operator."""
         sums, cross_entropy, same_side, other_side, false_edge, *saved = tensors
         return cls(sums, cross_entropy, same_side, other_side, false_edge, SavedState(*saved))
@@ -73,7 +73,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     # Beyond 1e30 all distances are far, and no difference of two may overflow.
     near = None if inputs.distance is None else inputs.distance.clamp(max=1e30).to(result_dtype(logits)).contiguous()
-    outputs = Outputs.of(
+    outputs = Outputs.from_tensors(
         operators.edge_loss(
             logits if is_evenly_spaced(logits) else logits.contiguous(),
             target.contiguous(),
@@ -163,7 +163,7 @@ def _edge_loss_fake(
     is_pair = bool(logits.shape[1] <= 2 and logits.shape[2:] == target.shape[1:])  # two classes, not upsampled
     options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps
     sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, is_pair)
-    tensors = Outputs.of(
+    tensors = Outputs.from_tensors(
         [
             logits.new_empty(
                 constant + per_pixel * pixels + per_row * rows,
@@ -177,7 +177,7 @@ def _edge_loss_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    given, outputs = _EdgeLossInputs(*inputs), Outputs.of(output)
+    given, outputs = _EdgeLossInputs(*inputs), Outputs.from_tensors(output)
     saved = outputs.saved if given.distance is None else outputs.saved._replace(field=given.distance)
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
     ctx.options = given.label_smoothing, given.radius, given.power, given.decay

@@ -212,39 +212,40 @@ namespace {
 
 // The factors of a tile's softmax, and what edge pixels of other classes add to single classes.
 template <typename A>
-void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& of, Factors<A>& factors,
+void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& state, Factors<A>& factors,
                   Workspace<A>& space) {
-  const int64_t n = of.tile.n;
+  const int64_t n = state.tile.n;
   const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(call.g.classes);
   const A total_weight = call.total_weight(), ce_sum = upstream.of_sum(Row::kCrossEntropy);
   A *alpha = factors.alpha, *at_y = factors.at_y;
-  fill_factors(of.label, n, (A(1) - smoothing + uniform * total_weight) * ce_sum, (A(1) - smoothing) * ce_sum, factors);
+  fill_factors(state.label, n, (A(1) - smoothing + uniform * total_weight) * ce_sum, (A(1) - smoothing) * ce_sum,
+               factors);
   if (call.weight || call.pixel_weight || upstream.map[Row::kCrossEntropy]) {
     for (int64_t j = 0; j < n; ++j) {
       if (factors.y[j] < 0) continue;
-      const int64_t i = of.pixels.at(j);
+      const int64_t i = state.pixels.at(j);
       const A ce = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
       at_y[j] = ce * (A(1) - smoothing) * call.weight_of(factors.y[j]);
       alpha[j] = at_y[j] + ce * uniform * total_weight;
     }
   }
   space.corrections.clear();
-  if (!of.shares.same) return;
+  if (!state.shares.same) return;
   for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
-    alpha[j] += of.shares.same[j];
-    at_y[j] += of.shares.same[j];
+    alpha[j] += state.shares.same[j];
+    at_y[j] += state.shares.same[j];
   }
   const auto correct = [&](int64_t j, int64_t k, A value) {
-    const bool likely = is_likely(of.tile.x[k * of.tile.ld + j], of.m[j], of.r[j]);
+    const bool likely = is_likely(state.tile.x[k * state.tile.ld + j], state.m[j], state.r[j]);
     if (!likely) alpha[j] -= value;
     space.corrections.push_back({j, k, value, likely});
   };
-  const int32_t* k = of.shares.k;
+  const int32_t* k = state.shares.k;
   for (int64_t j = 0; j < n; ++j) {
     if (j + 4 <= n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
       j += 3;  // all four are -1
     } else if (k[j] >= 0) {
-      correct(j, k[j], of.shares.other[j]);
+      correct(j, k[j], state.shares.other[j]);
     }
   }
   for (const Share<A>& share : space.more) correct(share.pixel, share.k, share.sum);
@@ -253,30 +254,30 @@ void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileSt
 }  // namespace
 
 template <typename A>
-void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& of, A* g, int64_t ld,
+void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& state, A* g, int64_t ld,
                    Workspace<A>& space) {
-  const Tile<A>& tile = of.tile;
+  const Tile<A>& tile = state.tile;
   Factors<A> factors;
-  find_factors(call, upstream, of, factors, space);
-  tile_softmax(tile, factors, of.m, of.r, g, ld);
+  find_factors(call, upstream, state, factors, space);
+  tile_softmax(tile, factors, state.m, state.r, g, ld);
   for (const auto& c : space.corrections) {
     g[c.k * ld + c.j] += c.value;
     if (!c.likely) continue;
     // The others' shares, from logits that may lie so far below the top that r is 0.
-    const bool exact = is_exact(of.r[c.j]);
+    const bool exact = is_exact(state.r[c.j]);
     const Logits<A, A> x = {tile.x, tile.ld, 1, false};
-    const A top = exact ? A(0) : log_rest(x, c.j, tile.classes, of.m[c.j], of.r[c.j]);
-    const A value = exact ? c.value / of.r[c.j] : c.value;
+    const A top = exact ? A(0) : log_rest(x, c.j, tile.classes, state.m[c.j], state.r[c.j]);
+    const A value = exact ? c.value / state.r[c.j] : c.value;
     for (int64_t other = 0; other < tile.classes; ++other) {
       if (other == c.k) continue;
-      g[other * ld + c.j] -= value * exp_negative((tile.x[other * tile.ld + c.j] - of.m[c.j]) - top);
+      g[other * ld + c.j] -= value * exp_negative((tile.x[other * tile.ld + c.j] - state.m[c.j]) - top);
     }
   }
   if (call.label_smoothing == A(0)) return;
   const A uniform = call.label_smoothing / static_cast<A>(call.g.classes);
   for (int64_t j = 0; j < tile.n; ++j) {
-    if (of.label[j] < 0) continue;
-    const int64_t i = of.pixels.at(j);
+    if (state.label[j] < 0) continue;
+    const int64_t i = state.pixels.at(j);
     const A ce = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
     for (int64_t c = 0; c < tile.classes; ++c) g[c * ld + j] -= ce * uniform * call.weight_of(c);
   }

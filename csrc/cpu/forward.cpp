@@ -367,13 +367,13 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
 }  // namespace
 
 template <typename A>
-void cross_entropy_tile(const Call<A>& call, const Statistics<A>& of, A* ce, Sums& sums) {
-  const Tile<A>& tile = of.tile;
+void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A* ce, Sums& sums) {
+  const Tile<A>& tile = statistics.tile;
   const int64_t n = tile.n;
   const A smoothing = call.label_smoothing;
-  const double valid = static_cast<double>(n - std::count(of.y, of.y + n, kIgnored));
+  const double valid = static_cast<double>(n - std::count(statistics.y, statistics.y + n, kIgnored));
   sums[Row::kValid] += valid;
-  const double plain_sum = tile_cross_entropy(of.nll, of.y, n, ce);
+  const double plain_sum = tile_cross_entropy(statistics.nll, statistics.y, n, ce);
   if (!call.weight && !call.pixel_weight && smoothing == A(0)) {
     sums[Row::kCrossEntropy] += plain_sum;
     sums[Row::kWeight] += valid;
@@ -381,12 +381,13 @@ void cross_entropy_tile(const Call<A>& call, const Statistics<A>& of, A* ce, Sum
   }
   const A total_weight = call.total_weight();
   for (int64_t j = 0; j < n; ++j) {
-    if (of.y[j] < 0) continue;
-    const A w = call.weight_of(of.y[j]), v = call.pixel_weight_of(of.pixels.at(j));
+    if (statistics.y[j] < 0) continue;
+    const A w = call.weight_of(statistics.y[j]), v = call.pixel_weight_of(statistics.pixels.at(j));
     ce[j] *= w;
     if (smoothing != A(0)) {
-      A every = total_weight * log1p_positive(of.r[j]);
-      for (int64_t c = 0; c < tile.classes; ++c) every -= call.weight_of(c) * (tile.x[c * tile.ld + j] - of.m[j]);
+      A every = total_weight * log1p_positive(statistics.r[j]);
+      for (int64_t c = 0; c < tile.classes; ++c)
+        every -= call.weight_of(c) * (tile.x[c * tile.ld + j] - statistics.m[j]);
       ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(tile.classes) * every;
     }
     sums[Row::kCrossEntropy] += static_cast<double>(v) * ce[j];

@@ -33,7 +33,7 @@ struct Statistics {
 
 // The cross-entropy of a tile.
 template <typename A>
-void cross_entropy_tile(const Call<A>& call, const Statistics<A>& of, A* ce, Sums& sums);
+void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A* ce, Sums& sums);
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
@@ -108,7 +108,7 @@ struct TileState {
 
 // The gradient of a tile, to g[c · ld + j], with the shares of further classes in space.more.
 template <typename A>
-void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& of, A* g, int64_t ld,
+void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& state, A* g, int64_t ld,
                    Workspace<A>& space);
 
 // The gradient of logits to be upsampled.

@@ -64,7 +64,7 @@ struct Boxes {
   int64_t per_slice, per_image, count;
 
   Boxes(int64_t batch, int64_t depth, int64_t height) : depth(depth), height(height) {
-    // Large, so that few rows are gone through twice, and yet enough of them for all threads.
+    // Large, so that few rows are visited twice, and yet enough of them for all threads.
     const int64_t most = std::clamp<int64_t>(batch * depth * height / 32, 2, 16);
     slices = std::min<int64_t>(depth, 4);
     rows = std::min(height, most);

@@ -10,7 +10,7 @@
 // gives the same bits.
 //
 // The state between them takes 19 bytes a pixel in float: label (2), edge mask (1), m and r (8), and one number a side
-// (8). Powers other than 1 take 8 more, and decay 12. Few classes could do without m and r, as forming them anew would
+// (8). Powers other than 1 take 8 more, and decay 12. Few classes could do without m and r, as forming them again would
 // cost no more than reading them.
 #pragma once
 
@@ -139,7 +139,7 @@ struct Call {
     for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(c);
     return sum;
   }
-  // log w of pixel i, as an edge pixel sees it; those that a false one sees weigh alike.
+  // log w of pixel i, as an edge pixel sees it; those that a false one sees weigh the same.
   __device__ A log_weight(int64_t centre, A nearest, int64_t i) const {
     return packing.has_decay && edge[centre] == kEdge ? (nearest - field[i]) * inverse_decay : A(0);
   }

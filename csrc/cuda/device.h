@@ -18,7 +18,7 @@ constexpr int64_t kBlocks = 2048;
 
 inline void check(cudaError_t error) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // what is told here is not to be told again by somebody else
+  cudaGetLastError();  // clear the sticky error
   STD_TORCH_CHECK(false, "edgeloss: CUDA error: ", cudaGetErrorString(error));
 }
 

@@ -1,5 +1,5 @@
 // neighbor_nll on the CPU, in passes over chunks of rows: the formulas of math.h, with the exponentials of many classes
-// or pairs formed together, so that they vectorize. Each pixel is worked out by itself, so the number of threads
+// or pairs formed together, so that they vectorize. Each pixel is computed by itself, so the number of threads
 // changes no bit.
 #include <algorithm>
 #include <vector>

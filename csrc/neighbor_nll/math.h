@@ -231,7 +231,7 @@ struct NeighborNll {
   }
 
   // The gradient at a pixel that is read, given that of the value: calls write(c, gradient) for each class. The classes
-  // are gone through kBlock at a time, whose sums over the centres stay in registers.
+  // are visited kBlock at a time, whose sums over the centres stay in registers.
   template <int kBlock, typename F>
   EDGELOSS_INLINE void gradient(int64_t row, int64_t column, const A* upstream, const F& write) const {
     const int64_t n = row * g.width + column;

@@ -13,6 +13,10 @@ constexpr int64_t kBlock = 32;  // classes summed up by themselves
 // to[j] = from[j · step].
 template <typename T, typename A>
 void widen_row(const T* from, int64_t step, int64_t n, A* row) {
+  if (std::is_same_v<T, A> && step == 1) {
+    std::memcpy(row, from, n * sizeof(A));
+    return;
+  }
   vectorized<A>([=]() EDGELOSS_LOOP {
     if (step == 1) {
       EDGELOSS_INDEPENDENT
@@ -27,6 +31,10 @@ void widen_row(const T* from, int64_t step, int64_t n, A* row) {
 // out[j · step] = row[j].
 template <typename T, typename A>
 void narrow_row(const A* row, int64_t step, int64_t n, T* out) {
+  if (std::is_same_v<T, A> && step == 1) {
+    std::memcpy(out, row, n * sizeof(A));
+    return;
+  }
   vectorized<A>([=]() EDGELOSS_LOOP {
     if (step == 1) {
       EDGELOSS_INDEPENDENT

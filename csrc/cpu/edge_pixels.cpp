@@ -16,13 +16,15 @@ EDGELOSS_INLINE void fill_labels(const Group<A>& group, bool own_row, Lanes<A>& 
   const int64_t width = Width ? Width : lanes.width, count = std::min(width, g.width);
   const int16_t* labels = group.call.label + group.image * g.pixels;
   const int32_t* outside = lanes.outside.data() + (own_row ? width * width : 0);
-  for (int64_t e = 0; e < group.count; ++e) {
-    int32_t* lane = lanes.label + e * width;
-    if (lanes.first[e] < 0) {
+  const int64_t edges = group.count;
+  const int64_t* first = lanes.first.data();
+  int32_t* lane = lanes.label;
+  for (int64_t e = 0; e < edges; ++e, lane += width) {
+    if (first[e] < 0) {
       std::fill_n(lane, width, -1);
       continue;
     }
-    const int16_t* label = labels + lanes.first[e];
+    const int16_t* label = labels + first[e];
     if constexpr (Width > 0) {
       VectorOf<int16_t, Width> shown;
       VectorOf<int32_t, Width> is_outside;
@@ -51,24 +53,26 @@ EDGELOSS_INLINE void copy(const T* from, int64_t step, int64_t n, A* lane) {
   }
 }
 
-// The logits of class k from lanes.first on, or both where m and r are not kept.
+// The logits of class k from lanes.first on, or both where m and r are not kept. Locals throughout: the compiler must
+// take each copy for one that may overwrite a member.
 template <int64_t Width, typename T, typename A>
 EDGELOSS_INLINE void fill_logits(const Group<A>& group, const Stored<A>& x, const T* data, Lanes<A>& lanes) {
   const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, group.call.g.width);
-  for (int64_t e = 0; e < group.count; ++e) {
-    if (lanes.first[e] < 0) continue;
-    const T* from = data + lanes.first[e] * x.pixel_step;
-    A* lane = lanes.x + e * width;
-    if (group.call.m) {
-      copy(from + group.k[e] * x.class_step, x.pixel_step, count, lane);
+  const int64_t edges = group.count, pixel_step = x.pixel_step, class_step = x.class_step;
+  const int64_t* first = lanes.first.data();
+  const int16_t* k = group.k;
+  const bool is_kept = group.call.m, binary = x.binary;
+  A *lane = lanes.x, *first_logit = lanes.first_logit, *second_logit = lanes.second_logit;
+  for (int64_t e = 0; e < edges; ++e, lane += width, first_logit += width, second_logit += width) {
+    if (first[e] < 0) continue;
+    const T* from = data + first[e] * pixel_step;
+    if (is_kept) {
+      copy(from + k[e] * class_step, pixel_step, count, lane);
       continue;
     }
-    A *first = lanes.first_logit + e * width, *second = lanes.second_logit + e * width;
-    if (!x.binary)
-      copy(from, x.pixel_step, count,
-           first);  // of a binary pixel it is 0, and has been from the beginning
-    copy(from + (x.binary ? 0 : x.class_step), x.pixel_step, count, second);
-    std::memcpy(lane, group.k[e] == 0 ? first : second, count * sizeof(A));
+    if (!binary) copy(from, pixel_step, count, first_logit);  // of a binary pixel it is 0, and has been from the start
+    copy(from + (binary ? 0 : class_step), pixel_step, count, second_logit);
+    std::memcpy(lane, k[e] == 0 ? first_logit : second_logit, count * sizeof(A));
   }
 }
 
@@ -76,9 +80,11 @@ EDGELOSS_INLINE void fill_logits(const Group<A>& group, const Stored<A>& x, cons
 template <int64_t Width, typename A>
 EDGELOSS_INLINE void fill_numbers(const Group<A>& group, const A* numbers, const Lanes<A>& lanes, A* lane) {
   const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, group.call.g.width);
+  const int64_t edges = group.count;
+  const int64_t* first = lanes.first.data();
   const A* image = numbers + group.image * group.call.g.pixels;
-  for (int64_t e = 0; e < group.count; ++e, lane += width) {
-    if (lanes.first[e] >= 0) std::memcpy(lane, image + lanes.first[e], count * sizeof(A));
+  for (int64_t e = 0; e < edges; ++e, lane += width) {
+    if (first[e] >= 0) std::memcpy(lane, image + first[e], count * sizeof(A));
   }
 }
 

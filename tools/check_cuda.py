@@ -8,6 +8,7 @@ It needs nvcc, not a device. A spilled register goes through memory at every use
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -103,7 +104,7 @@ def main() -> None:
     print(f"check_cuda: compiling {', '.join(map(str, CUDA_SOURCES))} with nvcc {nvcc.version[0]}.{nvcc.version[1]}")
     jobs = [(source, architecture) for source in CUDA_SOURCES for architecture in ARCHITECTURES]
     try:
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             reports = list(pool.map(lambda job: compile_for(*job, nvcc, torch), jobs))
     except Unbuildable as reason:
         raise SystemExit(f"check_cuda: {reason}") from None

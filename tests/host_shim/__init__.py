@@ -63,7 +63,7 @@ def _compile(command: list[str], sources: list[Path], library: Path) -> None:
         if done.returncode:
             raise RuntimeError(f"{shlex.join(map(str, arguments))}\n{done.stderr}")
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda item: run(*cache, *command, "-c", item[0], "-o", item[1]), objects.items()))
     libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
     linked = library.with_suffix(".part")

@@ -24,7 +24,7 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 torch.set_num_threads(1)
 # A fixture that chooses the backend may hold for all examples of a property.
 SHARED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.function_scoped_fixture]}
-hypothesis.settings.register_profile("default", max_examples=40, **SHARED)
+hypothesis.settings.register_profile("default", max_examples=25, **SHARED)
 hypothesis.settings.register_profile("ci", max_examples=200, derandomize=True, **SHARED)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 

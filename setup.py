@@ -131,7 +131,8 @@ def start(pool: ThreadPoolExecutor, units: list[Unit]) -> list[Future[Path]]:
 
     def compile_if_stale(unit: Unit) -> Path:
         if unit in stale:
-            print(f"edgeloss: compiling {unit.source} ({stale.index(unit) + 1} of {len(stale)})", flush=True)
+            # With its end in one string, as other threads print too.
+            print(f"edgeloss: compiling {unit.source} ({stale.index(unit) + 1} of {len(stale)})\n", end="", flush=True)
             unit.target.parent.mkdir(parents=True, exist_ok=True)
             call([*compiler_cache(), *unit.command])
         return unit.target

@@ -217,7 +217,7 @@ def call(command: Sequence[str], *, show: bool = True) -> str:
         Unbuildable: if it fails.
     """
     if show:
-        print(shlex.join(command), flush=True)
+        print(f"{shlex.join(command)}\n", end="", flush=True)
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:

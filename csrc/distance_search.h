@@ -1,4 +1,4 @@
-// The search for the distance d of a pixel to the nearest one of another class, from near to far. No neighbour of an
+// The search for the distance d of a pixel to the nearest one of another class, from near to far. No neighbor of an
 // edge pixel has a larger d than 2 ‖radius · spacing‖, where it ends.
 #pragma once
 

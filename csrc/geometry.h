@@ -1,4 +1,4 @@
-// Images of pixels: how they are numbered and which are neighbours. For every kernel.
+// Images of pixels: how they are numbered and which are neighbors. For every kernel.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +37,10 @@ template <typename F>
 EDGELOSS_INLINE void for_each_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
   const int64_t left = column < g.radius[2] ? 0 : column - g.radius[2];
   const int64_t right = column + g.radius[2] < g.width ? column + g.radius[2] : g.width - 1;
-  const int64_t centre = row * g.width + column;
+  const int64_t center = row * g.width + column;
   for_each_row(g, row, g.radius, [&](int64_t first) {
     for (int64_t n = first + left; n <= first + right; ++n) {
-      if (n != centre) body(n);
+      if (n != center) body(n);
     }
   });
 }

@@ -57,7 +57,7 @@ inline std::string position(const Geometry& g, int64_t i) {
 // Which labels were expected, and the one that came; in the words of edgeloss/inputs.py.
 inline std::string unexpected_label(const Geometry& g, int64_t ignore_index, int64_t label) {
   const std::string expected =
-      g.logits == 1 ? "0 or 1 (one logit a pixel is binary)" : "0 to " + std::to_string(g.classes - 1);
+      g.logits == 1 ? "0 or 1 (one logit per pixel is binary)" : "0 to " + std::to_string(g.classes - 1);
   return "expected labels " + expected + ", or ignore_index=" + std::to_string(ignore_index) + ", but got " +
          std::to_string(label);
 }

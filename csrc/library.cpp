@@ -14,30 +14,21 @@
 // it there, with 2 after waiting for the device.
 STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
-      "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? "
-      "pixel_weight, Tensor? edge_class_weight, "
-      "Tensor? distance, int ignore_index, float label_smoothing, int[] "
-      "radius, float power, float decay, float[] "
-      "spacing, bool edges, bool false_edges, bool maps, int validate) -> "
-      "(Tensor sums, Tensor ce, Tensor same, Tensor "
-      "other, Tensor false_edge, Tensor label, Tensor flags, Tensor stats, "
-      "Tensor edge_list, Tensor sides, Tensor "
-      "field)");
+      "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
+      "Tensor? distance, int ignore_index, float label_smoothing, int[] radius, float power, float decay, float[] "
+      "spacing, bool edges, bool false_edges, bool maps, int validate) -> (Tensor sums, Tensor ce, Tensor same, "
+      "Tensor other, Tensor false_edge, Tensor label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, "
+      "Tensor field)");
   m.def(
-      "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? "
-      "grad_same, Tensor? grad_other, Tensor? "
-      "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, "
-      "Tensor? edge_class_weight, Tensor label, "
-      "Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor "
-      "field, float label_smoothing, int[] radius, "
-      "float power, float decay) -> Tensor");
+      "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor? "
+      "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, Tensor "
+      "label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor field, float label_smoothing, "
+      "int[] radius, float power, float decay) -> Tensor");
   m.def(
-      "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? "
-      "mask, int[] radius) -> (Tensor value, Tensor "
-      "stats, Tensor largest, Tensor sides)");
+      "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? mask, int[] radius) -> (Tensor value, "
+      "Tensor stats, Tensor largest, Tensor sides)");
   m.def(
-      "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, "
-      "Tensor weight, Tensor stats, Tensor "
+      "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, Tensor weight, Tensor stats, Tensor "
       "largest, Tensor sides, int[] radius) -> Tensor");
 }
 
@@ -114,8 +105,7 @@ PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
 PyMethodDef functions[] = {{"raise_label_errors", raise_label_errors, METH_NOARGS,
                             "Raise ValueError if an earlier call recorded wrong labels."},
                            {"output_sizes", get_output_sizes, METH_VARARGS,
-                            "Return (type, constant, per_pixel, per_row) of each result of "
-                            "edge_loss."},
+                            "Return (type, constant, per_pixel, per_row) of each result of edge_loss."},
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

@@ -224,7 +224,7 @@ struct Side {
 // Whether one number, `inverse`, is what backward needs of a side; of probabilities not where float can't hold them.
 EDGELOSS_INLINE bool is_plain_mean(double q) { return q == 0 || q == 1; }
 
-// π_n; e^t and t are those of the neighbour, log_w = (side.nearest - d_n) / decay. t() is called only where it is
+// π_n; e^t and t are those of the neighbor, log_w = (side.nearest - d_n) / decay. t() is called only where it is
 // needed.
 template <typename A, typename F>
 EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {

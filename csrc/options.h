@@ -27,7 +27,7 @@ struct Options {
   int64_t ignore_index;
   double label_smoothing;
   std::vector<int64_t> radius;  // per axis
-  double power, decay;          // decay 0: all neighbours weigh the same
+  double power, decay;          // decay 0: all neighbors weigh the same
   std::vector<double> spacing;  // per axis
   bool edges, false_edges, maps;
   int64_t validate;

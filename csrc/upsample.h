@@ -1,7 +1,7 @@
 // Linear interpolation of logits of lower resolution, as torch does it with align_corners=False. For every kernel.
 //
 // A pixel's logits are interpolated again wherever they are used, and must come out the same to the last bit: one of
-// them is recognised as the largest by being equal to it. So no product may be fused with the sum it goes into, which
+// them is recognized as the largest by being equal to it. So no product may be fused with the sum it goes into, which
 // compilers do in one place and not in another. A product plus 0 is rounded, fused or not.
 #pragma once
 
@@ -25,7 +25,7 @@ EDGELOSS_INLINE A mix(A first, A second, A weight) {
   return weight == A(0) ? first : both;
 }
 
-// What a place of the upsampled axis is mixed from: two neighbours, or one, and then weight is 0.
+// What a place of the upsampled axis is mixed from: two neighbors, or one, and then weight is 0.
 template <typename A>
 struct Taps {
   int64_t first, second;
@@ -45,7 +45,7 @@ struct Axis {
 
   Axis(int64_t low, int64_t high) : low(low), high(high), scale(static_cast<A>(low) / static_cast<A>(high)) {}
 
-  // Where pixel i's centre lies, in low-resolution pixels; rounded as torch's is.
+  // Where pixel i's center lies, in low-resolution pixels; rounded as torch's is.
   EDGELOSS_INLINE A position(int64_t i) const {
     return low == high ? static_cast<A>(i) : std::fma(scale, static_cast<A>(i) + A(0.5), A(-0.5));
   }
@@ -60,8 +60,8 @@ struct Axis {
   // The places that are mixed from low-resolution pixel i, from the one that is returned to `end`, and perhaps one more
   // at either end.
   EDGELOSS_INLINE int64_t support(int64_t i, int64_t& end) const {
-    const double ratio = static_cast<double>(high) / static_cast<double>(low), centre = static_cast<double>(i) + 0.5;
-    const double first = (centre - 1) * ratio - 0.5, last = (centre + 1) * ratio - 0.5;
+    const double ratio = static_cast<double>(high) / static_cast<double>(low), center = static_cast<double>(i) + 0.5;
+    const double first = (center - 1) * ratio - 0.5, last = (center + 1) * ratio - 0.5;
     end = static_cast<int64_t>(last) + 2 < high ? static_cast<int64_t>(last) + 2 : high;
     return first > 0 ? static_cast<int64_t>(first) : 0;
   }

@@ -1,4 +1,4 @@
-"""The fused kernels: calls them, and tells torch what their operators return and how they are differentiated."""
+"""The fused kernels: calls them, and registers their fake implementations and derivatives with torch."""
 
 from __future__ import annotations
 

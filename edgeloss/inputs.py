@@ -218,7 +218,7 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
         return
     expected = "≥ 0" if classes is None else f"0 to {classes - 1}"
     if classes == 1:
-        expected = "0 or 1 (one logit a pixel is binary)"
+        expected = "0 or 1 (one logit per pixel is binary)"
     if ignore_index is not None:
         expected += f", or ignore_index={ignore_index}"
     first = wrong.nonzero()[0].tolist()

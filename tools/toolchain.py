@@ -88,7 +88,7 @@ class Nvcc(NamedTuple):
     def link_flags(self) -> list[str]:
         """Return the flags that link the CUDA runtime statically.
 
-        The library then needs no libcudart beside it, and its runtime may be of another major version than torch's:
+        The library then needs no libcudart, and its runtime may be of another major version than torch's:
         both reach the device through the driver, whose contexts and streams they share. The driver must serve the newer
         of the two; `edgeloss.backends` compares it with the toolkit recorded here.
         """

@@ -74,7 +74,7 @@ def _edge_maps(split: Split, window: Window, logits: Mapping[str, Tensor]) -> di
 
 
 def _show_map(axis: Axes, values: np.ma.MaskedArray, truth: np.ndarray, high: float) -> AxesImage:
-    """Show an edge map: black where there is no edge, grey where the truth is void."""
+    """Show an edge map: black where there is no edge, gray where the truth is void."""
     from edgeloss.viz.coloring import CMAP
     from edgeloss.viz.drawing import draw_borders, find_borders
     from edgeloss.viz.palette import NOTHING, VOID

@@ -168,7 +168,7 @@ def summary(scored: Sequence[Window]) -> str:
 def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path: Path) -> None:
     """Draw the image, the truth and the predictions in each window, a row per window.
 
-    Black lines are the true borders. Void is grey everywhere, since no score counts it.
+    Black lines are the true borders. Void is gray everywhere, since no score counts it.
     """
     from matplotlib.figure import Figure
 

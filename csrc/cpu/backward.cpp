@@ -95,7 +95,7 @@ void add_shares(const Group<A>& group, int64_t start, const Lanes<A>& lanes, Gat
   while (lanes.first[last] < 0) --last;
   sums.approach(lanes.first[first] - start, lanes.first[last] - start);
   with_width(lanes.width, [&](auto constant) __attribute__((always_inline)) {
-    // Every fourth in turn: neighbours write to the same pixels, and a processor waits where it reads half of what it
+    // Every fourth in turn: neighbors write to the same pixels, and a processor waits where it reads half of what it
     // has just written.
     for (int64_t turn = 0; turn < 4; ++turn) {
       for (int64_t e = turn; e < group.count; e += 4) {

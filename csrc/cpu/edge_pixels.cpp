@@ -8,7 +8,7 @@
 namespace edgeloss {
 namespace {
 
-// The labels of the pixels from lanes.first on, -1 where the lane is no neighbour. Width: lanes of an edge pixel, if it
+// The labels of the pixels from lanes.first on, -1 where the lane is no neighbor. Width: lanes of an edge pixel, if it
 // is known beforehand, and the image is not narrower; else 0.
 template <int64_t Width, typename A>
 EDGELOSS_INLINE void fill_labels(const Group<A>& group, bool own_row, Lanes<A>& lanes) {

@@ -1,8 +1,8 @@
 // The term of false edges: the same side's at pixels that are edges of the prediction alone.
 //
-// Off the true edges every valid neighbour is of the pixel's own class k, so -log p(k) is there what the neighbour's
+// Off the true edges every valid neighbor is of the pixel's own class k, so -log p(k) is there what the neighbor's
 // own cross-entropy is, and that is at hand: no logits are read again. What is left are sums over windows, whole rows
-// at a time. With power 0 the mean of the neighbours' cross-entropies is all, and such sums are separable.
+// at a time. With power 0 the mean of the neighbors' cross-entropies is all, and such sums are separable.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 namespace edgeloss {
 
 // What is kept of the false edges of a batch. `term` is the pixels' unweighted cross-entropy, 0 where ignored; with
-// another power than 0 its sign is the power's, so that the neighbour that counts most has the least, and it is
+// another power than 0 its sign is the power's, so that the neighbor that counts most has the least, and it is
 // infinite where ignored.
 template <typename A>
 struct FalseEdges {
   A power;
   A* term;   // [B, P]; at power 0 in forward only
-  A* share;  // [B, P], π of the neighbour that counts most, 0 where there is no false edge; of the rows that have one
-  A* least;  // [B, P], the least term of the neighbours, of the same rows; not at power 0
+  A* share;  // [B, P], π of the neighbor that counts most, 0 where there is no false edge; of the rows that have one
+  A* least;  // [B, P], the least term of the neighbors, of the same rows; not at power 0
   int32_t* count;  // [B, D · H], false edges of each row
 
   bool exist() const { return share != nullptr; }
@@ -52,13 +52,13 @@ template <typename A>
 void exponential_shares(const A* arrives, const A* least, int64_t n, int64_t reach, bool own, const A* term, A scale,
                         A* sum);
 
-// What the neighbours of a row's pixels come to.
+// What the neighbors of a row's pixels come to.
 template <typename A>
 struct Around {
   const A *count, *least, *sum, *less_one;
 };
 
-// -log M_q at the false edges, elsewhere 0, and π of the neighbour that counts most.
+// -log M_q at the false edges, elsewhere 0, and π of the neighbor that counts most.
 template <typename A>
 void finish_false_edges(const uint8_t* is_false, int64_t n, const Around<A>& around, A power, A* value, A* share);
 
@@ -153,7 +153,7 @@ class RowWindows {
     });
   }
 
-  // sum = Σ over the neighbours of each pixel of a row, of what read(first pixel of a row, sum) adds.
+  // sum = Σ over the neighbors of each pixel of a row, of what read(first pixel of a row, sum) adds.
   template <typename F>
   void sum_windows(int64_t row, const F& read, A* sum) {
     std::fill(own_.begin(), own_.end(), A(0));

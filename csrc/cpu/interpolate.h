@@ -1,6 +1,6 @@
 // Tiles of logits of lower resolution, interpolated where they are used; and the way back of their gradient.
 //
-// A tile holds some slots of neighbouring cells. A cell is a low-resolution pixel together with the pixels of a
+// A tile holds some slots of neighboring cells. A cell is a low-resolution pixel together with the pixels of a
 // full-resolution row that lie nearest to it, and a slot is one of these: first those to its left, which are mixed from
 // the cell before and the cell itself, then those to its right, mixed from the cell itself and the next. So the pixels
 // of a slot, from cell to cell, are mixed from numbers that lie side by side, and the loops vectorize. Where the ratio

@@ -1,4 +1,4 @@
-// The loops of lanes.h. Every lane takes part in every operation, and those that are no neighbours are left out where
+// The loops of lanes.h. Every lane takes part in every operation, and those that are no neighbors are left out where
 // results are selected: their numbers may be nan. Selected by masks, since the compiler turns conditions on the same
 // comparison into branches, which do not vectorize.
 #include "lanes.h"
@@ -28,7 +28,7 @@ EDGELOSS_INLINE A select(Bits<A> mask, A value, A other = A(0)) {
   return bits_of<A>((bits_of<Bits<A>>(value) & mask) | (bits_of<Bits<A>>(other) & ~mask));
 }
 
-// Whether lane i shows a neighbour on the edge pixel's own side, or on the other.
+// Whether lane i shows a neighbor on the edge pixel's own side, or on the other.
 template <typename A>
 struct Masks {
   Bits<A> same, other;

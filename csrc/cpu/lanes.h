@@ -17,7 +17,7 @@ namespace edgeloss {
 
 constexpr int64_t kEdges = 64;  // edge pixels at a time, at most
 
-// Numbers of each lane, [edge pixel, width]. A lane that is no neighbour has the label -1, and what else stands there
+// Numbers of each lane, [edge pixel, width]. A lane that is no neighbor has the label -1, and what else stands there
 // is not used.
 template <typename A>
 struct LaneArrays {
@@ -26,10 +26,10 @@ struct LaneArrays {
     A* nearest;                     // the least d
     A *sum, *rest;                  // forward: Σ w P and Σ w (1 - P), or Σ w t and Σ w
     A *upstream, *first, *log_sum;  // backward: upstream is multiplied by `inverse` where there is one
-    A* share;  // backward: what a neighbour gets, but for factors that are the same for all classes
+    A* share;                       // backward: what a neighbor gets, but for factors that are the same for all classes
   };
 
-  int32_t *label, *k;             // of the neighbour, and of the edge pixel
+  int32_t *label, *k;             // of the neighbor, and of the edge pixel
   A *x, *m, *r, *d;               // logit of class k; m and r; distance
   A* t;                           // log P
   A *first_logit, *second_logit;  // both of them, where m and r are not kept
@@ -43,7 +43,7 @@ struct Lanes : LaneArrays<A> {
   int64_t radius, width;       // width: 2 radius + 1 pixels, and some to fill vectors up
   int64_t edges;               // edge pixels at a time
   std::vector<int64_t> first;  // the pixel in an edge pixel's first lane, or -1: none of that row is wanted
-  // -1 on the lanes that are none of its neighbours, by [its own row?][where it stands among its lanes][lane]; of wide
+  // -1 on the lanes that are none of its neighbors, by [its own row?][where it stands among its lanes][lane]; of wide
   // windows it is computed each time.
   std::vector<int32_t> outside;
 
@@ -128,7 +128,7 @@ bool log_terms(const LaneArrays<A>& lanes, int64_t n);
 template <typename A>
 void sum_logs(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& options);
 
-// upstream · π of each neighbour on the same side, and upstream · π · slope on the other, where the means are plain
+// upstream · π of each neighbor on the same side, and upstream · π · slope on the other, where the means are plain
 // ones, of logarithms (power 0) or of probabilities.
 template <typename A>
 void mean_shares(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& options);

@@ -37,7 +37,7 @@ struct Chunks {
   }
 };
 
-// Chunks still to be done, handed out to the threads a few neighbours at a time: which of them a thread gets changes
+// Chunks still to be done, handed out to the threads a few neighbors at a time: which of them a thread gets changes
 // from run to run, what comes of a chunk does not. A thread that the system holds up leaves its share to the others.
 class Tasks {
  public:

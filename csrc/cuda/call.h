@@ -1,6 +1,6 @@
 // The whole loss on CUDA.
 //
-// One thread takes a pixel, neighbouring threads neighbouring pixels, so that what they read of a class lies side by
+// One thread takes a pixel, neighboring threads neighboring pixels, so that what they read of a class lies side by
 // side in contiguous logits; those of channels_last pass through shared memory. Forward: (1) labels, the two numbers of
 // math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near it;
 // (3) the edge mask, of the prediction's false edges too where they count, and the edge terms; (4) the sums. Backward
@@ -140,8 +140,8 @@ struct Call {
     return sum;
   }
   // log w of pixel i, as an edge pixel sees it; those that a false one sees weigh the same.
-  __device__ A log_weight(int64_t centre, A nearest, int64_t i) const {
-    return packing.has_decay && edge[centre] == kEdge ? (nearest - field[i]) * inverse_decay : A(0);
+  __device__ A log_weight(int64_t center, A nearest, int64_t i) const {
+    return packing.has_decay && edge[center] == kEdge ? (nearest - field[i]) * inverse_decay : A(0);
   }
 
   // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it.
@@ -204,7 +204,7 @@ __device__ __forceinline__ void for_each_block(const UpsampledLogits<T, A>& x, i
   }
 }
 
-// The same where the classes of a pixel lie side by side: then neighbouring threads copy neighbouring classes, through
+// The same where the classes of a pixel lie side by side: then neighboring threads copy neighboring classes, through
 // shared memory. Each on its own would touch a line of memory for every number, and write a part of it at a time.
 //
 // The threads of a block call it together, with null for a pixel that is not read (0 comes) or not written. Where it

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Whether some neighbour of a pixel is of another class, by its label or by the prediction.
+// Whether some neighbor of a pixel is of another class, by its label or by the prediction.
 __device__ __forceinline__ bool is_edge(const Geometry& g, const int16_t* label, const Place& at) {
   const int16_t own = label[at.base + at.pixel];
   bool differs = false;
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (kind != 0) {
       const auto x = call.image(at.image);
       const int16_t k = call.label[i];
-      // Of the same and of the other side. They are told apart by selection: an index would put them into memory.
+      // Of the same and of the other side. Selected, since an index would put them into memory.
       A same_nearest = 0, other_nearest = 0;
       if (call.packing.has_decay && kind == kEdge) {
         same_nearest = other_nearest = INFINITY;

@@ -47,20 +47,20 @@ struct PixelGradient {
                                             const X& x, A m, A r, const W& wanted, const F& give) {
     const Geometry& g = call.g;
     for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
-      const int64_t centre = at.base + n, i = at.base + at.pixel;
-      if (!call.edge[centre]) return;
-      const int16_t k = call.label[centre];
+      const int64_t center = at.base + n, i = at.base + at.pixel;
+      if (!call.edge[center]) return;
+      const int16_t k = call.label[center];
       if (!wanted(k)) return;
       const int side = k != y;
       const A x_k = x.at(at.pixel, k);
       A p, complement;
       probabilities(x_k, m, r, p, complement);
-      const Side<A> mean = call.load(side, centre);
-      const A pi = share(mean, call.power, side ? complement : p, call.log_weight(centre, mean.nearest, i),
+      const Side<A> mean = call.load(side, center);
+      const A pi = share(mean, call.power, side ? complement : p, call.log_weight(center, mean.nearest, i),
                          [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
-      const bool is_false = call.edge[centre] == kFalseEdge;
-      const A v = is_false ? call.pixel_weight_of(centre) : call.edge_weight_of(centre, k);
-      const A value = upstream.at(is_false ? Row::kFalseEdge : Row::kSameSide + side, centre, v) * pi;
+      const bool is_false = call.edge[center] == kFalseEdge;
+      const A v = is_false ? call.pixel_weight_of(center) : call.edge_weight_of(center, k);
+      const A value = upstream.at(is_false ? Row::kFalseEdge : Row::kSameSide + side, center, v) * pi;
       if (side == 0) {  // ∂S = π (p(c) - δ_cy)
         alpha += value;
         at_y += value;

@@ -14,7 +14,7 @@ namespace edgeloss {
 namespace {
 
 constexpr int64_t kPixels = 64;  // 19 classes of them stay in the first-level cache
-constexpr int64_t kPairs = 512;  // of a centre and a neighbour
+constexpr int64_t kPairs = 512;  // of a center and a neighbor
 
 template <typename A, typename W>
 using Image = NeighborNll<Stored<A>, A, W>;
@@ -28,8 +28,8 @@ void exponentials(A* v, int64_t n) {
   });
 }
 
-// The neighbours of a row's pixels, one number after another: calls body(number, shift, first, last), where pixels
-// first to last - 1 of the row have the neighbour of that number, `shift` pixels on.
+// The neighbors of a row's pixels, one number after another: calls body(number, shift, first, last), where pixels
+// first to last - 1 of the row have the neighbor of that number, `shift` pixels on.
 template <typename F>
 EDGELOSS_INLINE void for_each_shift(const Geometry& g, int64_t row, const F& body) {
   const int64_t at[3] = {row / g.height, row % g.height, 0}, size[3] = {g.depth, g.height, g.width};
@@ -74,9 +74,9 @@ void find_read(const Image<A, W>& image, int64_t row, uint8_t* read) {
   const int64_t width = image.g.width, step = image.weight.pixel_step;
   std::fill_n(read, width, uint8_t(0));
   for_each_shift(image.g, row, [&](int64_t number, int64_t shift, int64_t first, int64_t last) {
-    const int64_t centre = row * width + shift;
-    const W* largest = image.largest + centre;
-    const W* w = image.weight.data + (last_number(image.g) - number) * image.weight.class_step + centre * step;
+    const int64_t center = row * width + shift;
+    const W* largest = image.largest + center;
+    const W* w = image.weight.data + (last_number(image.g) - number) * image.weight.class_step + center * step;
     for (int64_t x = first; x < last; ++x) read[x] |= (largest[x] > W(0)) & (w[x * step] > W(0));
   });
 }
@@ -114,7 +114,7 @@ void statistics_chunk(const Image<A, W>& image, const Chunk& chunk) {
   flush();
 }
 
-// Pass 3: the values, of as many centres at a time as have kPairs neighbours.
+// Pass 3: the values, of as many centers at a time as have kPairs neighbors.
 template <typename A, typename W>
 void values_chunk(const Image<A, W>& image, const Chunk& chunk, A* value) {
   using Chosen = typename Image<A, W>::Chosen;
@@ -122,31 +122,31 @@ void values_chunk(const Image<A, W>& image, const Chunk& chunk, A* value) {
     int64_t n;
     A weight;
   };
-  struct Centre {
+  struct Center {
     int64_t row, column, pairs;
   };
   const Geometry& g = image.g;
   const int64_t size = image.choice.is_index() ? 1 : g.logits;  // exponentials a pair
   std::vector<Pair> pairs;
-  std::vector<Centre> centres;
+  std::vector<Center> centers;
   std::vector<A> e;
   const auto flush = [&] {
     exponentials(e.data(), static_cast<int64_t>(e.size()));
     const A* of_pair = e.data();
     const Pair* pair = pairs.data();
-    for (const Centre& centre : centres) {
-      const int64_t i = centre.row * g.width + centre.column;
+    for (const Center& center : centers) {
+      const int64_t i = center.row * g.width + center.column;
       A right = 0, wrong = 0;
-      for (int64_t j = 0; j < centre.pairs; ++j, ++pair, of_pair += size) {
+      for (int64_t j = 0; j < center.pairs; ++j, ++pair, of_pair += size) {
         const Chosen chosen_n = image.chosen(i, pair->n, [&](int64_t c) { return of_pair[size == 1 ? 0 : c]; });
         right += pair->weight * chosen_n.p;
         wrong += pair->weight * chosen_n.complement;
       }
-      value[i] = image.finish(centre.row, centre.column, right, wrong);
+      value[i] = image.finish(center.row, center.column, right, wrong);
     }
     e.clear();
     pairs.clear();
-    centres.clear();
+    centers.clear();
   };
   const auto add = [&](int64_t row, int64_t column) {
     const int64_t i = row * g.width + column;
@@ -162,7 +162,7 @@ void values_chunk(const Image<A, W>& image, const Chunk& chunk, A* value) {
         });
       }
     });
-    centres.push_back({row, column, static_cast<int64_t>(pairs.size() - before)});
+    centers.push_back({row, column, static_cast<int64_t>(pairs.size() - before)});
     if (static_cast<int64_t>(pairs.size()) >= kPairs) flush();
   };
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
@@ -207,7 +207,7 @@ void backward_chunk(const Image<A, W>& image, const Chunk& chunk, const A* upstr
       const int64_t pixel = p + read[j];
       const A* e_j = e.data() + j * g.logits;
       A* sum = sums.data() + read[j] * g.logits;
-      image.for_each_centre(pixel / g.width, pixel % g.width, [&](int64_t i, W w) {
+      image.for_each_center(pixel / g.width, pixel % g.width, [&](int64_t i, W w) {
         const auto chosen_n = image.chosen(i, pixel, [&](int64_t c) { return e_j[c]; });
         const auto gives = image.pull(i, pixel, w, chosen_n, upstream[i]);
         if (image.choice.is_index()) {

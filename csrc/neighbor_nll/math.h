@@ -4,9 +4,9 @@
 //     classes c that pixel i chooses ∂value_i / ∂x_n(c) = -π_in ([i chooses c]
 //     p_n(c) / P_in - p_n(c)),   π_in = w_in P_in / Σ_n w_in P_in
 //
-// over the neighbours n of a centre i inside the image with w_in > 0. A centre counts where its mask is set, it has
-// such a neighbour, and it chooses a class. Every pass looks at pixels from where it writes: at the neighbours of a
-// centre, or at the centres around a neighbour. So nothing is added up by two threads.
+// over the neighbors n of a center i inside the image with w_in > 0. A center counts where its mask is set, it has
+// such a neighbor, and it chooses a class. Every pass looks at pixels from where it writes: at the neighbors of a
+// center, or at the centers around a neighbor. So nothing is added up by two threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -28,7 +28,7 @@
 
 namespace edgeloss {
 
-// The largest number of a neighbour, K - 1.
+// The largest number of a neighbor, K - 1.
 EDGELOSS_INLINE int64_t last_number(const Geometry& g) {
   return (2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1) - 2;
 }
@@ -37,7 +37,7 @@ EDGELOSS_INLINE int64_t last_number(const Geometry& g) {
 // calls body(pixel, number). Seen from that pixel, this one has the number K - 1 - number.
 template <typename F>
 EDGELOSS_INLINE void for_each_numbered_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
-  const int64_t z = quotient(row, g.height), y = row - z * g.height, centre = row * g.width + column;
+  const int64_t z = quotient(row, g.height), y = row - z * g.height, center = row * g.width + column;
   const int64_t span_y = 2 * g.radius[1] + 1, span_x = 2 * g.radius[2] + 1;
   const int64_t first_z = z < g.radius[0] ? 0 : z - g.radius[0], first_y = y < g.radius[1] ? 0 : y - g.radius[1];
   const int64_t first_x = column < g.radius[2] ? 0 : column - g.radius[2];
@@ -48,7 +48,7 @@ EDGELOSS_INLINE void for_each_numbered_neighbor(const Geometry& g, int64_t row, 
       const int64_t first = (v * g.height + u) * g.width;
       for (int64_t x = first_x; x < g.width && x <= column + g.radius[2]; ++x) {
         const int64_t n = first + x;
-        if (n != centre) body(n, start + x - (n > centre));  // the centre has no number
+        if (n != center) body(n, start + x - (n > center));  // the center has no number
       }
     }
   }
@@ -81,36 +81,36 @@ struct NeighborNll {
   Logits<W, W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
   const uint8_t* mask;           // null: set everywhere
-  A *m, *r;                      // of the pixels that are neighbours of centres that count
-  W* largest;                    // weight of any neighbour; 0 where the centre does not count
-  A *first, *log_sum, *inverse;  // Side of the centres that count
+  A *m, *r;                      // of the pixels that are neighbors of centers that count
+  W* largest;                    // weight of any neighbor; 0 where the center does not count
+  A *first, *log_sum, *inverse;  // Side of the centers that count
 
   // Whether a sum over classes is so large that what underflowed of them does not matter to it.
   EDGELOSS_INLINE bool is_exact_sum(A sum) const { return is_exact(sum / static_cast<A>(g.logits)); }
 
   // w / largest, exact for weights of any size but where it underflows.
-  EDGELOSS_INLINE A relative(W w, int64_t centre) const {
+  EDGELOSS_INLINE A relative(W w, int64_t center) const {
     using Wider = std::common_type_t<A, W>;
-    return static_cast<A>(static_cast<Wider>(w) / static_cast<Wider>(largest[centre]));
+    return static_cast<A>(static_cast<Wider>(w) / static_cast<Wider>(largest[center]));
   }
   // Its logarithm, which does not underflow.
-  EDGELOSS_INLINE A log_relative(W w, int64_t centre) const {
-    return static_cast<A>(std::log(static_cast<double>(w)) - std::log(static_cast<double>(largest[centre])));
+  EDGELOSS_INLINE A log_relative(W w, int64_t center) const {
+    return static_cast<A>(std::log(static_cast<double>(w)) - std::log(static_cast<double>(largest[center])));
   }
 
-  // Calls body(n, w_in) for the neighbours of a centre that have weight.
+  // Calls body(n, w_in) for the neighbors of a center that have weight.
   template <typename F>
   EDGELOSS_INLINE void for_each_weighted(int64_t row, int64_t column, const F& body) const {
-    const int64_t centre = row * g.width + column;
+    const int64_t center = row * g.width + column;
     for_each_numbered_neighbor(g, row, column, [&](int64_t n, int64_t number) {
-      const W w = weight.at(centre, number);
+      const W w = weight.at(center, number);
       if (w > W(0)) body(n, w);
     });
   }
 
-  // Calls body(i, w_in) for the centres that count around a pixel n that has weight for them.
+  // Calls body(i, w_in) for the centers that count around a pixel n that has weight for them.
   template <typename F>
-  EDGELOSS_INLINE void for_each_centre(int64_t row, int64_t column, const F& body) const {
+  EDGELOSS_INLINE void for_each_center(int64_t row, int64_t column, const F& body) const {
     const int64_t last = last_number(g);
     for_each_numbered_neighbor(g, row, column, [&](int64_t i, int64_t number) {
       if (!(largest[i] > W(0))) return;
@@ -154,7 +154,7 @@ struct NeighborNll {
   // log P_in.
   EDGELOSS_INLINE A log_p_chosen(int64_t i, int64_t n) const { return log_p(log_chosen(i, n), A(0), r[n]); }
 
-  // Pass 1 of forward: which centres count.
+  // Pass 1 of forward: which centers count.
   EDGELOSS_INLINE bool may_count(int64_t i) const { return (!mask || mask[i]) && choice.any(i, g.logits); }
   EDGELOSS_INLINE void find_largest(int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
@@ -167,7 +167,7 @@ struct NeighborNll {
   // gradient but 0.
   EDGELOSS_INLINE bool is_read(int64_t row, int64_t column) const {
     bool result = false;
-    for_each_centre(row, column, [&](int64_t, W) { result = true; });
+    for_each_center(row, column, [&](int64_t, W) { result = true; });
     return result;
   }
 
@@ -204,7 +204,7 @@ struct NeighborNll {
     return result;
   }
 
-  // The gradient that centre i gives to pixel n, where g is that of its value: push · e(c) for the classes that it does
+  // The gradient that center i gives to pixel n, where g is that of its value: push · e(c) for the classes that it does
   // not choose, and -pull · e(c) / Σ e over those it does. No difference in them cancels.
   struct Pull {
     A push, pull;
@@ -231,7 +231,7 @@ struct NeighborNll {
   }
 
   // The gradient at a pixel that is read, given that of the value: calls write(c, gradient) for each class. The classes
-  // are visited kBlock at a time, whose sums over the centres stay in registers.
+  // are visited kBlock at a time, whose sums over the centers stay in registers.
   template <int kBlock, typename F>
   EDGELOSS_INLINE void gradient(int64_t row, int64_t column, const A* upstream, const F& write) const {
     const int64_t n = row * g.width + column;
@@ -243,7 +243,7 @@ struct NeighborNll {
         e[b] = begin + b < g.logits ? e_at(begin + b) : A(0);
         sum[b] = A(0);
       }
-      for_each_centre(row, column, [&](int64_t i, W w) {
+      for_each_center(row, column, [&](int64_t i, W w) {
         const Pull gives = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
         const int64_t k = choice.is_index() ? choice.index(i) - begin : -1;
         EDGELOSS_UNROLL

@@ -84,7 +84,7 @@ class Report:
     def figure(self) -> Figure:
         """Draw log10 of the gradient's L2 norm over the classes, one map per image.
 
-        Non-finite pixels are magenta and counted, ignored pixels grey, and pixels with a gradient of exactly 0 black.
+        Non-finite pixels are magenta and counted, ignored pixels gray, and pixels with a gradient of exactly 0 black.
         For a volume, the slice with the most non-finite values is drawn, or the middle one if all are finite. Requires
         the extra ``edgeloss[viz]``.
 

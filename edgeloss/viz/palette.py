@@ -75,7 +75,7 @@ def distinct_colors(count: int) -> npt.NDArray[np.float64]:
     lightness, *ab = _oklab(_linear(candidates)).T
     candidates = candidates[
         (lightness > 0.35) & (lightness < 0.92) & (np.hypot(*ab) > 0.06)
-    ]  # no blacks, whites, greys
+    ]  # no blacks, whites, grays
 
     points = _appearance(candidates)
     chosen = list(first[:count])

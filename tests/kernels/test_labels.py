@@ -80,7 +80,7 @@ def test_sync_raises_at_once(kernels: Kernels) -> None:
 def test_message_of_one_logit_and_of_a_volume(kernels: Kernels) -> None:
     x, y = batch(kernels, {(1, 2, 3): 2}, classes=1)
     with pytest.raises(
-        ValueError, match=r"expected labels 0 or 1 \(one logit a pixel is binary\).* got 2 at \[1, 2, 3"
+        ValueError, match=r"expected labels 0 or 1 \(one logit per pixel is binary\).* got 2 at \[1, 2, 3"
     ):
         edge_aware_loss(x, y, validate="sync", backend="fused")
     x, y = torch.zeros(1, 3, 2, 4, 5, device=kernels.device), torch.zeros(1, 2, 4, 5, dtype=torch.uint8)

@@ -23,7 +23,7 @@ each_backend = pytest.mark.usefixtures("each_backend")
 OFFSETS = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if (dy, dx) != (0, 0)]
 
 
-def neighbours(values: Tensor) -> Tensor:
+def neighbors(values: Tensor) -> Tensor:
     """[B, *, H, W] → [B, 8, *, H, W], 0 outside."""
     height, width = values.shape[-2:]
     padded = F.pad(values, (1, 1, 1, 1))
@@ -31,14 +31,14 @@ def neighbours(values: Tensor) -> Tensor:
 
 
 def literal(prob: Tensor, gtind: Tensor, gtdf: Tensor, edge: Tensor) -> Tensor:
-    """Evaluate the line; gtdf is 0 for neighbours outside of the image."""
-    probnb = neighbours(prob)
+    """Evaluate the line; gtdf is 0 for neighbors outside of the image."""
+    probnb = neighbors(prob)
     line = -torch.log(((probnb * gtind[:, None]).sum(-3) * gtdf).sum(-3) / gtdf.sum(-3))
     return torch.where(edge, line, 0.0)
 
 
 def inside(batch: int, height: int, width: int) -> Tensor:
-    return neighbours(torch.ones(batch, height, width, dtype=torch.float64))
+    return neighbors(torch.ones(batch, height, width, dtype=torch.float64))
 
 
 @each_backend
@@ -53,7 +53,7 @@ def test_literal_line(batch: int, classes: int, kind: str) -> None:
         indicator = indicator | torch.randint(2, indicator.shape)
     weight = torch.rand(batch, 8, 6, 7, dtype=torch.float64)
     weight[torch.rand_like(weight) < 0.3] = 0
-    weight[:, :, 2:4, 2:4] = 0  # all neighbours have weight 0 there
+    weight[:, :, 2:4, 2:4] = 0  # all neighbors have weight 0 there
     used = weight * inside(batch, 6, 7)
     edge = used.sum(1) > 0
     expected = literal(x.softmax(1), indicator.double(), used, edge)
@@ -80,8 +80,8 @@ def test_other_side_is_the_line_with_flipped_one_hot(batch: int, weighted: bool)
     y = torch.randint(2, (batch, 6, 7))
     field = torch.rand(batch, 6, 7, dtype=torch.float64) * 4
     flipped = F.one_hot(1 - y, 2).movedim(-1, 1).double()
-    differs = neighbours(y.double()) != y[:, None]
-    w = neighbours((-field / 1.5).exp()) if weighted else 1.0
+    differs = neighbors(y.double()) != y[:, None]
+    w = neighbors((-field / 1.5).exp()) if weighted else 1.0
     gtdf = differs * inside(batch, 6, 7) * w
     own: dict[str, Any] = {"decay": 1.5, "distance": field} if weighted else {}
     maps = loss_maps(x, y, power=1.0, **own)
@@ -118,7 +118,7 @@ def test_three_dimensions_and_radius() -> None:
 
 
 @each_backend
-def test_neighbours_without_weight_are_not_read() -> None:
+def test_neighbors_without_weight_are_not_read() -> None:
     x = torch.randn(1, 3, 4, 4)
     x[..., 3] = torch.nan
     weight = torch.ones(1, 8, 4, 4)
@@ -154,7 +154,7 @@ def test_only_the_ratios_of_the_weights_count(factor: float) -> None:
 
 @each_backend
 def test_an_index_is_read_on_the_mask_only() -> None:
-    x = torch.randn(1, 3, 1, 1)  # its neighbours are all outside
+    x = torch.randn(1, 3, 1, 1)  # its neighbors are all outside
     assert neighbor_nll(x, torch.full((1, 1, 1), 7), torch.ones(1, 8, 1, 1)) == 0
 
 
@@ -170,7 +170,7 @@ def test_weights_are_not_differentiable() -> None:
 def test_a_custom_loss() -> None:
     # The same-side term with equal weights, from neighbor_nll.
     x, y = torch.randn(1, 3, 5, 5, dtype=torch.float64), torch.randint(3, (1, 5, 5))
-    weight = (neighbours(y.double() + 1) == y[:, None] + 1).double()
+    weight = (neighbors(y.double() + 1) == y[:, None] + 1).double()
     maps = loss_maps(x, y, power=1.0)
     value = neighbor_nll(x, y, weight, maps.edge_mask)
     torch.testing.assert_close(value, maps.same_side)
@@ -182,7 +182,7 @@ def test_a_custom_loss() -> None:
 def scene(
     size: tuple[int, ...], classes: int, count: int, kind: str, device: str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return float64 logits, an index or indicator, and weights of ``count`` neighbours, a third of them 0."""
+    """Return float64 logits, an index or indicator, and weights of ``count`` neighbors, a third of them 0."""
     x = torch.randn(2, classes, *size, dtype=torch.float64) * 4
     index = torch.randint(classes, (2, *size))
     if kind != "index":
@@ -194,7 +194,7 @@ def scene(
     return x.to(device), index.to(device), weight.to(device)
 
 
-# One pixel, without neighbours; odd sizes; more than a tile of 64 pixels, and than a chunk of 4096; a radius larger
+# One pixel, without neighbors; odd sizes; more than a tile of 64 pixels, and than a chunk of 4096; a radius larger
 # than the image, and 0 along one axis; a volume, and a single slice.
 SIZES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((1, 1), (1, 1)),
@@ -294,7 +294,7 @@ def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels:
 
 
 @pytest.mark.parametrize("kind", ["index", "one-hot"])
-def test_confident_neighbours_keep_their_digits(kind: str, kernels: Kernels) -> None:
+def test_confident_neighbors_keep_their_digits(kind: str, kernels: Kernels) -> None:
     x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
     x = x.float() / 4
     x[:, 1] += 22  # 1 - p is about 1e-10
@@ -305,7 +305,7 @@ def test_confident_neighbours_keep_their_digits(kind: str, kernels: Kernels) -> 
     # By the complement in float64: -log P = -log1p(-(1 - P)).
     p = exact.softmax(1)
     used = weight * inside(2, 5, 6).to(kernels.device)
-    rest = (neighbours(p[:, 0] + p[:, 2]) * used).sum(1) / used.sum(1)
+    rest = (neighbors(p[:, 0] + p[:, 2]) * used).sum(1) / used.sum(1)
     expected = -torch.log1p(-rest)
     assert (expected < 1e-8).all()
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0.0)
@@ -352,7 +352,7 @@ def test_what_is_not_read_is_not_touched(kind: str, kernels: Kernels) -> None:
     weight[:, :, 1, 1] = torch.tensor([0.0, 1, 1, 1, 0, 1, 1, 1], device=kernels.device)
     read = torch.zeros(6, 7, dtype=torch.bool, device=kernels.device)
     read[:3, :3] = True
-    read[0, 0] = read[1, 1] = read[1, 2] = False  # two without weight, and the centre
+    read[0, 0] = read[1, 1] = read[1, 2] = False  # two without weight, and the center
     x = torch.where(read, x, torch.nan).requires_grad_()
     weight = torch.where(mask[:, None], weight, torch.rand_like(weight))
     value = neighbor_nll(x, index, weight, mask, backend="fused")
@@ -383,7 +383,7 @@ def test_a_probability_of_zero_next_to_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "one-hot"])
-def test_a_centre_without_a_class_does_not_count(kind: str, kernels: Kernels) -> None:
+def test_a_center_without_a_class_does_not_count(kind: str, kernels: Kernels) -> None:
     # The public function raises where it may read the values.
     x, index, weight = scene((5, 6), 3, 8, kind, kernels.device)
     weight = torch.ones_like(weight)
@@ -400,7 +400,7 @@ def test_a_centre_without_a_class_does_not_count(kind: str, kernels: Kernels) ->
     torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), exact))
 
 
-def test_wrong_weights_leave_the_neighbour_out(kernels: Kernels) -> None:
+def test_wrong_weights_leave_the_neighbor_out(kernels: Kernels) -> None:
     x, index, weight = scene((5, 6), 3, 8, "index", kernels.device)
     expected = neighbor_nll(x, index, weight, backend="reference")
     for wrong in (-1.0, torch.nan, -torch.inf):

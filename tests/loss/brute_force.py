@@ -57,16 +57,16 @@ def maps(
         smooth = sum(weight[c] * -log_p[i][c] for c in range(classes)) / classes
         out["cross_entropy"][i] = (1 - label_smoothing) * weight[k] * -log_p[i][k] + label_smoothing * smooth
         window = itertools.product(*(range(a - r, a + r + 1) for a, r in zip(i, radius, strict=True)))
-        neighbours = [n for n in window if n != i and n in log_p]
-        if all(y[n] == k for n in neighbours):
-            if any(predicted[n] != predicted[i] for n in neighbours):
-                a = [log_p[n][k] for n in neighbours]
+        neighbors = [n for n in window if n != i and n in log_p]
+        if all(y[n] == k for n in neighbors):
+            if any(predicted[n] != predicted[i] for n in neighbors):
+                a = [log_p[n][k] for n in neighbors]
                 out["false_edge"][i] = negative_log_mean(a, [1.0] * len(a), power)
             continue
         out["edge_mask"][i] = True
-        w = {n: 1.0 if decay is None else math.exp(-d(n) / decay) for n in neighbours}
-        same = [n for n in neighbours if y[n] == k]
-        other = [n for n in neighbours if y[n] != k]
+        w = {n: 1.0 if decay is None else math.exp(-d(n) / decay) for n in neighbors}
+        same = [n for n in neighbors if y[n] == k]
+        other = [n for n in neighbors if y[n] != k]
         a = [log_p[n][k] for n in same]
         b = [logsumexp([log_p[n][c] for c in range(classes) if c != k]) for n in other]
         out["same_side"][i] = negative_log_mean(a, [w[n] for n in same], power)

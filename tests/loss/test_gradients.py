@@ -96,7 +96,7 @@ def test_edge_gradients_equal_their_closed_form(power: float) -> None:
         return torch.autograd.grad(loss, x)[0][0, :, 0]
 
     # E = {1, 2}; the middle pixel has one neighbor per side, so π = 1: S_1 = -log p_0(1), O_1 = -log(1 - p_2(1)),
-    # O_2 = -log(1 - p_1(0)), and pixel 2 has no neighbour of its own class.
+    # O_2 = -log(1 - p_1(0)), and pixel 2 has no neighbor of its own class.
     expected = torch.zeros(3, 3, dtype=torch.float64)
     expected[:, 0] = p[:, 0] - torch.tensor([0.0, 1.0, 0.0])
     torch.testing.assert_close(gradient(other_side_weight=0.0), expected)
@@ -152,7 +152,7 @@ def test_no_graph_where_none_is_needed() -> None:
 
 
 def test_memory_follows_the_edges() -> None:
-    # No [B, K, C, *S] tensor, even of the edge pixels alone: they are a tenth of the image, K = 48 neighbours each, so
+    # No [B, K, C, *S] tensor, even of the edge pixels alone: they are a tenth of the image, K = 48 neighbors each, so
     # that a tenth of it would be 5 times the logits. What is kept for backward is 4 times them: shifted, its exp, and
     # these two again for the pixels next to the border.
     x, y = torch.randn(1, 256, 64, 64, requires_grad=True), torch.zeros(1, 64, 64, dtype=torch.long)

@@ -110,7 +110,7 @@ def test_own_distance_field() -> None:
 
 def test_own_distance_field_is_read_beside_edges_only() -> None:
     x, y = torch.randn(1, 3, 4, 12), torch.zeros(1, 4, 12, dtype=torch.long)
-    y[..., 0] = 1  # edge pixels in columns 0 and 1, their neighbours up to column 2
+    y[..., 0] = 1  # edge pixels in columns 0 and 1, their neighbors up to column 2
     field = torch.ones(1, 4, 12)
     expected = edge_aware_loss(x, y, decay=2.0, distance=field)
     field[..., 3:] = torch.inf
@@ -311,7 +311,7 @@ def test_many_classes_are_distinguished() -> None:
 
 def test_the_map_of_the_distance_is_a_copy() -> None:
     x, y = scene(6, 6)
-    y[:, :, 3:] = 1  # the outermost column is nobody's neighbour across an edge, and may be anything
+    y[:, :, 3:] = 1  # the outermost column is nobody's neighbor across an edge, and may be anything
     field = torch.rand(2, 6, 6, dtype=torch.float64)
     field[..., 5] = torch.inf
     for own in (field, None):

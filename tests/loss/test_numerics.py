@@ -23,7 +23,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"power": -1.0},
     {"decay": 1.0, "radius": 2},
     {"power": 1.0, "decay": 1.0, "radius": 2},
-    {"decay": 1e-3, "label_smoothing": 0.1},  # the farthest neighbours' weights are e^-1414, beyond float64
+    {"decay": 1e-3, "label_smoothing": 0.1},  # the farthest neighbors' weights are e^-1414, beyond float64
 ]
 
 
@@ -102,7 +102,7 @@ def test_leak_is_exact_around_one_half(classes: int) -> None:
     p = torch.linspace(0.05, 0.999, 200, dtype=torch.float64)
     x = torch.zeros(1, classes, 1, 200)
     x[0, 0, 0] = torch.log(p * (classes - 1) / (1 - p)).float()
-    y = (torch.arange(200) % 2).view(1, 1, 200)  # class 0 looks at its neighbours' p
+    y = (torch.arange(200) % 2).view(1, 1, 200)  # class 0 looks at its neighbors' p
     value = loss_maps(x, y, radius=(0, 1)).other_side[0, 0, ::2]
     expected = loss_maps(x.double(), y, radius=(0, 1)).other_side[0, 0, ::2]
     torch.testing.assert_close(value.double(), expected, rtol=5e-7 if classes == 2 else 1e-6, atol=0.0)

@@ -200,10 +200,10 @@ def test_other_side_is_the_writeups_line_for_two_classes(scene: tuple[Tensor, Te
     x, y = scene
     radii = [radius] * (y.dim() - 1)
     grid, weight = Grid(y != IGNORE, radii), torch.zeros(len(y), len(offsets(radii)), y[0].numel(), dtype=x.dtype)
-    centre = (y != IGNORE).flatten().nonzero().squeeze(1)
+    center = (y != IGNORE).flatten().nonzero().squeeze(1)
     for k, offset in enumerate(offsets(radii)):
-        row, n = grid.neighbors(grid.place(centre), offset)
-        i = centre[row][y.flatten()[centre[row]] != y.flatten()[n]]
+        row, n = grid.neighbors(grid.place(center), offset)
+        i = center[row][y.flatten()[center[row]] != y.flatten()[n]]
         weight[i // y[0].numel(), k, i % y[0].numel()] = 1
     flipped = torch.where(y == IGNORE, 0, 1 - y)
     line = neighbor_nll(x, flipped, weight.view(len(y), -1, *y.shape[1:]), radius=radius)
@@ -234,7 +234,7 @@ def test_power_zero_is_the_limit(scene: tuple[Tensor, Tensor], decay: float | No
 
 
 @given(scenes(), st.floats(-3, 3), st.sampled_from([None, 0.5]))
-def test_equal_neighbours_give_the_same_for_every_power(
+def test_equal_neighbors_give_the_same_for_every_power(
     scene: tuple[Tensor, Tensor], power: float, decay: float | None
 ) -> None:
     x, y = scene

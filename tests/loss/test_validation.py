@@ -53,7 +53,7 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, with_label(-1, (1, 3, 4)), {"ignore_index": 255}, ValueError, "or ignore_index=255, but got -1 at 1 pixel, first at [1, 3, 4]"),
         (X, with_label(255, (0, 0, 1)), {}, ValueError, "but got 255 at 1 pixel, first at [0, 0, 1]"),
         (X, with_label(7, (0, 0, 1)) - with_label(2, (1, 1, 1)), {}, ValueError, "but got 7 at 1 pixel, first at [0, 0, 1], and other labels out of range at 1 pixel more"),
-        (X[:, :1], with_label(2, (0, 0, 0)), {}, ValueError, "target: expected labels 0 or 1 (one logit a pixel is binary), or ignore_index=-100, but got 2"),
+        (X[:, :1], with_label(2, (0, 0, 0)), {}, ValueError, "target: expected labels 0 or 1 (one logit per pixel is binary), or ignore_index=-100, but got 2"),
         # other tensors
         (X, Y, {"weight": torch.ones(4)}, ValueError, "weight: expected 3 class weights, but got 4"),
         (X[:, :1], Y, {"weight": torch.ones(1)}, ValueError, "weight: expected 2 class weights (labels 0 and 1 of one logit), but got 1"),
@@ -191,7 +191,7 @@ def test_numpy_scalars_are_numbers() -> None:
 
 def test_distance_is_checked_wherever_it_is_read() -> None:
     y = Y.clone()
-    y[..., 0] = 1  # edge pixels in columns 0 and 1; column 2 holds neighbours of theirs, column 3 none
+    y[..., 0] = 1  # edge pixels in columns 0 and 1; column 2 holds neighbors of theirs, column 3 none
     for column, is_read in ((2, True), (3, False)):
         field = torch.ones(2, 4, 5)
         field[..., column] = torch.nan

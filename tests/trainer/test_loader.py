@@ -176,7 +176,7 @@ def test_random_numbers_of_workers_depend_on_seed_epoch_and_worker_only(folder: 
     first = drawn(0, 0)
     torch.rand(3)  # from which torch alone would seed its workers
     assert torch.equal(drawn(0, 0), first)
-    assert first.unique().numel() == 9  # no two generators, workers or samples alike
+    assert first.unique().numel() == 9  # all generators, workers and samples differ
     for other in (drawn(1, 0), drawn(0, 1)):
         assert not (other == first).any()
 

@@ -246,9 +246,11 @@ def test_bfloat16_trains(long_run: Path, config: Path, tmp_path: Path) -> None:
 def test_what_should_change_nothing_changes_nothing(option: str, config: Path, tmp_path: Path, run: Path) -> None:
     assert run_in(tmp_path, config, option) == 0
     for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
-        alike = {name: value for name, value in expected.items() if "share" not in name}  # of the last micro-batch only
+        shared = {
+            name: value for name, value in expected.items() if "share" not in name
+        }  # of the last micro-batch only
         # Up to the rounding of small gradients, which AdamW divides by their size.
-        assert {name: got[name] for name in alike} == pytest.approx(alike, rel=1e-2, abs=1e-2)
+        assert {name: got[name] for name in shared} == pytest.approx(shared, rel=1e-2, abs=1e-2)
 
 
 def test_a_compiled_network_trains_as_a_plain_one(

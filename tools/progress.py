@@ -5,11 +5,9 @@ Usage: python tools/progress.py [words for pip install]
 
 from __future__ import annotations
 
-import compileall
 import re
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 
@@ -69,11 +67,8 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
 
 
 def main() -> None:
-    """Install, then compile all modules on every core, where pip would use one."""
+    """Install; Python compiles the modules that are imported, which are a small part of all."""
     run([sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar=off", "--no-compile", *sys.argv[1:]])
-    print("    compiling Python modules", flush=True)
-    unused = re.compile(r"/(tests?|_internal)/")
-    compileall.compile_dir(sysconfig.get_path("purelib"), rx=unused, quiet=2, workers=0)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def test_vmap_batches_all_but_the_mask() -> None:
         torch.vmap(reciprocal)(x)
 
 
-@pytest.mark.parametrize("fn", [inverse_gamma, reciprocal])
+@pytest.mark.parametrize("fn", [pytest.param(inverse_gamma, marks=pytest.mark.slow), reciprocal])
 def test_compiled_for_any_mask(fn: Callable[[Tensor], Tensor], transform: Callable[[Any], Any]) -> None:
     compiled = transform(fn)
     # Masks of some, no, all and one element; batches; nan and inf with and without the mask.

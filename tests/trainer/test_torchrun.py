@@ -78,6 +78,7 @@ def test_a_run_resumes_in_another_number_of_processes(two: Path, config: Path, t
     assert load_checkpoint(tmp_path / "last.pt")["step"] == 3 + 2 + 3
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_ends_the_run(config: Path, tmp_path: Path) -> None:
     """The fourth image in order is broken: it is in the second batch, and belongs to rank 1."""
     data = write_config(tmp_path / "data").parent / "train"

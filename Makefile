@@ -9,6 +9,9 @@ ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 export EDGELOSS_BUILD ?= cpu
 endif
 
+# Modules are compiled once, at their first import, also where the environment turns that off.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 READY := .venv/.ready
 

@@ -21,7 +21,7 @@ classes. For each term the tables show
   shares     its parts on pixels grouped by distance to the nearest border, by prediction, by structure, and by label
 
 A "leak" is a wrong prediction of a class that is a label in the 3×3 or 5×5 pixels around. "thin" pixels are in no 5×5
-square of their class; "beside thin" are the edge pixels across their border; all other pixels of E are "long border".
+square of their class; "next to thin" are the edge pixels across their border; all other pixels of E are "long border".
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[
     near, wider = leak(NEXT), leak(SQUARE)
     slender = thin(own, valid)
     is_thin = slender.any(1)
-    beside = valid & ~is_thin & (grown(slender, NEXT) & ~own).any(1)
+    next_to_thin = valid & ~is_thin & (grown(slender, NEXT) & ~own).any(1)
     return {
         # d is 1 or √2 exactly on E.
         "distance": {
@@ -144,8 +144,8 @@ def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[
         },
         "structure": {
             "thin": is_thin,
-            "beside thin": beside,
-            "long border": edges & ~is_thin & ~beside,
+            "next to thin": next_to_thin,
+            "long border": edges & ~is_thin & ~next_to_thin,
             "inside": valid & ~edges & ~is_thin,
         },
         "class": {name: own[:, k] for k, name in enumerate(classes)},

@@ -18,7 +18,7 @@ EDGELOSS_INLINE A product(A a, A b) {
   return a * b + A(0);
 }
 
-// (1 - weight) · first + weight · second; with weight 0 the second one has no say, whatever it is.
+// (1 - weight) · first + weight · second; with weight 0 the second one is not used, so it may be nan.
 template <typename A>
 EDGELOSS_INLINE A mix(A first, A second, A weight) {
   const A both = product(first, A(1) - weight) + product(second, weight);

@@ -122,7 +122,7 @@ def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, 
 
 
 def is_evenly_spaced(x: Tensor) -> bool:
-    """Whether the pixels of an image lie at equal steps in memory, as in contiguous and channels_last tensors."""
+    """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
     axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
@@ -209,8 +209,7 @@ def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
 def _neighbor_nll_fake(
     logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
 ) -> tuple[Tensor, ...]:
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    value = logits.new_empty((logits.shape[0], *logits.shape[2:]), dtype=dtype)
+    value = logits.new_empty((logits.shape[0], *logits.shape[2:]), dtype=result_dtype(logits))
     pixels = value.numel()
     return (
         value,

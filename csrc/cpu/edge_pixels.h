@@ -38,7 +38,7 @@ struct Group {
   // t of the lanes, exact where r underflowed.
   void find_terms(Lanes<A>& lanes) const;
 
-  // Both edge terms by logarithms: every power but 0, and whatever A can't hold of probabilities.
+  // Both edge terms by logarithms: for powers other than 0 and 1, and where a probability underflows in A.
   void terms_of_logs(Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) const;
 
  private:

@@ -111,7 +111,7 @@ struct Factors {
 template <typename A>
 void fill_factors(const int16_t* label, int64_t n, A alpha, A at_y, Factors<A>& factors);
 
-// g[c · ld_g + j] = alpha · p(c) - at_y · [c = y] where y is a class; exactly 0 elsewhere, whatever the logits are.
+// g[c · ld_g + j] = alpha · p(c) - at_y · [c = y] where y is a class; exactly 0 elsewhere, for any logits.
 template <typename A>
 void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const A* m, const A* r, A* g, int64_t ld_g);
 

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-// Before a loop whose iterations do not depend on each other, whatever its pointers point to.
+// Before a loop whose iterations are independent of each other, although its pointers may be equal.
 #if defined(__clang__)
 #define EDGELOSS_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -54,7 +54,7 @@ struct Shares {
   }
 };
 
-// The gradient of the cross-entropy, exactly 0 on pixels that are not valid, whatever their logits are.
+// The gradient of the cross-entropy, exactly 0 on invalid pixels, for any logits.
 template <typename T, typename A, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1)
     cross_entropy_backward_kernel(const Call<T, A, false> call, const Upstream<A> upstream,

@@ -34,8 +34,8 @@ def evaluate(
     """Evaluate a model on a data set as if all of it were one batch.
 
     All figures are sums over sums, not means of means. Each process evaluates its part, and all return the figures of
-    the whole set. Edge pixels are those with a neighbor (of 8) of another class, whatever the criterion's own radius,
-    so that all losses are compared on the same pixels.
+    the whole set. Edge pixels are those with a neighbor (of 8) of another class, for any radius of the criterion, so
+    that all losses are compared on the same pixels.
 
     Args:
         model: images to logits.

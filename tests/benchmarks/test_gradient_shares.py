@@ -115,7 +115,7 @@ def test_thin_structures() -> None:
     structure = groups_of(torch.zeros(1, 3, 16, 20), y, valid, VOID, CLASSES)["structure"]
     assert {name: int(mask.sum()) for name, mask in structure.items()} == {
         "thin": 40,
-        "beside thin": 2 * 10 + 6,  # sky on both sides, road below
+        "next to thin": 2 * 10 + 6,  # sky on both sides, road below
         "long border": 2 * 20 - 4 - 6 - 2,  # without thin pixels and those next to them; 2 of sky are next to both
         "inside": 320 - 40 - 26 - 28,
     }

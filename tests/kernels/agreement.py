@@ -12,6 +12,18 @@ from torch import Tensor
 from edgeloss import LossMaps
 from edgeloss.functional import edge_aware_loss
 
+LAST = [False, True]  # channels last, or contiguous
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def scene(low: tuple[int, ...], classes: int, high: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
+    """Return random logits [2, C, *low] and labels [2, *high], by default of the same size; a fifth is ignored."""
+    high = high or low
+    x = torch.randn(2, classes, *low, dtype=torch.float64) * 4
+    y = torch.randint(max(2, min(classes, 40)), (2, *high))
+    y[torch.rand(2, *high) < 0.2] = 255
+    return x, y
+
 
 def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
     """Return logits at the resolution of the labels by F.interpolate, in float32 or float64."""

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import compare
+from agreement import DTYPES, LAST, compare, scene
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
-from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
@@ -31,8 +30,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"radius": 3, "power": -1.0, "decay": 1.5},
     {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
 ]
-LAST = [False, True]  # channels last, or contiguous
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 OTHER_CASES = [
     (FLAT[-1], CLASSES[-1]),
     ((64, 128), 12),  # with this layout the tiles of the classes would evict each other from the cache
@@ -50,13 +47,6 @@ ROWS = [
     *((*case, *others) for case, *others in pairwise(OTHER_CASES, LAST, DTYPES, OPTIONS)),
 ]
 STEPPED_ROWS = [(*case, *others) for case, *others in pairwise(STEPPED_CASES, LAST, DTYPES, OPTIONS)]
-
-
-def scene(size: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-    x = torch.randn(2, classes, *size, dtype=torch.float64) * 4
-    y = torch.randint(max(2, min(classes, 40)), (2, *size))
-    y[torch.rand(2, *size) < 0.2] = 255
-    return x, y
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from agreement import compare, interpolated
+from agreement import DTYPES, LAST, compare, interpolated, scene
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
-from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
@@ -45,20 +44,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"radius": 3, "power": -1.0, "decay": 1.5},
     {"power": 1.0, "decay": 0.3, "label_smoothing": 0.1},
 ]
-LAST = [False, True]  # channels last, or contiguous
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ROWS = [
     *pairwise(FLAT[:-1], CLASSES[:-2], LAST, DTYPES, OPTIONS),
     *((*case, *others) for case, *others in pairwise(OTHER_CASES, LAST, DTYPES, OPTIONS)),
 ]
 STEPPED_ROWS = [(*case, *others) for case, *others in pairwise(STEPPED_CASES, LAST, DTYPES, OPTIONS)]
-
-
-def scene(low: tuple[int, ...], high: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-    x = torch.randn(2, classes, *low, dtype=torch.float64) * 4
-    y = torch.randint(max(2, min(classes, 40)), (2, *high))
-    y[torch.rand(2, *high) < 0.2] = 255
-    return x, y
 
 
 @pytest.mark.parametrize(
@@ -74,7 +64,7 @@ def test_fused_equals_interpolate_and_reference(
     dtype: torch.dtype,
     options: dict[str, Any],
 ) -> None:
-    x, y = scene(*sizes, classes)
+    x, y = scene(sizes[0], classes, sizes[1])
     compare(kernels, x.to(dtype), y, options, last=last)
 
 
@@ -86,7 +76,7 @@ def test_any_size(data: st.DataObject) -> None:
     high = tuple(data.draw(st.integers(n, 40 if dims == 2 else 9)) for n in low)
     classes = data.draw(st.integers(1, 5))
     torch.manual_seed(data.draw(st.integers(0, 2**32)))
-    x, y = scene(low, high, classes)
+    x, y = scene(low, classes, high)
     options: dict[str, Any] = {
         "ignore_index": 255,
         "radius": data.draw(st.integers(1, 3)),
@@ -136,7 +126,7 @@ def test_an_infinite_logit_far_from_the_border_counts_as_it_does_in_torch(kernel
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_same_bits(kernels: Kernels, options: dict[str, Any]) -> None:
-    x, y = scene((9, 13), (37, 51), 19)
+    x, y = scene((9, 13), 19, (37, 51))
     x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
     results = []
     for threads, deterministic in ((1, False), (2, True), (3, False)):  # True: torch fills new tensors with nan
@@ -156,14 +146,14 @@ def test_same_bits(kernels: Kernels, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [((3, 4), (5, 9)), ((2, 2, 3), (3, 4, 5))])
 def test_gradcheck(kernels: Kernels, low: tuple[int, ...], high: tuple[int, ...]) -> None:
-    x, y = scene(low, high, 3)
+    x, y = scene(low, 3, high)
     x, y = x.to(kernels.device).requires_grad_(), y.to(kernels.device)
     criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused", decay=1.0, reduction="none")
     assert torch.autograd.gradcheck(lambda logits: criterion(logits, y), x)
 
 
 def test_without_edges_it_is_cross_entropy_of_the_upsampled_logits(kernels: Kernels) -> None:
-    x, y = scene((5, 7), (20, 28), 4)
+    x, y = scene((5, 7), 4, (20, 28))
     x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
     fused = edge_aware_loss(x, y, ignore_index=255, edge_weight=0.0, upsample=True, backend="fused")
     plain = F.cross_entropy(interpolated(x, (20, 28)), y, ignore_index=255)
@@ -197,7 +187,7 @@ def test_one_graph_for_every_size() -> None:
     torch._dynamo.config.error_on_recompile = True
     try:
         for low, high in (((7, 13), (28, 52)), ((9, 5), (36, 20)), ((33, 40), (75, 130))):
-            x, y = scene(low, high, 3)
+            x, y = scene(low, 3, high)
             x.requires_grad_()
             loss, expected = compiled(x, y), criterion(x, y)
             torch.testing.assert_close(loss, expected)
@@ -209,7 +199,7 @@ def test_one_graph_for_every_size() -> None:
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("edges", [False, True])
 def test_operators_match_their_registration(kernels: Kernels, edges: bool, classes: int) -> None:
-    x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), (5, 9), classes))
+    x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), classes, (5, 9)))
     nothing = [None] * 4
     options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, edges, True, 1)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -171,7 +171,7 @@ class Options:
     )
     radius: int | Sequence[int] = field(
         default=1,
-        metadata=_about("Radius of the neighborhood in pixels, or one per axis.", _check_radius),
+        metadata=_about("Radius of the neighborhood in pixels; in Python also one per axis.", _check_radius),
     )
     power: float = field(
         default=0.0,

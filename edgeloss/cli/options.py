@@ -50,11 +50,9 @@ SkipMissing = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
-_TYPES: dict[str, Any] = {"float": float, "float | None": float | None}
+_TYPES: dict[str, Any] = {"float": float, "float | None": float | None, "int | Sequence[int]": int}
 _LOSS_OPTIONS: dict[str, Any] = {
-    option.name: int if option.name == "radius" else _TYPES[str(option.type)]
-    for option in dataclasses.fields(Options)
-    if option.name == "radius" or str(option.type) in _TYPES
+    option.name: _TYPES[str(option.type)] for option in dataclasses.fields(Options) if str(option.type) in _TYPES
 }
 
 

@@ -32,7 +32,7 @@ from quality import ROOT
 from quality.benefit import plot_benefit
 from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
-from quality.data import load_batch, read_labels, split_indices
+from quality.data import load_batch, open_folder, read_labels, split_indices
 from quality.plots import plot_bars, plot_curves
 from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
 from quality.scores import METRICS
@@ -40,7 +40,7 @@ from quality.tables import BASELINE, markdown, read_results, summarize, title_of
 from quality.training import execute, load_network
 from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
-from segkit.data import SegmentationFolder, denormalize
+from segkit.data import denormalize
 
 EXAMPLES = """\
 examples:
@@ -131,9 +131,13 @@ def add_training_commands(commands: Commands, parents: Sequence[argparse.Argumen
     run.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: %(default)s")
     for name in SETTINGS:
         default = getattr(Run, name)
-        many = {"nargs": 2, "metavar": ("HEIGHT", "WIDTH")} if name == "size" else {}
-        kind = int if name == "size" else type(default)
-        run.add_argument(f"--{name}", type=kind, default=default, help="default: %(default)s", **many)
+        if isinstance(default, bool):
+            kind: dict[str, Any] = {"action": "store_true"}
+        elif name in ("size", "crop"):
+            kind = {"type": int, "nargs": 2, "metavar": ("HEIGHT", "WIDTH")}
+        else:
+            kind = {"type": type(default)}
+        run.add_argument(f"--{name}", default=default, help="default: %(default)s", **kind)
     plan = commands.add_parser("plan", parents=[training], help="do all runs of a YAML file")
     plan.add_argument("plan", type=Path)
     for command in (run, plan):
@@ -348,7 +352,7 @@ def compare(options: argparse.Namespace) -> Comparison:
         raise ValueError(f"--seed: expected one of {seeds}, the seeds of the plan, but got {options.seed}")
     chosen = pick([run for run in runs if run.seed == options.seed], options.losses)
     classes, void = read_labels(data)
-    dataset = SegmentationFolder(folder, num_classes=len(classes), ignore_index=void, size=runs[0].size)
+    dataset = open_folder(folder, len(classes), void, size=runs[0].size)
     batches, targets = zip(
         *(load_batch(dataset, index) for index in split_indices(np.arange(len(dataset)), 8)), strict=True
     )

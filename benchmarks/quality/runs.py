@@ -14,6 +14,9 @@ from baselines.recipes import TITLES, Options, completed, defaults
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
+# Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
+# earlier checkpoints and results keep theirs.
+ADDED = ("crop", "crops", "masks", "contiguous")
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,16 @@ class Run:
         seed: of the initial weights, the order of the images and their augmentation.
         data: name of the data set.
         held_out: train without a fifth of the training images, and score on that fifth.
-        epochs: passes over the training images.
+        epochs: of ``crops`` passes over the training images each.
         batch: images per step.
-        size: (height, width) that images are resized to.
+        size: (height, width) that images are resized to; None keeps their own.
         width: channels of the U-Net at full resolution.
         lr: highest learning rate.
         precision: float32, or bfloat16 for training under autocast; the loss and the scores are always in float32.
+        crop: (height, width) of random crops to train on; None trains on whole images. Scores are of whole images.
+        crops: samples of each training image per epoch.
+        masks: folder of the masks to train on; scores are of ``masks``.
+        contiguous: hold out the last training images, not random ones: neighboring sections of a volume are alike.
     """
 
     loss: str
@@ -41,27 +48,37 @@ class Run:
     held_out: bool = False
     epochs: int = 15
     batch: int = 4
-    size: tuple[int, int] = (180, 240)
+    size: tuple[int, int] | None = (180, 240)
     width: int = 8
     lr: float = 3e-3
     precision: str = "float32"
+    crop: tuple[int, int] | None = None
+    crops: int = 1
+    masks: str = "masks"
+    contiguous: bool = False
 
     def __post_init__(self) -> None:
         """Complete the options, so that equal runs compare equal however they are written.
 
         Raises:
-            ValueError: if the precision is unknown.
+            ValueError: if the precision is unknown or there are no crops.
         """
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision: expected one of {PRECISIONS}, but got {self.precision!r}")
+        if self.crops < 1:
+            raise ValueError(f"crops: expected an int >= 1, but got {self.crops}")
         object.__setattr__(self, "options", completed(self.loss, self.options))
-        object.__setattr__(self, "size", tuple(self.size))
+        for name in ("size", "crop"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(value))
 
     @property
     def slug(self) -> str:
         """A unique name."""
-        values = json.dumps(asdict(self), sort_keys=True)
-        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+        values = _without_defaults(asdict(self), vars(Run))
+        values["options"] = _without_defaults(self.options, defaults(self.loss))
+        text = json.dumps(values, sort_keys=True)
+        return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -72,6 +89,11 @@ class Run:
     def title(self) -> str:
         """The loss as tables name it."""
         return loss_title(self.loss, self.options)
+
+
+def _without_defaults(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove what later versions added and is at its default."""
+    return {key: value for key, value in values.items() if key not in ADDED or value != known[key]}
 
 
 SETTINGS = [field.name for field in fields(Run) if field.name not in ("loss", "options", "seed", "data", "held_out")]

@@ -40,19 +40,29 @@ def read_results(path: Path, split: str | None = None, plan: Iterable[Run] = ())
     for row in read_rows(path):
         if split not in (None, row["split"]) or (planned and Run(**row["run"]).settings not in planned):
             continue
-        run = row["run"]
-        height, width = run["size"]
-        settings = (
-            f"{run['data']}, {row['split']}: {row['images']['train']} images at {width} × {height} for training,"
-            f" {row['images']['evaluated']} for these scores; {run['epochs']} epochs in batches of {run['batch']},"
-            f" U-Net of width {run['width']}, learning rate {run['lr']:g},"
-            f" {run.get('precision', 'float32')}"
-        )
-        grouped[settings].append(row)
+        grouped[describe(row)].append(row)
     if not grouped:
         of_split = f" of split {split}" if split else ""
         raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")
     return dict(grouped)
+
+
+def describe(result: Row) -> str:
+    """Return the settings and the split of a result as a sentence."""
+    run, images = Run(**result["run"]), result["images"]
+    size = "their own sizes" if run.size is None else _pixels(run.size)
+    crops = f", in {run.crops} crops of {_pixels(run.crop)} per epoch" if run.crop else ""
+    masks = f", with {run.masks}" if run.masks != "masks" else ""
+    return (
+        f"{run.data}, {result['split']}: {images['train']} images at {size} for training{crops}{masks},"
+        f" {images['evaluated']} for these scores; {run.epochs} epochs in batches of {run.batch},"
+        f" U-Net of width {run.width}, learning rate {run.lr:g}, {run.precision}"
+    )
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    height, width = size
+    return f"{width} × {height}"
 
 
 def title_of(result: Row) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import repeat
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +21,17 @@ from torch import Tensor, nn
 
 from baselines.recipes import Progress, make
 from measure import INSTRUCTIONS, processor
-from quality.data import load_batch, read_labels, split_indices
+from quality.data import load_batch, open_folder, read_labels, split_indices, split_training
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
-from segkit.data import Augment, SegmentationFolder
+from segkit.data import Augment
 from segkit.model import UNet
 
 WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs in which the learning rate rises linearly
 POWER = 0.9  # of its polynomial fall to 0
-HELD_OUT = 5  # one of this many training images
 
 
 class RoundedConv2d(nn.Conv2d):
@@ -69,16 +70,15 @@ class Training:
         """Open the data, and resume from the checkpoint if there is one."""
         self.run, self.place = run, place
         self.classes, self.void = read_labels(place.data)
-        self.train_set = self._folder(place.data / "train", Augment())
-        everything = np.arange(len(self.train_set))
-        held_out = np.sort(np.random.default_rng(0).permutation(everything)[: len(everything) // HELD_OUT])
-        self.chosen = np.setdiff1d(everything, held_out) if run.held_out else everything
-        plain = self._folder(place.data / "train")
-        scored = plain if run.held_out else self._folder(place.split)
-        self.evaluated = [
-            load_batch(scored, index)
-            for index in split_indices(held_out if run.held_out else np.arange(len(scored)), 8)
-        ]
+        root, labels = place.data / "train", (len(self.classes), self.void)
+        self.train_set = open_folder(
+            root, *labels, masks=run.masks, size=run.size, augment=Augment(crop=run.crop), seed=run.seed, cache=True
+        )
+        self.chosen, held_out = split_training(run, len(self.train_set))
+        scored = open_folder(root if run.held_out else place.split, *labels, size=run.size)
+        index = held_out if run.held_out else np.arange(len(scored))
+        # Images of their own sizes do not fit in a batch.
+        self.evaluated = [load_batch(scored, part) for part in split_indices(index, 8 if run.size else 1)]
 
         torch.manual_seed(run.seed)
         self.model = UNet(len(self.classes), width=run.width).to(place.device)
@@ -91,7 +91,7 @@ class Training:
             run.loss,
             run.options,
             self.void,
-            targets=(plain[int(i)][1][None] for i in self.chosen),
+            targets=(self.train_set.labels(int(i))[None] for i in self.chosen),
             num_classes=len(self.classes),
             device=place.device,
         )
@@ -104,17 +104,6 @@ class Training:
             self.optimizer.load_state_dict(state["optimizer"])
             self.epoch, self.curves = state["epoch"], state["curves"]
         self.curve = self.curves.setdefault(place.split_name(run), [])
-
-    def _folder(self, root: Path, augment: Augment | None = None) -> SegmentationFolder:
-        return SegmentationFolder(
-            root,
-            num_classes=len(self.classes),
-            ignore_index=self.void,
-            size=self.run.size,
-            augment=augment,
-            seed=self.run.seed,
-            cache=augment is not None,
-        )
 
     def train(self) -> None:
         """Train the remaining epochs; save after each of them.
@@ -147,14 +136,11 @@ class Training:
             DivergedError: if the loss becomes nan or infinite.
         """
         run = self.run
-        steps_per_epoch = math.ceil(len(self.chosen) / run.batch)
+        steps_per_epoch = run.crops * math.ceil(len(self.chosen) / run.batch)
         steps = run.epochs * steps_per_epoch
-        self.train_set.set_epoch(self.epoch)
-        order = np.random.default_rng((run.seed, self.epoch)).permutation(self.chosen)
         self.model.train()
         total = 0.0
-        for step, index in enumerate(split_indices(order, run.batch), start=self.epoch * steps_per_epoch):
-            images, labels = load_batch(self.train_set, index, self.place.device)
+        for step, (images, labels) in enumerate(self._batches(), start=self.epoch * steps_per_epoch):
             rise = min(1.0, (step + 1) / (WARMUP * steps_per_epoch))
             for group in self.optimizer.param_groups:
                 group["lr"] = run.lr * rise * (1 - step / steps) ** POWER
@@ -167,8 +153,16 @@ class Training:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            total += value * len(index)
-        return total / len(self.chosen)
+            total += value * len(images)
+        return total / (run.crops * len(self.chosen))
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Load the batches of an epoch: `crops` passes over the images, each in its own order with its own samples."""
+        for number in range(self.epoch * self.run.crops, (self.epoch + 1) * self.run.crops):
+            self.train_set.set_epoch(number)
+            order = np.random.default_rng((self.run.seed, number)).permutation(self.chosen)
+            for index in split_indices(order, self.run.batch):
+                yield load_batch(self.train_set, index, self.place.device)
 
     def score(self, **about: float) -> None:
         """Add a row to the curve: the epoch, what else is known about it, and the metrics."""
@@ -215,8 +209,22 @@ def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) ->
         for run in left:
             finish(run, place)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), start_worker, (threads,)) as pool:
         list(pool.map(finish, left, repeat(place)))
+
+
+def start_worker(threads: int) -> None:
+    """Set the number of threads, and end this process as soon as its parent has ended, even if that was killed."""
+    torch.set_num_threads(threads)
+    parent = parent_process()
+    if parent is None:
+        raise RuntimeError("start_worker: expected a child process, but got the main process")
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def load_network(run: Run, state: Path, num_classes: int, device: str) -> UNet:

@@ -43,11 +43,13 @@ class Augment:
         flip: Probability of a left-right flip.
         scale: Smallest and largest factor of a random resize, after which a random crop or padding restores the size.
         color: Strength of the brightness, contrast and saturation jitter: each factor lies in [1 - color, 1 + color].
+        crop: (H, W) of a random crop of the resized image, which becomes the sample; None restores the size instead.
     """
 
     flip: float = 0.5
     scale: tuple[float, float] = (0.75, 1.5)
     color: float = 0.3
+    crop: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -57,6 +59,8 @@ class Augment:
             raise ValueError(f"scale: expected (low, high) with 0 < low <= high, but got {self.scale}")
         if not 0 <= self.color <= 1:
             raise ValueError(f"color: expected a number in [0, 1], but got {self.color}")
+        if self.crop is not None and (len(self.crop) != 2 or min(self.crop) < 1):
+            raise ValueError(f"crop: expected (height, width), both >= 1, but got {self.crop}")
 
 
 class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -177,6 +181,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         # From the file's size to the final one in one step: resampling twice would blur the image.
         rows, columns = max(1, round(height * factor)), max(1, round(width * factor))
         image, mask = resize(image, rows, columns), _resize_mask(mask, rows, columns)
+        height, width = self.augment.crop or (height, width)
         (rows_from, rows_to), (columns_from, columns_to) = (
             _place_axis(have, want, rng) for have, want in zip(mask.shape, (height, width), strict=True)
         )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
+from baselines.recipes import Progress
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS
 from quality.training import RoundedConv2d, Training, execute, finish
@@ -116,6 +124,44 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
     assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
 
 
+def test_held_out_sections_are_the_last_ones(place: Place) -> None:
+    training = Training(Run("ce", {}, 0, held_out=True, contiguous=True, **TINY), place)
+    assert training.chosen.tolist() == [*range(8)]
+
+
+def test_crops(place: Place) -> None:
+    training = Training(Run("ce", {}, 0, **{**TINY, "size": (24, 32), "crop": (8, 16), "crops": 3}), place)
+    batches: list[torch.Tensor] = []
+    training.model.register_forward_pre_hook(lambda _, args: batches.append(args[0]))
+    steps: list[Progress] = []
+    criterion = training.criterion
+    training.criterion = lambda logits, labels, progress: steps.append(progress) or criterion(logits, labels, progress)
+    training.train_epoch()
+    assert [batch.shape for batch in batches] == [(4, 3, 8, 16), (4, 3, 8, 16), (2, 3, 8, 16)] * 3
+    assert [(progress.step, progress.steps) for progress in steps] == [(step, 18) for step in range(9)]
+    assert len(torch.cat(batches).unique(dim=0)) == 30  # every sample is another crop
+    assert all(labels.shape[1:] == (24, 32) for _, labels in training.evaluated)
+
+
+def test_images_of_their_own_sizes(place: Place) -> None:
+    run = Run("ce", {}, 0, **{**TINY, "size": None, "crop": (16, 16), "epochs": 1})
+    finish(run, place)
+    assert outcome(run, place)["images"] == {"train": 10, "evaluated": 3}
+
+
+def test_other_masks_are_trained_on_but_not_scored(shapes: Path, tmp_path: Path) -> None:
+    root = tmp_path / "noisy"
+    shutil.copytree(shapes, root)
+    shutil.copytree(root / "train" / "masks", root / "train" / "masks_noisy")
+    for path in (root / "train" / "masks_noisy").iterdir():
+        Image.fromarray(np.zeros_like(np.array(Image.open(path)))).save(path)
+    place = Place(root, root / "val", tmp_path / "results.jsonl", tmp_path / "state")
+    training = Training(Run("ce", {}, 0, masks="masks_noisy", held_out=True, **TINY), place)
+    samples = torch.cat([labels for _, labels in training._batches()])
+    assert set(samples.unique().tolist()) <= {0, training.void}  # padding is void
+    assert len(torch.cat([labels for _, labels in training.evaluated]).unique()) > 1
+
+
 def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = {"nan": lambda logits, target, progress, *, ignore_index: logits.sum() * math.nan}
     monkeypatch.setattr("baselines.recipes.RECIPES", nan)
@@ -144,6 +190,42 @@ def test_rounded_convolution() -> None:
     ):
         assert torch.equal(x, x.bfloat16().float())
         torch.testing.assert_close(x, y.float(), rtol=2**-7, atol=1e-5)
+
+
+PARENT = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from quality.training import start_worker
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, get_context("spawn"), start_worker, (1,)) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    end = time.monotonic() + 30
+    while _is_running(worker):
+        assert time.monotonic() < end, f"worker {worker} goes on without its parent"
+        time.sleep(0.1)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # ended, but nobody has asked for its status
 
 
 @pytest.mark.slow

@@ -122,6 +122,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(folder: Path) -> None
         ({"scale": (1.0, 0.5)}, "scale: expected (low, high) with 0 < low <= high, but got (1.0, 0.5)"),
         ({"scale": (0.0, 1.0)}, "scale: expected (low, high) with 0 < low <= high, but got (0.0, 1.0)"),
         ({"color": -0.1}, "color: expected a number in [0, 1], but got -0.1"),
+        ({"crop": (0, 8)}, "crop: expected (height, width), both >= 1, but got (0, 8)"),
     ],
 )
 def test_bad_augmentation(arguments: dict[str, object], message: str) -> None:

@@ -7,7 +7,11 @@ Every metric has three stages, shared by its function and its torchmetrics class
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate, product
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -38,17 +42,17 @@ def boundary_iou(
 ) -> Tensor:
     """Compute Boundary IoU: the IoU of the bands inside the border of each class.
 
-    The band of a class contains the pixels that d erosions by 3 × 3 pixels remove from it,
-    d = max(1, round(ratio · image diagonal)): those with another label, or the outside of the image, at most d rows
-    and columns away. Void pixels are in no band and erode nothing. A class occurs if the target or the prediction has a
-    pixel in its band.
+    The band of a class contains the pixels that d erosions by 3 × 3 pixels, or 3 × 3 × 3 in 3-D, remove from it,
+    d = max(1, round(ratio · image diagonal)): those with another label, or the outside of the image, at most d pixels
+    away along every axis. Void pixels are in no band and erode nothing. A class occurs if the target or the prediction
+    has a pixel in its band.
 
     Source: Cheng et al., "Boundary IoU: Improving Object-Centric Image Segmentation Evaluation", CVPR 2021.
 
     Args:
-        pred: labels [B, H, W], or floating logits or probabilities [B, C, H, W], whose argmax is used. For two classes
-            also one logit [B, 1, H, W], class 1 where it is > 0. It is not read on void pixels.
-        target: labels [B, H, W] on the same device. Labels are int64, int32, int16, uint8 or bool.
+        pred: labels [B, *S], S = (H, W) or (D, H, W), or floating logits or probabilities [B, C, *S], whose argmax is
+            used. For two classes also one logit [B, 1, *S], class 1 where it is > 0. It is not read on void pixels.
+        target: labels [B, *S] on the same device. Labels are int64, int32, int16, uint8 or bool.
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels. If it is one of 0 to C - 1, that class does not occur.
         ratio: width of the band relative to the image diagonal, > 0.
@@ -94,7 +98,7 @@ def trimap_iou(
 
     Args:
         pred: labels or logits as in :func:`boundary_iou`.
-        target: labels [B, H, W].
+        target: labels [B, *S].
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
         radius: Euclidean distance in pixels, ≥ 1. A pixel next to a border has distance 1.
@@ -136,9 +140,10 @@ def boundary_f1(
 ) -> Tensor:
     """Compute Boundary F1 from the border pixels of prediction and target that match.
 
-    A pixel is on the border of a class if it and its right, lower or lower-right neighbor, both valid, differ in
-    whether they are of that class. With b_p and b_t the borders of a class in prediction and target, and D(·) their
-    dilation by a disk of ``radius`` pixels, all counted over the batch,
+    A pixel is on the border of a class if it and its right, lower or lower-right neighbor, in 3-D also one of the four
+    pixels at these places in the next slice, both valid, differ in whether they are of that class. With b_p and b_t the
+    borders of a class in prediction and target, and D(·) their dilation by a disk or ball of ``radius`` pixels, all
+    counted over the batch,
 
         precision P = |b_p ∩ D(b_t)| / |b_p|      recall R = |b_t ∩ D(b_p)| / |b_t|      F1 = 2 P R / (P + R)
 
@@ -146,10 +151,10 @@ def boundary_f1(
 
     Args:
         pred: labels or logits as in :func:`boundary_iou`.
-        target: labels [B, H, W].
+        target: labels [B, *S].
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: radius of the disk in pixels, ≥ 1.
+        radius: radius of the disk or ball in pixels, ≥ 1.
         average: ``"macro"`` or ``"none"``. The macro F1 is the mean of the F1 scores.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
         class_agnostic: merge the borders of all classes into one; the result is a single score.
@@ -221,23 +226,24 @@ def check_options(num_classes: int, ignore_index: int, average: str, validate: b
 
 
 def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int, validate: bool | None) -> Tensor:
-    """Convert prediction and target to labels [2, B, H, W], -1 on void pixels in both.
+    """Convert prediction and target to labels [2, B, *S], -1 on void pixels in both.
 
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for an invalid shape, device or label.
     """
     inputs.check_target(target)
-    if target.dim() != 3:
+    if target.dim() not in (3, 4):
         raise ValueError(
-            f"target: expected labels [B, H, W] of 2-D images, but got {inputs.describe(target)}; pass a single image"
+            f"target: expected labels [B, H, W] or [B, D, H, W], but got {inputs.describe(target)}; pass a single image"
             " as target.unsqueeze(0), labels with a channel axis as target.squeeze(1)"
         )
+    size = "D, H, W" if target.dim() == 4 else "H, W"
     if isinstance(pred, Tensor) and pred.is_floating_point():
         channels = (1, 2) if num_classes == 2 else (num_classes,)
-        if pred.dim() != 4 or pred.shape[1] not in channels:
+        if pred.dim() != target.dim() + 1 or pred.shape[1] not in channels:
             raise ValueError(
-                f"pred: expected logits [B, {' or '.join(map(str, channels))}, H, W] for num_classes={num_classes},"
+                f"pred: expected logits [B, {' or '.join(map(str, channels))}, {size}] for num_classes={num_classes},"
                 f" but got {inputs.describe(pred)}; pass labels stored as floats as pred.long()"
             )
         pred = pred[:, 0] > 0 if pred.shape[1] == 1 else pred.argmax(1)
@@ -266,45 +272,69 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
 
 def boundary_iou_counts(y: Tensor, num_classes: int, ratio: float) -> Tensor:
     """Count the pixels in both bands and in either, per class: [2, C] int64."""
-    distance = max(1, round(ratio * math.hypot(*y.shape[-2:])))
+    distance = max(1, round(ratio * math.hypot(*y.shape[2:])))
     # The outside of the image has a label that differs from all others.
-    return _overlap(y, _near_another_label(y, num_classes, distance, _square_max, outside=num_classes), num_classes)
+    return _overlap(
+        y,
+        _near_another_label(y, num_classes, distance, _square_max, dims=y.dim() - 2, outside=num_classes),
+        num_classes,
+    )
 
 
 def trimap_iou_counts(y: Tensor, num_classes: int, radius: int) -> Tensor:
     """Count pixels near borders with a class in both maps and in either: [2, C] int64."""
-    return _overlap(y, _near_another_label(y[1], num_classes, radius, _disk_max, outside=-1), num_classes)
+    return _overlap(
+        y, _near_another_label(y[1], num_classes, radius, _disk_max, dims=y.dim() - 2, outside=-1), num_classes
+    )
 
 
 def _near_another_label(
-    y: Tensor, num_classes: int, reach: int, window_max: Callable[[Tensor, int], Tensor], *, outside: int
+    y: Tensor,
+    num_classes: int,
+    reach: int,
+    window_max: Callable[[Tensor, int, int], Tensor],
+    *,
+    dims: int,
+    outside: int,
 ) -> Tensor:
-    """Return the mask of pixels with another label in their window.
+    """Return the mask of pixels with another label in their window, in maps whose last axes are those of the image.
 
     There the maximum of the window is not its minimum. One pair of pooled maps serves all classes, since each pixel has
     one class. The minimum is computed as the maximum of the reversed labels, so that -1 never wins.
     """
     void = y < 0
     both_ends = torch.stack([y, num_classes - 1 - y]).masked_fill_(void, -1)
-    largest, smallest = window_max(F.pad(both_ends, [reach] * 4, value=outside), reach).unbind()
+    largest, smallest = window_max(F.pad(both_ends, [reach] * 2 * dims, value=outside), reach, dims).unbind()
     return (largest != num_classes - 1 - smallest) & ~void
 
 
-def _square_max(x: Tensor, reach: int) -> Tensor:
-    """Return the maximum over squares of maps that are padded by ``reach``."""
-    return _sliding_max(_sliding_max(x, 2 * reach + 1, dim=-1), 2 * reach + 1, dim=-2)
+def _square_max(x: Tensor, reach: int, dims: int) -> Tensor:
+    """Return the maximum over squares or cubes of maps that are padded by ``reach``."""
+    for axis in range(-1, -1 - dims, -1):
+        x = _sliding_max(x, 2 * reach + 1, dim=axis)
+    return x
 
 
-def _disk_max(x: Tensor, radius: int) -> Tensor:
-    """Return the maximum over disks of padded maps, two rows of the disk at a time."""
-    height, width = x.shape[-2] - 2 * radius, x.shape[-1] - 2 * radius
-    largest = x.narrow(-1, radius, width).narrow(-2, radius, height)
-    for dy in range(radius + 1):
-        half = math.isqrt(radius**2 - dy**2)
-        rows = x.narrow(-1, radius - half, width + 2 * half)
-        pair = torch.maximum(rows.narrow(-2, radius - dy, height), rows.narrow(-2, radius + dy, height))
-        largest = torch.maximum(largest, _sliding_max(pair, 2 * half + 1, dim=-1))
-    return largest
+def _disk_max(x: Tensor, radius: int, dims: int) -> Tensor:
+    """Return the maximum over disks or balls of padded maps, all rows of equal length at a time."""
+    rows: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)  # offsets in the other axes, by half the length
+    for offset in product(range(-radius, radius + 1), repeat=dims - 1):
+        if (rest := radius**2 - sum(d**2 for d in offset)) >= 0:
+            rows[math.isqrt(rest)].append(offset)
+
+    def window(offset: tuple[int, ...], half: int) -> Tensor:
+        part = x
+        for axis, (d, reach) in enumerate(zip((*offset, 0), (*[0] * (dims - 1), half), strict=True), start=-dims):
+            part = part.narrow(axis, radius + d - reach, x.shape[axis] - 2 * radius + 2 * reach)
+        return part
+
+    return reduce(
+        torch.maximum,
+        (
+            _sliding_max(reduce(torch.maximum, (window(offset, half) for offset in offsets)), 2 * half + 1, dim=-1)
+            for half, offsets in rows.items()
+        ),
+    )
 
 
 def _sliding_max(x: Tensor, size: int, *, dim: int) -> Tensor:
@@ -322,8 +352,8 @@ def _overlap(y: Tensor, band: Tensor, num_classes: int) -> Tensor:
     """Count intersection and union of two maps on a band: [2, C] int64.
 
     Args:
-        y: labels [2, B, H, W] of prediction and target.
-        band: mask [2, B, H, W], or [B, H, W] for both maps.
+        y: labels [2, B, *S] of prediction and target.
+        band: mask [2, B, *S], or [B, *S] for both maps.
         num_classes: C.
     """
     pred, target = y.masked_fill(~band, -1)
@@ -380,18 +410,17 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
     the other border: a map of words stores one bit for each class whose border a pixel is on, and the words within the
     disk are combined by or.
     """
-    _, batch, height, width = y.shape
+    _, batch, *size = y.shape
     # Sizes of the padded maps: no shift by up to the radius leaves a map or enters another image.
-    row = width + 2 * radius
-    area = row * (height + 2 * radius)
+    padded = [length + 2 * radius for length in size]
+    *strides, area = accumulate(reversed(padded), operator.mul, initial=1)  # of the last axis first
     disk = [
-        dy * row + dx
-        for dy in range(-radius, radius + 1)
-        for dx in range(-radius, radius + 1)
-        if dx**2 + dy**2 <= radius**2
+        sum(d * stride for d, stride in zip(offset, strides, strict=True))
+        for offset in product(range(-radius, radius + 1), repeat=len(size))
+        if sum(d**2 for d in offset) <= radius**2
     ]
-    maps = F.pad(y, [radius] * 4, value=-1).flatten(1)
-    borders = [_border(labels, row) for labels in maps]
+    maps = F.pad(y, [radius] * 2 * len(size), value=-1).flatten(1)
+    borders = [_border(labels, strides) for labels in maps]
     if class_agnostic:
         num_classes = 1
         borders = [(pixel, torch.zeros_like(label[:1])) for pixel, label in borders]
@@ -421,14 +450,14 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
     return torch.stack(counts).view(4, batch, num_classes).transpose(0, 1)
 
 
-def _border(labels: Tensor, row: int) -> tuple[Tensor, Tensor]:
+def _border(labels: Tensor, strides: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Find the border pixels of all classes in flattened, padded maps [N].
 
     Returns:
-        Positions [P], and labels [4, P] of the classes whose border each pixel is on: its own and those of its right,
-        lower and lower-right neighbors, with -1 for duplicates.
+        Positions [P], and labels [4, P], in 3-D [8, P], of the classes whose border each pixel is on: its own and those
+        of its right, lower and lower-right neighbors, and of these in the next slice, with -1 for duplicates.
     """
-    shifts = (0, 1, row, row + 1)
+    shifts = [sum(steps) for steps in product(*((0, stride) for stride in reversed(strides)))]
     here, *neighbors = (labels[shift : len(labels) - shifts[-1] + shift] for shift in shifts)
     differs = torch.zeros_like(here, dtype=torch.bool)
     for neighbor in neighbors:

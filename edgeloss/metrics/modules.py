@@ -50,8 +50,8 @@ class _Counting(Metric):
         """Count a batch.
 
         Args:
-            preds: labels [B, H, W], or floating logits or probabilities [B, C, H, W].
-            target: labels [B, H, W].
+            preds: labels [B, *S], S = (H, W) or (D, H, W), or floating logits or probabilities [B, C, *S].
+            target: labels [B, *S].
         """
         y = functional.label_maps(preds, target, self.num_classes, self.ignore_index, self.validate)
         setattr(self, self._counts, getattr(self, self._counts) + self._count(y))
@@ -167,7 +167,7 @@ class BoundaryF1(_Counting):
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: radius of the disk in pixels, ≥ 1.
+        radius: radius of the disk or ball in pixels, ≥ 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
         class_agnostic: merge the borders of all classes into one.

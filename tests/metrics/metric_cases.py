@@ -22,16 +22,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Any]]] = {
 }
 
 
-def blobs(batch: int, height: int, width: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def blobs(batch: int, *size_and_classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a prediction near a target of regions, some of them void."""
+    *size, classes = size_and_classes
     random = np.random.default_rng(seed)
-    pixels = np.stack(np.indices((height, width)), -1)
-    target = np.empty((batch, height, width), dtype=np.int64)
+    pixels = np.stack(np.indices(size), -1)
+    target = np.empty((batch, *size), dtype=np.int64)
     for y in target:
-        seeds = random.random((14, 2)) * (height, width)
+        seeds = random.random((14, len(size))) * size
         labels = np.append(random.integers(0, classes, 12), [VOID, VOID])
-        y[...] = labels[np.linalg.norm(pixels[:, :, None] - seeds, axis=-1).argmin(-1)]
-    pred = np.roll(target, (1, -1), (1, 2))
+        y[...] = labels[np.linalg.norm(pixels[..., None, :] - seeds, axis=-1).argmin(-1)]
+    pred = np.roll(target, (1, -1), (-2, -1))
     specks = random.random(pred.shape)
     pred[specks < 0.05] = random.integers(0, classes, pred.shape)[specks < 0.05]
     pred[pred == VOID] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 from metric_cases import VOID
@@ -15,12 +16,12 @@ def slow_boundary_iou(pred: np.ndarray, target: np.ndarray, classes: int, ratio:
     counts = np.zeros((2, classes))
     for p, t in zip(pred, target, strict=True):
         void = t == VOID
-        d = max(1, round(ratio * math.sqrt(t.shape[0] ** 2 + t.shape[1] ** 2)))
+        d = max(1, round(ratio * math.hypot(*t.shape)))
         for c in range(classes):
             bands = []
             for y in (p, t):
                 padded = np.pad((y == c) | void, 1)  # void takes nothing away: every class goes on there
-                eroded = ndimage.binary_erosion(padded, np.ones((3, 3)), iterations=d)[1:-1, 1:-1]
+                eroded = ndimage.binary_erosion(padded, np.ones((3,) * t.ndim), iterations=d)[(np.s_[1:-1],) * t.ndim]
                 bands.append((y == c) & ~void & ~eroded)
             counts[:, c] += (bands[0] & bands[1]).sum(), (bands[0] | bands[1]).sum()
     return ratios(*counts)
@@ -48,14 +49,14 @@ def slow_boundary_f1(
     class_agnostic: bool = False,
     per_image: bool = False,
 ) -> list[float]:
-    dy, dx = np.ogrid[-radius : radius + 1, -radius : radius + 1]
-    disk = dy**2 + dx**2 <= radius**2
+    dims = target.ndim - 1
+    disk = np.square(np.indices((2 * radius + 1,) * dims) - radius).sum(0) <= radius**2
 
     def border(y: np.ndarray, void: np.ndarray, c: int) -> np.ndarray:
         is_border = np.zeros(y.shape, dtype=bool)
-        height, width = y.shape
-        for down, right in ((0, 1), (1, 0), (1, 1)):
-            here, there = np.s_[: height - down, : width - right], np.s_[down:, right:]
+        for steps in [*product((0, 1), repeat=dims)][1:]:
+            here = tuple(slice(length - step) for length, step in zip(y.shape, steps, strict=True))
+            there = tuple(slice(step, None) for step in steps)
             differs = y[here] != y[there] if class_agnostic else (y[here] == c) != (y[there] == c)
             is_border[here] |= differs & ~void[here] & ~void[there]
         return is_border

@@ -13,10 +13,11 @@ from edgeloss.metrics import BoundaryF1, BoundaryIoU, boundary_f1
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_logits_and_dtypes(name: str) -> None:
+@pytest.mark.parametrize("size", [(9, 11), (4, 5, 6)])
+def test_logits_and_dtypes(name: str, size: tuple[int, ...]) -> None:
     function, options = FUNCTIONS[name]
-    logits = torch.randn(2, 3, 9, 11, requires_grad=True)
-    target = torch.randint(3, (2, 9, 11))
+    logits = torch.randn(2, 3, *size, requires_grad=True)
+    target = torch.randint(3, (2, *size))
     expected = function(logits.argmax(1), target, 3, average="none", **options)
     assert not expected.requires_grad
     for pred in (logits, logits.half(), logits.softmax(1), logits.argmax(1).to(torch.uint8)):
@@ -44,8 +45,15 @@ ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
 @pytest.mark.parametrize(
     ("pred", "target", "options", "error", "message"),
     [
-        (ZEROS, ZEROS[0], {}, ValueError, r"target: expected labels \[B, H, W\] of 2-D images.* target.unsqueeze\(0\)"),
-        (ZEROS, ZEROS[None], {}, ValueError, r"but got int64 \[1, 1, 4, 4\].*target.squeeze\(1\)"),
+        (
+            ZEROS,
+            ZEROS[0],
+            {},
+            ValueError,
+            r"target: expected labels \[B, H, W\] or \[B, D, H, W\].* target.unsqueeze\(0\)",
+        ),
+        (ZEROS, ZEROS[None, None], {}, ValueError, r"but got int64 \[1, 1, 1, 4, 4\].*target.squeeze\(1\)"),
+        (torch.rand(1, 3, 4, 4), ZEROS[None], {}, ValueError, r"pred: expected logits \[B, 3, D, H, W\] for num_cl"),
         (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
         (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),
         (

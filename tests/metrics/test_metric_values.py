@@ -42,6 +42,9 @@ def assert_equals_slow_version(
         ((33, 40), 11),
         ((16, 18), 70),
         ((12, 14), 150),
+        ((1, 9, 12), 3),
+        ((5, 7, 6), 2),
+        ((9, 14, 11), 4),
     ],
 )
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def assert_equals_slow_version(
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_equals_slow_version(
-    function: Callable[..., torch.Tensor], options: Any, size: tuple[int, int], classes: int
+    function: Callable[..., torch.Tensor], options: Any, size: tuple[int, ...], classes: int
 ) -> None:
     pred, target = blobs(3, *size, classes)
     assert_equals_slow_version(function, pred, target, classes, options)
@@ -73,9 +76,10 @@ def test_equals_slow_version(
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_slow_version_on_noise(name: str) -> None:  # every pixel on a border, its four labels all different
     function, options = FUNCTIONS[name]
-    target = torch.randint(6, (2, 15, 16))
-    target[torch.rand(target.shape) < 0.2] = VOID
-    assert_equals_slow_version(function, torch.randint(6, (2, 15, 16)), target, 6, options)
+    for size in ((15, 16), (4, 6, 5)):
+        target = torch.randint(6, (2, *size))
+        target[torch.rand(target.shape) < 0.2] = VOID
+        assert_equals_slow_version(function, torch.randint(6, target.shape), target, 6, options)
 
 
 @pytest.mark.slow

@@ -424,9 +424,10 @@ def _resize_mask(mask: Labels, height: int, width: int) -> Labels:
     return np.asarray(mask[row[:, None], column])
 
 
-def _place_axis(have: int, want: int, rng: np.random.Generator) -> tuple[slice, slice]:
-    """Crop or pad an axis at random; return where to read and where to write."""
-    offset = int(rng.integers(min(0, have - want), max(0, have - want), endpoint=True))
+def _place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[slice, slice]:
+    """Crop or pad an axis at random, or around its center; return where to read and where to write."""
+    rest = have - want
+    offset = rest // 2 if rng is None else int(rng.integers(min(0, rest), max(0, rest), endpoint=True))
     length = min(have, want)
     return slice(max(offset, 0), max(offset, 0) + length), slice(max(-offset, 0), max(-offset, 0) + length)
 

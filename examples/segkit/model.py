@@ -6,17 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
+_MAX_POOLS = {2: F.max_pool2d, 3: F.max_pool3d}
 
-def _convs(*channels: int) -> nn.Sequential:
+
+def _convs(dims: int, *channels: int) -> nn.Sequential:
     """Return 3×3 convolutions with group normalization and ReLU."""
     layers: list[nn.Module] = []
     for before, after in pairwise(channels):
-        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
+        convolution = _CONVOLUTIONS[dims](before, after, 3, padding=1, bias=False)
+        layers += [convolution, nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
 class UNet(nn.Module):
-    """U-Net (Ronneberger et al. 2015) with group normalization, for images of any size.
+    """U-Net (Ronneberger et al. 2015) with group normalization, for images or volumes of any size.
 
     The way down has two convolutions per level, the way up one. Level k has ``width * 2**k`` channels.
 
@@ -26,40 +30,52 @@ class UNet(nn.Module):
         levels: number of resolutions, each half of the one before.
         output_stride: image pixels per logit along each axis: 1, 2, 4 ... up to 2**(levels - 1).
         in_channels: channels of the image.
+        dims: 2 for images, 3 for volumes.
 
     Raises:
-        ValueError: if no level has the output stride.
+        ValueError: if no level has the output stride, or ``dims`` is another number.
     """
 
     def __init__(
-        self, num_classes: int, *, width: int = 16, levels: int = 5, output_stride: int = 1, in_channels: int = 3
+        self,
+        num_classes: int,
+        *,
+        width: int = 16,
+        levels: int = 5,
+        output_stride: int = 1,
+        in_channels: int = 3,
+        dims: int = 2,
     ) -> None:
         """Build the layers."""
         super().__init__()
         strides = [2**level for level in range(levels)]
         if output_stride not in strides:
             raise ValueError(f"output_stride: expected one of {strides}, but got {output_stride}")
+        if dims not in _CONVOLUTIONS:
+            raise ValueError(f"dims: expected 2 or 3, but got {dims}")
         widths = [width * stride for stride in strides]
-        self.down = nn.ModuleList(_convs(before, after, after) for before, after in pairwise([in_channels, *widths]))
+        self.down = nn.ModuleList(
+            _convs(dims, before, after, after) for before, after in pairwise([in_channels, *widths])
+        )
         upward = widths[strides.index(output_stride) :][::-1]
-        self.up = nn.ModuleList(_convs(low + skip, skip) for low, skip in pairwise(upward))
-        self.head = nn.Conv2d(width * output_stride, num_classes, 1)
+        self.up = nn.ModuleList(_convs(dims, low + skip, skip) for low, skip in pairwise(upward))
+        self.head = _CONVOLUTIONS[dims](width * output_stride, num_classes, 1)
 
     def forward(
         self,
-        image: Tensor,  # [B, in_channels, H, W]
-    ) -> Tensor:  # [B, num_classes, H / output_stride, W / output_stride], rounded up
+        image: Tensor,  # [B, in_channels, *S], S = (H, W) or (D, H, W)
+    ) -> Tensor:  # [B, num_classes, *S / output_stride], rounded up
         """Compute the logits."""
-        x = image
+        x, max_pool = image, _MAX_POOLS[image.dim() - 2]
         skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             # Rounding up keeps at least one pixel of the smallest image.
-            x = block(F.max_pool2d(x, 2, ceil_mode=True) if level else x)
+            x = block(max_pool(x, 2, ceil_mode=True) if level else x)
             skips.append(x)
         skips.pop()
         for block in self.up:
             skip = skips.pop()
             # "nearest" has a reproducible gradient on every device; the next convolution smooths.
-            x = block(torch.cat([F.interpolate(x, size=skip.shape[-2:], mode="nearest"), skip], dim=1))
+            x = block(torch.cat([F.interpolate(x, size=skip.shape[2:], mode="nearest"), skip], dim=1))
         logits: Tensor = self.head(x)
         return logits

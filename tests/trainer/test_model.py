@@ -1,14 +1,37 @@
-"""The U-Net: sizes of its input and output."""
+"""The U-Net: sizes of its input and output, and its weights."""
 
 import pytest
 import torch
+from torch import nn
 
 from segkit.model import UNet
 
 
-@pytest.mark.parametrize("size", [(1, 1), (5, 3), (33, 47)])
-def test_unet_takes_any_size(size: tuple[int, int]) -> None:
-    assert UNet(7, width=8)(torch.randn(2, 3, *size)).shape == (2, 7, *size)
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (33, 47), (1, 1, 1), (9, 4, 17)])
+def test_unet_takes_any_size(size: tuple[int, ...]) -> None:
+    assert UNet(7, width=8, dims=len(size))(torch.randn(2, 3, *size)).shape == (2, 7, *size)
+
+
+def test_unet_of_unknown_dimensions() -> None:
+    with pytest.raises(ValueError, match="dims: expected 2 or 3, but got 1"):
+        UNet(7, dims=1)
+
+
+def test_weights_of_a_seed() -> None:
+    torch.manual_seed(0)
+    state = UNet(3, width=8, levels=2).state_dict()
+    blocks = {"down.0": (0, 1, 3, 4), "down.1": (0, 1, 3, 4), "up.0": (0, 1)}
+    names = [f"{block}.{layer}.weight" for block, layers in blocks.items() for layer in layers]
+    biases = [name.replace("weight", "bias") for name in names if name[-8] in "14"]
+    assert state.keys() == {*names, *biases, "head.weight", "head.bias"}
+    # The weights that a plain sequence of layers draws, in this order.
+    torch.manual_seed(0)
+    for name in ("down.0.0", "down.0.3", "down.1.0", "down.1.3", "up.0.0"):
+        expected = nn.Conv2d(state[f"{name}.weight"].shape[1], len(state[f"{name}.weight"]), 3, bias=False).weight
+        assert torch.equal(state[f"{name}.weight"], expected)
+    head = nn.Conv2d(8, 3, 1)
+    assert torch.equal(state["head.weight"], head.weight)
+    assert torch.equal(state["head.bias"], head.bias)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])

@@ -1,0 +1,161 @@
+"""Volumes and their labels in .npz files as training samples, with reproducible augmentation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from edgeloss.io import VOID_INDEX
+from segkit.data import _place_axis
+
+Volume = npt.NDArray[np.float32]  # [D, H, W]
+Labels = npt.NDArray[np.int64]  # [D, H, W]
+
+
+@dataclass(frozen=True)
+class VolumeAugment:
+    """Strength of the random changes to a volume and its labels, next to the random place of a crop or of padding.
+
+    Attributes:
+        flip: Probability of a flip along each axis. By default only the first axis is flipped: in anatomical order it
+            runs from left to right, and bodies are symmetric along no other.
+        intensity: Strength of the contrast and brightness jitter, in standard deviations of the volume: intensities are
+            multiplied by a factor in [1 - intensity, 1 + intensity], and moved by up to ± intensity.
+    """
+
+    flip: tuple[float, float, float] = (0.5, 0.0, 0.0)
+    intensity: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if len(self.flip) != 3 or not all(0 <= p <= 1 for p in self.flip):
+            raise ValueError(f"flip: expected three probabilities in [0, 1], but got {self.flip}")
+        if not 0 <= self.intensity <= 1:
+            raise ValueError(f"intensity: expected a number in [0, 1], but got {self.intensity}")
+
+
+class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
+    """The files ROOT/NAME.npz, each with the arrays `image` and `label` [D, H, W].
+
+    A sample has one channel with mean 0 and standard deviation 1 over the file's voxels, and 0 in the padding.
+    Augmentation draws from ``np.random.default_rng((seed, epoch, index))``, as that of a `SegmentationDataset`.
+
+    Args:
+        root: Folder of the files.
+        num_classes: Number of classes C; labels are 0..C-1.
+        ignore_index: The label of void voxels in the files, and of padding.
+        size: (D, H, W) of every sample: volumes are cropped and padded to it, around their center or, with
+            augmentation, at a random place. They are not resized, so voxels keep their size. None keeps each volume's
+            own size.
+        augment: Random changes; None for none.
+        seed: Seed of the augmentation, ≥ 0.
+        cache: Keep decoded volumes in the memory of each process that reads them.
+
+    Attributes:
+        names: Names of the volumes, in the order of the samples.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        num_classes: int,
+        ignore_index: int = VOID_INDEX,
+        size: tuple[int, ...] | None = None,
+        augment: VolumeAugment | None = None,
+        seed: int = 0,
+        cache: bool = False,
+    ) -> None:
+        """List the files, without opening them."""
+        self._paths = sorted(Path(root).glob("*.npz"))
+        if not self._paths:
+            raise FileNotFoundError(f"{root}: expected NAME.npz files, but there are none")
+        if num_classes < 1:
+            raise ValueError(f"num_classes: expected an integer >= 1, but got {num_classes}")
+        if size is not None and (len(size) != 3 or min(size) < 1):
+            raise ValueError(f"size: expected (depth, height, width), all >= 1, but got {size}")
+        if seed < 0:
+            raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
+        self.names = [path.stem for path in self._paths]
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.size, self.augment, self.seed = size, augment, seed
+        self._cache: dict[int, tuple[Volume, Labels]] | None = {} if cache else None
+        # In shared memory, so that set_epoch also reaches workers that live on from epoch to epoch.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        """Return the number of volumes."""
+        return len(self._paths)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the augmentation of the next samples."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, ≥ 0, of the augmentation of the next samples."""
+        if epoch < 0:
+            raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
+        self._epoch.fill_(epoch)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        """Read one volume.
+
+        Args:
+            i: Index into `names`.
+
+        Returns:
+            The volume, float32 [1, D, H, W], and its labels, int64 [D, H, W].
+
+        Raises:
+            ValueError: The file can't be read, its arrays do not fit together, or it has an unknown label.
+        """
+        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
+        image, labels = (self._cache and self._cache.get(index)) or self._decode(index)
+        if self._cache is not None:
+            self._cache[index] = image, labels
+        rng = None
+        if self.augment is not None:
+            rng = np.random.default_rng((self.seed, self.epoch, index))
+            axes = np.flatnonzero(rng.random(3) < self.augment.flip)
+            image, labels = np.flip(image, axes), np.flip(labels, axes)
+            contrast, brightness = self.augment.intensity * rng.uniform(-1, 1, 2).astype(np.float32)
+            image = image * (1 + contrast) + brightness
+
+        size = self.size or labels.shape
+        read, write = zip(
+            *(_place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)), strict=True
+        )
+        placed = np.zeros(size, dtype=np.float32), np.full(size, self.ignore_index, dtype=np.int64)
+        placed[0][write], placed[1][write] = image[read], labels[read]
+        return torch.from_numpy(placed[0])[None], torch.from_numpy(placed[1])
+
+    def _decode(self, index: int) -> tuple[Volume, Labels]:
+        """Read a file and normalize the intensities."""
+        path = self._paths[index]
+        try:
+            with np.load(path) as arrays:
+                image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)
+        except Exception as error:  # NumPy raises OSError, ValueError, KeyError and more
+            raise ValueError(f"{path}: can't be read as a volume with image and label ({error})") from error
+        if labels.ndim != 3 or image.shape != labels.shape:
+            raise ValueError(
+                f"{path}: expected image and label of one shape [D, H, W], but got {image.shape} and {labels.shape}"
+            )
+        unknown = ((labels < 0) | (labels >= self.num_classes)) & (labels != self.ignore_index)
+        if unknown.any():
+            raise ValueError(
+                f"{path}: expected labels 0 to {self.num_classes - 1} or {self.ignore_index},"
+                f" but got {labels[unknown][0]} at {unknown.sum()} voxels"
+            )
+        return (image - image.mean()) / max(float(image.std()), 1e-6), labels

@@ -24,7 +24,7 @@ def edge_weighted_cross_entropy(
         edge_class_weight: factor of k per class [C].
     """
     valid = target != ignore_index
-    edges = find_edges(target, valid, (1, 1))
+    edges = find_edges(target, valid, (1,) * (target.dim() - 1))
     more = k if edge_class_weight is None else k * edge_class_weight[target.where(edges, 0)]
     weight = valid + more * edges
     ce = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="none")

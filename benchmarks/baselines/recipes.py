@@ -126,7 +126,7 @@ def ours(
         false_edge_weight=false_edge_weight if done >= false_edge_start else 0.0,
         power=power,
         decay=decay,
-        pixel_weight=1 + k * find_edges(target, valid, (1, 1)).float() if k else None,
+        pixel_weight=1 + k * find_edges(target, valid, (1,) * (target.dim() - 1)).float() if k else None,
     )
 
 

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from edgeloss.io import read_classes
 from quality.runs import Run
-from segkit.data import SegmentationDataset
+from segkit.data import Augment, SegmentationDataset
 from segkit.layouts import Split, pair_folders
+from segkit.volumes import VolumeAugment, VolumeFolder
+
+Samples = SegmentationDataset | VolumeFolder
 
 HELD_OUT = 5  # one of this many training images
 
@@ -31,10 +34,21 @@ def open_folder(
     *,
     masks: str = "masks",
     **options: Any,  # noqa: ANN401
-) -> SegmentationDataset:
-    """Open a folder with images/ and masks/, or masks of another name; the options are those of the data set."""
+) -> Samples:
+    """Open a folder of volumes, or one with images/ and masks/ of this or another name.
+
+    The options are those of the data set.
+    """
+    if any(root.glob("*.npz")):
+        return VolumeFolder(root, num_classes=num_classes, ignore_index=void, **options)
     pairs = pair_folders(root / "images", root / masks)
     return SegmentationDataset(Split(pairs, [str(c) for c in range(num_classes)], void), **options)
+
+
+def augmentation(run: Run) -> Augment | VolumeAugment:
+    """Return the random changes to the training images of a run."""
+    crop: Any = run.crop
+    return VolumeAugment(crop=crop) if run.dims == 3 else Augment(crop=crop)
 
 
 def split_training(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +66,7 @@ def split_indices(index: np.ndarray, size: int) -> list[np.ndarray]:
     return [index[start : start + size] for start in range(0, len(index), size)]
 
 
-def load_batch(dataset: SegmentationDataset, index: Iterable[int], device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Load images [B, 3, H, W] and their labels [B, H, W]."""
+def load_batch(dataset: Samples, index: Iterable[int], device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Load images [B, 3, H, W] or volumes [B, 1, D, H, W], and their labels [B, *S]."""
     images, labels = zip(*(dataset[int(i)] for i in index), strict=True)
     return torch.stack(images).to(device), torch.stack(labels).to(device)

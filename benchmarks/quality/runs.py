@@ -31,11 +31,13 @@ class Run:
         held_out: train without a fifth of the training images, and score on that fifth.
         epochs: of ``crops`` passes over the training images each.
         batch: images per step.
-        size: (height, width) that images are resized to; None keeps their own.
+        size: (height, width) that images are resized to, or (depth, height, width) that volumes are cropped and padded
+            to; None keeps their own.
         width: channels of the U-Net at full resolution.
         lr: highest learning rate.
         precision: float32, or bfloat16 for training under autocast; the loss and the scores are always in float32.
-        crop: (height, width) of random crops to train on; None trains on whole images. Scores are of whole images.
+        crop: size of random crops to train on; None trains on whole images. Scores are of whole images. A size or crop
+            of three numbers is one of volumes.
         crops: samples of each training image per epoch.
         masks: folder of the masks to train on; scores are of ``masks``.
         contiguous: hold out the last training images, not random ones: neighboring sections of a volume are alike.
@@ -48,11 +50,11 @@ class Run:
     held_out: bool = False
     epochs: int = 15
     batch: int = 4
-    size: tuple[int, int] | None = (180, 240)
+    size: tuple[int, ...] | None = (180, 240)
     width: int = 8
     lr: float = 3e-3
     precision: str = "float32"
-    crop: tuple[int, int] | None = None
+    crop: tuple[int, ...] | None = None
     crops: int = 1
     masks: str = "masks"
     contiguous: bool = False
@@ -79,6 +81,11 @@ class Run:
         values["options"] = _without_defaults(self.options, defaults(self.loss))
         text = json.dumps(values, sort_keys=True)
         return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @property
+    def dims(self) -> int:
+        """Number of axes of an image: 2, or 3 for volumes."""
+        return len(self.crop or self.size or (0, 0))
 
     @property
     def settings(self) -> tuple[Any, ...]:

@@ -60,9 +60,8 @@ def describe(result: Row) -> str:
     )
 
 
-def _pixels(size: tuple[int, int]) -> str:
-    height, width = size
-    return f"{width} × {height}"
+def _pixels(size: tuple[int, ...]) -> str:
+    return " × ".join(map(str, reversed(size)))
 
 
 def title_of(result: Row) -> str:

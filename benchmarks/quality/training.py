@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from baselines.recipes import Progress, make
 from measure import INSTRUCTIONS, processor
-from quality.data import load_batch, open_folder, read_labels, split_indices, split_training
+from quality.data import augmentation, load_batch, open_folder, read_labels, split_indices, split_training
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
-from segkit.data import Augment
 from segkit.model import UNet
 
 WEIGHT_DECAY = 1e-4
@@ -54,6 +53,11 @@ def _rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
+def make_network(run: Run, num_classes: int) -> UNet:
+    """Build the network of a run: for images with three channels, or for volumes with one."""
+    return UNet(num_classes, width=run.width, in_channels=1 if run.dims == 3 else 3, dims=run.dims)
+
+
 class DivergedError(ArithmeticError):
     """Raised when the loss is no longer finite."""
 
@@ -72,7 +76,7 @@ class Training:
         self.classes, self.void = read_labels(place.data)
         root, labels = place.data / "train", (len(self.classes), self.void)
         self.train_set = open_folder(
-            root, *labels, masks=run.masks, size=run.size, augment=Augment(crop=run.crop), seed=run.seed, cache=True
+            root, *labels, masks=run.masks, size=run.size, augment=augmentation(run), seed=run.seed, cache=True
         )
         self.chosen, held_out = split_training(run, len(self.train_set))
         scored = open_folder(root if run.held_out else place.split, *labels, size=run.size)
@@ -81,7 +85,7 @@ class Training:
         self.evaluated = [load_batch(scored, part) for part in split_indices(index, 8 if run.size else 1)]
 
         torch.manual_seed(run.seed)
-        self.model = UNet(len(self.classes), width=run.width).to(place.device)
+        self.model = make_network(run, len(self.classes)).to(place.device)
         if run.precision == "bfloat16" and place.device == "cpu" and INSTRUCTIONS != "AVX512":
             for module in self.model.modules():
                 if isinstance(module, nn.Conv2d):
@@ -238,6 +242,6 @@ def load_network(run: Run, state: Path, num_classes: int, device: str) -> UNet:
     if checkpoint["epoch"] != run.epochs:
         epoch = checkpoint["epoch"]
         raise CheckpointError(f"{path}: expected {run.epochs} epochs, but got {epoch}; finish the run with `plan`")
-    network = UNet(num_classes, width=run.width).to(device).eval()
+    network = make_network(run, num_classes).to(device).eval()
     load_weights(network, checkpoint["model"])
     return network

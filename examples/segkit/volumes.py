@@ -27,10 +27,12 @@ class VolumeAugment:
             runs from left to right, and bodies are symmetric along no other.
         intensity: Strength of the contrast and brightness jitter, in standard deviations of the volume: intensities are
             multiplied by a factor in [1 - intensity, 1 + intensity], and moved by up to ± intensity.
+        crop: (D, H, W) of the sample, a random crop of the volume; None restores the size instead.
     """
 
     flip: tuple[float, float, float] = (0.5, 0.0, 0.0)
     intensity: float = 0.2
+    crop: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -38,6 +40,7 @@ class VolumeAugment:
             raise ValueError(f"flip: expected three probabilities in [0, 1], but got {self.flip}")
         if not 0 <= self.intensity <= 1:
             raise ValueError(f"intensity: expected a number in [0, 1], but got {self.intensity}")
+        _check_size("crop", self.crop)
 
 
 class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
@@ -71,7 +74,7 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
         *,
         num_classes: int,
         ignore_index: int = VOID_INDEX,
-        size: tuple[int, ...] | None = None,
+        size: tuple[int, int, int] | None = None,
         augment: VolumeAugment | None = None,
         seed: int = 0,
         cache: bool = False,
@@ -82,8 +85,7 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
             raise FileNotFoundError(f"{root}: expected NAME.npz files, but there are none")
         if num_classes < 1:
             raise ValueError(f"num_classes: expected an integer >= 1, but got {num_classes}")
-        if size is not None and (len(size) != 3 or min(size) < 1):
-            raise ValueError(f"size: expected (depth, height, width), all >= 1, but got {size}")
+        _check_size("size", size)
         if seed < 0:
             raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
         self.names = [path.stem for path in self._paths]
@@ -132,13 +134,17 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
             contrast, brightness = self.augment.intensity * rng.uniform(-1, 1, 2).astype(np.float32)
             image = image * (1 + contrast) + brightness
 
-        size = self.size or labels.shape
+        size = (self.augment and self.augment.crop) or self.size or labels.shape
         read, write = zip(
             *(_place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)), strict=True
         )
         placed = np.zeros(size, dtype=np.float32), np.full(size, self.ignore_index, dtype=np.int64)
         placed[0][write], placed[1][write] = image[read], labels[read]
         return torch.from_numpy(placed[0])[None], torch.from_numpy(placed[1])
+
+    def labels(self, i: int) -> Tensor:
+        """Read the labels of one volume, without augmentation, in its own size: int64 [D, H, W]."""
+        return torch.from_numpy(self._decode(i)[1])
 
     def _decode(self, index: int) -> tuple[Volume, Labels]:
         """Read a file and normalize the intensities."""
@@ -159,3 +165,8 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
                 f" but got {labels[unknown][0]} at {unknown.sum()} voxels"
             )
         return (image - image.mean()) / max(float(image.std()), 1e-6), labels
+
+
+def _check_size(name: str, size: tuple[int, int, int] | None) -> None:
+    if size is not None and (len(size) != 3 or min(size) < 1):
+        raise ValueError(f"{name}: expected (depth, height, width), all >= 1, but got {size}")

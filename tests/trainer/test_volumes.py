@@ -53,8 +53,10 @@ def test_size(root: Path) -> None:
     assert image[0][~void].all()
 
 
-def test_random_places(root: Path) -> None:
-    folder = VolumeFolder(root, num_classes=3, size=(7, 4, 6), augment=NOTHING)
+@pytest.mark.parametrize("size", [(7, 4, 6), None])
+def test_random_places(root: Path, size: tuple[int, int, int] | None) -> None:
+    augment = NOTHING if size else VolumeAugment((0, 0, 0), 0, crop=(7, 4, 6))
+    folder = VolumeFolder(root, num_classes=3, size=size, augment=augment)
     original, seen = stored(root), set()
     for epoch in range(40):
         folder.set_epoch(epoch)
@@ -68,6 +70,7 @@ def test_random_places(root: Path) -> None:
         seen.add(place)
     assert {a for a, _ in seen} == {0, 1, 2}
     assert {b for _, b in seen} == {0, 1, 2, 3, 4}
+    assert torch.equal(folder.labels(0), original)
 
 
 @pytest.mark.parametrize("axis", range(3))
@@ -135,6 +138,8 @@ def test_wrong_augmentation() -> None:
         VolumeAugment(flip=(2, 0, 0))
     with pytest.raises(ValueError, match=r"intensity: expected a number in \[0, 1\], but got -1"):
         VolumeAugment(intensity=-1)
+    with pytest.raises(ValueError, match=r"crop: expected \(depth, height, width\), all >= 1, but got \(8, 8\)"):
+        VolumeAugment(crop=(8, 8))  # type: ignore[arg-type]
 
 
 def test_wrong_files(root: Path) -> None:

@@ -55,7 +55,7 @@ from edgeloss.reference import (
 )
 from measure import processor
 from quality import ROOT
-from quality.command import RESULTS, option
+from quality.arguments import RESULTS, option
 from quality.runs import Place, Run, loss_title
 from quality.training import Training
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = {"epochs": options.epochs, "size": options.size, "precision": "bfloat16"}
     try:
         run = Run(options.loss, dict(options.option), options.seed, data=data.name, held_out=True, **settings)
-        training = Staged(run, Place(data, data / "val", options.state, options.state))
+        training = Staged(run, Place(data.parent, None, options.state, options.state))
         training.train()
         stages = [examine(training, epoch, options.images, options.powers) for epoch in options.stages]
         machine = {"processor": processor(), "threads": options.threads, "torch": torch.__version__}

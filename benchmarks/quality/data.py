@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.io import read_classes
-from quality.runs import Run
+from quality.runs import Place, Run
 from segkit.data import Augment, SegmentationDataset
 from segkit.layouts import Split, pair_folders
 from segkit.volumes import VolumeAugment, VolumeFolder
@@ -49,6 +49,24 @@ def augmentation(run: Run) -> Augment | VolumeAugment:
     """Return the random changes to the training images of a run."""
     crop: Any = run.crop
     return VolumeAugment(crop=crop) if run.dims == 3 else Augment(crop=crop)
+
+
+def training_set(run: Run, place: Place, **options: Any) -> tuple[Samples, np.ndarray]:  # noqa: ANN401
+    """Open the training images of a run, and return the indices of those to train on."""
+    classes, void = read_labels(place.data_of(run))
+    root = place.data_of(run) / "train"
+    dataset = open_folder(root, len(classes), void, masks=run.masks, size=run.size, **options)
+    return dataset, split_training(run, len(dataset))[0]
+
+
+def scored_batches(run: Run, place: Place) -> list[tuple[Tensor, Tensor]]:
+    """Load the images to score a run on, and their labels."""
+    classes, void = read_labels(place.data_of(run))
+    root = place.data_of(run) / "train" if run.held_out else place.split_of(run)
+    dataset = open_folder(root, len(classes), void, size=run.size)
+    index = split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
+    # Images of their own sizes do not fit in a batch.
+    return [load_batch(dataset, part) for part in split_indices(index, 8 if run.size else 1)]
 
 
 def split_training(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,24 +119,33 @@ class Place:
     """Where a run reads and writes; its weights do not depend on this.
 
     Attributes:
-        data: folder with train/, val/ and classes.txt.
-        split: folder with images/ and masks/ to score on.
+        root: folder of the data sets, each a folder with train/, val/ and classes.txt.
+        split: folder with images/ and masks/ to score on, where ``{data}`` stands for the name of the data set; None
+            for its val/.
         results: the table of results.
         state: folder of the checkpoints.
         device: to train on.
         score_every: number of epochs between scores; the last epoch is always scored.
     """
 
-    data: Path
-    split: Path
+    root: Path
+    split: Path | None
     results: Path
     state: Path
     device: str = "cpu"
     score_every: int = 1
 
+    def data_of(self, run: Run) -> Path:
+        """Return the folder of the run's data set."""
+        return self.root / run.data
+
+    def split_of(self, run: Run) -> Path:
+        """Return the folder to score on, if the run does not score on held-out images."""
+        return Path(str(self.split).format(data=run.data)) if self.split else self.data_of(run) / "val"
+
     def split_name(self, run: Run) -> str:
         """Return the name of the split that the run is scored on."""
-        return "held-out" if run.held_out else self.split.name
+        return "held-out" if run.held_out else self.split_of(run).name
 
     def key(self, run: Run) -> str:
         """Return the key of the run's row in the table of results."""
@@ -155,27 +165,35 @@ def checkpoint_path(run: Run, state: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def runs_of(plan: Mapping[str, Any], *, data: str, held_out: bool = False) -> list[Run]:
+def runs_of(plan: Mapping[str, Any], *, data: str | None = None, held_out: bool = False) -> list[Run]:
     """Return the runs of a plan, all losses of one seed before those of the next.
 
     Args:
-        plan: settings that all runs share, and ``runs``, a list of ``loss``, ``seeds`` and optionally ``options``.
-        data: name of the data set.
+        plan: settings that all runs share; ``runs``, a list of ``loss``, ``seeds`` and optionally ``options``; and
+            optionally ``data``, the data sets by name, each with the settings that differ there. ``epochs`` may be a
+            list: a training for each.
+        data: name of the only data set; None for those of the plan.
         held_out: score on a part of the training images.
 
     Raises:
         ValueError: if a key is unknown or missing.
     """
-    settings = {key: value for key, value in plan.items() if key != "runs"}
-    if wrong := settings.keys() - set(SETTINGS):
-        raise ValueError(f"plan: expected runs and some of {SETTINGS}, but got {sorted(wrong)}")
+    shared = {key: value for key, value in plan.items() if key not in ("runs", "data")}
+    sets = plan.get("data") or {Run.data: None}
+    if data is not None:
+        sets = {data: sets.get(data)}
     runs = []
-    for entry in plan.get("runs") or []:
-        if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
-            raise ValueError(f"plan: expected runs with loss, seeds and optionally options, but got {entry}")
-        for seed in entry["seeds"]:
-            options = entry.get("options") or {}
-            runs.append(Run(entry["loss"], options, seed, data=data, held_out=held_out, **settings))
+    for name, own in sets.items():
+        settings = {**shared, **(own or {})}
+        if wrong := settings.keys() - set(SETTINGS):
+            raise ValueError(f"plan: expected runs, data and some of {SETTINGS}, but got {sorted(wrong)}")
+        lengths = settings.pop("epochs", Run.epochs)
+        for entry in plan.get("runs") or []:
+            if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
+                raise ValueError(f"plan: expected runs with loss, seeds and optionally options, but got {entry}")
+            for seed, epochs in product(entry["seeds"], lengths if isinstance(lengths, list) else [lengths]):
+                about = {"data": name, "held_out": held_out, "epochs": epochs}
+                runs.append(Run(entry["loss"], entry.get("options") or {}, seed, **about, **settings))
     if not runs:
         raise ValueError("plan: expected a list of runs, but got none")
     return sorted(runs, key=lambda run: run.seed)

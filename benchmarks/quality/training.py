@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from baselines.recipes import Progress, make
 from measure import INSTRUCTIONS, processor
-from quality.data import augmentation, load_batch, open_folder, read_labels, split_indices, split_training
+from quality.data import augmentation, load_batch, read_labels, scored_batches, split_indices, training_set
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate
 from result_table import Row, add_rows, read_rows
@@ -73,16 +73,9 @@ class Training:
     def __init__(self, run: Run, place: Place) -> None:
         """Open the data, and resume from the checkpoint if there is one."""
         self.run, self.place = run, place
-        self.classes, self.void = read_labels(place.data)
-        root, labels = place.data / "train", (len(self.classes), self.void)
-        self.train_set = open_folder(
-            root, *labels, masks=run.masks, size=run.size, augment=augmentation(run), seed=run.seed, cache=True
-        )
-        self.chosen, held_out = split_training(run, len(self.train_set))
-        scored = open_folder(root if run.held_out else place.split, *labels, size=run.size)
-        index = held_out if run.held_out else np.arange(len(scored))
-        # Images of their own sizes do not fit in a batch.
-        self.evaluated = [load_batch(scored, part) for part in split_indices(index, 8 if run.size else 1)]
+        self.classes, self.void = read_labels(place.data_of(run))
+        self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
+        self.evaluated = scored_batches(run, place)
 
         torch.manual_seed(run.seed)
         self.model = make_network(run, len(self.classes)).to(place.device)

@@ -27,4 +27,4 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(shapes: Path, tmp_path: Path) -> Place:
-    return Place(shapes, shapes / "val", tmp_path / "results.jsonl", tmp_path / "state")
+    return Place(shapes.parent, None, tmp_path / "results.jsonl", tmp_path / "state")

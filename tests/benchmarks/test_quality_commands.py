@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,23 @@ def test_commands(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "quality.py: options of ce: expected some of [], but got 'k'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("_no_metrics")
+def test_one_plan_trains_on_several_data_sets(shapes: Path, tmp_path: Path) -> None:
+    root = tmp_path / "sets"
+    for name in ("a", "b"):
+        shutil.copytree(shapes, root / name)
+    plan = {
+        "epochs": 1,
+        "data": {"a": {"size": [16, 16]}, "b": {"size": [24, 24]}},
+        "runs": [{"loss": "ce", "seeds": [0]}],
+    }
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    results = tmp_path / "results.jsonl"
+    assert main(["plan", str(path), "--data-root", str(root), "--results", str(results), "--state", str(tmp_path)]) == 0
+    assert {row["run"]["data"]: row["run"]["size"] for row in read_rows(results)} == {"a": [16, 16], "b": [24, 24]}
+
+
 def test_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "results.jsonl"
     assert main(["table", "--results", str(table)]) == 1
@@ -94,7 +112,7 @@ def test_merge(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_no_metrics")
 def test_crops_and_benefit(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state"
-    place = Place(shapes, shapes / "val", tmp_path / "results.jsonl", state)
+    place = Place(shapes.parent, None, tmp_path / "results.jsonl", state)
     plan = {"epochs": 1, "size": [16, 16], "runs": [{"loss": loss, "seeds": [0]} for loss in ("ce", "ours")]}
     path = tmp_path / "plan.yaml"
     path.write_text(yaml.safe_dump(plan))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quality.runs import Run, check_trials, pick, runs_of
+from quality.runs import Place, Run, check_trials, pick, runs_of
 
 
 def test_slugs() -> None:
@@ -32,10 +34,32 @@ def test_plan() -> None:
     assert runs[1].options == {"k": 2.0, "class_balance": 0.0}
 
 
+def test_plan_of_several_data_sets() -> None:
+    plan = {
+        "epochs": [2, 8],
+        "width": 16,
+        "data": {"camvid": None, "sstem": {"epochs": 5, "crop": [64, 64]}},
+        "runs": [{"loss": "ce", "seeds": [0, 1]}],
+    }
+    runs = runs_of(plan)
+    expected = [("camvid", 2, None), ("camvid", 8, None), ("sstem", 5, (64, 64))]
+    assert [(run.data, run.epochs, run.crop) for run in runs] == expected * 2
+    assert {run.width for run in runs} == {16}
+    assert runs_of(plan, data="sstem") == [run for run in runs if run.data == "sstem"]
+    assert {run.data for run in runs_of(plan, data="elsewhere")} == {"elsewhere"}
+
+
+def test_place_of_several_data_sets() -> None:
+    place = Place(Path("/sets"), None, Path("results"), Path("state"))
+    run = Run("ce", {}, 0, data="sstem")
+    assert place.split_of(run) == Path("/sets/sstem/val")
+    assert replace(place, split=Path("/tests/{data}/test")).split_of(run) == Path("/tests/sstem/test")
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"epoch": 3, "runs": []}, r"plan: expected runs and some of \['epochs', .*\], but got \['epoch'\]"),
+        ({"epoch": 3, "runs": []}, r"plan: expected runs, data and some of \['epochs', .*\], but got \['epoch'\]"),
         ({"runs": []}, "plan: expected a list of runs, but got none"),
         (
             {"runs": [{"loss": "ce"}]},

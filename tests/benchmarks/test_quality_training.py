@@ -46,7 +46,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_a_run_repeats(place: Place, shapes: Path, tmp_path: Path) -> None:
     run = Run("ours", {}, 0, **TINY)
-    again = Place(shapes, shapes / "val", tmp_path / "again.jsonl", tmp_path / "again")
+    again = Place(shapes.parent, None, tmp_path / "again.jsonl", tmp_path / "again")
     finish(run, place)
     finish(run, again)
     assert outcome(run, place) == outcome(run, again)
@@ -63,7 +63,7 @@ def test_a_run_repeats(place: Place, shapes: Path, tmp_path: Path) -> None:
 def test_a_killed_run_goes_on(place: Place, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run("affinity", {}, 0, **TINY)  # its weight depends on the step
     finish(run, place)
-    other = Place(shapes, shapes / "val", tmp_path / "other.jsonl", tmp_path / "other")
+    other = Place(shapes.parent, None, tmp_path / "other.jsonl", tmp_path / "other")
     train_epoch = Training.train_epoch
     trained = []
 
@@ -102,7 +102,7 @@ def test_only_the_loss_differs(place: Place) -> None:
 def test_another_split_is_scored_without_training(place: Place, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run("ce", {}, 0, **TINY)
     finish(run, place)
-    elsewhere = Place(shapes, shapes / "train", place.results, place.state)
+    elsewhere = Place(shapes.parent, shapes / "train", place.results, place.state)
     monkeypatch.setattr(Training, "train_epoch", lambda training: pytest.fail("trained again"))
     finish(run, elsewhere)
     assert elsewhere.key(run) != place.key(run)
@@ -119,7 +119,7 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
     assert [len(training.chosen) for training in trainings] == [8, 8]
     assert (trainings[0].chosen == trainings[1].chosen).all()  # the same ones, whatever the seed
     held_out = [index for index in range(10) if index not in trainings[0].chosen]
-    plain = SegmentationFolder(place.data / "train", num_classes=10, size=(16, 16))
+    plain = SegmentationFolder(place.root / "shapes" / "train", num_classes=10, size=(16, 16))
     scored = torch.cat([labels for _, labels in trainings[0].evaluated])
     assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
 
@@ -150,12 +150,12 @@ def test_images_of_their_own_sizes(place: Place) -> None:
 
 
 def test_other_masks_are_trained_on_but_not_scored(shapes: Path, tmp_path: Path) -> None:
-    root = tmp_path / "noisy"
+    root = tmp_path / "shapes"
     shutil.copytree(shapes, root)
     shutil.copytree(root / "train" / "masks", root / "train" / "masks_noisy")
     for path in (root / "train" / "masks_noisy").iterdir():
         Image.fromarray(np.zeros_like(np.array(Image.open(path)))).save(path)
-    place = Place(root, root / "val", tmp_path / "results.jsonl", tmp_path / "state")
+    place = Place(tmp_path, None, tmp_path / "results.jsonl", tmp_path / "state")
     training = Training(Run("ce", {}, 0, masks="masks_noisy", held_out=True, **TINY), place)
     samples = torch.cat([labels for _, labels in training._batches()])
     assert set(samples.unique().tolist()) <= {0, training.void}  # padding is void
@@ -230,7 +230,7 @@ def _is_running(process: int) -> bool:
 
 @pytest.mark.slow
 def test_workers(shapes: Path, tmp_path: Path) -> None:
-    place = Place(shapes, shapes / "val", tmp_path / "results.jsonl", tmp_path / "state")
+    place = Place(shapes.parent, None, tmp_path / "results.jsonl", tmp_path / "state")
     runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in (0, 1)]
     execute(runs, place, workers=2, threads=1)
     assert [key_of(row) for row in read_rows(place.results)] == sorted(place.key(run) for run in runs)

@@ -20,14 +20,15 @@ TINY: dict[str, Any] = {"data": "cubes", "epochs": 2, "size": None, "crop": (8, 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     """Write volumes of several sizes, each with a bright cube of class 1."""
+    root = tmp_path / "cubes"
     for split, count in {"train": 5, "val": 2}.items():
-        (tmp_path / split).mkdir()
+        (root / split).mkdir(parents=True)
         for n in range(count):
             labels = np.zeros((7 + n, 9, 8), dtype=np.uint8)
             labels[2:5, 3:7, 2:6] = 1
-            np.savez(tmp_path / split / f"{n}.npz", image=labels * 200, label=labels)
-    (tmp_path / "classes.txt").write_text("0 background\n1 cube\n")
-    return Place(tmp_path, tmp_path / "val", tmp_path / "results.jsonl", tmp_path / "state")
+            np.savez(root / split / f"{n}.npz", image=labels * 200, label=labels)
+    (root / "classes.txt").write_text("0 background\n1 cube\n")
+    return Place(tmp_path, None, tmp_path / "results.jsonl", tmp_path / "state")
 
 
 @pytest.mark.parametrize("loss", ["ce", "weighted", "ours"])

@@ -1,0 +1,214 @@
+"""The command line of the comparison."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from baselines.recipes import RECIPES, TITLES
+from quality import ROOT
+from quality.runs import SETTINGS, Run
+from quality.scores import METRICS
+from quality.tables import BASELINE
+
+DESCRIPTION = """\
+Train one network under many losses and compare them.
+
+The tables show scores over seeds, and differences to cross-entropy. All runs of a seed share their initial weights, the
+order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
+again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
+are those of the last epoch: no epoch is chosen by its score.
+
+`tune` trains on four fifths of the training images and scores on the fifth, with the same number of trials for every
+loss: the validation split is not used to choose anything.
+"""
+EXAMPLES = """\
+examples:
+  python benchmarks/quality.py run --loss ce --seeds 0 1 2
+  python benchmarks/quality.py run --loss ours --option edge_weight=1 --option power=0 --seeds 0 1 2
+  python benchmarks/quality.py tune configs/quality-tune.yaml               # on a held-out fifth of the training images
+  nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
+  python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
+  python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
+  python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
+  python benchmarks/quality.py plot
+  python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
+  python benchmarks/quality.py benefit configs/quality-benefit.yaml --window 96 --percentile 95
+  python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
+"""
+
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
+COSTS = RESULTS / "quality-cost.json"
+
+
+def option(text: str) -> tuple[str, float | None]:
+    """Parse NAME=VALUE of a loss."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, but got {text!r}")
+    return name, yaml.safe_load(value)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS / "quality.jsonl",
+        metavar="FILE",
+        help="table of results (default: %(default)s)",
+    )
+    networks = argparse.ArgumentParser(add_help=False)
+    networks.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="folder with train/, val/ and classes.txt: the only data set (default: those of the plan, or camvid)",
+    )
+    networks.add_argument(
+        "--data-root",
+        type=Path,
+        default=ROOT.parent / "shared",
+        metavar="DIR",
+        help="folder of the data sets that a plan names (default: %(default)s)",
+    )
+    networks.add_argument(
+        "--eval-split",
+        type=Path,
+        metavar="DIR",
+        help="folder with images/ and masks/ to score on, with {data} for the name of the data set (default: val/)",
+    )
+    networks.add_argument(
+        "--state",
+        type=Path,
+        default=ROOT / "runs" / "quality",
+        metavar="DIR",
+        help="checkpoints, to resume runs and to score other splits (default: %(default)s)",
+    )
+    networks.add_argument("--device", default="cpu", help="default: %(default)s")
+    add_training_commands(commands, [shared, networks])
+    add_result_commands(commands, shared)
+    add_picture_commands(commands, networks)
+    return parser.parse_args(arguments)
+
+
+Commands = Any  # argparse names no public type for it
+
+
+def add_training_commands(commands: Commands, parents: Sequence[argparse.ArgumentParser]) -> None:
+    """Add `run`, `plan` and `tune`."""
+    training = argparse.ArgumentParser(add_help=False, parents=parents)
+    training.add_argument("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    training.add_argument("--threads", type=int, default=1, help="threads per run (default: %(default)s)")
+    training.add_argument(
+        "--score-every", type=int, default=1, metavar="EPOCHS", help="interval of the curves (default: %(default)s)"
+    )
+    run = commands.add_parser("run", parents=[training], help="train one loss")
+    run.add_argument("--loss", required=True, choices=list(RECIPES))
+    run.add_argument(
+        "--option", type=option, action="append", default=[], metavar="NAME=VALUE", help="option of the loss"
+    )
+    run.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: %(default)s")
+    for name in SETTINGS:
+        default = getattr(Run, name)
+        if isinstance(default, bool):
+            kind: dict[str, Any] = {"action": "store_true"}
+        elif name in ("size", "crop"):
+            kind = {"type": int, "nargs": "+", "metavar": "PIXELS"}
+        else:
+            kind = {"type": type(default)}
+        run.add_argument(f"--{name}", default=default, help="default: %(default)s", **kind)
+    plan = commands.add_parser("plan", parents=[training], help="do all runs of a YAML file")
+    plan.add_argument("plan", type=Path)
+    for command in (run, plan):
+        command.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
+    tune = commands.add_parser("tune", parents=[training], help="do trials on the training images alone")
+    tune.add_argument("plan", type=Path)
+    tune.add_argument(
+        "--by",
+        nargs="+",
+        choices=list(METRICS),
+        default=["miou", "f1_1"],
+        help="rank by the mean of these metrics (default: %(default)s)",
+    )
+
+
+def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> None:
+    """Add `merge`, `table`, `plot` and `cost`."""
+    merge = commands.add_parser("merge", parents=[shared], help="add the runs of other tables of results")
+    merge.add_argument("tables", type=Path, nargs="+", metavar="TABLE")
+    shown = argparse.ArgumentParser(add_help=False, parents=[shared])
+    shown.add_argument("--split", metavar="NAME", help="val, or held-out for the trials (default: all)")
+    shown.add_argument(
+        "--plan", type=Path, metavar="FILE", help="only the losses and settings of this plan (default: all)"
+    )
+    table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
+    table.add_argument(
+        "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
+    )
+    table.add_argument(
+        "--metrics",
+        nargs="+",
+        choices=list(METRICS),
+        default=list(METRICS),
+        metavar="NAME",
+        help="the scores to print (default: %(default)s)",
+    )
+    table.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    table.add_argument("--cost", type=Path, default=COSTS, metavar="FILE", help="from `cost` (default: %(default)s)")
+    plot = commands.add_parser("plot", parents=[shown], help="draw bars and curves")
+    plot.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
+    cost = commands.add_parser("cost", help="measure the time and memory of every loss")
+    cost.add_argument("--plan", type=Path, metavar="FILE", help="also the losses of this plan, with their options")
+    cost.add_argument(
+        "--shape",
+        type=int,
+        nargs=4,
+        default=[4, 11, 180, 240],
+        metavar=("B", "C", "H", "W"),
+        help="shape of the logits (default: %(default)s)",
+    )
+    cost.add_argument("--masks", type=Path, metavar="DIR", help="label masks to tile (default: generated ones)")
+    cost.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
+    cost.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    cost.add_argument("--output", type=Path, default=COSTS, metavar="FILE", help="default: %(default)s")
+
+
+def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
+    """Add `crops` and `benefit`."""
+    picture = argparse.ArgumentParser(add_help=False, parents=[networks])
+    picture.add_argument("plan", type=Path, help="a plan whose runs are finished")
+    picture.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    picture.set_defaults(results=RESULTS / "quality.jsonl")  # not read
+    picture.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
+    crops = commands.add_parser("crops", parents=[picture], help="draw where one loss is sharper than another")
+    benefit = commands.add_parser("benefit", parents=[picture], help="draw one crop, with the edge maps")
+    for command, names in ((crops, ("ce", "weighted", "ours")), (benefit, ("ce", "ours"))):
+        command.add_argument(
+            "--losses",
+            nargs="+",
+            default=[TITLES[name] for name in names],
+            metavar="LOSS",
+            help="as the table names them: the last is compared with the first (default: %(default)s)",
+        )
+    crops.add_argument("--count", type=int, default=3, help="crops per figure (default: %(default)s)")
+    crops.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
+    benefit.add_argument(
+        "--percentile",
+        type=float,
+        default=50,
+        help="which of all crops, sorted by how far the last loss is ahead of the first (default: %(default)s)",
+    )
+    benefit.add_argument(
+        "--output", type=Path, default=IMAGES / "benefit.png", metavar="FILE", help="default: %(default)s"
+    )

@@ -36,6 +36,7 @@ examples:
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py plot
+  python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
   python benchmarks/quality.py benefit configs/quality-benefit.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
@@ -52,6 +53,12 @@ def option(text: str) -> tuple[str, float | None]:
     if not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, but got {text!r}")
     return name, yaml.safe_load(value)
+
+
+def offset_of(text: str) -> tuple[str, float]:
+    """Parse T or LOSS=T."""
+    loss, _, value = text.rpartition("=")
+    return loss, float(value)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -98,6 +105,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     networks.add_argument("--device", default="cpu", help="default: %(default)s")
     add_training_commands(commands, [shared, networks])
     add_result_commands(commands, shared)
+    add_offset_commands(commands, shared, networks)
     add_picture_commands(commands, networks)
     return parser.parse_args(arguments)
 
@@ -182,6 +190,37 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
     cost.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
     cost.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     cost.add_argument("--output", type=Path, default=COSTS, metavar="FILE", help="default: %(default)s")
+
+
+def add_offset_commands(commands: Commands, shared: argparse.ArgumentParser, networks: argparse.ArgumentParser) -> None:
+    """Add `offsets`."""
+    offsets = commands.add_parser(
+        "offsets", parents=[shared, networks], help="score finished runs at logits - t · log u, for several t"
+    )
+    offsets.set_defaults(results=RESULTS / "offsets.jsonl")
+    offsets.add_argument("plan", type=Path)
+    offsets.add_argument("--held-out", action="store_true", help="the runs of `plan --held-out`, on their images")
+    offsets.add_argument(
+        "--offsets",
+        type=float,
+        nargs="+",
+        default=[step / 4 for step in range(-6, 7)],
+        metavar="T",
+        help="default: %(default)s",
+    )
+    offsets.add_argument(
+        "--at",
+        type=offset_of,
+        nargs="+",
+        default=[],
+        metavar="[LOSS=]T",
+        help="also show the scores at an offset chosen elsewhere, of all losses or of one",
+    )
+    offsets.add_argument(
+        "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
+    )
+    offsets.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    offsets.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
 
 
 def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:

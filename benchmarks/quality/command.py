@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +24,10 @@ from quality.benefit import plot_benefit
 from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
-from quality.plots import plot_bars, plot_curves
+from quality.offsets import report, sweep
+from quality.plots import plot_bars, plot_curves, plot_offsets
 from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
-from quality.tables import markdown, read_results, summarize, title_of, trials
+from quality.tables import group, markdown, read_results, summarize, title_of, trials
 from quality.training import execute, load_network
 from result_table import add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -95,6 +96,11 @@ def do_table(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(tables, indent=1) + "\n")
 
 
+def suffix_of(settings: str, results: Collection[str]) -> str:
+    """Return what tells the figures of several settings apart."""
+    return "" if len(results) == 1 else "-" + hashlib.sha256(settings.encode()).hexdigest()[:6]
+
+
 def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
     plan = read_plan(options.plan) if options.plan else []
@@ -102,11 +108,24 @@ def do_plot(options: argparse.Namespace) -> None:
     results = read_results(options.results, options.split, plan)
     for settings, own in results.items():
         rows = [row for row in own if not plan or title_of(row) in planned]
-        suffix = "" if len(results) == 1 else "-" + hashlib.sha256(settings.encode()).hexdigest()[:6]
+        suffix = suffix_of(settings, results)
         summaries = summarize(rows)
         if any(summary["differences"] for summary in summaries):
             plot_bars(summaries, settings, options.output / f"quality-bars{suffix}.png")
         plot_curves(rows, settings, options.output / f"quality-curves{suffix}.png")
+
+
+def do_offsets(options: argparse.Namespace) -> None:
+    """Execute `offsets`."""
+    torch.set_num_threads(options.threads)
+    place, data = place_of(options)
+    given = dict(options.at)
+    offsets = sorted({*options.offsets, 0.0})
+    runs = read_plan(options.plan, data=data, held_out=options.held_out)
+    results = group(sweep(runs, place, sorted({*offsets, *given.values()})))
+    for settings, rows in results.items():
+        print(f"{settings}\n\n{report(rows, offsets, given, options.baseline)}")
+        plot_offsets(rows, offsets, settings, options.output / f"quality-offsets{suffix_of(settings, results)}.png")
 
 
 def do_cost(options: argparse.Namespace) -> None:
@@ -224,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "crops": do_crops,
         "benefit": do_benefit,
         "cost": do_cost,
+        "offsets": do_offsets,
     }
     try:
         commands.get(options.command, do_runs)(options)

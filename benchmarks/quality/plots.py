@@ -83,3 +83,34 @@ def plot_curves(results: Sequence[Row], title: str, path: Path) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=8)
     save_figure(figure, path, 120)
+
+
+def plot_offsets(rows: Sequence[Row], offsets: Sequence[float], title: str, path: Path) -> None:
+    """Draw precision against recall of borders, a line over the offsets for each loss.
+
+    A point is the mean over the seeds; the marker is at t = 0.
+    """
+    from matplotlib.figure import Figure
+
+    by_loss: dict[str, list[Row]] = defaultdict(list)
+    for row in in_order(rows):
+        by_loss[title_of(row)].append(row)
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    axes = figure.subplots()
+    for n, (loss, own) in enumerate(by_loss.items()):
+        precision, recall = (
+            [statistics.fmean(row["scores"][name][row["offsets"].index(t)] * 100 for row in own) for t in offsets]
+            for name in ("precision_1", "recall_1")
+        )
+        color = "black" if loss == BASELINE else f"C{n % 10}"
+        axes.plot(recall, precision, ".-", color=color, linewidth=1, label=f"{loss}, n = {len(own)}")
+        zero = list(offsets).index(0)
+        axes.plot(recall[zero], precision[zero], "o", color=color, markersize=9)
+    axes.set_xlabel("recall of borders at 1 px, %")
+    axes.set_ylabel("precision of borders at 1 px, %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.suptitle(
+        f"{title}\nlogits - t · log u, t from {min(offsets):g} to {max(offsets):g}, marker at 0", fontsize=8
+    )
+    save_figure(figure, path, 120)

@@ -36,14 +36,22 @@ def read_results(path: Path, split: str | None = None, plan: Iterable[Run] = ())
         ValueError: if there is none.
     """
     planned = {run.settings for run in plan}
-    grouped = defaultdict(list)
-    for row in read_rows(path):
-        if split not in (None, row["split"]) or (planned and Run(**row["run"]).settings not in planned):
-            continue
-        grouped[describe(row)].append(row)
-    if not grouped:
+    rows = [
+        row
+        for row in read_rows(path)
+        if split in (None, row["split"]) and (not planned or Run(**row["run"]).settings in planned)
+    ]
+    if not rows:
         of_split = f" of split {split}" if split else ""
         raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")
+    return group(rows)
+
+
+def group(results: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group results by a sentence on their settings and split."""
+    grouped = defaultdict(list)
+    for result in results:
+        grouped[describe(result)].append(result)
     return dict(grouped)
 
 
@@ -103,8 +111,8 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
 
     Returns:
         Dicts with ``loss``, the title; ``name``, the recipe; ``seeds``; ``failed``, the seeds that diverged;
-        ``scores``, mean and standard deviation of each metric; ``differences``, for each metric the differences to the
-        baseline paired by seed: their values, mean and interval.
+        ``scores``, mean and standard deviation of each metric that the results have; ``differences``, for each of them
+        the differences to the baseline paired by seed: their values, mean and interval.
     """
     by_loss: dict[str, dict[int, Row]] = defaultdict(dict)
     for result in in_order(results):
@@ -124,9 +132,12 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
             "scores": {},
             "differences": {},
         }
-        for name in METRICS if metrics[loss] else ():
-            row["scores"][name] = spread([values[name] for values in metrics[loss].values()])
-            pairs = [values[name] - compared[seed][name] for seed, values in metrics[loss].items() if seed in compared]
+        for name in METRICS:
+            values = _values(metrics[loss], name)
+            if values:
+                row["scores"][name] = spread([*values.values()])
+            others = _values(compared, name)
+            pairs = [value - others[seed] for seed, value in values.items() if seed in others]
             if pairs and loss != baseline:
                 row["differences"][name] = {
                     "values": pairs,
@@ -135,6 +146,11 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
                 }
         rows.append(row)
     return rows
+
+
+def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> dict[int, float]:
+    """Return a metric of the seeds that have it: earlier results lack some."""
+    return {seed: value for seed, metrics in by_seed.items() if (value := metrics.get(name)) is not None}
 
 
 # ------------------------------------------------------------------------------------------------------------- Markdown
@@ -150,6 +166,7 @@ def markdown(
 
     The tables are scores, precision and recall, and differences to the baseline.
     """
+    metrics = [name for name in metrics if any(name in row["scores"] for row in rows)]
     sides = [name for name in metrics if name in BORDER_SIDES]
     metrics = [name for name in metrics if name not in BORDER_SIDES]
     scored = [row for row in rows if row["seeds"]]
@@ -177,10 +194,7 @@ def markdown(
         _table(
             f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points",
             ["loss", "pairs", *(METRICS[name] for name in metrics)],
-            [
-                [row["loss"], str(len(row["differences"]["miou"]["values"])), *(_difference(row, n) for n in metrics)]
-                for row in compared
-            ],
+            [[row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)] for row in compared],
         )
     )
     if diverged := [row["loss"] for row in rows if not row["seeds"]]:
@@ -197,12 +211,20 @@ def _seeds(row: Summary) -> str:
     return str(len(row["seeds"])) + (f" ({len(row['failed'])} diverged)" if row["failed"] else "")
 
 
+def _pairs(row: Summary) -> str:
+    return str(max(len(difference["values"]) for difference in row["differences"].values()))
+
+
 def _score(row: Summary, name: str) -> str:
+    if name not in row["scores"]:
+        return "–"
     mean, deviation = row["scores"][name]
     return f"{mean * 100:.2f}" + ("" if deviation is None else f" ± {deviation * 100:.2f}")
 
 
 def _difference(row: Summary, name: str) -> str:
+    if name not in row["differences"]:
+        return "–"
     difference = row["differences"][name]
     if difference["interval"] is None:
         return f"{difference['mean'] * 100:+.2f}"
@@ -221,15 +243,16 @@ def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def trials(rows: Sequence[Summary], by: Sequence[str]) -> str:
     """Write a table of the trials of every loss, the best first."""
-    heads = ["loss", "seeds", f"mean of {', '.join(by)}", *(METRICS[name] for name in SCORES)]
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     scored = [row for row in rows if row["seeds"]]
+    shown = [name for name in SCORES if all(name in row["scores"] for row in scored)]
+    heads = ["loss", "seeds", f"mean of {', '.join(by)}", *(METRICS[name] for name in shown)]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     criterion = {row["loss"]: statistics.fmean(row["scores"][name][0] for name in by) for row in scored}
     for name in RECIPES:
         of_loss = sorted((row for row in scored if row["name"] == name), key=lambda row: -criterion[row["loss"]])
         for rank, row in enumerate(of_loss):
             title = f"**{row['loss']}**" if rank == 0 else row["loss"]
-            figures = [criterion[row["loss"]], *(row["scores"][name][0] for name in SCORES)]
+            figures = [criterion[row["loss"]], *(row["scores"][name][0] for name in shown)]
             cells = [title, str(len(row["seeds"])), *(f"{figure * 100:.2f}" for figure in figures)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

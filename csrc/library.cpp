@@ -16,9 +16,9 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
       "Tensor? distance, int ignore_index, float label_smoothing, int[] radius, float power, float decay, float[] "
-      "spacing, bool edges, bool false_edges, bool maps, int validate) -> (Tensor sums, Tensor ce, Tensor same, "
-      "Tensor other, Tensor false_edge, Tensor label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, "
-      "Tensor field)");
+      "spacing, bool edges, bool false_edges, bool maps, bool count_edges, int validate) -> (Tensor sums, Tensor "
+      "edge_counts, Tensor ce, Tensor same, Tensor other, Tensor false_edge, Tensor label, Tensor flags, Tensor "
+      "stats, Tensor edge_list, Tensor sides, Tensor field)");
   m.def(
       "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor? "
       "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, Tensor "
@@ -36,19 +36,21 @@ namespace edgeloss {
 namespace {
 
 using Optional = std::optional<Tensor>;
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Results =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <Forward& forward>
 Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
                   const Optional& edge_class_weight, const Optional& distance, int64_t ignore_index,
                   double label_smoothing, std::vector<int64_t> radius, double power, double decay,
-                  std::vector<double> spacing, bool edges, bool false_edges, bool maps, int64_t validate) {
+                  std::vector<double> spacing, bool edges, bool false_edges, bool maps, bool count_edges,
+                  int64_t validate) {
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
-  const Options options = {ignore_index, label_smoothing, radius,      power, decay,
-                           spacing,      edges,           false_edges, maps,  validate};
-  const auto [sums, ce, same, other, false_edge, saved] = forward(inputs, target, distance, options);
-  return {sums,        ce,         same, other, false_edge, saved.label, saved.flags, saved.stats, saved.edge_list,
-          saved.sides, saved.field};
+  const Options options = {ignore_index, label_smoothing, radius, power,       decay,   spacing,
+                           edges,        false_edges,     maps,   count_edges, validate};
+  const auto [sums, edge_counts, ce, same, other, false_edge, saved] = forward(inputs, target, distance, options);
+  return {sums,        edge_counts,     ce,          same,       other, false_edge, saved.label, saved.flags,
+          saved.stats, saved.edge_list, saved.sides, saved.field};
 }
 
 template <Backward& backward>
@@ -78,25 +80,27 @@ PyObject* raise_label_errors(PyObject*, PyObject*) {
   return nullptr;
 }
 
-// For the fake kernel: (type, constant, per_pixel, per_row) of each result of edge_loss.
+// For the fake kernel: (type, constant, per_pixel, per_row, per_class) of each result of edge_loss.
 PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
-  static const char* const types[] = {"real", "float64", "int32", "int16", "uint8"};
+  static const char* const types[] = {"real", "float64", "int64", "int32", "int16", "uint8"};
   const char* device;
-  int edges, false_edges, maps, has_distance, is_pair;
+  int edges, false_edges, maps, count_edges, has_distance, is_pair;
   Options options = {};
-  if (!PyArg_ParseTuple(arguments, "sddppppp", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
-                        &has_distance, &is_pair)) {
+  if (!PyArg_ParseTuple(arguments, "sddpppppp", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
+                        &count_edges, &has_distance, &is_pair)) {
     return nullptr;
   }
   options.edges = edges;
   options.false_edges = false_edges;
   options.maps = maps;
+  options.count_edges = count_edges;
   const Device kind = std::string(device) == "cpu" ? Device::kCpu : Device::kCuda;
   PyObject* result = PyTuple_New(Output::kCount);
   Py_ssize_t position = 0;
   for (const Size& size : output_sizes(kind, options, has_distance, is_pair)) {
-    PyObject* item = Py_BuildValue("(sLLL)", types[size.type], static_cast<long long>(size.constant),
-                                   static_cast<long long>(size.per_pixel), static_cast<long long>(size.per_row));
+    PyObject* item = Py_BuildValue("(sLLLL)", types[size.type], static_cast<long long>(size.constant),
+                                   static_cast<long long>(size.per_pixel), static_cast<long long>(size.per_row),
+                                   static_cast<long long>(size.per_class));
     PyTuple_SetItem(result, position++, item);
   }
   return result;
@@ -105,7 +109,7 @@ PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
 PyMethodDef functions[] = {{"raise_label_errors", raise_label_errors, METH_NOARGS,
                             "Raise ValueError if an earlier call recorded wrong labels."},
                            {"output_sizes", get_output_sizes, METH_VARARGS,
-                            "Return (type, constant, per_pixel, per_row) of each result of edge_loss."},
+                            "Return (type, constant, per_pixel, per_row, per_class) of each result of edge_loss."},
                            {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

@@ -30,6 +30,7 @@ struct Options {
   double power, decay;          // decay 0: all neighbors weigh the same
   std::vector<double> spacing;  // per axis
   bool edges, false_edges, maps;
+  bool count_edges;  // per class
   int64_t validate;
 
   bool has_decay() const { return edges && decay > 0; }

@@ -1,5 +1,5 @@
-// What forward returns besides the sums: the maps, and the state that it leaves to backward. The sizes of these tensors
-// are computed here only; the fake kernel reads them as `_C.output_sizes`.
+// What forward returns besides the sums: counts, the maps, and the state that it leaves to backward. The sizes of these
+// tensors are computed here only; the fake kernel reads them as `_C.output_sizes`.
 //
 // The state is each device's own: the CPU has lists of edge pixels and forms m and r again where that is cheaper, and
 // CUDA looks edge pixels up in a mask.
@@ -56,15 +56,30 @@ struct SidePacking {
 // The numbers kept of each pixel by the CPU's term of false edges: share, and with another power than 0 least and term.
 inline int64_t false_edge_numbers(double power) { return power == 0 ? 1 : 3; }
 
-// The length of a returned tensor is constant + per_pixel · pixels + per_row · rows, of the whole batch.
+// The length of a returned tensor is constant + per_pixel · pixels + per_row · rows + per_class · classes, of the whole
+// batch.
 struct Size {
-  enum Type : int { kReal, kDouble, kInt, kShort, kByte } type;  // kReal: the type that the kernels compute in
-  int64_t constant, per_pixel, per_row;
+  enum Type : int { kReal, kDouble, kLong, kInt, kShort, kByte } type;  // kReal: the type that the kernels compute in
+  int64_t constant, per_pixel, per_row, per_class = 0;
 };
 
 // In the order of the operator's results.
 struct Output {
-  enum : int { kSums, kCe, kSame, kOther, kFalseEdge, kLabel, kFlags, kStats, kEdgeList, kSides, kField, kCount };
+  enum : int {
+    kSums,
+    kEdgeCounts,
+    kCe,
+    kSame,
+    kOther,
+    kFalseEdge,
+    kLabel,
+    kFlags,
+    kStats,
+    kEdgeList,
+    kSides,
+    kField,
+    kCount
+  };
 };
 
 // is_pair: there are two classes, at the labels' resolution.
@@ -77,6 +92,7 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
   const int64_t of_false_edges = on_cpu && false_edges ? false_edge_numbers(options.power) : 0;
   std::array<Size, Output::kCount> sizes;
   sizes[Output::kSums] = {Size::kDouble, Row::kCount, 0, 0};
+  sizes[Output::kEdgeCounts] = {Size::kLong, 0, 0, 0, options.count_edges};
   sizes[Output::kCe] = {Size::kReal, 0, maps, 0};
   sizes[Output::kSame] = sizes[Output::kOther] = {Size::kReal, 0, maps && edges, 0};
   sizes[Output::kFalseEdge] = {Size::kReal, 0, maps && options.false_edges, 0};
@@ -122,7 +138,8 @@ struct SavedState {
 constexpr uint8_t kEdge = 1, kFalseEdge = 2;
 
 struct Outputs {
-  Tensor sums, ce, same, other, false_edge;  // sums by Row; maps may be empty
+  Tensor sums, edge_counts;            // by Row; [C], the edge pixels of each class, or empty
+  Tensor ce, same, other, false_edge;  // may be empty
   SavedState saved;
 
   Outputs(Device device, const Tensor& logits, const Tensor& target, const Options& options, bool has_distance) {
@@ -130,13 +147,17 @@ struct Outputs {
     const auto sizes = output_sizes(device, options, has_distance, is_pair);
     const int64_t pixels = target.numel(), rows = target.numel() ? pixels / target.size(target.dim() - 1) : 0;
     const ScalarType real = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    const ScalarType types[] = {real, ScalarType::Double, ScalarType::Int, ScalarType::Short, ScalarType::Byte};
+    const ScalarType types[] = {
+        real, ScalarType::Double, ScalarType::Long, ScalarType::Int, ScalarType::Short, ScalarType::Byte};
+    const int64_t classes = std::max<int64_t>(2, logits.size(1));
     const auto allocate = [&](int output) {
       const Size& size = sizes[output];
-      const int64_t length = size.constant + size.per_pixel * pixels + size.per_row * rows;
+      const int64_t length = size.constant + size.per_pixel * pixels + size.per_row * rows + size.per_class * classes;
       return torch::stable::new_empty(logits, {length}, types[size.type]);
     };
     sums = allocate(Output::kSums);
+    edge_counts = allocate(Output::kEdgeCounts);
+    if (options.count_edges) torch::stable::zero_(edge_counts);  // the kernels add to it
     ce = allocate(Output::kCe);
     same = allocate(Output::kSame);
     other = allocate(Output::kOther);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,16 @@ from edgeloss.inputs import (
 )
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
 from edgeloss.options import Backend, Options, Reduction, Validate, radius_per_axis
-from edgeloss.reduction import Evaluation, LossMaps, Result, denominators, edge_pixel_weight, reduce
+from edgeloss.reduction import (
+    Evaluation,
+    LossMaps,
+    Result,
+    balanced_weight,
+    count_edge_pixels,
+    denominators,
+    edge_pixel_weight,
+    reduce,
+)
 
 __all__ = ["balanced_edge_class_weight", "edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
 
@@ -124,28 +133,58 @@ def edge_aware_loss(
         validate=validate,
         backend=backend,
     )
-    inputs = check_inputs(
+    result, _ = loss_and_edge_counts(
         logits,
         target,
         options,
+        return_maps=return_maps,
+        return_terms=return_terms,
         weight=weight,
         edge_class_weight=edge_class_weight,
         pixel_weight=pixel_weight,
         distance=distance,
         normalizer=normalizer,
     )
+    return result
+
+
+def loss_and_edge_counts(
+    logits: Tensor,
+    target: Tensor,
+    options: Options,
+    *,
+    return_maps: bool,
+    return_terms: bool,
+    count_edges: bool = False,
+    **tensors: Any,  # noqa: ANN401
+) -> tuple[Result, Tensor | None]:
+    """Return what :func:`edge_aware_loss` does and, if asked for, the edge pixels of each class [C] int64.
+
+    Args:
+        logits: [B, C, *S].
+        target: [B, *S].
+        options: of the call.
+        return_maps: also return :class:`edgeloss.LossMaps`.
+        return_terms: also return a dict of the terms.
+        count_edges: count the edge pixels, also with ``edge_weight=0``.
+        **tensors: the tensor arguments of :func:`edge_aware_loss`.
+    """
+    inputs = check_inputs(logits, target, options, **tensors)
     _check_distance(inputs, options)
-    edges = options.edge_weight > 0 or return_maps or return_terms
-    evaluation = _evaluate(inputs, options, edges=edges, maps=return_maps or options.reduction == "none")
-    return reduce(evaluation, inputs, options, return_maps=return_maps, return_terms=return_terms)
+    edges = options.edge_weight > 0 or return_maps or return_terms or count_edges
+    maps = return_maps or options.reduction == "none"
+    evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    result = reduce(evaluation, inputs, options, return_maps=return_maps, return_terms=return_terms)
+    return result, evaluation.edge_counts
 
 
-def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool) -> Evaluation:
+def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     reason = library.why_reference(options.backend, inputs.logits, inputs.target, options.decay)
     if reason and options.validate != "never":  # the kernels check the labels themselves
         check_labels(inputs.target.long(), inputs.logits.shape[1], options.ignore_index)
     evaluate = reference.evaluate if reason else fused.evaluate
-    return evaluate(inputs, options, edges=edges, false_edges=edges and options.false_edge_weight > 0, maps=maps)
+    false_edges = edges and options.false_edge_weight > 0
+    return evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
 
 
 def _check_distance(inputs: Inputs, options: Options) -> None:
@@ -279,6 +318,26 @@ def normalizers(
         >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
     """
     options = Options(ignore_index=ignore_index, radius=radius, validate=validate)
+    w, e, _ = label_totals(
+        target, options, weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight
+    )
+    return w, e
+
+
+def label_totals(
+    target: Tensor,
+    options: Options,
+    *,
+    weight: Tensor | None,
+    edge_class_weight: Tensor | None,
+    pixel_weight: Tensor | None,
+    count_edges: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
+
+    They can be counted with class weights only: the labels do not show the number of classes.
+    """
+    validate, ignore_index = options.validate, options.ignore_index
     check_target(target)
     if target.dim() not in (3, 4):
         raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
@@ -299,7 +358,8 @@ def normalizers(
     mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
     vu = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
     w, e = denominators(y, valid, mask, weight, pixel_weight, vu)
-    return w.detach(), e.detach()
+    counts = count_edge_pixels(y, mask, classes) if count_edges and classes is not None else None
+    return w.detach(), e.detach(), counts
 
 
 def balanced_edge_class_weight(
@@ -339,13 +399,11 @@ def balanced_edge_class_weight(
     """
     if num_classes < 2:
         raise ValueError(f"num_classes: expected at least 2, but got {num_classes}")
-    counts = torch.zeros(num_classes, dtype=torch.float64)
+    counts = torch.zeros(num_classes, dtype=torch.int64)
     for target in targets:
         check_target(target)
         check_labels(target.long(), num_classes, ignore_index)
         y, valid = labels(target, num_classes, ignore_index)
         mask = reference.find_edges(y, valid, radius_per_axis(radius, target.dim() - 1))
-        counts += torch.bincount(y[mask], minlength=num_classes).cpu()
-    weight = torch.where(counts > 0, counts, 1.0) ** -exponent
-    weight *= counts.sum() / (counts * weight).sum()
-    return torch.where(counts > 0, weight, 1.0).float()
+        counts += count_edge_pixels(y, mask, num_classes).cpu()
+    return balanced_weight(counts, exponent=exponent)

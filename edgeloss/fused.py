@@ -43,10 +43,11 @@ class SavedState(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What ``edge_loss`` returns: the sums, the maps if asked for, and what the backward pass reads.
+    """What ``edge_loss`` returns: sums and counts, the maps if asked for, and what the backward pass reads.
 
     Attributes:
         sums: [9] float64, a row for each :class:`edgeloss.reduction.SumRow`.
+        edge_counts: [C] int64, the edge pixels of each class, or empty where not asked for.
         cross_entropy: [pixels], or empty where not asked for, like every map.
         same_side: as cross_entropy.
         other_side: as cross_entropy.
@@ -55,6 +56,7 @@ class Outputs(NamedTuple):
     """
 
     sums: Tensor
+    edge_counts: Tensor
     cross_entropy: Tensor
     same_side: Tensor
     other_side: Tensor
@@ -64,11 +66,13 @@ class Outputs(NamedTuple):
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor]) -> Outputs:
         """Name the results of the operator."""
-        sums, cross_entropy, same_side, other_side, false_edge, *saved = tensors
-        return cls(sums, cross_entropy, same_side, other_side, false_edge, SavedState(*saved))
+        sums, edge_counts, cross_entropy, same_side, other_side, false_edge, *saved = tensors
+        return cls(sums, edge_counts, cross_entropy, same_side, other_side, false_edge, SavedState(*saved))
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool) -> Evaluation:
+def evaluate(
+    inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool, count_edges: bool
+) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     # Beyond 1e30 all distances are far, and no difference of two may overflow.
@@ -91,11 +95,12 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
             edges,
             false_edges,
             maps,
+            count_edges,
             _VALIDATE[options.validate],
         )
     )
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
-    return Evaluation(outputs.sums[REDUCED_ROWS], terms)
+    return Evaluation(outputs.sums[REDUCED_ROWS], terms, outputs.edge_counts if count_edges else None)
 
 
 def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, false_edges: bool) -> TermMaps:
@@ -148,28 +153,29 @@ class _EdgeLossInputs(NamedTuple):
     edges: bool
     false_edges: bool
     maps: bool
+    count_edges: bool
     validate: int
 
 
 def _edge_loss_fake(
     *args: Any,  # noqa: ANN401
-    output_sizes: Callable[..., Sequence[tuple[str, int, int, int]]],
+    output_sizes: Callable[..., Sequence[tuple[str, int, int, int, int]]],
     device: str | None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, ...]:
     inputs = _EdgeLossInputs(*args, **kwargs)
     logits, target = inputs.logits, inputs.target
-    pixels, rows = target.numel(), math.prod(target.shape[:-1])
+    pixels, rows, classes = target.numel(), math.prod(target.shape[:-1]), max(2, logits.shape[1])
     is_pair = bool(logits.shape[1] <= 2 and logits.shape[2:] == target.shape[1:])  # two classes, not upsampled
-    options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps
+    options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps, inputs.count_edges
     sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, is_pair)
     tensors = Outputs.from_tensors(
         [
             logits.new_empty(
-                constant + per_pixel * pixels + per_row * rows,
+                constant + per_pixel * pixels + per_row * rows + per_class * classes,
                 dtype=result_dtype(logits) if dtype == "real" else getattr(torch, dtype),
             )
-            for dtype, constant, per_pixel, per_row in sizes
+            for dtype, constant, per_pixel, per_row, per_class in sizes
         ]
     )
     *returned, saved = tensors
@@ -188,6 +194,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _edge_loss_backward(
     ctx: Any,  # noqa: ANN401
     sums: Tensor | None,
+    edge_counts: None,
     ce: Tensor | None,
     same: Tensor | None,
     other: Tensor | None,

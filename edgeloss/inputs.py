@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from edgeloss.options import Options, Validate, is_number, radius_per_axis, spacing_per_axis
 
+RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLoss counts as it goes
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
 
@@ -107,8 +109,11 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def may_read(values: Tensor, validate: Validate) -> bool:
-    """Return whether the host may read the values: those of CUDA tensors with "sync" only, since it waits for them."""
-    return validate == "sync" or not values.is_cuda
+    """Return whether the host may read the values.
+
+    Those of CUDA tensors with "sync" only, since it waits for them; none under torch.compile: it would break the graph.
+    """
+    return (validate == "sync" or not values.is_cuda) and not torch.compiler.is_compiling()
 
 
 def is_checked(values: Tensor, validate: Validate) -> bool:
@@ -124,7 +129,10 @@ def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "we
         ValueError: if its shape, dtype or a value does not fit.
     """
     if not isinstance(weight, Tensor):
-        raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {_kind(weight)}")
+        got, hint = _kind(weight), ""
+        if isinstance(weight, str):
+            got, hint = repr(weight), f"; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
+        raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}{hint}")
     if weight.dim() != 1 or not weight.is_floating_point():
         raise ValueError(f"{name}: expected a floating tensor [C] of class weights, but got {describe(weight)}")
     if may_read(weight, validate):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from itertools import repeat
+from typing import Any, Literal
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from edgeloss.functional import edge_aware_loss
-from edgeloss.inputs import check_weight
+from edgeloss.functional import label_totals, loss_and_edge_counts
+from edgeloss.inputs import RUNNING, check_logits, check_weight, widest
 from edgeloss.options import HELP, Backend, Options, Reduction, Validate
-from edgeloss.reduction import Result
+from edgeloss.reduction import Result, balanced_weight, is_shared
 
 
 class EdgeAwareLoss(nn.Module):
@@ -49,7 +52,8 @@ class EdgeAwareLoss(nn.Module):
         weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit.
         edge_class_weight: class weights [C] of the edge terms, floating, ≥ 0: u = ``edge_class_weight[y_i]`` multiplies
             :math:`S_i` and :math:`O_i` in E, and :math:`|E|` becomes :math:`\sum_E u`.
-            :func:`edgeloss.functional.balanced_edge_class_weight` computes them from label maps.
+            :func:`edgeloss.functional.balanced_edge_class_weight` computes them from label maps. With ``"running"`` the
+            module counts the edge pixels of each class instead: see below.
         ignore_index: label of pixels to ignore. Their gradient is exactly 0, and the result does not depend on their
             logits, even if these are nan.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map [B, *S].
@@ -72,11 +76,18 @@ class EdgeAwareLoss(nn.Module):
         validate: when out-of-range labels raise. ``"async"``: in the call; but the fused CUDA kernels do not wait for
             the device, ignore such pixels, and the next call or :func:`edgeloss.check` raises. ``"sync"``: in the call.
             ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
-            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only; class weights also when
-            the module is created.
+            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and under
+            ``torch.compile`` not at all; class weights also when the module is created.
         backend: ``"fused"`` for the compiled kernels, ``"reference"`` for plain PyTorch, ``"auto"`` for the fused
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.
+
+    **Running class balance.** With ``edge_class_weight="running"`` the weights of a step come from the edge pixels of
+    the steps before it, so they are constants of the step; they converge to those that ``balanced_edge_class_weight``
+    returns for the training labels. In the first step they are 1. The counts are buffers in ``state_dict``, created by
+    the first call. ``train()`` counts and ``eval()`` does not: call it for validation, as for the network. A call
+    without ``normalizer`` is a step; :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer``
+    the counts are summed across the ranks.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -104,13 +115,16 @@ class EdgeAwareLoss(nn.Module):
     """
 
     weight: Tensor | None
-    edge_class_weight: Tensor | None
+    edge_class_weight: Tensor | Literal["running"] | None
+    edge_counts: Tensor  # [C] int64, or [0] before the first step: edge pixels of all steps so far; "running" only
+    counted_steps: Tensor  # 0-d int64
+    _step_weight: Tensor | None  # of the calls with a normalizer: u of their step, [0] in the first one
 
     def __init__(
         self,
         weight: Tensor | None = None,
         *,
-        edge_class_weight: Tensor | None = None,
+        edge_class_weight: Tensor | Literal["running"] | None = None,
         ignore_index: int = -100,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
@@ -130,7 +144,12 @@ class EdgeAwareLoss(nn.Module):
     ) -> None:
         """Store and check the options."""
         super().__init__()
-        for name, values in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+        class_weights = {"weight": weight}
+        if isinstance(edge_class_weight, str):
+            self._register_counts(edge_class_weight)
+        else:
+            class_weights["edge_class_weight"] = edge_class_weight
+        for name, values in class_weights.items():
             if values is not None:
                 check_weight(values, name=name)
             self.register_buffer(name, values)
@@ -152,9 +171,48 @@ class EdgeAwareLoss(nn.Module):
         self.backend = backend
         Options.from_attributes(self)
 
+    def _register_counts(self, edge_class_weight: Literal["running"]) -> None:
+        if edge_class_weight != RUNNING:
+            raise ValueError(
+                f"edge_class_weight: expected a tensor, {RUNNING!r} or None, but got {edge_class_weight!r}"
+            )
+        self.edge_class_weight = edge_class_weight
+        self.register_buffer("edge_counts", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("counted_steps", torch.zeros((), dtype=torch.int64))
+        self._step_weight = None
+
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments that the module passes to :func:`edgeloss.functional.edge_aware_loss`."""
-        return {name: getattr(self, name) for name in ("weight", "edge_class_weight", *HELP)}
+        class_weights = {"weight": self.weight, "edge_class_weight": self.current_edge_class_weight}
+        return class_weights | {name: getattr(self, name) for name in HELP}
+
+    @property
+    def current_edge_class_weight(self) -> Tensor | None:
+        """The class weights of the edge terms [C]; with ``"running"`` those of the next step, None before the first."""
+        if not isinstance(self.edge_class_weight, str):
+            return self.edge_class_weight
+        weight = self._running_weight()
+        return weight if len(weight) else None
+
+    def _running_weight(self) -> Tensor:
+        """Return u [C] of the edge pixels counted so far, or [0] if there are no counts yet."""
+        # The prior is a step that showed every class equally often: it does not depend on the size of the images.
+        total = self.edge_counts.sum(dtype=widest(self.edge_counts.device))
+        prior = total / (self.counted_steps * max(1, len(self.edge_counts)))
+        return balanced_weight(self.edge_counts, prior=prior)
+
+    def _count(self, counts: Tensor, options: Options) -> None:
+        """Add the edge pixels [C] of a step, or of a call of the first step."""
+        if is_shared(options):
+            dist.all_reduce(counts)
+        if len(self.edge_counts):
+            self.edge_counts.add_(counts)  # in place, for CUDA graphs
+            return
+        if torch.compiler.is_exporting():  # a graph can't create a buffer
+            raise RuntimeError(
+                f"edge_class_weight={RUNNING!r}: expected counts, but got none; call the loss before export"
+            )
+        self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device)
 
     def forward(
         self,
@@ -177,7 +235,7 @@ class EdgeAwareLoss(nn.Module):
             distance: a field d ≥ 0 [B, *S], floating, to use instead of the distance to the nearest pixel of another
                 class; finite wherever an edge pixel has a neighbor. Requires ``decay``. Not differentiable.
             normalizer: denominators (W, E), numbers or 0-d tensors ≥ 0, to use instead of those of the batch; see
-                :func:`edgeloss.functional.normalizers`. With ``sync_normalizer=True``, the share of this rank.
+                :meth:`step_normalizer`. With ``sync_normalizer=True``, the share of this rank.
             return_maps: also return :class:`edgeloss.LossMaps`, detached.
             return_terms: also return a dict of detached 0-d tensors: ``cross_entropy``, ``same_side``, ``other_side``,
                 ``edge`` and ``false_edge``, reduced like the loss (averaged with ``reduction="none"``), without
@@ -193,22 +251,119 @@ class EdgeAwareLoss(nn.Module):
             ValueError: if a shape, device or value does not fit; the message says what to do.
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
-        return edge_aware_loss(
+        weight, count_edges = self._class_weight_of_call(logits, is_part=normalizer is not None)
+        options = Options.from_attributes(self)
+        result, counts = loss_and_edge_counts(
             logits,
             target,
-            **self.options(),
+            options,
+            return_maps=return_maps,
+            return_terms=return_terms,
+            count_edges=count_edges,
+            weight=self.weight,
+            edge_class_weight=weight,
             pixel_weight=pixel_weight,
             distance=distance,
             normalizer=normalizer,
-            return_maps=return_maps,
-            return_terms=return_terms,
         )
+        if counts is not None:
+            self._count(counts, options)
+            if normalizer is None:
+                self.counted_steps.add_(1)
+                self._step_weight = None
+        return result
+
+    def _class_weight_of_call(self, logits: Tensor, *, is_part: bool) -> tuple[Tensor | None, bool]:
+        """Return u [C] of a call, and whether the call counts the edge pixels.
+
+        Args:
+            logits: [B, C, *S].
+            is_part: of a step of several calls, which :meth:`step_normalizer` began.
+        """
+        if not isinstance(self.edge_class_weight, str):
+            return self.edge_class_weight, False
+        check_logits(logits)
+        counted, classes = len(self.edge_counts), max(2, logits.shape[1])
+        if counted not in (0, classes):
+            raise ValueError(
+                f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got {classes};"
+                " use one EdgeAwareLoss per number of classes"
+            )
+        if not (is_part and self.training):
+            return self.current_edge_class_weight, self.training
+        if self._step_weight is None:
+            raise ValueError(
+                f"normalizer: expected that of criterion.step_normalizer(targets) with edge_class_weight={RUNNING!r},"
+                " but it was not called; it counts the edge pixels"
+            )
+        # Only the logits show the number of classes, so the calls of the first step count.
+        is_first = not len(self._step_weight)
+        return None if is_first else self._step_weight, is_first
+
+    def step_normalizer(
+        self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Begin a step of several calls, and return the ``normalizer`` to pass to each of them.
+
+        The losses of the calls then add up to the loss of all targets in one batch: see gradient accumulation in
+        docs/loss.md. With ``edge_class_weight="running"`` this fixes the class weights of the step and, in ``train()``,
+        counts its edge pixels, once; the calls do not.
+
+        Args:
+            targets: the labels [B, *S] of every call.
+            pixel_weights: the ``pixel_weight`` of every call.
+
+        Returns:
+            The denominators (W, E), 0-d float64: the sums of :func:`edgeloss.functional.normalizers` over the targets,
+            with the options of the module.
+
+        Raises:
+            TypeError: if an argument has the wrong type.
+            ValueError: if there is no target, or an argument does not fit.
+
+        Example:
+            >>> import torch
+            >>> from edgeloss import EdgeAwareLoss
+            >>> criterion = EdgeAwareLoss(edge_class_weight="running")
+            >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
+            >>> total = criterion.step_normalizer(target.split(2))
+            >>> parts = zip(logits.split(2), target.split(2))
+            >>> loss = sum(criterion(x, y, normalizer=total) for x, y in parts)
+            >>> torch.testing.assert_close(loss, EdgeAwareLoss()(logits, target))  # in the first step all weights are 1
+            >>> criterion.current_edge_class_weight.shape
+            torch.Size([3])
+        """
+        options, u = Options.from_attributes(self), self.current_edge_class_weight
+        is_counted = isinstance(self.edge_class_weight, str) and self.training
+        pairs = zip(targets, repeat(None)) if pixel_weights is None else zip(targets, pixel_weights, strict=True)
+        totals = [
+            label_totals(
+                target, options, weight=self.weight, edge_class_weight=u, pixel_weight=v, count_edges=is_counted
+            )
+            for target, v in pairs
+        ]
+        if not totals:
+            raise ValueError("targets: expected the labels of at least one call, but got none")
+        w, e, counts = zip(*totals, strict=True)
+        if is_counted:
+            self._step_weight = self._running_weight()
+            if u is not None:
+                self._count(torch.stack(counts).sum(0), options)
+            self.counted_steps.add_(1)
+        return torch.stack(w).sum(), torch.stack(e).sum()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
+        """Load the counts of any number of classes where there are none yet, or none in the state."""
+        counts = state_dict.get(f"{prefix}edge_counts")
+        if counts is not None and isinstance(self.edge_class_weight, str) and 0 in (len(counts), len(self.edge_counts)):
+            self.edge_counts = self.edge_counts.new_zeros(counts.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, and the most used ones."""
         always = ("ignore_index", "edge_weight", "radius", "power")
         shown = [
-            f"{name}=[{len(values)}]"
+            f"{name}={values!r}" if isinstance(values, str) else f"{name}=[{len(values)}]"
             for name, values in (("weight", self.weight), ("edge_class_weight", self.edge_class_weight))
             if values is not None
         ]

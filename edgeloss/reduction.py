@@ -81,10 +81,12 @@ class Evaluation(NamedTuple):
         sums: [8], a row for each :class:`SumRow` but ``WRONG``, in float64 where the device has it; the terms are
             differentiable.
         maps: None unless asked for.
+        edge_counts: [C] int64, the edge pixels of each class; None unless asked for.
     """
 
     sums: Tensor
     maps: TermMaps | None
+    edge_counts: Tensor | None = None
 
 
 Terms: TypeAlias = dict[str, Tensor]
@@ -136,18 +138,48 @@ def denominators(
     return torch.where(valid, w, 0.0).sum(), torch.where(edge_mask, wide(vu), 0.0).sum()
 
 
+def is_shared(options: Options) -> bool:
+    """Return whether the ranks of ``torch.distributed`` add up their denominators and counts."""
+    return options.sync_normalizer and dist.is_available() and dist.is_initialized()
+
+
 def shared_denominators(sums: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
     """Return the W and E that the loss divides by: those of the batch, the user's, or the mean over the ranks."""
     w, e = inputs.normalizer or (sums.detach()[SumRow.WEIGHT], sums.detach()[SumRow.EDGE_WEIGHT])
     if options.reduction == "sum":
         return torch.ones_like(w), torch.ones_like(e)
-    if options.sync_normalizer and dist.is_available() and dist.is_initialized():
+    if is_shared(options):
         # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
         both = torch.stack([w, e])
         dist.all_reduce(both)
         both /= dist.get_world_size()
         return both[0], both[1]
     return w, e
+
+
+# ------------------------------------------------------------------------------------------- the balance of the classes
+
+
+def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int) -> Tensor:
+    """Return the number of edge pixels of each class, [C] int64, without waiting for the device."""
+    counts = torch.zeros(classes, dtype=torch.int64, device=y.device)
+    return counts.index_add_(0, torch.where(edge_mask, y, 0).flatten(), edge_mask.flatten().long())
+
+
+def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | float = 0.0) -> Tensor:
+    """Return u_c ∝ 1 / (n_c + prior)^exponent, [C] float32, 1 for a class without edge pixels.
+
+    The mean weight over all counted pixels is 1.
+
+    Args:
+        counts: n, the edge pixels of each class, [C].
+        exponent: in [0, 1].
+        prior: edge pixels to add to those of each class.
+    """
+    n = counts.to(widest(counts.device))
+    weight = torch.where(n > 0, n + prior, 1.0) ** -exponent
+    weight = weight * (n.sum() / (n * weight).sum())
+    return torch.where(n > 0, weight, 1.0).float()
 
 
 # ---------------------------------------------------------------------------------------------------- the terms as sums

@@ -43,13 +43,15 @@ from torch import Tensor
 from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
 from edgeloss.options import Options, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import Evaluation, TermMaps, sum_rows
+from edgeloss.reduction import Evaluation, TermMaps, count_edge_pixels, sum_rows
 from edgeloss.reduction import LossMaps as LossMaps
 
 NO_POWER = 1e-30  # smaller exponents are treated as 0
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool) -> Evaluation:
+def evaluate(
+    inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool, count_edges: bool = False
+) -> Evaluation:
     """Return everything of the loss but its reduction.
 
     Args:
@@ -58,6 +60,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
         edges: compute the edge terms; else they are 0.
         false_edges: compute the false-edge term too; else it is 0.
         maps: return the maps; d is then filled beyond the pixels that the loss reads.
+        count_edges: return the number of edge pixels of each class too.
     """
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     x = readable_logits(inputs.logits, valid)
@@ -80,7 +83,8 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, false_edges: bool
         edge_mask=mask,
         distance=None if distance is None else distance.to(x.dtype, copy=True),
     )
-    return Evaluation(sum_rows(terms, y, valid, inputs), terms if maps else None)
+    counts = count_edge_pixels(y, mask, x.shape[1]) if count_edges else None
+    return Evaluation(sum_rows(terms, y, valid, inputs), terms if maps else None, counts)
 
 
 # ------------------------------------------------------------------------------------------------------------- the maps

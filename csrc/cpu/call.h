@@ -58,6 +58,7 @@ struct Call {
   A* field;                   // [B, P]; read in reach of E only
   EdgeList list;              // without edges null
   FalseEdges<A> false_edges;  // without false edges null
+  int64_t* edge_counts;       // [C], in forward, or null: not wanted
 
   Call(const Geometry& g, const std::optional<Upsample<A>>& up, const Inputs& inputs, const SavedState& saved,
        const Options& options)
@@ -80,7 +81,8 @@ struct Call {
         sides(data_of<A>(saved.sides)),
         field(static_cast<A*>(saved.field.mutable_data_ptr())),
         list(saved.edge_list, g, options.false_edges),
-        false_edges{lane_options.power, nullptr, nullptr, nullptr, nullptr} {
+        false_edges{lane_options.power, nullptr, nullptr, nullptr, nullptr},
+        edge_counts(nullptr) {
     if (!list.false_edges) return;
     const int64_t all = g.batch * g.pixels;
     false_edges.count = list.false_edges;

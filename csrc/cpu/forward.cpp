@@ -105,6 +105,7 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
   const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
   EdgeMasks masks(g);
   std::vector<uint8_t> mask(g.width);
+  std::vector<int64_t> counts(call.edge_counts ? g.classes : 0);
   std::optional<FalseEdgeRows<A>> false_rows;
   if (call.predicted) false_rows.emplace(call, masks);
   int64_t end = chunk.first_row * g.width;
@@ -118,12 +119,18 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
         sums[Row::kEdgeWeight] += call.edge_weight_of(base + call.list.pixel[base + e]);
       }
     }
+    if (call.edge_counts) {
+      for (int64_t e = end; e < end + count; ++e) ++counts[call.label[base + call.list.pixel[base + e]]];
+    }
     end += count;
     call.list.row_end[rows + row] = static_cast<int32_t>(end);
     if (false_rows) false_rows->find(chunk.image, row, edge, false_map, sums);
   }
   sums[Row::kEdges] = static_cast<double>(end - chunk.first_row * g.width);
   if (!call.pixel_weight && !call.edge_class_weight) sums[Row::kEdgeWeight] = sums[Row::kEdges];
+  for (size_t c = 0; c < counts.size(); ++c) {  // integers: their sum does not depend on the order of the chunks
+    if (counts[c] > 0) __atomic_fetch_add(call.edge_counts + c, counts[c], __ATOMIC_RELAXED);
+  }
 }
 
 // Pass 3: the distances of the valid pixels that edge pixels see.
@@ -335,6 +342,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Tensor prediction = scratch(false_edges, ScalarType::Short);
   const Tensor term = scratch(false_edges && !call.false_edges.term, kScalarType<A>);
   call.predicted = data_of<int16_t>(prediction);
+  call.edge_counts = data_of<int64_t>(outputs.edge_counts);
   if (term.numel() > 0) call.false_edges.term = data_of<A>(term);
 
   const Chunks chunks(g);

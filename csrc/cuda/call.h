@@ -97,6 +97,8 @@ struct Call {
   A *m, *r;            // [B, P] each; on valid pixels only
   A* sides;            // [packing.count(), 2, B, P]; on E only
   const A* field;      // [B, P]; read near E only
+  // [C], in forward, or null: not wanted.
+  unsigned long long* edge_counts;
 
   Call(const Geometry& g, const Inputs& inputs, const SavedState& saved, const Options& options)
       : g(g),
@@ -118,7 +120,8 @@ struct Call {
         m(static_cast<A*>(saved.stats.mutable_data_ptr())),
         r(m + g.batch * g.pixels),
         sides(static_cast<A*>(saved.sides.mutable_data_ptr())),
-        field(static_cast<const A*>(saved.field.const_data_ptr())) {}
+        field(static_cast<const A*>(saved.field.const_data_ptr())),
+        edge_counts(nullptr) {}
 
   __device__ int64_t count() const { return g.batch * g.pixels; }
   __device__ auto image(int64_t b) const {

@@ -142,11 +142,41 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
+// The edge pixels of each class. A block counts in shared memory first, since atomics would queue at the few addresses
+// of `total`; classes beyond its threads are counted there at once. Integers, so that the order does not matter.
+struct ClassCounts {
+  unsigned long long* total;  // [C], or null: not wanted
+  int* of_block;              // [kThreads], shared
+
+  __device__ void start() const {
+    if (!total) return;
+    of_block[threadIdx.x] = 0;
+    __syncthreads();
+  }
+  __device__ void add(int16_t k) const {
+    if (!total) return;
+    if (k < kThreads) {
+      atomicAdd(of_block + k, 1);
+    } else {
+      atomicAdd(total + k, 1ULL);
+    }
+  }
+  __device__ void finish() const {
+    if (!total) return;
+    __syncthreads();
+    const int count = of_block[threadIdx.x];
+    if (count > 0) atomicAdd(total + threadIdx.x, static_cast<unsigned long long>(count));
+  }
+};
+
 // The edge mask, and the edge terms on it.
 template <typename T, typename A, bool kUpsampled>
 __global__ void __launch_bounds__(kThreads, 1)
     edge_terms_kernel(const Call<T, A, kUpsampled> call, A* same_map, A* other_map, A* false_map, double* partial) {
   double sums[5] = {0, 0, 0, 0, 0};  // of S, O, S at false edges, edge weight and edges
+  __shared__ int of_block[kThreads];
+  const ClassCounts counts = {call.edge_counts, of_block};
+  counts.start();
   for_each_item(call.count(), [&](int64_t i) {
     const Place at = place_of(call.g, i);
     const uint8_t kind = kind_of_edge(call.g, call.label, call.predicted, at);
@@ -221,6 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         sums[1] += v * other;
         sums[3] += v;
         sums[4] += 1;
+        counts.add(k);
       }
     }
     if (same_map) {
@@ -229,6 +260,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (false_map) false_map[i] = kind == kFalseEdge ? same : A(0);
   });
+  counts.finish();
   block_sum(sums);
   constexpr int kRows[5] = {Row::kSameSide, Row::kOtherSide, Row::kFalseEdge, Row::kEdgeWeight, Row::kEdges};
   if (threadIdx.x == 0) {
@@ -292,6 +324,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
   Call<T, A, kUpsampled> call(g, inputs, saved, options);
   if (options.false_edges) call.predicted = static_cast<int16_t*>(predicted.mutable_data_ptr());
+  if (options.count_edges) call.edge_counts = static_cast<unsigned long long*>(outputs.edge_counts.mutable_data_ptr());
 
   auto cross_entropy = cross_entropy_kernel<T, A, kUpsampled, false>;
   if constexpr (!kUpsampled) {

@@ -77,7 +77,7 @@ def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
         normalizer = (w, e)
     weight, edge_class_weight = (
         None if values is None else values.detach().to(dtype)
-        for values in (criterion.weight, criterion.edge_class_weight)
+        for values in (criterion.weight, criterion.current_edge_class_weight)
     )
     inputs = Inputs(
         logits=leaf,

@@ -209,6 +209,7 @@ def _largest(pairs: reference.Pairs, nll: Tensor, count: int) -> tuple[Tensor, T
 def _prepared(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
     """Return a copy of the criterion for a single call, and the batch with all its axes."""
     criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
+    criterion.training = False  # the edge pixels of a picture are not counted
     criterion.sync_normalizer = False  # one rank draws: the others would not join a collective
     if criterion.validate == "async":
         criterion.validate = "sync"  # there is no later call to report a bad label

@@ -49,6 +49,12 @@ inline int atomicCAS(int* address, int expected, int value) {
   if (old == expected) *address = value;
   return old;
 }
+template <typename T>
+T atomicAdd(T* address, T value) {
+  const T old = *address;
+  *address += value;
+  return old;
+}
 inline void __threadfence_system() {}
 
 namespace host_shim {

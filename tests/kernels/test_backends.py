@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import backends, check, inputs, library
+from edgeloss import EdgeAwareLoss, backends, check, inputs, library
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
@@ -126,5 +126,9 @@ def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
             loss.sum().backward()
         loss_maps(x, y, backend="fused")
         normalizers(y, weight=weight, pixel_weight=v)
+        running = EdgeAwareLoss(edge_class_weight="running", backend="fused")
+        for _ in range(2):
+            running(x, y)
+            running(x, y, normalizer=running.step_normalizer([y], [v]))
         with pytest.raises(DataDependentOutputException):
             edge_aware_loss(x, y, validate="sync", backend="fused", **options)

@@ -162,6 +162,18 @@ def test_same_bits_for_every_number_of_threads(options: dict[str, Any]) -> None:
         assert torch.equal(gradient, results[0][1])
 
 
+def test_same_counts_for_every_number_of_threads() -> None:
+    x, y = scene((70, 90), 19)
+    found = []
+    for threads, backend in ((1, "reference"), (1, "fused"), (2, "fused"), (3, "fused")):
+        torch.set_num_threads(threads)
+        criterion = EdgeAwareLoss(edge_class_weight="running", ignore_index=255, radius=2, backend=backend)
+        criterion(x, y)
+        found.append(criterion.edge_counts)
+    torch.set_num_threads(1)
+    assert all(torch.equal(counts, found[0]) for counts in found)
+
+
 def test_double_backward_is_refused() -> None:
     x, y = scene((5, 6), 3)
     (gradient,) = torch.autograd.grad(
@@ -215,7 +227,7 @@ def test_operators_match_their_registration(
     kernels: Kernels, edges: bool, false_edges: bool, maps: bool, decay: float, power: float
 ) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))
-    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, false_edges, maps, 1)
+    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, false_edges, maps, edges, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -166,6 +166,17 @@ def whole_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
     return x, y, torch.tensor([1.0, 2.0, 0.5, 0.3]), torch.rand(4, 8, 8, generator=random, dtype=torch.float64)
 
 
+def running_steps(criterion: EdgeAwareLoss, mine: slice, *, accumulates: bool) -> tuple[list[Any], torch.Tensor]:
+    """Return the losses of three steps on a part of the batch, and the class weights after them."""
+    x, y, _, _ = whole_batch()
+    losses = []
+    for step in range(3):
+        part, labels = x[mine], (y[mine] + step).where(y[mine] != -100, -100) % 5
+        total = criterion.step_normalizer([labels]) if accumulates else None
+        losses.append(criterion(torch.cat([part, -part[:, :2]], 1), labels, normalizer=total))
+    return losses, criterion.current_edge_class_weight
+
+
 def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
     x, y, weight, v = whole_batch()
     mine = slice(rank * 4 // world, (rank + 1) * 4 // world)
@@ -176,7 +187,9 @@ def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
     loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
     loss.backward()
     gradients = [p.grad for p in model.parameters()]
-    torch.save((loss.detach(), gradients, terms), folder / f"{rank}.pt")
+    running = EdgeAwareLoss(edge_class_weight="running", ignore_index=0, sync_normalizer=True)
+    counted = running_steps(running, mine, accumulates=given)
+    torch.save((loss.detach(), gradients, terms, counted), folder / f"{rank}.pt")
 
 
 @pytest.mark.parametrize(("world", "given"), [(2, False), (4, False), (2, True)])
@@ -188,11 +201,16 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, g
     criterion = EdgeAwareLoss(weight, edge_class_weight=weight.flip(0))
     loss, terms = criterion(model(x), y, pixel_weight=v, return_terms=True)
     loss.backward()
-    torch.testing.assert_close(sum(loss for loss, _, _ in ranks) / world, loss.detach())
-    for _, gradients, _ in ranks:
+    torch.testing.assert_close(sum(loss for loss, *_ in ranks) / world, loss.detach())
+    losses, u = running_steps(EdgeAwareLoss(edge_class_weight="running", ignore_index=0), slice(4), accumulates=False)
+    torch.testing.assert_close(
+        [sum(step) / world for step in zip(*(rank[3][0] for rank in ranks), strict=True)], losses
+    )
+    assert all(torch.equal(rank[3][1], u) for rank in ranks)
+    for _, gradients, _, _ in ranks:
         torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
     for name in ("cross_entropy", "same_side", "other_side", "edge"):
-        torch.testing.assert_close(sum(terms[name] for _, _, terms in ranks) / world, terms[name])
+        torch.testing.assert_close(sum(terms[name] for _, _, terms, _ in ranks) / world, terms[name])
 
 
 def test_sync_normalizer_without_a_process_group_changes_nothing() -> None:

@@ -58,14 +58,14 @@ def make_criterion(
             label_options = {"ignore_index": ignore_index, "radius": options.get("radius", 1)}
             options["edge_class_weight"] = balanced_edge_class_weight(masks, num_classes, **label_options).tolist()
         for name in ("weight", "edge_class_weight"):
-            if options.get(name) is not None:
+            if options.get(name) not in (None, "running"):
                 options[name] = torch.tensor(options[name], dtype=torch.float32)
         options = {"upsample": True} | options  # for a network with an output stride
         criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", sync_normalizer=True, **options)
-        criterion(torch.zeros(1, num_classes, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))
+        criterion.eval()(torch.zeros(1, num_classes, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss: {error}") from error
-    return criterion
+    return criterion.train()
 
 
 def make_state(config: Config, num_classes: int, placement: Placement, steps_per_epoch: int) -> TrainingState:

@@ -92,6 +92,7 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     norms = []
     for kept in weights.values():
         term = copy.copy(criterion)
+        term.training = False  # the step has counted its edge pixels
         for name in weights.values():
             if name != kept:
                 setattr(term, name, 0.0)

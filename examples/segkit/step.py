@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import normalizers
 from segkit.distributed import sum_over_ranks, world_size
 from segkit.guard import NanGuard
 from segkit.loader import MicroBatch
@@ -95,12 +94,8 @@ class TrainStep:
 
     def _backward(self, micro_batches: Sequence[MicroBatch], targets: Sequence[Tensor]) -> list[_Part]:
         """Add up the gradients of all micro-batches, and those of all processes."""
-        normalizer = None
-        if len(targets) > 1:  # denominators of the whole batch, so that the losses of the parts add up to its loss
-            names = ("weight", "edge_class_weight", "ignore_index", "radius")
-            options = {name: getattr(self.criterion, name) for name in names}
-            counts = [torch.stack(normalizers(target, **options)) for target in targets]
-            normalizer = torch.stack(counts).sum(0).unbind()
+        # Denominators of the whole batch, so that the losses of the parts add up to its loss.
+        normalizer = self.criterion.step_normalizer(targets) if len(targets) > 1 else None
         parts = []
         for i, (batch, target) in enumerate(zip(micro_batches, targets, strict=True), start=1):
             # The processes exchange gradients once per step, when the last micro-batch has added its own.

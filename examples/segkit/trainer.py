@@ -254,6 +254,8 @@ class Trainer:
                 if saved != value:
                     raise CheckpointError(f"expected {name} {value}, but got {saved}")
             self.state.load_state_dict(checkpoint)
+            counts = {name: value for name, value in checkpoint.get("criterion", {}).items() if "weight" not in name}
+            self.criterion.load_state_dict(counts, strict=False)  # weights come from the configuration
         except KeyError as error:
             raise CheckpointError(f"{source}: expected a run to resume, but got weights without {error}") from error
         except CheckpointError as error:
@@ -276,6 +278,7 @@ class Trainer:
                 "config": asdict(self.config),
                 "classes": self.classes,
                 "ignore_index": self.train_set.ignore_index,
+                "criterion": self.criterion.state_dict(),
             }
             save_checkpoint(self.folder / name, self.state.state_dict() | description)
 

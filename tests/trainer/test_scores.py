@@ -78,6 +78,10 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
 
 def test_shares_of_terms_without_a_gradient() -> None:
     logits, target = scene()
+    running = EdgeAwareLoss(ignore_index=VOID, edge_class_weight="running")
+    gradient_shares(running, logits, target)
+    assert running.training
+    assert not running.counted_steps  # the step counts
     plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0), logits, target)
     assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
     nothing = gradient_shares(EdgeAwareLoss(ignore_index=VOID), logits, torch.full_like(target, VOID))

@@ -24,15 +24,16 @@ def boundary(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
 
 
 def signed_distance(masks: Tensor) -> Tensor:
-    """Compute φ [B, C, H, W] of masks of the same shape, in pixels.
+    """Compute φ [B, C, *S] of masks of the same shape, in pixels.
 
     Outside a mask φ is the distance to it, inside -(distance to the outside - 1). It is 0 if there is no inside or no
     outside.
     """
     phi = np.zeros(masks.shape, dtype=np.float32)
+    pixel = (1,) * (masks.dim() - 2)
     inside = masks.cpu().numpy()
     for index in np.ndindex(*masks.shape[:2]):
         mask = inside[index]
         if mask.any() and not mask.all():
-            phi[index] = np.where(mask, 1 - distance_to_sites(~mask, (1, 1)), distance_to_sites(mask, (1, 1)))
+            phi[index] = np.where(mask, 1 - distance_to_sites(~mask, pixel), distance_to_sites(mask, pixel))
     return torch.from_numpy(phi).to(masks.device)

@@ -12,21 +12,44 @@ def mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, class_weight: Tensor | None = None) -> Tensor:
-    """Return the mean over valid pixels, with class weights [C] or without.
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Return Σ weight · values / Σ weight; 0 if there is no weight."""
+    total = weight.sum()
+    return (weight * values).sum() / torch.where(total > 0, total, 1)
 
-    It is 0 if there is no valid pixel, where torch returns nan.
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    class_weight: Tensor | None = None,
+    pixel_weight: Tensor | None = None,
+) -> Tensor:
+    """Return the mean over valid pixels, with class weights [C], pixel weights [B, *S], both or neither.
+
+    It is 0 if there is no valid pixel, where torch returns nan. The pixel weights of ignored pixels are 0.
     """
-    total = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction="sum")
     valid = target != ignore_index
+    if pixel_weight is not None:
+        ce = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="none")
+        if class_weight is not None:
+            pixel_weight = pixel_weight * class_weight[target.where(valid, 0)]
+        return weighted_mean(ce, pixel_weight)
+    total = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction="sum")
     weight = (valid if class_weight is None else class_weight[target[valid]]).sum()
     return total / torch.where(weight > 0, weight, 1)
 
 
 def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
-    """Return a mask per class [B, C, H, W]; ignored pixels are in none."""
-    classes = torch.arange(num_classes, device=target.device)[:, None, None]
+    """Return a mask per class [B, C, *S]; ignored pixels are in none."""
+    classes = torch.arange(num_classes, device=target.device).view(-1, *[1] * (target.dim() - 1))
     return (target[:, None] == classes) & (target != ignore_index)[:, None]
+
+
+def dilated(x: Tensor) -> Tensor:
+    """Return the maximum over 3 × 3, or 3 × 3 × 3, pixels of maps [B, C, *S]."""
+    pool = F.max_pool3d if x.dim() == 5 else F.max_pool2d
+    return pool(x, 3, stride=1, padding=1)
 
 
 def pairs(x: Tensor, dy: int, dx: int) -> tuple[Tensor, Tensor]:

@@ -1,31 +1,43 @@
-"""Edge-weighted cross-entropy: the control that a boundary loss has to beat."""
+"""Weights of edge pixels in the cross-entropy: the control that a boundary loss has to beat."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from edgeloss.reference import find_edges
 
 
-def edge_weighted_cross_entropy(
-    logits: Tensor, target: Tensor, *, ignore_index: int, k: float, edge_class_weight: Tensor | None = None
+def edge_weights(
+    target: Tensor,
+    *,
+    ignore_index: int,
+    k: float,
+    edge_class_weight: Tensor | None = None,
+    draw: torch.Generator | None = None,
 ) -> Tensor:
-    """Compute cross-entropy with the weight 1 + k on edge pixels.
+    """Return the pixel weights [B, *S] of the control: 1, 1 + k at edges, and 0 on ignored pixels.
 
-    With M = 1 on pixels of which one of the 8 neighbors has another label: Σ (1 + kM) CE / Σ (1 + kM) over valid
-    pixels. There is no edge next to ignored pixels.
+    A pixel is at an edge if one of its neighbors has another label. There is no edge next to ignored pixels.
 
     Args:
-        logits: [B, C, H, W].
-        target: [B, H, W].
+        target: [B, *S].
         ignore_index: the ignored label.
         k: additional weight of edge pixels, ≥ 0.
         edge_class_weight: factor of k per class [C].
+        draw: weight random pixels instead, as many per image as there are edge pixels: a negative control, which has
+            everything of the control but the place of the edges.
     """
     valid = target != ignore_index
-    edges = find_edges(target, valid, (1,) * (target.dim() - 1))
-    more = k if edge_class_weight is None else k * edge_class_weight[target.where(edges, 0)]
-    weight = valid + more * edges
-    ce = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="none")
-    return (weight * ce).sum() / weight.sum().clamp(min=1)
+    chosen = find_edges(target, valid, (1,) * (target.dim() - 1))
+    if draw is not None:
+        chosen = _random_pixels(valid, chosen.flatten(1).sum(1), draw)
+    more = k if edge_class_weight is None else k * edge_class_weight[target.where(chosen, 0)]
+    return valid + more * chosen
+
+
+def _random_pixels(valid: Tensor, counts: Tensor, draw: torch.Generator) -> Tensor:
+    """Choose this many valid pixels of each image."""
+    order = torch.rand(valid.shape, generator=draw).to(valid.device).masked_fill(~valid, 2).flatten(1)
+    rank = order.argsort(1).argsort(1)
+    return (rank < counts[:, None]).view_as(valid)

@@ -7,15 +7,21 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from baselines import regions
 from baselines.active_boundary import active_boundary
 from baselines.affinity import affinity
 from baselines.boundary import boundary
-from baselines.common import cross_entropy
-from baselines.control import edge_weighted_cross_entropy
+from baselines.boundary_dou import boundary_dou
+from baselines.common import cross_entropy, weighted_mean
+from baselines.control import edge_weights
 from baselines.cpg import cpg
+from baselines.frequencies import adjusted, class_prior, median_frequency_weight
+from baselines.rmi import rmi
+from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
+from baselines.unet_weights import unet_weights
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 from edgeloss.reference import find_edges
 
@@ -43,6 +49,12 @@ def _ce(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int
     return cross_entropy(logits, target, ignore_index)
 
 
+def _weighted(
+    logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, pixel_weight: Tensor | None = None
+) -> Tensor:
+    return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight)
+
+
 def _balanced(
     logits: Tensor,
     target: Tensor,
@@ -55,18 +67,65 @@ def _balanced(
     return cross_entropy(logits, target, ignore_index, edge_class_weight)
 
 
-def _weighted(
+def _median_frequency(
     logits: Tensor,
     target: Tensor,
     progress: Progress,
     *,
     ignore_index: int,
-    edge_class_weight: Tensor | None = None,
-    k: float = 4.0,
+    frequency_weight: Tensor,
+    pixel_weight: Tensor | None = None,
 ) -> Tensor:
-    return edge_weighted_cross_entropy(
-        logits, target, ignore_index=ignore_index, k=k, edge_class_weight=edge_class_weight
-    )
+    return cross_entropy(logits, target, ignore_index, frequency_weight, pixel_weight)
+
+
+def _logit_adjusted(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    prior: Tensor,
+    pixel_weight: Tensor | None = None,
+    tau: float = 1.0,
+) -> Tensor:
+    return cross_entropy(adjusted(logits, prior, tau), target, ignore_index, pixel_weight=pixel_weight)
+
+
+def _unet(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    pixel_weight: Tensor | None = None,
+    w0: float = 10.0,
+    sigma: float = 5.0,
+) -> Tensor:
+    """Compute cross-entropy with the U-Net's weights between objects, added to 1 or to the edge weights."""
+    between = unet_weights(target, ignore_index=ignore_index, num_classes=logits.shape[1], w0=w0, sigma=sigma)
+    weight = (target != ignore_index) if pixel_weight is None else pixel_weight
+    return cross_entropy(logits, target, ignore_index, pixel_weight=weight + between)
+
+
+def _relaxed(
+    logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, pixel_weight: Tensor | None = None
+) -> Tensor:
+    values = relaxed_cross_entropy(logits, target, ignore_index=ignore_index)
+    return weighted_mean(values, (target != ignore_index) if pixel_weight is None else pixel_weight)
+
+
+def _smoothed(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    pixel_weight: Tensor | None = None,
+    sigma: float = 1.0,
+) -> Tensor:
+    values = smoothed_cross_entropy(logits, target, ignore_index=ignore_index, sigma=sigma)
+    return weighted_mean(values, (target != ignore_index) if pixel_weight is None else pixel_weight)
 
 
 def ours(
@@ -130,19 +189,61 @@ def ours(
     )
 
 
+def _shifted(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    edge_class_weight: Tensor | None = None,
+    edge_weight: float = 1.0,
+    shift: int = 1,
+) -> Tensor:
+    """Compute EdgeAwareLoss with its edge terms on labels that are moved along every axis: a negative control."""
+    moved = target
+    for axis in range(1, target.dim()):
+        index = torch.arange(target.shape[axis], device=target.device) - shift
+        moved = moved.index_select(axis, index.clamp(0, target.shape[axis] - 1))  # the labels of the border go on
+    edge = edge_aware_loss(
+        logits,
+        moved.where(target != ignore_index, ignore_index),
+        ignore_index=ignore_index,
+        edge_class_weight=edge_class_weight,
+        ce_weight=0.0,
+        edge_weight=edge_weight,
+    )
+    return cross_entropy(logits, target, ignore_index) + edge
+
+
 def _abl(
     logits: Tensor,
     target: Tensor,
     progress: Progress,
     *,
     ignore_index: int,
+    pixel_weight: Tensor | None = None,
     weight: float = 1.0,
     lovasz: float = 0.0,
 ) -> Tensor:
     """Compute the active boundary loss; its authors add the Lovász term with weight 1."""
     term = active_boundary(logits, target, ignore_index=ignore_index)
-    loss = cross_entropy(logits, target, ignore_index) + weight * term
+    loss = cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight) + weight * term
     return loss + lovasz * regions.lovasz(logits, target, ignore_index=ignore_index) if lovasz else loss
+
+
+def _cldice(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    pixel_weight: Tensor | None = None,
+    weight: float = 1.0,
+    thin_class: int = -1,
+) -> Tensor:
+    """Compute clDice of the class whose structures are thin, or of all classes with -1."""
+    term = regions.cldice(logits, target, ignore_index=ignore_index, thin_class=thin_class)
+    return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight) + weight * term
 
 
 def _with_cross_entropy(
@@ -151,10 +252,16 @@ def _with_cross_entropy(
     """Return cross-entropy + weight · schedule · term, where the weight is an option."""
 
     def loss(
-        logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, weight: float = default
+        logits: Tensor,
+        target: Tensor,
+        progress: Progress,
+        *,
+        ignore_index: int,
+        pixel_weight: Tensor | None = None,
+        weight: float = default,
     ) -> Tensor:
         added = weight * schedule(progress) * term(logits, target, ignore_index=ignore_index)
-        return cross_entropy(logits, target, ignore_index) + added
+        return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight) + added
 
     return loss
 
@@ -162,8 +269,15 @@ def _with_cross_entropy(
 RECIPES: dict[str, Callable[..., Tensor]] = {
     "ce": _ce,
     "balanced": _balanced,
+    "median_frequency": _median_frequency,
+    "logit_adjusted": _logit_adjusted,
     "weighted": _weighted,
+    "random": _weighted,
+    "unet": _unet,
+    "relaxed": _relaxed,
+    "svls": _smoothed,
     "ours": ours,
+    "shifted": _shifted,
     "dice": _with_cross_entropy(regions.dice),
     "lovasz": _with_cross_entropy(regions.lovasz),
     "boundary": _with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1),
@@ -171,12 +285,22 @@ RECIPES: dict[str, Callable[..., Tensor]] = {
     "abl": _abl,
     "cpg": _with_cross_entropy(cpg),
     "hausdorff": _with_cross_entropy(regions.hausdorff),
+    "boundary_dou": _with_cross_entropy(boundary_dou),
+    "rmi": _with_cross_entropy(rmi),
+    "cldice": _cldice,
 }
 TITLES = {
     "ce": "cross-entropy",
     "balanced": "class-weighted CE",
+    "median_frequency": "median-frequency CE",
+    "logit_adjusted": "logit-adjusted CE",
     "weighted": "edge-weighted CE",
+    "random": "randomly weighted CE",
+    "unet": "CE with U-Net weights",
+    "relaxed": "CE with relaxed labels",
+    "svls": "CE with SVLS",
     "ours": "edgeloss",
+    "shifted": "edgeloss on shifted edges",
     "dice": "CE + Dice",
     "lovasz": "CE + Lovász",
     "boundary": "CE + boundary loss",
@@ -184,7 +308,16 @@ TITLES = {
     "abl": "CE + active boundary",
     "cpg": "CE + CPG",
     "hausdorff": "CE + Hausdorff DT",
+    "boundary_dou": "CE + Boundary DoU",
+    "rmi": "CE + RMI",
+    "cldice": "CE + clDice",
 }
+# A recipe with the parameter ``pixel_weight`` takes the control's edge weights for its cross-entropy, with the options
+# ``k`` and ``class_balance``. ``k`` is 0 by default, and for these:
+DEFAULT_K = {"weighted": 4.0, "random": 4.0}
+# Parameters that are computed from the labels.
+FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}
+COMPUTED = ("ignore_index", "edge_class_weight", "pixel_weight", *FROM_LABELS)
 
 
 def defaults(name: str) -> Options:
@@ -195,10 +328,12 @@ def defaults(name: str) -> Options:
     """
     if name not in RECIPES:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
-    parameters = inspect.signature(RECIPES[name]).parameters.values()
-    options = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "ignore_index"}
-    if "edge_class_weight" in options:  # computed from the labels
-        del options["edge_class_weight"]
+    parameters = inspect.signature(RECIPES[name]).parameters
+    keywords = {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
+    options = {key: default for key, default in keywords.items() if key not in COMPUTED}
+    if "pixel_weight" in keywords:
+        options["k"] = DEFAULT_K.get(name, 0.0)
+    if keywords.keys() & {"pixel_weight", "edge_class_weight"}:
         options["class_balance"] = 0.0
     return options
 
@@ -206,8 +341,10 @@ def defaults(name: str) -> Options:
 def completed(name: str, options: Mapping[str, Any]) -> Options:
     """Return all options of a loss: the given values, and defaults for the others.
 
+    Without edge weights in its cross-entropy, the options of these are left out.
+
     Raises:
-        ValueError: if the loss or an option does not exist.
+        ValueError: if the loss or an option does not exist, or classes are balanced where no edge is weighted.
         TypeError: if an option is not a number.
     """
     known = defaults(name)
@@ -219,6 +356,10 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"option {key} of {name}: expected a number, but got {value!r}")
         known[key] = value if isinstance(known[key], int) else float(value)
+    if "pixel_weight" in inspect.signature(RECIPES[name]).parameters and not known["k"]:
+        if known["class_balance"]:
+            raise ValueError(f"option k of {name}: expected a number > 0 for class_balance, but got 0")
+        del known["k"], known["class_balance"]
     return known
 
 
@@ -231,20 +372,38 @@ def make(
     num_classes: int = 0,
     device: str = "cpu",
 ) -> Loss:
-    """Return the loss: a function of logits [B, C, H, W], labels and progress.
+    """Return the loss: a function of logits [B, C, *S], labels and progress.
 
     Args:
         name: name of a recipe.
-        options: of the loss. ``class_balance`` > 0 is the exponent of class weights computed from the edge pixels.
+        options: of the loss. With ``k`` > 0 its cross-entropy has the weights of
+            :func:`baselines.control.edge_weights`. ``class_balance`` > 0 is the exponent of class weights computed from
+            the edge pixels: factors of ``k``, or those of the loss's own edge terms.
         ignore_index: the ignored label.
-        targets: label maps [B, H, W] to compute class weights from.
+        targets: label maps [1, *S] to compute class weights and frequencies from.
         num_classes: number of classes C.
         device: of the logits.
     """
     options = completed(name, options)
-    balance = options.pop("class_balance", 0.0)
+    parameters = inspect.signature(RECIPES[name]).parameters
+    counted = parameters.keys() & FROM_LABELS.keys()
+    balance, balanced = options.pop("class_balance", 0.0), None
+    if balance and counted:
+        targets = list(targets)  # for two passes
     if balance:
-        options["edge_class_weight"] = balanced_edge_class_weight(
-            targets, num_classes, exponent=balance, ignore_index=ignore_index
-        ).to(device)
-    return partial(RECIPES[name], ignore_index=ignore_index, **options)
+        balanced = balanced_edge_class_weight(targets, num_classes, exponent=balance, ignore_index=ignore_index)
+        balanced = balanced.to(device)
+    options |= {key: FROM_LABELS[key](targets, num_classes, ignore_index).to(device) for key in counted}
+    if "edge_class_weight" in parameters:
+        options["edge_class_weight"] = balanced
+    k = options.pop("k", 0.0) if "pixel_weight" in parameters else 0.0
+    recipe = partial(RECIPES[name], ignore_index=ignore_index, **options)
+    if not k:
+        return recipe
+
+    def loss(logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
+        draw = torch.Generator().manual_seed(progress.step) if name == "random" else None
+        weight = edge_weights(target, ignore_index=ignore_index, k=k, edge_class_weight=balanced, draw=draw)
+        return recipe(logits, target, progress, pixel_weight=weight)
+
+    return loss

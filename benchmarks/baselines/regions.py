@@ -1,4 +1,4 @@
-"""Dice and Hausdorff-DT of MONAI, Lovász-softmax of kornia, with an ignored label."""
+"""Dice, clDice and Hausdorff-DT of MONAI, Lovász-softmax of kornia, with an ignored label."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ def dice(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     has probability and label 0 in every class, so it contributes to no intersection and no sum.
     """
     return _monai("DiceLoss")(*_probabilities_and_labels(logits, target, ignore_index))
+
+
+def cldice(logits: Tensor, target: Tensor, *, ignore_index: int, thin_class: int = -1) -> Tensor:
+    """Compute :class:`monai.losses.SoftDiceclDiceLoss`: (Dice + clDice) / 2, for thin structures.
+
+    Source: Shit et al., "clDice - a Novel Topology-Preserving Loss Function for Tubular Structure Segmentation", CVPR
+    2021; MONAI's code, with its defaults. An ignored pixel has probability and label 0. The loss of a batch without
+    valid pixels is 0.
+
+    Args:
+        logits: [B, C, *S].
+        target: [B, *S].
+        ignore_index: the ignored label.
+        thin_class: the class whose structures are thin; -1 for all classes.
+    """
+    p, labels = _probabilities_and_labels(logits, target, ignore_index)
+    if thin_class >= 0:
+        p, labels = p[:, thin_class, None], labels[:, thin_class, None]
+    return _monai("SoftDiceclDiceLoss")(p, labels) * (target != ignore_index).any()
 
 
 def hausdorff(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:

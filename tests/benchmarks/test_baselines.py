@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from inspect import signature
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +17,12 @@ from baselines import regions
 from baselines.active_boundary import active_boundary, predicted_border
 from baselines.affinity import affinity
 from baselines.boundary import boundary, signed_distance
+from baselines.boundary_dou import boundary_dou
 from baselines.common import cross_entropy
-from baselines.control import edge_weighted_cross_entropy
+from baselines.control import edge_weights
 from baselines.cpg import cpg, sobel
 from baselines.recipes import RECIPES, TITLES, Progress, completed, make
+from baselines.rmi import rmi
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 
 VOID = 255
@@ -44,15 +49,18 @@ def test_cross_entropy() -> None:
 def test_edge_weighted_cross_entropy() -> None:
     # The two pixels in the middle are at the edge and weigh 1 + 4, the first one 1, and there is no edge next to void:
     # (1 · ln 2 + 5 · ln 4 + 5 · ln 2 + 1 · ln 4) / 12.
-    logits = binary([[0.5, 0.75, 0.5, 0.25, 0.9]])
-    loss = edge_weighted_cross_entropy(logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4)
+    logits, target = binary([[0.5, 0.75, 0.5, 0.25, 0.9]]), torch.tensor([[[0, 0, 1, 1, VOID]]])
+    weight = edge_weights(target, ignore_index=VOID, k=4)
+    assert weight.tolist() == [[[1, 5, 5, 1, 0]]]
+    loss = cross_entropy(logits, target, VOID, pixel_weight=weight)
     torch.testing.assert_close(loss.item(), (6 * LN(2) + 6 * LN(4)) / 12)
     # With 4 · 0.5 more for class 0 and 4 · 1.5 for class 1: (1 · ln 2 + 3 · ln 4 + 7 · ln 2 + 1 · ln 4) / 12.
-    of_classes = torch.tensor([0.5, 1.5])
-    loss = edge_weighted_cross_entropy(
-        logits, torch.tensor([[[0, 0, 1, 1, VOID]]]), ignore_index=VOID, k=4, edge_class_weight=of_classes
-    )
+    weight = edge_weights(target, ignore_index=VOID, k=4, edge_class_weight=torch.tensor([0.5, 1.5]))
+    loss = cross_entropy(logits, target, VOID, pixel_weight=weight)
     torch.testing.assert_close(loss.item(), (8 * LN(2) + 4 * LN(4)) / 12)
+    # Class weights 1 and 2 everywhere on top: (1 · ln 2 + 3 · ln 4 + 14 · ln 2 + 2 · ln 4) / 20.
+    loss = cross_entropy(logits, target, VOID, torch.tensor([1.0, 2.0]), weight)
+    torch.testing.assert_close(loss.item(), (15 * LN(2) + 5 * LN(4)) / 20)
 
 
 def test_dice() -> None:
@@ -213,15 +221,31 @@ def test_cpg() -> None:
     assert cpg(logits, target, ignore_index=VOID) == 0
 
 
-@pytest.fixture
-def scene() -> tuple[Tensor, Tensor]:
-    """Return two images with void; the second lacks one of the 3 classes."""
+def image_labels() -> Tensor:
+    """Return the labels of two images with void; the second lacks one of the 3 classes."""
     target = torch.zeros(2, 24, 20, dtype=torch.int64)
     target[0, 6:14, 4:12] = 1
     target[0, 16:, 10:] = 2
     target[1, :, 8:] = 1
     target[:, :2] = VOID
-    return 2 * torch.randn(2, 3, 24, 20), target
+    return target
+
+
+def volume_labels() -> Tensor:
+    """Return the labels of two volumes with void: those of the images, of which slices end earlier."""
+    target = image_labels()[:, None, ::2, ::2].repeat(1, 6, 1, 1)
+    target[:, 4:] = 0
+    target[:, :, :1] = VOID
+    return target
+
+
+LABELS = {2: image_labels(), 3: volume_labels()}  # by number of axes
+FLAT = ("affinity", "abl", "cpg", "rmi")  # for images only
+
+
+@pytest.fixture
+def scene() -> tuple[Tensor, Tensor]:
+    return 2 * torch.randn(2, 3, 24, 20), image_labels()
 
 
 every_recipe = pytest.mark.parametrize("name", list(RECIPES))
@@ -229,7 +253,8 @@ every_recipe = pytest.mark.parametrize("name", list(RECIPES))
 
 def value_and_gradient(name: str, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     leaf = logits.clone().requires_grad_()
-    loss = make(name, {"lovasz": 1.0} if name == "abl" else {}, VOID)(leaf, target, Progress(3, 10, 1))
+    labels = {"targets": LABELS[logits.dim() - 2].split(1), "num_classes": logits.shape[1]}
+    loss = make(name, {"lovasz": 1.0} if name == "abl" else {}, VOID, **labels)(leaf, target, Progress(3, 10, 1))
     loss.backward()
     assert loss.dim() == 0
     assert leaf.grad is not None
@@ -270,6 +295,34 @@ def test_nothing_to_learn_from(name: str, label: int, scene: tuple[Tensor, Tenso
         assert not gradient.any()
 
 
+@pytest.mark.parametrize("name", [name for name in RECIPES if "pixel_weight" in signature(RECIPES[name]).parameters])
+def test_balance_of_every_loss(name: str, scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    labels: dict[str, Any] = {"targets": target.split(1), "num_classes": 3}
+
+    def loss(**options: float) -> Tensor:
+        return make(name, options, VOID, **labels)(logits, target, Progress(3, 10))
+
+    with pytest.raises(ValueError, match=f"option k of {name}: expected a number > 0 for class_balance, but got 0"):
+        loss(k=0, class_balance=1)
+    draw = torch.Generator().manual_seed(3) if name == "random" else None
+    weight = balanced_edge_class_weight([target], 3, ignore_index=VOID)
+    weight = edge_weights(target, ignore_index=VOID, k=3, edge_class_weight=weight, draw=draw)
+    seen = []
+    recipe = RECIPES[name]
+
+    @functools.wraps(recipe)
+    def spy(*args: Any, **options: Any) -> Tensor:
+        seen.append(options["pixel_weight"])
+        return recipe(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES, name, spy)
+        balanced = loss(k=3, class_balance=1)
+    assert torch.equal(seen[0], weight)
+    assert not torch.isclose(balanced, loss(k=1e-9))  # the weights have an effect
+
+
 @every_recipe
 def test_confident_predictions(name: str, scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
@@ -279,11 +332,25 @@ def test_confident_predictions(name: str, scene: tuple[Tensor, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "term", [regions.dice, regions.lovasz, regions.hausdorff, boundary, affinity, active_boundary, cpg]
+    "term",
+    [
+        *(regions.dice, regions.lovasz, regions.hausdorff, regions.cldice, boundary, affinity, active_boundary, cpg),
+        *(boundary_dou, rmi),
+    ],
 )
 def test_terms_of_void(term: Callable[..., Tensor], scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
     assert term(logits, torch.full_like(target, VOID), ignore_index=VOID) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in FLAT])
+def test_recipes_learn_in_3d(name: str) -> None:
+    target = volume_labels()
+    logits = 2 * torch.randn(2, 3, *target.shape[1:])
+    loss, gradient = value_and_gradient(name, logits, target)
+    assert not gradient.masked_select((target == VOID)[:, None]).any()
+    better, _ = value_and_gradient(name, logits - 0.5 * gradient / gradient.norm(), target)
+    assert better < loss
 
 
 def test_schedules(scene: tuple[Tensor, Tensor]) -> None:
@@ -343,6 +410,8 @@ def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
 def test_options() -> None:
     assert TITLES.keys() == RECIPES.keys()
     assert completed("weighted", {"k": 2}) == {"k": 2.0, "class_balance": 0.0}
+    assert completed("ce", {}) == {}  # as before there were these options: runs keep their names
+    assert completed("dice", {"k": 2}) == {"weight": 1.0, "k": 2.0, "class_balance": 0.0}
     assert completed("ours", {"decay": None, "radius": 2})["radius"] == 2
     with pytest.raises(ValueError, match=r"loss: expected one of \['ce', .*\], but got 'focal'"):
         completed("focal", {})

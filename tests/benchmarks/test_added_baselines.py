@@ -1,0 +1,239 @@
+"""Losses of other authors and negative controls: against their formulas, one pixel at a time or by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from baselines.boundary_dou import boundary_dou
+from baselines.control import edge_weights
+from baselines.frequencies import class_prior, median_frequency_weight
+from baselines.recipes import RECIPES, Progress, make
+from baselines.regions import cldice
+from baselines.rmi import rmi
+from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
+from baselines.unet_weights import unet_weights
+from edgeloss.functional import edge_aware_loss
+from quality.runs import Place, Run
+from quality.training import Training
+
+VOID = 255
+LN = math.log
+
+
+@pytest.fixture
+def scene() -> tuple[Tensor, Tensor]:
+    """Return logits and labels of two images with three classes and void."""
+    target = torch.zeros(2, 14, 11, dtype=torch.int64)
+    target[0, 3:8, 2:7] = 1
+    target[0, 9:, 5:] = 2
+    target[1, :, 6:] = torch.randint(3, (14, 5))
+    target[:, :2, :3] = VOID
+    return 2 * torch.randn(2, 3, 14, 11), target
+
+
+def test_frequencies() -> None:
+    # Class 0 has 3 and 4 pixels, class 1 has 1 in the first image alone, and class 2 has none.
+    targets = [torch.tensor([[[0, 0, 0, 1, VOID]]]), torch.tensor([[[0, 0, 0, 0]]])]
+    torch.testing.assert_close(class_prior(targets, 3, VOID), torch.tensor([7.0, 1.0, 1.0]) / 9)
+    # f = 7/8 and 1/4, with the median 9/16.
+    weight = median_frequency_weight(iter(targets), 3, VOID)
+    torch.testing.assert_close(weight, torch.tensor([9 / 14, 9 / 4, 1]))
+    logits = torch.tensor([[[[0.0]], [[LN(3)]]]])  # p = 1/4, 3/4
+    loss = make("median_frequency", {}, VOID, targets=targets, num_classes=3)
+    pixels = torch.cat([torch.cat([logits, logits], 3), torch.full((1, 1, 1, 2), -100.0)], 1)
+    value = loss(pixels, torch.tensor([[[0, 1]]]), Progress()).item()
+    assert value == pytest.approx((9 / 14 * LN(4) + 9 / 4 * LN(4 / 3)) / (9 / 14 + 9 / 4))
+
+
+def test_logit_adjustment() -> None:
+    # p ∝ (1, 3) · (3/4, 1/4)^τ
+    targets = [torch.tensor([[[0, 0, 0, 1]]])]
+    logits, target = torch.tensor([[[[0.0]], [[LN(3)]]]]), torch.tensor([[[1]]])
+    for tau, p in ((1.0, 1 / 2), (2.0, 1 / 4), (0.0, 3 / 4)):
+        loss = make("logit_adjusted", {"tau": tau}, VOID, targets=targets, num_classes=2)
+        assert loss(logits, target, Progress()).item() == pytest.approx(-LN(p))
+
+
+def test_frequencies_and_balance_share_the_labels() -> None:
+    target = torch.tensor([[[0, 0, 0, 1]]])
+    options = {"k": 3, "class_balance": 1}
+    logits = torch.randn(1, 2, 1, 4)
+    once, twice = (
+        make("logit_adjusted", options, VOID, targets=targets, num_classes=2)(logits, target, Progress())
+        for targets in (iter([target]), [target])
+    )
+    assert once == twice
+
+
+def test_unet_weights_by_hand() -> None:
+    # Two objects three pixels apart: between them d1 + d2 is 1 + 3, 2 + 2 and 3 + 1, above their ends 1 + √17.
+    target = torch.zeros(1, 3, 9, dtype=torch.int64)
+    target[0, 1:, :3] = target[0, 1:, 6:] = 1
+    target[0, 0, 8] = VOID
+    weights = unet_weights(target, ignore_index=VOID, num_classes=2, w0=10, sigma=5)[0]
+    torch.testing.assert_close(weights[1, 3:6], torch.full((3,), 10 * math.exp(-16 / 50)))
+    assert weights[0, 2].item() == pytest.approx(10 * math.exp(-((1 + 17**0.5) ** 2) / 50))
+    assert not weights[1:, :3].any()  # the background is one object
+    assert weights[0, 8] == 0
+
+
+@pytest.mark.parametrize("size", [(20, 17), (6, 9, 8)])
+def test_unet_weights(size: tuple[int, ...]) -> None:
+    # Of each pixel to each component of the other classes, by comparing all pixels.
+    from scipy import ndimage
+
+    labels = np.random.default_rng(0).choice(3, p=[0.92, 0.04, 0.04], size=size)
+    expected = np.zeros(size)
+    for here in np.ndindex(*size):
+        for label in {0, 1, 2} - {labels[here]}:
+            components, count = ndimage.label(labels == label, np.ones((3,) * len(size)))
+            places = (np.argwhere(components == number) for number in range(1, count + 1))
+            nearest = sorted(np.linalg.norm(place - here, axis=1).min() for place in places)
+            if count > 1:
+                expected[here] = max(expected[here], 10 * math.exp(-((nearest[0] + nearest[1]) ** 2) / (2 * 1.5**2)))
+    assert (expected > 0.1).sum() > 20
+    weights = unet_weights(torch.from_numpy(labels)[None], ignore_index=VOID, num_classes=3, w0=10, sigma=1.5)[0]
+    torch.testing.assert_close(weights, torch.from_numpy(expected).float(), rtol=1e-5, atol=10 * math.exp(-8))
+
+
+def neighbors(target: Tensor, image: int, row: int, column: int) -> list[tuple[int, int, float]]:
+    """Return the label, the distance² and the weight of the 3 × 3 neighbors; outside, those of the border."""
+    height, width = target.shape[1:]
+    found = []
+    for dy, dx in product((-1, 0, 1), repeat=2):
+        y, x = min(max(row + dy, 0), height - 1), min(max(column + dx, 0), width - 1)
+        found.append((int(target[image, y, x]), dy**2 + dx**2, math.exp(-(dy**2 + dx**2) / 2)))
+    return found
+
+
+def test_relaxed_labels(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    p = logits.softmax(1)
+    actual = relaxed_cross_entropy(logits, target, ignore_index=VOID)
+    for image, row, column in np.ndindex(*target.shape):
+        classes = {label for label, _, _ in neighbors(target, image, row, column)} - {VOID}
+        is_void = target[image, row, column] == VOID
+        expected = 0 if is_void else -LN(sum(float(p[image, c, row, column]) for c in classes))
+        assert actual[image, row, column].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_spatially_varying_label_smoothing(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    log_p = logits.log_softmax(1)
+    actual = smoothed_cross_entropy(logits, target, ignore_index=VOID, sigma=1)
+    total = sum(math.exp(-(dy**2 + dx**2) / 2) for dy, dx in product((-1, 0, 1), repeat=2))
+    for image, row, column in np.ndindex(*target.shape):
+        if target[image, row, column] == VOID:
+            assert actual[image, row, column] == 0
+            continue
+        soft = np.zeros(3)
+        for label, square, weight in neighbors(target, image, row, column):
+            if label != VOID:
+                soft[label] += weight / total if square else 1 - 1 / total  # the sum of the others in the center
+        expected = -(soft / soft.sum() * log_p[image, :, row, column].numpy()).sum()
+        assert actual[image, row, column].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_boundary_dou(scene: tuple[Tensor, Tensor]) -> None:
+    # As the authors: zeros around the image, a pixel is on the border if the cross of 5 pixels has not the sum 5.
+    logits, _ = scene
+    target = torch.zeros(2, 14, 11, dtype=torch.int64)
+    target[0, 3:8, 2:7] = 1
+    target[1, 5:7, 2:5] = 2
+    p, losses = logits.softmax(1).numpy(), []
+    for c in range(3):
+        t = (target == c).numpy().astype(float)
+        padded = np.pad(t, ((0, 0), (1, 1), (1, 1)))
+        inner = padded[:, 1:-1, 1:-1]
+        cross = inner + padded[:, 2:, 1:-1] + padded[:, :-2, 1:-1] + padded[:, 1:-1, 2:] + padded[:, 1:-1, :-2]
+        border, area = ((t > 0) & (cross != 5)).sum(), t.sum()
+        alpha = min(2 * (1 - (border + 1e-5) / (area + 1e-5)) - 1, 0.8)
+        squares, shared = (p[:, c] ** 2).sum() + area, (p[:, c] * t).sum()
+        losses.append((squares - 2 * shared + 1e-5) / (squares - (1 + alpha) * shared + 1e-5))
+    assert boundary_dou(logits, target, ignore_index=VOID).item() == pytest.approx(np.mean(losses))
+    # Next to void there is no border: of class 0 the pixel at its end, of class 1 none but those at the ends.
+    target = torch.tensor([[[0, 0, VOID, 1, 1, 1]] * 3])
+    perfect = 1000.0 * torch.stack([target == 0, target == 1], 1)
+    assert boundary_dou(perfect, target, ignore_index=VOID).item() == pytest.approx(0, abs=1e-5)
+
+
+def test_region_mutual_information(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    p = torch.where((target == VOID)[:, None], 0, logits.sigmoid()).numpy().astype(float) + 1e-6
+    t = torch.stack([target == c for c in range(3)], 1).numpy().astype(float)
+    expected = 0.0
+    for image, c in product(range(2), range(3)):
+        vectors = []
+        for full in (t[image, c], p[image, c]):
+            padded = np.pad(full, 1)
+            pooled = np.array([[padded[y : y + 3, x : x + 3].mean() for x in range(0, 11, 3)] for y in range(0, 14, 3)])
+            height, width = pooled.shape
+            regions = [pooled[y : y + 3, x : x + 3].ravel() for y in range(height - 2) for x in range(width - 2)]
+            vectors.append(np.array(regions).T - np.mean(regions, 0)[:, None])
+        y, x = vectors
+        inverse = np.linalg.inv(x @ x.T + 5e-4 * np.eye(9))
+        matrix = y @ y.T - y @ x.T @ inverse @ x @ y.T + 5e-4 * np.eye(9)
+        expected += 0.5 * np.linalg.slogdet(matrix)[1] / 9 / 2  # over 9 dimensions; the mean of two images
+    assert rmi(logits, target, ignore_index=VOID).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_cldice_by_hand() -> None:
+    # A line of 7 pixels, of which the prediction has 3. Both are their own skeletons: precision (3 + 1) / (3 + 1),
+    # sensitivity (3 + 1) / (7 + 1). Dice: 1 - (2 · 3 + 1) / (3 + 7 + 1).
+    target = torch.zeros(1, 7, 7, dtype=torch.int64)
+    target[0, 3] = 1
+    found = torch.zeros(1, 7, 7)
+    found[0, 3, 2:5] = 1
+    logits = 100 * torch.stack([1 - found, found], 1)
+    loss = cldice(logits, target, ignore_index=VOID, thin_class=1)
+    expected = (1 - 2 * 0.5 / 1.5 + 4 / 11) / 2
+    assert loss.item() == pytest.approx(expected, abs=1e-4)
+    assert cldice(logits, target, ignore_index=VOID) != loss  # with the background
+
+
+def test_random_weights(scene: tuple[Tensor, Tensor]) -> None:
+    _, target = scene
+    edges = edge_weights(target, ignore_index=VOID, k=4)
+    drawn = [edge_weights(target, ignore_index=VOID, k=4, draw=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    for weights in drawn:
+        assert not torch.equal(weights, edges)
+        assert torch.equal((weights == 5).sum((1, 2)), (edges == 5).sum((1, 2)))
+        assert torch.equal(weights == 0, target == VOID)
+
+
+def test_random_weights_change_with_the_step(scene: tuple[Tensor, Tensor]) -> None:
+    loss = make("random", {"k": 4}, VOID)
+    values = [loss(*scene, Progress(step, 10)) for step in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
+
+
+def test_shifted_edges(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    options = {"edge_weight": 2.0, "class_balance": 1}
+    labels = {"targets": [target], "num_classes": 3}
+    unmoved = make("shifted", {**options, "shift": 0}, VOID, **labels)(logits, target, Progress())
+    torch.testing.assert_close(unmoved, make("ours", options, VOID, **labels)(logits, target, Progress()))
+    moved = target.clone()
+    moved[:, 1:, 1:] = target[:, :-1, :-1]
+    moved[:, 1:, 0], moved[:, 0, 1:] = target[:, :-1, 0], target[:, 0, :-1]
+    moved[target == VOID] = VOID
+    expected = edge_aware_loss(logits, target, ignore_index=VOID, edge_weight=0)
+    expected += edge_aware_loss(logits, moved, ignore_index=VOID, ce_weight=0)
+    torch.testing.assert_close(make("shifted", {}, VOID)(logits, target, Progress()), expected)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_loss_trains(name: str, place: Place) -> None:
+    training = Training(Run(name, {}, 0, data="shapes", epochs=1, batch=2, size=(16, 16)), place)
+    training.chosen = training.chosen[:2]
+    before = [parameter.clone() for parameter in training.model.parameters()]
+    assert math.isfinite(training.train_epoch())
+    assert all((a != b).any() for a, b in zip(before, training.model.parameters(), strict=True))

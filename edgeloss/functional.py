@@ -288,8 +288,9 @@ def normalizers(
     """Compute the denominators (W, E) of the mean, from labels alone.
 
     For exact gradient accumulation, pass their sums over several crops as ``normalizer`` of each crop's call: the
-    losses of the crops then add up to the loss of all crops in one batch. Without class weights the number of classes
-    is unknown here, and every label ≥ 0 but ``ignore_index`` counts.
+    losses of the crops then add up to the loss of all crops in one batch.
+    :meth:`edgeloss.EdgeAwareLoss.step_normalizer` adds them up with the options of the module. Without class weights
+    the number of classes is unknown here, and every label ≥ 0 but ``ignore_index`` counts.
 
     Args:
         target: [B, *S] class indices.

@@ -85,9 +85,9 @@ class EdgeAwareLoss(nn.Module):
     **Running class balance.** With ``edge_class_weight="running"`` the weights of a step come from the edge pixels of
     the steps before it, so they are constants of the step; they converge to those that ``balanced_edge_class_weight``
     returns for the training labels. In the first step they are 1. The counts are buffers in ``state_dict``, created by
-    the first call. ``train()`` counts and ``eval()`` does not: call it for validation, as for the network. A call
-    without ``normalizer`` is a step; :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer``
-    the counts are summed across the ranks.
+    the first call. ``train()`` counts; ``eval()`` does not, nor do calls under ``torch.no_grad()``. A call without
+    ``normalizer`` is a step; :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts
+    are summed across the ranks.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -212,7 +212,7 @@ class EdgeAwareLoss(nn.Module):
             raise RuntimeError(
                 f"edge_class_weight={RUNNING!r}: expected counts, but got none; call the loss before export"
             )
-        self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device)
+        self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device, non_blocking=True)
 
     def forward(
         self,
@@ -289,8 +289,9 @@ class EdgeAwareLoss(nn.Module):
                 f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got {classes};"
                 " use one EdgeAwareLoss per number of classes"
             )
+        may_train = self.training and torch.is_grad_enabled()
         if not (is_part and self.training):
-            return self.current_edge_class_weight, self.training
+            return self.current_edge_class_weight, may_train
         if self._step_weight is None:
             raise ValueError(
                 f"normalizer: expected that of criterion.step_normalizer(targets) with edge_class_weight={RUNNING!r},"
@@ -298,7 +299,7 @@ class EdgeAwareLoss(nn.Module):
             )
         # Only the logits show the number of classes, so the calls of the first step count.
         is_first = not len(self._step_weight)
-        return None if is_first else self._step_weight, is_first
+        return None if is_first else self._step_weight, is_first and may_train
 
     def step_normalizer(
         self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None

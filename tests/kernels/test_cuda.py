@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,28 @@ def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
     torch.cuda._sleep(1_000_000_000)
     run(criterion, x, y)
     assert not torch.cuda.current_stream().query()
+
+
+def test_counted_weights_wait_for_nothing_and_replay() -> None:
+    criterion, (x, y) = EdgeAwareLoss(edge_class_weight="running", ignore_index=255, backend="fused"), scene()
+    torch.cuda.set_sync_debug_mode("error")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run(criterion, x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    twin, graph = copy.deepcopy(criterion), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(criterion, x, y)
+    for _ in range(3):
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, run(twin, x, y), strict=True))
+    assert torch.equal(criterion.edge_counts, twin.edge_counts)
+    assert twin.counted_steps == criterion.counted_steps == 6
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -120,6 +120,10 @@ def test_eval_applies_the_weights_and_does_not_count() -> None:
         assert criterion(x, y) == edge_aware_loss(x, y, edge_class_weight=u, ignore_index=IGNORE)
         total = criterion.step_normalizer([y])
         torch.testing.assert_close(criterion(x, y, normalizer=total), criterion(x, y))
+    criterion.train()
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert criterion(*batches[2]) == edge_aware_loss(*batches[2], edge_class_weight=u, ignore_index=IGNORE)
     assert criterion.counted_steps == 1
     assert torch.equal(criterion.current_edge_class_weight, u)
     fresh = running().eval()

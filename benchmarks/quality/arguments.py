@@ -132,7 +132,7 @@ def add_training_commands(commands: Commands, parents: Sequence[argparse.Argumen
         if isinstance(default, bool):
             kind: dict[str, Any] = {"action": "store_true"}
         elif name in ("size", "crop"):
-            kind = {"type": int, "nargs": "+", "metavar": "PIXELS"}
+            kind = {"type": int, "nargs": "*", "metavar": "PIXELS"}
         else:
             kind = {"type": type(default)}
         run.add_argument(f"--{name}", default=default, help="default: %(default)s", **kind)

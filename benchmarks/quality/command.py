@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     try:
         commands.get(options.command, do_runs)(options)
-    except (CheckpointError, OSError, TypeError, ValueError) as error:
+    except (CheckpointError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"quality.py: {error}", file=sys.stderr)
         return 1
     return 0

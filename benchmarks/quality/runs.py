@@ -72,8 +72,8 @@ class Run:
             raise ValueError(f"crops: expected an int >= 1, but got {self.crops}")
         object.__setattr__(self, "options", completed(self.loss, self.options))
         for name in ("size", "crop"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(value))
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if value else None)
 
     @property
     def slug(self) -> str:

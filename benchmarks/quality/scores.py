@@ -4,33 +4,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from quality.calibration import Calibration
+from quality.shapes import Shapes
+
 RATIOS = {"boundary_iou_02": 0.02, "boundary_iou_005": 0.005}
-RADII = (1, 3, 5)
+RADII = (1, 2, 3, 5)
+TRIMAP_RADII = (1, 3, 5)
 METRICS = {
     "miou": "mIoU",
     **{name: f"Boundary IoU {ratio}" for name, ratio in RATIOS.items()},
     **{f"f1_{r}": f"boundary F1 {r} px" for r in RADII},
     **{f"precision_{r}": f"precision {r} px" for r in RADII},
     **{f"recall_{r}": f"recall {r} px" for r in RADII},
-    **{f"trimap_{r}": f"trimap mIoU {r} px" for r in RADII},
+    **{f"trimap_{r}": f"trimap mIoU {r} px" for r in TRIMAP_RADII},
+    "ece": "ECE ↓",
+    "ece_edge": "ECE at edges ↓",
+    "nll": "NLL ↓, nats",
+    "nll_edge": "NLL at edges ↓, nats",
+    "hd95": "HD95 ↓, px",
+    "cldice": "clDice",
 }
+THIN = {"topomortar": "mortar", "sstem": "membrane"}  # the class of thin lines of a data set, for clDice
 BORDER_SIDES = tuple(name for name in METRICS if name.startswith(("precision", "recall")))
 SCORES = tuple(name for name in METRICS if name not in BORDER_SIDES)
 SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
 
 
+def scale_of(name: str) -> int:
+    """Return the factor of a metric in tables: 100 for percent, 1 for one with a unit of its own."""
+    return 1 if name in ("nll", "nll_edge", "hd95") else 100
+
+
+def thin_class(data: str, classes: Sequence[str]) -> int | None:
+    """Return the class of a data set that consists of thin lines; None if it has none.
+
+    Raises:
+        ImportError: if scikit-image is missing, which clDice needs.
+    """
+    if data not in THIN:
+        return None
+    if find_spec("skimage") is None:
+        raise ImportError(f'clDice of {data} needs scikit-image: pip install "edgeloss[bench]"')
+    return classes.index(THIN[data])
+
+
+def wanted(thin: int | None) -> set[str]:
+    """Return the metrics of a finished run."""
+    return METRICS.keys() - ({"cldice"} if thin is None else set())
+
+
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], num_classes: int, void: int, device: str
+    model: nn.Module,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    num_classes: int,
+    void: int,
+    device: str,
+    *,
+    slow: bool = False,
+    thin: int | None = None,
 ) -> dict[str, Any]:
-    """Compute all metrics over a split.
+    """Compute the metrics over a split.
 
-    ``iou`` has one value per class, None for a class that does not occur.
+    ``iou`` has one value per class, None for a class that does not occur. ``slow`` adds HD95 and, for the class
+    ``thin``, clDice.
     """
     from torchmetrics import MetricCollection
     from torchmetrics.classification import MulticlassJaccardIndex
@@ -47,15 +90,28 @@ def evaluate(
                 for score in ("f1", "precision", "recall")
                 for r in RADII
             },
-            **{f"trimap_{r}": TrimapIoU(radius=r, **labels) for r in RADII},
+            **{f"trimap_{r}": TrimapIoU(radius=r, **labels) for r in TRIMAP_RADII},
         }
     ).to(device)
+    calibration, shapes = Calibration(void), Shapes(num_classes, void, thin)
     model.eval()
-    for images, target in batches:
-        collection.update(model(images.to(device)).argmax(1), target.to(device))
+    for images, target_on_cpu in batches:
+        logits, target = model(images.to(device)), target_on_cpu.to(device)
+        predicted = logits.argmax(1)
+        collection.update(predicted, target)
+        calibration.update(logits, target)
+        if slow:
+            shapes.update(predicted, target)
     values = collection.compute()
+    iou = values.pop("iou")
+    added = calibration.compute() | (shapes.compute() if slow else {})
     return {
-        "miou": round(values["iou"].nanmean().item(), 6),
-        **{name: round(values[name].item(), 6) for name in METRICS if name != "miou"},
-        "iou": [None if math.isnan(value) else round(value, 6) for value in values["iou"].tolist()],
+        "miou": round(iou.nanmean().item(), 6),
+        **{name: round(value.item(), 6) for name, value in values.items()},
+        **{name: _rounded(value) for name, value in added.items()},
+        "iou": [_rounded(value) for value in iou.tolist()],
     }
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)

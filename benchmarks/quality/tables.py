@@ -11,7 +11,7 @@ from typing import Any
 
 from baselines.recipes import RECIPES
 from quality.runs import Run, loss_title
-from quality.scores import BORDER_SIDES, METRICS, SCORES
+from quality.scores import BORDER_SIDES, METRICS, SCORES, scale_of
 from result_table import Row, read_rows
 
 BASELINE = "cross-entropy"
@@ -173,7 +173,7 @@ def markdown(
     compared = [row for row in rows if row["differences"]]
     parts = [
         _table(
-            "Mean ± standard deviation over seeds, percent"
+            "Mean ± standard deviation over seeds, percent where no unit is given"
             + "; time and memory beyond the gradient of the loss, forward and backward" * bool(costs),
             ["loss", "seeds", *(METRICS[name] for name in metrics), *(["ms", "× CE", "MB"] if costs else [])],
             [
@@ -192,7 +192,8 @@ def markdown(
         )
     parts.append(
         _table(
-            f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points",
+            f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points where no"
+            " unit is given",
             ["loss", "pairs", *(METRICS[name] for name in metrics)],
             [[row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)] for row in compared],
         )
@@ -219,17 +220,20 @@ def _score(row: Summary, name: str) -> str:
     if name not in row["scores"]:
         return "–"
     mean, deviation = row["scores"][name]
-    return f"{mean * 100:.2f}" + ("" if deviation is None else f" ± {deviation * 100:.2f}")
+    scale = scale_of(name)
+    return f"{mean * scale:.2f}" + ("" if deviation is None else f" ± {deviation * scale:.2f}")
 
 
 def _difference(row: Summary, name: str) -> str:
     if name not in row["differences"]:
         return "–"
     difference = row["differences"][name]
+    scale = scale_of(name)
+    mean = f"{difference['mean'] * scale:+.2f}"
     if difference["interval"] is None:
-        return f"{difference['mean'] * 100:+.2f}"
+        return mean
     low, high = difference["interval"]
-    return f"{difference['mean'] * 100:+.2f} [{low * 100:+.2f}, {high * 100:+.2f}]"
+    return f"{mean} [{low * scale:+.2f}, {high * scale:+.2f}]"
 
 
 def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -252,7 +256,7 @@ def trials(rows: Sequence[Summary], by: Sequence[str]) -> str:
         of_loss = sorted((row for row in scored if row["name"] == name), key=lambda row: -criterion[row["loss"]])
         for rank, row in enumerate(of_loss):
             title = f"**{row['loss']}**" if rank == 0 else row["loss"]
-            figures = [criterion[row["loss"]], *(row["scores"][name][0] for name in shown)]
-            cells = [title, str(len(row["seeds"])), *(f"{figure * 100:.2f}" for figure in figures)]
+            figures = [criterion[row["loss"]] * 100, *(row["scores"][name][0] * scale_of(name) for name in shown)]
+            cells = [title, str(len(row["seeds"])), *(f"{figure:.2f}" for figure in figures)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from baselines.recipes import Progress, make
 from measure import INSTRUCTIONS, processor
 from quality.data import augmentation, load_batch, read_labels, scored_batches, split_indices, training_set
 from quality.runs import Place, Run, checkpoint_path, key_of
-from quality.scores import METRICS, SHOWN, evaluate
+from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.model import UNet
@@ -76,6 +76,7 @@ class Training:
         self.classes, self.void = read_labels(place.data_of(run))
         self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
         self.evaluated = scored_batches(run, place)
+        self.thin = thin_class(run.data, self.classes)
 
         torch.manual_seed(run.seed)
         self.model = make_network(run, len(self.classes)).to(place.device)
@@ -123,7 +124,9 @@ class Training:
             scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN if name in metrics)
             progress = f"{self.epoch}/{self.run.epochs}"
             print(f"{self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
-        if not self.curve or self.curve[-1]["epoch"] < self.epoch:  # trained before, and scored on another split
+        # Trained before, and scored on another split or by fewer metrics.
+        scored = self.curve[-1]["metrics"] if self.curve and self.curve[-1]["epoch"] == self.epoch else {}
+        if wanted(self.thin) - scored.keys():
             self.score()
 
     def train_epoch(self) -> float:
@@ -163,7 +166,10 @@ class Training:
 
     def score(self, **about: float) -> None:
         """Add a row to the curve: the epoch, what else is known about it, and the metrics."""
-        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device)
+        if self.curve and self.curve[-1]["epoch"] == self.epoch:
+            about = {**self.curve.pop(), **about}
+        shapes = {"slow": self.epoch == self.run.epochs, "thin": self.thin}
+        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device, **shapes)
         self.curve.append({"epoch": self.epoch, **about, "metrics": scores})
 
 

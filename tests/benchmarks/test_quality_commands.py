@@ -52,7 +52,7 @@ def test_plots_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture
 def _no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Score all runs the same, which is quicker than computing the metrics."""
-    monkeypatch.setattr("quality.training.evaluate", lambda *arguments: dict.fromkeys(METRICS, 0.5))
+    monkeypatch.setattr("quality.training.evaluate", lambda *arguments, **options: dict.fromkeys(METRICS, 0.5))
 
 
 @pytest.mark.usefixtures("_no_metrics")

@@ -37,6 +37,7 @@ examples:
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py plot
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
+  python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
   python benchmarks/quality.py benefit configs/quality-benefit.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
@@ -193,13 +194,23 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
 
 
 def add_offset_commands(commands: Commands, shared: argparse.ArgumentParser, networks: argparse.ArgumentParser) -> None:
-    """Add `offsets`."""
-    offsets = commands.add_parser(
-        "offsets", parents=[shared, networks], help="score finished runs at logits - t · log u, for several t"
+    """Add `offsets` and `bootstrap`."""
+    finished = argparse.ArgumentParser(add_help=False, parents=[shared, networks])
+    finished.set_defaults(results=RESULTS / "offsets.jsonl")
+    finished.add_argument("plan", type=Path)
+    finished.add_argument("--held-out", action="store_true", help="the runs of `plan --held-out`, on their images")
+    finished.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    finished.add_argument(
+        "--at",
+        type=offset_of,
+        nargs="+",
+        default=[],
+        metavar="[LOSS=]T",
+        help="scores at an offset chosen elsewhere, of all losses or of one",
     )
-    offsets.set_defaults(results=RESULTS / "offsets.jsonl")
-    offsets.add_argument("plan", type=Path)
-    offsets.add_argument("--held-out", action="store_true", help="the runs of `plan --held-out`, on their images")
+    offsets = commands.add_parser(
+        "offsets", parents=[finished], help="score finished runs at logits - t · log u, for several t"
+    )
     offsets.add_argument(
         "--offsets",
         type=float,
@@ -209,18 +220,18 @@ def add_offset_commands(commands: Commands, shared: argparse.ArgumentParser, net
         help="default: %(default)s",
     )
     offsets.add_argument(
-        "--at",
-        type=offset_of,
-        nargs="+",
-        default=[],
-        metavar="[LOSS=]T",
-        help="also show the scores at an offset chosen elsewhere, of all losses or of one",
-    )
-    offsets.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )
-    offsets.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     offsets.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
+    bootstrap = commands.add_parser("bootstrap", parents=[finished], help="compare finished runs over resampled images")
+    bootstrap.add_argument(
+        "--losses",
+        nargs="+",
+        default=[TITLES["ce"], TITLES["ours"]],
+        metavar="LOSS",
+        help="as the table names them: the others are compared with the first (default: %(default)s)",
+    )
+    bootstrap.add_argument("--samples", type=int, default=1000, help="sets of images (default: %(default)s)")
 
 
 def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from label_maps import regions, scenes
 from measure import INSTRUCTIONS, processor
 from quality.arguments import parse
 from quality.benefit import plot_benefit
+from quality.bootstrap import bootstrap_table, count_losses
 from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
@@ -126,6 +128,21 @@ def do_offsets(options: argparse.Namespace) -> None:
     for settings, rows in results.items():
         print(f"{settings}\n\n{report(rows, offsets, given, options.baseline)}")
         plot_offsets(rows, offsets, settings, options.output / f"quality-offsets{suffix_of(settings, results)}.png")
+
+
+def do_bootstrap(options: argparse.Namespace) -> None:
+    """Execute `bootstrap`."""
+    torch.set_num_threads(options.threads)
+    place, data = place_of(options)
+    given = dict(options.at)
+    grouped = defaultdict(list)
+    for run in read_plan(options.plan, data=data, held_out=options.held_out):
+        grouped[run.data, run.settings].append(run)
+    for runs in grouped.values():
+        offsets = {title: given.get(title, given.get("", 0.0)) for title in pick(runs, options.losses)}
+        counts = count_losses([run for run in runs if run.title in offsets], place, offsets)
+        print(f"{runs[0].data}, {place.split_name(runs[0])}, {runs[0].epochs} epochs\n")
+        print(bootstrap_table(counts, place, runs[0], options.samples))
 
 
 def do_cost(options: argparse.Namespace) -> None:
@@ -244,6 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "benefit": do_benefit,
         "cost": do_cost,
         "offsets": do_offsets,
+        "bootstrap": do_bootstrap,
     }
     try:
         commands.get(options.command, do_runs)(options)

@@ -76,6 +76,15 @@ def count_images(run: Run, place: Place, offsets: Sequence[float], log_u: Tensor
     return torch.stack(counts).unflatten(0, (-1, len(offsets))).transpose(0, 1).cpu()
 
 
+def count_if_finished(run: Run, place: Place, offsets: Sequence[float], log_u: Tensor) -> Tensor | None:
+    """Return `count_images`; if the run is not finished, print so and return None."""
+    try:
+        return count_images(run, place, offsets, log_u)
+    except CheckpointError as error:
+        print(f"left out: {error}", file=sys.stderr)
+        return None
+
+
 def _count(y: Tensor, num_classes: int) -> Tensor:
     """Count borders, bands and regions of label maps [2, 1, *S]: [8, C]."""
     pred, target = y[:, y[1] >= 0].long()
@@ -122,12 +131,10 @@ def sweep(runs: Sequence[Run], place: Place, offsets: Sequence[float]) -> list[R
         if not set(offsets) <= set(row["offsets"]):
             same = replace(run, loss="ce", options={}, seed=0, epochs=1)  # what the balance depends on
             start = time.perf_counter()
-            try:
-                if place.key(same) not in balances:
-                    balances[place.key(same)] = log_balance(run, place)
-                counts = count_images(run, place, offsets, balances[place.key(same)])
-            except CheckpointError as error:
-                print(f"left out: {error}", file=sys.stderr)
+            if place.key(same) not in balances:
+                balances[place.key(same)] = log_balance(run, place)
+            counts = count_if_finished(run, place, offsets, balances[place.key(same)])
+            if counts is None:
                 continue
             row = _row_of(run, place, offsets, counts)
             add_rows(place.results, [row], key_of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines.recipes import RECIPES
+from quality.intervals import holm, interval, p_value, spread
 from quality.runs import Run, loss_title
 from quality.scores import BORDER_SIDES, METRICS, SCORES, scale_of
 from result_table import Row, read_rows
@@ -86,22 +86,6 @@ def in_order(results: Iterable[Row]) -> list[Row]:
 # ------------------------------------------------------------------------------------------------------------ summaries
 
 
-def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation, which is None for a single value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean by Student's t; None for a single value."""
-    from scipy.stats import t
-
-    mean, deviation = spread(values)
-    if deviation is None:
-        return None
-    half = float(t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
-    return mean - half, mean + half
-
-
 def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]:
     """Summarize each loss and its options over the seeds, in the order of recipes.
 
@@ -112,7 +96,8 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
     Returns:
         Dicts with ``loss``, the title; ``name``, the recipe; ``seeds``; ``failed``, the seeds that diverged;
         ``scores``, mean and standard deviation of each metric that the results have; ``differences``, for each of them
-        the differences to the baseline paired by seed: their values, mean and interval.
+        the differences to the baseline paired by seed: their values, mean, interval, ``p``, and ``p_holm``
+        adjusted for the number of losses compared; the last three need two pairs.
     """
     by_loss: dict[str, dict[int, Row]] = defaultdict(dict)
     for result in in_order(results):
@@ -143,8 +128,14 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
                     "values": pairs,
                     "mean": statistics.fmean(pairs),
                     "interval": interval(pairs),
+                    "p": p_value(pairs),
                 }
         rows.append(row)
+    for name in METRICS:
+        compared_rows = {row["loss"]: row["differences"][name] for row in rows if name in row["differences"]}
+        p_values = {loss: difference["p"] for loss, difference in compared_rows.items() if difference["p"] is not None}
+        for loss, p in holm(p_values).items():
+            compared_rows[loss]["p_holm"] = p
     return rows
 
 
@@ -192,8 +183,8 @@ def markdown(
         )
     parts.append(
         _table(
-            f"Differences to {baseline} with the same seed: mean and its 95 % interval (Student's t), points where no"
-            " unit is given",
+            f"Differences to {baseline} with the same seed: mean, its 95 % interval (Student's t) and p-value (Holm,"
+            " over the losses), points where no unit is given",
             ["loss", "pairs", *(METRICS[name] for name in metrics)],
             [[row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)] for row in compared],
         )
@@ -233,7 +224,8 @@ def _difference(row: Summary, name: str) -> str:
     if difference["interval"] is None:
         return mean
     low, high = difference["interval"]
-    return f"{mean} [{low * scale:+.2f}, {high * scale:+.2f}]"
+    p = difference["p_holm"]
+    return f"{mean} [{low * scale:+.2f}, {high * scale:+.2f}], p " + (f"{p:.3f}" if p >= 0.001 else "< 0.001")
 
 
 def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -12,7 +12,7 @@ import yaml
 from baselines.recipes import RECIPES, TITLES
 from quality import ROOT
 from quality.runs import SETTINGS, Run
-from quality.scores import METRICS
+from quality.scores import METRICS, SHOWN
 from quality.tables import BASELINE
 
 DESCRIPTION = """\
@@ -35,6 +35,7 @@ examples:
   python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
+  python benchmarks/quality.py table --split val --by epochs
   python benchmarks/quality.py plot
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
   python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
@@ -161,6 +162,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
     shown.add_argument(
         "--plan", type=Path, metavar="FILE", help="only the losses and settings of this plan (default: all)"
     )
+    shown.add_argument("--by", choices=["epochs"], help="put several lengths of the same training next to each other")
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
@@ -169,9 +171,8 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
         "--metrics",
         nargs="+",
         choices=list(METRICS),
-        default=list(METRICS),
         metavar="NAME",
-        help="the scores to print (default: %(default)s)",
+        help=f"the scores to print (default: all, and with --by {' '.join(SHOWN)})",
     )
     table.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     table.add_argument("--cost", type=Path, default=COSTS, metavar="FILE", help="from `cost` (default: %(default)s)")

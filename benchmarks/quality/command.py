@@ -27,11 +27,12 @@ from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
 from quality.offsets import report, sweep
-from quality.plots import plot_bars, plot_curves, plot_offsets
+from quality.plots import plot_bars, plot_curves, plot_lengths, plot_offsets
 from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
-from quality.tables import group, markdown, read_results, summarize, title_of, trials
+from quality.scores import METRICS, SHOWN
+from quality.tables import group, markdown, markdown_by_epochs, read_results, summarize, title_of, trials
 from quality.training import execute, load_network
-from result_table import add_rows, read_rows
+from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
 from segkit.data import denormalize
 
@@ -83,17 +84,27 @@ def do_merge(options: argparse.Namespace) -> None:
         add_rows(options.results, rows, key_of)
 
 
+def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row]]:
+    """Read the results of `table` and `plot`: with a plan those of its losses and of others, by title."""
+    plan = read_plan(options.plan) if options.plan else []
+    chosen = {*others, *(run.title for run in plan)}
+    results = read_results(options.results, options.split, plan, by_epochs=options.by is not None)
+    return {
+        settings: [row for row in rows if not plan or title_of(row) in chosen] for settings, rows in results.items()
+    }
+
+
 def do_table(options: argparse.Namespace) -> None:
     """Execute `table`."""
+    results = read_chosen(options, options.baseline)
+    if options.by == "epochs":
+        for settings, rows in results.items():
+            print(f"{settings}\n\n{markdown_by_epochs(rows, options.baseline, options.metrics or SHOWN)}")
+        return
     costs = json.loads(options.cost.read_text())["losses"] if options.cost.exists() else {}
-    plan = read_plan(options.plan) if options.plan else []
-    results = read_results(options.results, options.split, plan)
     tables = {settings: summarize(rows, options.baseline) for settings, rows in results.items()}
-    if plan:
-        planned = {run.title for run in plan}
-        tables = {settings: [row for row in rows if row["loss"] in planned] for settings, rows in tables.items()}
     for settings, rows in tables.items():
-        print(f"{settings}\n\n{markdown(rows, costs, options.baseline, options.metrics)}")
+        print(f"{settings}\n\n{markdown(rows, costs, options.baseline, options.metrics or tuple(METRICS))}")
     if options.json:
         options.json.write_text(json.dumps(tables, indent=1) + "\n")
 
@@ -105,12 +116,12 @@ def suffix_of(settings: str, results: Collection[str]) -> str:
 
 def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
-    plan = read_plan(options.plan) if options.plan else []
-    planned = {run.title for run in plan}
-    results = read_results(options.results, options.split, plan)
-    for settings, own in results.items():
-        rows = [row for row in own if not plan or title_of(row) in planned]
+    results = read_chosen(options)
+    for settings, rows in results.items():
         suffix = suffix_of(settings, results)
+        if options.by == "epochs":
+            plot_lengths(rows, settings, options.output / f"quality-lengths{suffix}.png")
+            continue
         summaries = summarize(rows)
         if any(summary["differences"] for summary in summaries):
             plot_bars(summaries, settings, options.output / f"quality-bars{suffix}.png")

@@ -50,7 +50,19 @@ def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
     save_figure(figure, path, 120)
 
 
-def plot_curves(results: Sequence[Row], title: str, path: Path) -> None:
+def plot_lengths(results: Sequence[Row], title: str, path: Path) -> None:
+    """Draw the final metrics over the length of training."""
+    points = [
+        {**result, "curve": [{"epoch": result["run"]["epochs"], "metrics": result["metrics"]}]}
+        for result in results
+        if "failed" not in result
+    ]
+    plot_curves(points, title, path, "epochs of the whole training", marker="o")
+
+
+def plot_curves(
+    results: Sequence[Row], title: str, path: Path, over: str = "epoch", *, marker: str | None = None
+) -> None:
     """Draw the metrics over the epochs.
 
     A line is the mean over the seeds; the baseline and edgeloss also show their range.
@@ -72,13 +84,13 @@ def plot_curves(results: Sequence[Row], title: str, path: Path) -> None:
             ours = loss.startswith(TITLES["ours"])
             color = "black" if loss == BASELINE else f"C{n % 10}"
             means = [statistics.fmean(of_epoch) for of_epoch in values]
-            axis.plot(epochs, means, color=color, linewidth=2 if ours else 1, label=loss)
+            axis.plot(epochs, means, color=color, linewidth=2 if ours else 1, marker=marker, label=loss)
             if ours or loss == BASELINE:
                 least, most = map(min, values), map(max, values)
                 axis.fill_between(epochs, [*least], [*most], color=color, alpha=0.15, linewidth=0)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_title(f"{METRICS[name]}, %", fontsize=10)
-        axis.set_xlabel("epoch")
+        axis.set_xlabel(over)
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=8)

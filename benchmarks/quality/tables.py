@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,27 @@ from result_table import Row, read_rows
 
 BASELINE = "cross-entropy"
 
+SCORES_TITLE = "Mean ± standard deviation over seeds, percent where no unit is given"
+DIFFERENCES = (
+    "Differences to {} with the same seed: mean, its 95 % interval (Student's t) and p-value (Holm, over the losses),"
+    " points where no unit is given"
+)
+
 Summary = dict[str, Any]
 
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def read_results(path: Path, split: str | None = None, plan: Iterable[Run] = ()) -> dict[str, list[Row]]:
+def read_results(
+    path: Path, split: str | None = None, plan: Iterable[Run] = (), *, by_epochs: bool = False
+) -> dict[str, list[Row]]:
     """Read results, grouped by their settings.
 
     Args:
         path: a table of results.
         split: only results of this split.
         plan: only results with the settings of these runs, if there are any.
+        by_epochs: put all lengths of training into one group, whatever those of the plan.
 
     Returns:
         The results by a sentence on their settings and split.
@@ -35,35 +45,40 @@ def read_results(path: Path, split: str | None = None, plan: Iterable[Run] = ())
     Raises:
         ValueError: if there is none.
     """
-    planned = {run.settings for run in plan}
+
+    def settings(run: Run) -> tuple[Any, ...]:
+        return (replace(run, epochs=1) if by_epochs else run).settings
+
+    planned = {settings(run) for run in plan}
     rows = [
         row
         for row in read_rows(path)
-        if split in (None, row["split"]) and (not planned or Run(**row["run"]).settings in planned)
+        if split in (None, row["split"]) and (not planned or settings(Run(**row["run"])) in planned)
     ]
     if not rows:
         of_split = f" of split {split}" if split else ""
         raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")
-    return group(rows)
+    return group(rows, by_epochs=by_epochs)
 
 
-def group(results: Iterable[Row]) -> dict[str, list[Row]]:
+def group(results: Iterable[Row], *, by_epochs: bool = False) -> dict[str, list[Row]]:
     """Group results by a sentence on their settings and split."""
     grouped = defaultdict(list)
     for result in results:
-        grouped[describe(result)].append(result)
+        grouped[describe(result, by_epochs=by_epochs)].append(result)
     return dict(grouped)
 
 
-def describe(result: Row) -> str:
+def describe(result: Row, *, by_epochs: bool = False) -> str:
     """Return the settings and the split of a result as a sentence."""
     run, images = Run(**result["run"]), result["images"]
     size = "their own sizes" if run.size is None else _pixels(run.size)
     crops = f", in {run.crops} crops of {_pixels(run.crop)} per epoch" if run.crop else ""
     masks = f", with {run.masks}" if run.masks != "masks" else ""
+    length = "several lengths of training" if by_epochs else f"{run.epochs} epochs"
     return (
         f"{run.data}, {result['split']}: {images['train']} images at {size} for training{crops}{masks},"
-        f" {images['evaluated']} for these scores; {run.epochs} epochs in batches of {run.batch},"
+        f" {images['evaluated']} for these scores; {length} in batches of {run.batch},"
         f" U-Net of width {run.width}, learning rate {run.lr:g}, {run.precision}"
     )
 
@@ -164,8 +179,7 @@ def markdown(
     compared = [row for row in rows if row["differences"]]
     parts = [
         _table(
-            "Mean ± standard deviation over seeds, percent where no unit is given"
-            + "; time and memory beyond the gradient of the loss, forward and backward" * bool(costs),
+            SCORES_TITLE + "; time and memory beyond the gradient of the loss, forward and backward" * bool(costs),
             ["loss", "seeds", *(METRICS[name] for name in metrics), *(["ms", "× CE", "MB"] if costs else [])],
             [
                 [row["loss"], _seeds(row), *(_score(row, name) for name in metrics), *_cost(row["loss"], costs)]
@@ -183,8 +197,7 @@ def markdown(
         )
     parts.append(
         _table(
-            f"Differences to {baseline} with the same seed: mean, its 95 % interval (Student's t) and p-value (Holm,"
-            " over the losses), points where no unit is given",
+            DIFFERENCES.format(baseline),
             ["loss", "pairs", *(METRICS[name] for name in metrics)],
             [[row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)] for row in compared],
         )
@@ -192,6 +205,34 @@ def markdown(
     if diverged := [row["loss"] for row in rows if not row["seeds"]]:
         parts.append(f"Diverged with every seed: {', '.join(diverged)}\n")
     return "\n".join(parts)
+
+
+def markdown_by_epochs(results: Sequence[Row], baseline: str, metrics: Sequence[str]) -> str:
+    """Write scores and differences to the baseline as tables with a row per loss and columns per length of training."""
+    lengths = sorted({result["run"]["epochs"] for result in results})
+    rows = {
+        epochs: {row["loss"]: row for row in summarize((r for r in results if r["run"]["epochs"] == epochs), baseline)}
+        for epochs in lengths
+    }
+    empty: Summary = {"seeds": [], "failed": [], "scores": {}, "differences": {}}
+    losses = list(dict.fromkeys(map(title_of, in_order(results))))
+
+    def table(title: str, cell: Callable[[Summary, str], str], shown: Iterable[str]) -> str:
+        return _table(
+            title,
+            ["loss", "seeds", *(f"{epochs} epochs: {METRICS[name]}" for epochs in lengths for name in metrics)],
+            [
+                [
+                    loss,
+                    " / ".join(_seeds(rows[epochs].get(loss, empty)) for epochs in lengths),
+                    *(cell(rows[epochs].get(loss, empty), name) for epochs in lengths for name in metrics),
+                ]
+                for loss in shown
+            ],
+        )
+
+    others = (loss for loss in losses if loss != baseline)
+    return "\n".join([table(SCORES_TITLE, _score, losses), table(DIFFERENCES.format(baseline), _difference, others)])
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

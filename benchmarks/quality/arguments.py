@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     networks.add_argument("--device", default="cpu", help="default: %(default)s")
     add_training_commands(commands, [shared, networks])
     add_result_commands(commands, shared)
-    add_offset_commands(commands, shared, networks)
+    add_offset_commands(commands, networks)
     add_picture_commands(commands, networks)
     return parser.parse_args(arguments)
 
@@ -194,10 +194,10 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
     cost.add_argument("--output", type=Path, default=COSTS, metavar="FILE", help="default: %(default)s")
 
 
-def add_offset_commands(commands: Commands, shared: argparse.ArgumentParser, networks: argparse.ArgumentParser) -> None:
+def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
     """Add `offsets` and `bootstrap`."""
-    finished = argparse.ArgumentParser(add_help=False, parents=[shared, networks])
-    finished.set_defaults(results=RESULTS / "offsets.jsonl")
+    finished = argparse.ArgumentParser(add_help=False, parents=[networks])
+    finished.set_defaults(results=RESULTS / "quality.jsonl")  # not read
     finished.add_argument("plan", type=Path)
     finished.add_argument("--held-out", action="store_true", help="the runs of `plan --held-out`, on their images")
     finished.add_argument("--threads", type=int, default=1, help="default: %(default)s")
@@ -211,6 +211,13 @@ def add_offset_commands(commands: Commands, shared: argparse.ArgumentParser, net
     )
     offsets = commands.add_parser(
         "offsets", parents=[finished], help="score finished runs at logits - t · log u, for several t"
+    )
+    offsets.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS / "offsets.jsonl",
+        metavar="FILE",
+        help="table of results (default: %(default)s)",
     )
     offsets.add_argument(
         "--offsets",

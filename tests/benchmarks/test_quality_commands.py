@@ -13,6 +13,7 @@ from PIL import Image
 from sample_results import RESULTS
 
 from label_maps import regions
+from quality.arguments import parse
 from quality.command import main
 from quality.cost import costs_of, measure_time
 from quality.runs import Place, runs_of
@@ -94,6 +95,12 @@ def test_one_plan_trains_on_several_data_sets(shapes: Path, tmp_path: Path) -> N
     results = tmp_path / "results.jsonl"
     assert main(["plan", str(path), "--data-root", str(root), "--results", str(results), "--state", str(tmp_path)]) == 0
     assert {row["run"]["data"]: row["run"]["size"] for row in read_rows(results)} == {"a": [16, 16], "b": [24, 24]}
+
+
+def test_default_tables() -> None:
+    plan = ["plan.yaml"]
+    for command, table in {("table",): "quality", ("plan", *plan): "quality", ("offsets", *plan): "offsets"}.items():
+        assert parse(command).results.name == f"{table}.jsonl"
 
 
 def test_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

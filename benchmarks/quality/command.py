@@ -110,8 +110,9 @@ def do_table(options: argparse.Namespace) -> None:
 
 
 def suffix_of(settings: str, results: Collection[str]) -> str:
-    """Return what tells the figures of several settings apart."""
-    return "" if len(results) == 1 else "-" + hashlib.sha256(settings.encode()).hexdigest()[:6]
+    """Return what tells the figures of several settings apart: the data set, and a hash of the settings."""
+    name = f"-{settings.partition(',')[0]}-{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
+    return "" if len(results) == 1 else name
 
 
 def do_plot(options: argparse.Namespace) -> None:

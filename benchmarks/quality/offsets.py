@@ -138,7 +138,7 @@ def sweep(runs: Sequence[Run], place: Place, offsets: Sequence[float]) -> list[R
                 continue
             row = _row_of(run, place, offsets, counts)
             add_rows(place.results, [row], key_of)
-            print(f"{number}/{len(runs)}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
+            print(f"{number}/{len(runs)}  {run.data}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
         rows.append(row)
     if not rows:
         raise CheckpointError(f"--state: expected finished runs of the plan, but got none in {place.state}")

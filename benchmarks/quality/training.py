@@ -123,7 +123,7 @@ class Training:
             metrics = self.curve[-1]["metrics"] if is_scored else {}
             scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN if name in metrics)
             progress = f"{self.epoch}/{self.run.epochs}"
-            print(f"{self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
+            print(f"{self.run.data}  {self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
         # Trained before, and scored on another split or by fewer metrics.
         scored = self.curve[-1]["metrics"] if self.curve and self.curve[-1]["epoch"] == self.epoch else {}
         if wanted(self.thin) - scored.keys():

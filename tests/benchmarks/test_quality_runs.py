@@ -23,6 +23,7 @@ def test_names_of_earlier_checkpoints_stay() -> None:
     old = {"epochs": 80, "size": (120, 160)}
     assert Run("ce", {}, 0, **old).slug == "ce-seed0-a6341fc5"
     assert Run("weighted", {"k": 12, "class_balance": 1}, 0, **old).slug == "weighted-seed0-f65d2168"
+    assert Run("ours", {"class_balance": 1}, 0, **old).slug == "ours-seed0-c5dd4b37"
     new = [{"crop": (64, 64)}, {"crops": 2}, {"masks": "masks_noisy"}, {"contiguous": True}]
     assert len({Run("ce", {}, 0, **settings).slug for settings in (old, *({**old, **added} for added in new))}) == 5
 

@@ -33,6 +33,7 @@ examples:
   python benchmarks/quality.py tune configs/quality-tune.yaml               # on a held-out fifth of the training images
   nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
   python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
+  python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py table --split val --by epochs

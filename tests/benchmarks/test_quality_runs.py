@@ -67,6 +67,7 @@ def test_place_of_several_data_sets() -> None:
             "plan: expected runs with loss, seeds and optionally options, but got {'loss': 'ce'}",
         ),
         ({"runs": [{"loss": "focal", "seeds": [0]}]}, "loss: expected one of .* but got 'focal'"),
+        ({"crops": 0, "runs": [{"loss": "ce", "seeds": [0]}]}, "crops: expected an int >= 1, but got 0"),
     ],
 )
 def test_wrong_plans(plan: dict[str, Any], message: str) -> None:

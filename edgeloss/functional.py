@@ -133,7 +133,7 @@ def edge_aware_loss(
         validate=validate,
         backend=backend,
     )
-    result, _ = loss_and_edge_counts(
+    result, _ = loss_and_evaluation(
         logits,
         target,
         options,
@@ -148,7 +148,7 @@ def edge_aware_loss(
     return result
 
 
-def loss_and_edge_counts(
+def loss_and_evaluation(
     logits: Tensor,
     target: Tensor,
     options: Options,
@@ -156,9 +156,10 @@ def loss_and_edge_counts(
     return_maps: bool,
     return_terms: bool,
     count_edges: bool = False,
+    edge_scale: Tensor | None = None,
     **tensors: Any,  # noqa: ANN401
-) -> tuple[Result, Tensor | None]:
-    """Return what :func:`edge_aware_loss` does and, if asked for, the edge pixels of each class [C] int64.
+) -> tuple[Result, Evaluation]:
+    """Return what :func:`edge_aware_loss` does, and what the backend returned.
 
     Args:
         logits: [B, C, *S].
@@ -166,16 +167,17 @@ def loss_and_edge_counts(
         options: of the call.
         return_maps: also return :class:`edgeloss.LossMaps`.
         return_terms: also return a dict of the terms.
-        count_edges: count the edge pixels, also with ``edge_weight=0``.
+        count_edges: count the edge pixels of each class, also with ``edge_weight=0``.
+        edge_scale: a factor of ``edge_weight``, 0-d.
         **tensors: the tensor arguments of :func:`edge_aware_loss`.
     """
     inputs = check_inputs(logits, target, options, **tensors)
     _check_distance(inputs, options)
-    edges = options.edge_weight > 0 or return_maps or return_terms or count_edges
+    edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
     evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
-    result = reduce(evaluation, inputs, options, return_maps=return_maps, return_terms=return_terms)
-    return result, evaluation.edge_counts
+    result = reduce(evaluation, inputs, options, edge_scale, return_maps=return_maps, return_terms=return_terms)
+    return result, evaluation
 
 
 def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from edgeloss.functional import label_totals, loss_and_edge_counts
+from edgeloss.functional import label_totals, loss_and_evaluation
 from edgeloss.inputs import RUNNING, check_logits, check_weight, widest
-from edgeloss.options import HELP, Backend, Options, Reduction, Validate
-from edgeloss.reduction import Result, balanced_weight, is_shared
+from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate
+from edgeloss.reduction import Evaluation, Result, balanced_weight, edge_error_sums, edge_focus_scale, is_shared
+
+EDGE_SUMS_DECAY = 0.99  # per step
+
+
+class _Step(NamedTuple):
+    """What a step of the loss takes from the steps before it.
+
+    Attributes:
+        edge_class_weight: u [C]; None for ones.
+        edge_scale: f, the factor of ``edge_weight``, 0-d; None for 1.
+    """
+
+    edge_class_weight: Tensor | None
+    edge_scale: Tensor | None
 
 
 class EdgeAwareLoss(nn.Module):
@@ -63,6 +77,7 @@ class EdgeAwareLoss(nn.Module):
         other_side_weight: weight of O among the edge terms, ≥ 0.
         same_side_weight: weight of S in E among the edge terms, ≥ 0.
         false_edge_weight: weight of S in F among the edge terms, ≥ 0; 0 leaves F out.
+        edge_focus: γ ≥ 0. ``edge_weight`` falls as the edges are learned: see below. 0 keeps it.
         radius: radius of the neighborhood in pixels, ≥ 1, or one per axis, such as (0, 1, 1) for thick slices.
         power: exponent q of the mean, in [-1e6, 1e6]. 0 averages the logarithms; 1, the form of the write-up, is the
             logarithm of the mean; -1 emphasizes the worst neighbor.
@@ -88,6 +103,11 @@ class EdgeAwareLoss(nn.Module):
     the first call. ``train()`` counts; ``eval()`` does not, nor do calls under ``torch.no_grad()``. A call without
     ``normalizer`` is a step; :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts
     are summed across the ranks.
+
+    **Edges that are learned.** With ``edge_focus`` γ > 0 the weight of the edge terms in a step is ``edge_weight`` ·
+    :math:`(2 (1 - \bar p))^\gamma`, where :math:`\bar p` is the geometric mean of the probabilities that neighbors gave
+    to what the labels say in the steps before, by default :math:`e^{-\mathrm{edge} / 2}`; in the first step it is 1/2.
+    What the section above says of counts applies to the two sums behind it as well, but they exist from the start.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -118,7 +138,8 @@ class EdgeAwareLoss(nn.Module):
     edge_class_weight: Tensor | Literal["running"] | None
     edge_counts: Tensor  # [C] int64, or [0] before the first step: edge pixels of all steps so far; "running" only
     counted_steps: Tensor  # 0-d int64
-    _step_weight: Tensor | None  # of the calls with a normalizer: u of their step, [0] in the first one
+    edge_sums: Tensor  # [2] float64: running sums of the edge term and of its weight; with edge_focus only
+    _step: _Step | None  # that of calls with a normalizer; only modules that change from step to step have one
 
     def __init__(
         self,
@@ -133,6 +154,7 @@ class EdgeAwareLoss(nn.Module):
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
         false_edge_weight: float = 0.0,
+        edge_focus: float = 0.0,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,
         decay: float | None = None,
@@ -161,6 +183,7 @@ class EdgeAwareLoss(nn.Module):
         self.other_side_weight = other_side_weight
         self.same_side_weight = same_side_weight
         self.false_edge_weight = false_edge_weight
+        self.edge_focus = edge_focus
         self.radius = radius
         self.power = power
         self.decay = decay
@@ -169,7 +192,9 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        Options.from_attributes(self)
+        self._step = None
+        if Options.from_attributes(self).edge_focus:
+            self.register_buffer("edge_sums", torch.zeros(2, dtype=torch.float64))
 
     def _register_counts(self, edge_class_weight: Literal["running"]) -> None:
         if edge_class_weight != RUNNING:
@@ -179,12 +204,12 @@ class EdgeAwareLoss(nn.Module):
         self.edge_class_weight = edge_class_weight
         self.register_buffer("edge_counts", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("counted_steps", torch.zeros((), dtype=torch.int64))
-        self._step_weight = None
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments that the module passes to :func:`edgeloss.functional.edge_aware_loss`."""
+        """Return the arguments of :func:`edgeloss.functional.edge_aware_loss` that give the loss of the next step."""
         class_weights = {"weight": self.weight, "edge_class_weight": self.current_edge_class_weight}
-        return class_weights | {name: getattr(self, name) for name in HELP}
+        options = class_weights | {name: getattr(self, name) for name in HELP if name not in MODULE_ONLY}
+        return options | {"edge_weight": self.current_edge_weight.item()} if self.edge_focus else options
 
     @property
     def current_edge_class_weight(self) -> Tensor | None:
@@ -193,6 +218,15 @@ class EdgeAwareLoss(nn.Module):
             return self.edge_class_weight
         weight = self._running_weight()
         return weight if len(weight) else None
+
+    @property
+    def current_edge_weight(self) -> Tensor:
+        """The weight of the edge terms in the next step, 0-d: ``edge_weight`` times what ``edge_focus`` makes of it."""
+        scale = self._edge_scale()
+        return torch.tensor(float(self.edge_weight), dtype=torch.float64) if scale is None else self.edge_weight * scale
+
+    def _edge_scale(self) -> Tensor | None:
+        return edge_focus_scale(self.edge_sums, self.edge_focus) if self.edge_focus else None
 
     def _running_weight(self) -> Tensor:
         """Return u [C] of the edge pixels counted so far, or [0] if there are no counts yet."""
@@ -251,55 +285,83 @@ class EdgeAwareLoss(nn.Module):
             ValueError: if a shape, device or value does not fit; the message says what to do.
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
-        weight, count_edges = self._class_weight_of_call(logits, is_part=normalizer is not None)
+        is_part = normalizer is not None
+        step = self._step_of_call(logits, is_part=is_part)
+        may_train = self.training and torch.is_grad_enabled()
         options = Options.from_attributes(self)
-        result, counts = loss_and_edge_counts(
+        result, evaluation = loss_and_evaluation(
             logits,
             target,
             options,
             return_maps=return_maps,
             return_terms=return_terms,
-            count_edges=count_edges,
+            # Only the logits show the number of classes, so the calls of the first step count.
+            count_edges=may_train and self._is_running() and (not is_part or step.edge_class_weight is None),
+            edge_scale=step.edge_scale,
             weight=self.weight,
-            edge_class_weight=weight,
+            edge_class_weight=step.edge_class_weight,
             pixel_weight=pixel_weight,
             distance=distance,
             normalizer=normalizer,
         )
-        if counts is not None:
-            self._count(counts, options)
-            if normalizer is None:
-                self.counted_steps.add_(1)
-                self._step_weight = None
+        if may_train and self._has_steps():
+            if not is_part:
+                self._begin_step(None)
+            self._add(evaluation, options)
         return result
 
-    def _class_weight_of_call(self, logits: Tensor, *, is_part: bool) -> tuple[Tensor | None, bool]:
-        """Return u [C] of a call, and whether the call counts the edge pixels.
+    def _is_running(self) -> bool:
+        return isinstance(self.edge_class_weight, str)
+
+    def _has_steps(self) -> bool:
+        """Return whether a step changes those after it."""
+        return self._is_running() or self.edge_focus > 0
+
+    def _begin_step(self, step: _Step | None) -> None:
+        """Count a step, of one call, or of several ones that take ``step``."""
+        self._step = step
+        if self._is_running():
+            self.counted_steps.add_(1)
+        if self.edge_focus:
+            self.edge_sums.mul_(EDGE_SUMS_DECAY)
+
+    def _add(self, evaluation: Evaluation, options: Options) -> None:
+        """Add what a call found to that of the calls before it."""
+        if evaluation.edge_counts is not None:
+            self._count(evaluation.edge_counts, options)
+        if not self.edge_focus:
+            return
+        sums = edge_error_sums(evaluation.sums.detach(), options)
+        if is_shared(options):
+            dist.all_reduce(sums)
+        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
+            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
+        self.edge_sums.add_(sums)
+
+    def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
+        """Return what a call takes from the steps before it.
 
         Args:
             logits: [B, C, *S].
             is_part: of a step of several calls, which :meth:`step_normalizer` began.
         """
-        if not isinstance(self.edge_class_weight, str):
-            return self.edge_class_weight, False
-        check_logits(logits)
-        counted, classes = len(self.edge_counts), max(2, logits.shape[1])
-        if counted not in (0, classes):
+        if self._is_running():
+            check_logits(logits)
+            counted, classes = len(self.edge_counts), max(2, logits.shape[1])
+            if counted not in (0, classes):
+                raise ValueError(
+                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
+                    f" {classes}; use one EdgeAwareLoss per number of classes"
+                )
+        if not (is_part and self.training and self._has_steps()):
+            return _Step(self.current_edge_class_weight, self._edge_scale())
+        if self._step is None:
+            option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"
             raise ValueError(
-                f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got {classes};"
-                " use one EdgeAwareLoss per number of classes"
+                f"normalizer: expected that of criterion.step_normalizer(targets) with {option}, but it was not called;"
+                " it begins the step"
             )
-        may_train = self.training and torch.is_grad_enabled()
-        if not (is_part and self.training):
-            return self.current_edge_class_weight, may_train
-        if self._step_weight is None:
-            raise ValueError(
-                f"normalizer: expected that of criterion.step_normalizer(targets) with edge_class_weight={RUNNING!r},"
-                " but it was not called; it counts the edge pixels"
-            )
-        # Only the logits show the number of classes, so the calls of the first step count.
-        is_first = not len(self._step_weight)
-        return None if is_first else self._step_weight, is_first and may_train
+        return self._step
 
     def step_normalizer(
         self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None
@@ -307,8 +369,9 @@ class EdgeAwareLoss(nn.Module):
         """Begin a step of several calls, and return the ``normalizer`` to pass to each of them.
 
         The losses of the calls then add up to the loss of all targets in one batch: see gradient accumulation in
-        docs/loss.md. With ``edge_class_weight="running"`` this fixes the class weights of the step and, in ``train()``,
-        counts its edge pixels, once; the calls do not.
+        docs/loss.md. In ``train()`` this fixes what the step takes from the steps before it: with ``edge_focus`` the
+        weight of the edge terms, with ``edge_class_weight="running"`` their class weights, for which it counts the edge
+        pixels, once; the calls do not.
 
         Args:
             targets: the labels [B, *S] of every call.
@@ -335,7 +398,7 @@ class EdgeAwareLoss(nn.Module):
             torch.Size([3])
         """
         options, u = Options.from_attributes(self), self.current_edge_class_weight
-        is_counted = isinstance(self.edge_class_weight, str) and self.training
+        is_counted = self._is_running() and self.training
         pairs = zip(targets, repeat(None)) if pixel_weights is None else zip(targets, pixel_weights, strict=True)
         totals = [
             label_totals(
@@ -346,11 +409,10 @@ class EdgeAwareLoss(nn.Module):
         if not totals:
             raise ValueError("targets: expected the labels of at least one call, but got none")
         w, e, counts = zip(*totals, strict=True)
-        if is_counted:
-            self._step_weight = self._running_weight()
-            if u is not None:
+        if self.training and self._has_steps():
+            self._begin_step(_Step(u, self._edge_scale()))
+            if is_counted and u is not None:
                 self._count(torch.stack(counts).sum(0), options)
-            self.counted_steps.add_(1)
         return torch.stack(w).sum(), torch.stack(e).sum()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
@@ -359,6 +421,18 @@ class EdgeAwareLoss(nn.Module):
         if counts is not None and isinstance(self.edge_class_weight, str) and 0 in (len(counts), len(self.edge_counts)):
             self.edge_counts = self.edge_counts.new_zeros(counts.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> EdgeAwareLoss:  # noqa: ANN401
+        """Move the running sums with the module, but do not cast them: half() would overflow them."""
+        sums = self._buffers.get("edge_sums")
+        if sums is None:
+            return cast("EdgeAwareLoss", super()._apply(*args, **kwargs))  # type: ignore[no-untyped-call]
+        self._buffers["edge_sums"] = torch.zeros_like(sums, dtype=torch.uint8)  # only its device changes
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        device = self.edge_sums.device
+        sums = torch.zeros_like(sums, device=device) if sums.is_meta else sums.to(device, widest(device))
+        self._buffers["edge_sums"] = sums
+        return self
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, and the most used ones."""

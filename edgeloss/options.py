@@ -108,8 +108,8 @@ def _check_spacing(name: str, value: float | Sequence[float] | None) -> None:
 # ---------------------------------------------------------------------------------------------------------- the options
 
 
-def _about(meaning: str, check: Callable[[str, Any], None]) -> dict[str, Any]:
-    return {"help": meaning, "check": check}
+def _about(meaning: str, check: Callable[[str, Any], None], *, module_only: bool = False) -> dict[str, Any]:
+    return {"help": meaning, "check": check, "module_only": module_only}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +167,14 @@ class Options:
         metadata=_about(
             "Weight of the false-edge term among the edge terms, ≥ 0: predicted edges where the labels have none.",
             _check_weight,
+        ),
+    )
+    edge_focus: float = field(
+        default=0.0,
+        metadata=_about(
+            "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
+            _check_weight,
+            module_only=True,
         ),
     )
     radius: int | Sequence[int] = field(
@@ -230,6 +238,8 @@ class Options:
 
 
 HELP: dict[str, str] = {option.name: option.metadata["help"] for option in fields(Options)}
+# Only EdgeAwareLoss has these: they need what it stores between steps.
+MODULE_ONLY = frozenset(option.name for option in fields(Options) if option.metadata["module_only"])
 _CHECKS: dict[str, Callable[[str, Any], None]] = {option.name: option.metadata["check"] for option in fields(Options)}
 
 

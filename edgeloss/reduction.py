@@ -94,15 +94,24 @@ Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tu
 
 
 def reduce(
-    evaluation: Evaluation, inputs: Inputs, options: Options, *, return_maps: bool, return_terms: bool
+    evaluation: Evaluation,
+    inputs: Inputs,
+    options: Options,
+    edge_scale: Tensor | None = None,
+    *,
+    return_maps: bool,
+    return_terms: bool,
 ) -> Result:
-    """Return the loss, followed by its maps and its terms if they are asked for."""
+    """Return the loss, followed by its maps and its terms if they are asked for.
+
+    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
+    """
     w, e = shared_denominators(evaluation.sums, inputs, options)
     maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
     if options.reduction == "none" and maps is not None:
-        loss = total_map(maps, inputs, options)
+        loss = total_map(maps, inputs, options, edge_scale)
     else:
-        loss = total(evaluation.sums[TERM_ROWS], w, e, options)
+        loss = total(evaluation.sums[TERM_ROWS], w, e, options, edge_scale)
     dtype = result_dtype(inputs.logits)
     result: list[Tensor | LossMaps | Terms] = [loss.to(dtype)]
     if return_maps and maps is not None:
@@ -182,6 +191,40 @@ def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | fl
     return torch.where(n > 0, weight, 1.0).float()
 
 
+# ----------------------------------------------------------------------------------------------- edges that are learned
+
+
+def edge_error_sums(sums: Tensor, options: Options) -> Tensor:
+    """Return the sum of the edge term and that of its weight, [2]; their ratio is the error per unit of weight.
+
+    Both are 0 where the error is not finite: the optimizer skips such a step, but the running error would keep it.
+
+    Args:
+        sums: [8], those of an :class:`Evaluation`.
+        options: of the call.
+    """
+    weight = sums[SumRow.EDGE_WEIGHT]
+    error = _edge_term(sums[SumRow.OTHER_SIDE], sums[SumRow.SAME_SIDE], options)
+    both = torch.stack([error, _edge_term(weight, weight, options)])
+    return torch.where(error.isfinite(), both, 0.0)
+
+
+def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor:
+    """Return f = (2 (1 - e^-error))^focus, 0-d; 1 without any weight, as at even odds."""
+    error, weight = error_sums
+    scale = torch.where(weight > 0, (-2 * torch.expm1(-error / weight)) ** focus, 1.0)
+    return _keep(scale) if torch.compiler.is_compiling() else scale
+
+
+@torch.library.custom_op("edgeloss::keep", mutates_args=())
+def _keep(values: Tensor) -> Tensor:
+    """Copy values that the backward pass is not to compute again: the state they come from has changed by then."""
+    return values.clone()
+
+
+_keep.register_fake(torch.empty_like)
+
+
 # ---------------------------------------------------------------------------------------------------- the terms as sums
 
 
@@ -217,7 +260,7 @@ def term_weights(options: Options) -> dict[str, float]:
     }
 
 
-def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
+def total(terms: Tensor, w: Tensor, e: Tensor, options: Options, edge_scale: Tensor | None) -> Tensor:
     """Return the loss, 0-d: each term over its denominator, times its weight. Over nothing it is 0, with gradient 0.
 
     Args:
@@ -225,9 +268,13 @@ def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
         w: W, 0-d.
         e: Σ_E v · u, 0-d.
         options: of the call.
+        edge_scale: a factor of ``edge_weight``, 0-d.
     """
     ce_weight, *edge_weights = term_weights(options).values()
-    scale = torch.stack([ce_weight / w, *(weight / e for weight in edge_weights)])
+    of_edges = [weight / e for weight in edge_weights]
+    if edge_scale is not None:
+        of_edges = [scale * edge_scale for scale in of_edges]
+    scale = torch.stack([ce_weight / w, *of_edges])
     return (terms * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
 
 
@@ -253,13 +300,17 @@ def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
     return LossMaps(**maps._asdict(), edge=_edge_term(maps.other_side, maps.same_side, options))
 
 
-def total_map(maps: LossMaps, inputs: Inputs, options: Options) -> Tensor:
-    """Return v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)), [B, *S]."""
+def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | None) -> Tensor:
+    """Return v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)), [B, *S].
+
+    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
+    """
+    edge_weight = options.edge_weight if edge_scale is None else options.edge_weight * edge_scale
     v = inputs.pixel_weight
     vu = edge_pixel_weight(inputs.target.long(), maps.edge_mask, v, inputs.edge_class_weight)
     off_edges = options.ce_weight * maps.cross_entropy
-    off_edges = off_edges + options.edge_weight * options.false_edge_weight * maps.false_edge
-    edge = options.edge_weight * maps.edge
+    off_edges = off_edges + edge_weight * options.false_edge_weight * maps.false_edge
+    edge = edge_weight * maps.edge
     return (off_edges if v is None else off_edges * v) + (edge if vu is None else edge * vu)
 
 

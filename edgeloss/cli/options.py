@@ -16,7 +16,7 @@ from edgeloss.cli.cases import Case, CaseFiles, read_case
 from edgeloss.cli.messages import say
 from edgeloss.io import VOID_INDEX, InputError, PredictionKind, read_classes
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import HELP, Options
+from edgeloss.options import HELP, MODULE_ONLY, Options
 
 
 class PredKind(str, enum.Enum):
@@ -52,7 +52,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
 _TYPES: dict[str, Any] = {"float": float, "float | None": float | None, "int | Sequence[int]": int}
 _LOSS_OPTIONS: dict[str, Any] = {
-    option.name: _TYPES[str(option.type)] for option in dataclasses.fields(Options) if str(option.type) in _TYPES
+    option.name: _TYPES[str(option.type)]
+    for option in dataclasses.fields(Options)
+    if str(option.type) in _TYPES and option.name not in MODULE_ONLY  # a command has no steps
 }
 
 

@@ -5,30 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from batches import IGNORE, C, run, steps
 from torch import Tensor, nn
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
 from edgeloss.viz import panel
-
-C, IGNORE = 4, 255
-
-
-def steps(count: int, size: tuple[int, ...] = (9, 11), classes: int = C) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of logits and labels with rare classes; the second one has no edge, if there are as many."""
-    found = []
-    for _ in range(count):
-        x, y = torch.randn(3, max(1, classes), *size, dtype=torch.float64), torch.randint(max(2, classes), (3, *size))
-        y[torch.rand(y.shape) < 0.6] = 0
-        y[torch.rand(y.shape) < 0.1] = IGNORE
-        found.append((x.requires_grad_(), y))
-    found[1:2] = [(x, torch.ones_like(y)) for x, y in found[1:2]]
-    return found
 
 
 def running(**options: Any) -> EdgeAwareLoss:
@@ -39,11 +25,6 @@ def edge_pixels(y: Tensor, classes: int = C) -> Tensor:
     """Return n by one-hot weights, independently of the counts."""
     rows = torch.eye(classes, dtype=torch.float64)
     return torch.stack([normalizers(y, edge_class_weight=row, ignore_index=IGNORE)[1] for row in rows])
-
-
-def run(criterion: Callable[..., Any], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    loss = criterion(x, y)
-    return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
 
 
 @pytest.mark.usefixtures("each_backend")

@@ -1,0 +1,270 @@
+"""The weight of the edge terms that falls as the edges are learned, ``edge_focus``."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from batches import IGNORE, C, run, steps
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.cli.options import with_loss_options
+from edgeloss.functional import edge_aware_loss, loss_maps
+from edgeloss.viz import panel
+
+GAMMA, DECAY = 0.7, 0.99
+
+
+def focused(**options: Any) -> EdgeAwareLoss:
+    return EdgeAwareLoss(**{"edge_focus": GAMMA, "ignore_index": IGNORE} | options)
+
+
+def error_sums(x: Tensor, y: Tensor, vu: Tensor, **options: Any) -> tuple[float, float]:
+    """Return the edge term over all edge pixels, and its weight, from the maps of the terms."""
+    maps = loss_maps(x, y, ignore_index=IGNORE, **options)
+    sides = options.get("other_side_weight", 1.0) + options.get("same_side_weight", 1.0)
+    return float((vu * maps.edge).sum()), sides * float((vu * maps.edge_mask).sum())
+
+
+def factor(error: float, weight: float, gamma: float = GAMMA) -> float:
+    return float((2 * (1 - math.exp(-error / weight))) ** gamma) if weight else 1.0
+
+
+@pytest.mark.usefixtures("each_backend")
+@pytest.mark.parametrize(
+    ("size", "classes", "maps_options", "options"),
+    [
+        ((9, 11), C, {}, {}),
+        ((9, 11), C, {"other_side_weight": 0.3, "same_side_weight": 2.0}, {"reduction": "sum", "edge_weight": 0.5}),
+        ((9, 11), 1, {"false_edge_weight": 0.5}, {"reduction": "none"}),
+        ((3, 5, 6), 3, {"decay": 1.0, "power": 1.0}, {"edge_class_weight": torch.tensor([0.5, 1.0, 2.0])}),
+        ((9, 11), C, {"false_edge_weight": 1.5}, {"edge_class_weight": "running"}),
+        ((9, 11), C, {"upsample": True}, {}),
+        ((9, 11), C, {}, {"edge_weight": 0.0}),
+    ],
+)
+def test_the_weight_comes_from_the_steps_before(
+    size: tuple[int, ...], classes: int, maps_options: dict[str, Any], options: dict[str, Any]
+) -> None:
+    criterion = focused(**maps_options, **options)
+    weight = options.pop("edge_weight", 1.0)
+    error, total = 0.0, 0.0
+    for x, y in steps(5, size, classes):
+        if "upsample" in maps_options:
+            x = x.detach()[..., ::2, ::3].clone().requires_grad_()
+        v = torch.rand(y.shape, dtype=torch.float64)
+        u = options["edge_class_weight"] = criterion.current_edge_class_weight
+        f = factor(error, total)
+        assert criterion.current_edge_weight.item() == pytest.approx(weight * f, rel=1e-6)
+        found = run(lambda x, y, v=v: criterion(x, y, pixel_weight=v), x, y)
+        keywords = maps_options | options | {"edge_weight": weight * f, "ignore_index": IGNORE, "pixel_weight": v}
+        expected = run(lambda x, y, keywords=keywords: edge_aware_loss(x, y, **keywords), x, y)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)  # f has no gradient
+        vu = v if u is None else v * u[y.where(y != IGNORE, 0)]
+        parts = error_sums(x, y, vu, **maps_options)
+        error, total = DECAY * error + parts[0], DECAY * total + parts[1]
+        torch.testing.assert_close(
+            criterion.edge_sums, torch.tensor([error, total], dtype=torch.float64), rtol=1e-6, atol=0
+        )
+
+
+@pytest.mark.usefixtures("each_backend")
+def test_learned_edges_have_no_weight_and_wrong_ones_at_most_a_power_of_two() -> None:
+    y = torch.arange(8).div(4, rounding_mode="floor").expand(2, 6, 8)
+    right = 60.0 * F.one_hot(y, 2).movedim(-1, 1).double()
+    for x, f in ((right, 0.0), (0.0 * right, 1.0), (-right, 2**GAMMA)):
+        criterion = focused()
+        criterion(x, y)
+        assert criterion.current_edge_weight.item() == pytest.approx(f, rel=1e-12, abs=1e-12)
+    criterion = focused()
+    criterion(right / 1.5, y)
+    error, weight = criterion.edge_sums.tolist()
+    assert 0 < error / weight < 1e-16  # 1 - e^-error would be 0
+    assert criterion.current_edge_weight.item() == pytest.approx((2 * error / weight) ** GAMMA)
+
+
+def test_steps_without_edges_keep_the_weight() -> None:
+    criterion, (first, empty) = focused(), steps(2)
+    criterion(*empty)
+    assert criterion.current_edge_weight == 1
+    criterion(*first)
+    before = criterion.current_edge_weight
+    sums = criterion.edge_sums.clone()
+    criterion(*empty)
+    torch.testing.assert_close(criterion.current_edge_weight, before)
+    torch.testing.assert_close(criterion.edge_sums, DECAY * sums)
+    no_sides = focused(other_side_weight=0.0, same_side_weight=0.0)
+    assert no_sides(*first) == no_sides(*first)
+    assert no_sides.current_edge_weight == 1
+
+
+@pytest.mark.usefixtures("each_backend")
+def test_logits_that_are_not_finite_do_not_stay() -> None:
+    criterion, ((x, y), _) = focused(), steps(2)
+    criterion(x, y)
+    before = criterion.current_edge_weight
+    assert not criterion(torch.full_like(x, torch.nan), y).isfinite()
+    torch.testing.assert_close(criterion.current_edge_weight, before)
+
+
+@pytest.mark.usefixtures("each_backend")
+def test_eval_applies_the_weight_and_adds_nothing() -> None:
+    criterion, batches = focused(false_edge_weight=0.5), steps(3)
+    criterion(*batches[0])
+    weight, sums = criterion.current_edge_weight, criterion.edge_sums.clone()
+    assert weight != 1
+    options = {"edge_weight": weight.item(), "false_edge_weight": 0.5, "ignore_index": IGNORE}
+    criterion.eval()
+    for x, y in batches:
+        torch.testing.assert_close(criterion(x, y), edge_aware_loss(x, y, **options), rtol=1e-14, atol=0)
+        total = criterion.step_normalizer([y])
+        torch.testing.assert_close(criterion(x, y, normalizer=total), criterion(x, y))
+    criterion.train()
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            torch.testing.assert_close(
+                criterion(*batches[2]), edge_aware_loss(*batches[2], **options), rtol=1e-14, atol=0
+            )
+    panel(batches[0][0].detach(), batches[0][1], criterion=criterion)
+    assert torch.equal(criterion.edge_sums, sums)
+    assert criterion.options() == EdgeAwareLoss(**options).options()
+    torch.testing.assert_close(edge_aware_loss(*batches[0], **criterion.options()), criterion(*batches[0]))
+
+
+def test_terms_and_maps_are_those_without_it() -> None:
+    criterion, (x, y) = focused(edge_weight=0.0), steps(1)[0]
+    twin = copy.deepcopy(criterion)
+    for _ in range(3):
+        _, maps, terms = criterion(x, y, return_maps=True, return_terms=True)
+        twin(x, y)
+    _, *expected = edge_aware_loss(x, y, ignore_index=IGNORE, return_maps=True, return_terms=True)
+    torch.testing.assert_close([maps._asdict(), terms], [expected[0]._asdict(), expected[1]], rtol=0, atol=0)
+    assert torch.equal(criterion.edge_sums, twin.edge_sums)  # also with edge_weight=0, whatever is returned
+
+
+@pytest.mark.usefixtures("each_backend")
+@pytest.mark.parametrize("u", ["running", None])
+def test_accumulated_steps_equal_those_of_whole_batches(u: str | None) -> None:
+    whole, parts = (focused(edge_class_weight=u, radius=2) for _ in range(2))
+    for x, y in steps(4):
+        v = torch.rand(y.shape, dtype=torch.float64)
+        expected = whole(x, y, pixel_weight=v)
+        total = parts.step_normalizer(y.split(1), v.split(1))
+        crops = zip(x.split(1), y.split(1), v.split(1), strict=True)
+        loss = sum(parts(a, b, pixel_weight=c, normalizer=total) for a, b, c in crops)
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x), rtol=1e-12, atol=0)
+        torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-12, atol=0)
+
+
+def test_a_call_with_a_normalizer_needs_a_step() -> None:
+    criterion, (x, y) = focused(), steps(1)[0]
+    with pytest.raises(
+        ValueError, match=r"expected that of criterion\.step_normalizer\(targets\) with edge_focus=0\.7"
+    ):
+        criterion(x, y, normalizer=(1.0, 1.0))
+    assert not criterion.edge_sums.any()
+
+
+def test_a_resumed_run_goes_on_exactly() -> None:
+    batches, stored = steps(5), io.BytesIO()
+    criterion = focused()
+    for batch in batches[:3]:
+        criterion(*batch)
+    torch.save(criterion.state_dict(), stored)
+    stored.seek(0)
+    loaded = focused()
+    loaded.load_state_dict(torch.load(stored))
+    copies = [copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion).half()]
+    for x, y in batches[3:]:
+        expected = run(criterion, x, y)
+        for twin in (loaded, *copies):
+            assert all(torch.equal(a, b) for a, b in zip(run(twin, x, y), expected, strict=True))
+    assert all(torch.equal(twin.edge_sums, criterion.edge_sums) for twin in (loaded, *copies))
+
+
+def test_the_state() -> None:
+    criterion, (x, y) = focused(), steps(1)[0]
+    assert list(criterion.state_dict()) == ["edge_sums"]
+    assert not EdgeAwareLoss().state_dict()
+    assert EdgeAwareLoss(edge_weight=2).current_edge_weight == 2
+    criterion(x, y)
+    before = criterion.edge_sums.clone()
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "edge_sums"'):
+        criterion.load_state_dict({})
+    criterion.load_state_dict({}, strict=False)
+    assert torch.equal(criterion.edge_sums, before)
+    assert criterion.to("meta").edge_sums.is_meta
+    assert criterion.to_empty(device="cpu").current_edge_weight == 1
+
+
+@pytest.mark.parametrize("gamma", [-0.1, math.nan, math.inf, "1"])
+def test_wrong_exponents(gamma: Any) -> None:
+    with pytest.raises(ValueError, match="edge_focus: expected a finite number ≥ 0, but got"):
+        EdgeAwareLoss(edge_focus=gamma)
+
+
+def test_only_the_module_has_it() -> None:
+    x, y = steps(1)[0]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'edge_focus'"):
+        edge_aware_loss(x, y, edge_focus=1.0)  # type: ignore[call-arg]
+    command = with_loss_options(lambda loss: None)
+    assert "edge_weight" in inspect.signature(command).parameters
+    assert "edge_focus" not in inspect.signature(command).parameters
+    assert "edge_focus=0.7" in repr(focused())
+    assert "edge_focus" not in repr(EdgeAwareLoss())
+
+
+def test_the_factor_has_no_gradient() -> None:
+    criterion, ((x, y), _) = focused(backend="reference", reduction="sum"), steps(2, (3, 4))
+    criterion(x, y)
+
+    def loss(x: Tensor) -> Tensor:
+        return copy.deepcopy(criterion)(x, y)
+
+    assert torch.autograd.gradcheck(loss, (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
+    criterion, batches = focused(), steps(3)
+    twin = copy.deepcopy(criterion)
+    for x, y in batches:
+        expected = twin(x, y)
+        with torch.autocast("cpu", dtype=dtype):
+            assert criterion(x, y) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"edge_class_weight": "running", "reduction": "none"}])
+def test_compiles_to_one_graph(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    criterion, batches = focused(backend="fused", **options), steps(3)
+    if "edge_class_weight" in options:
+        criterion(*batches[0])
+    twin = copy.deepcopy(criterion)
+    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    for step, (x, y) in enumerate(batches):
+        torch._dynamo.config.error_on_recompile = step > 0
+        try:
+            torch.testing.assert_close(run(compiled, x, y), run(twin, x, y), rtol=1e-14, atol=1e-14)
+        finally:
+            torch._dynamo.config.error_on_recompile = False
+    torch.testing.assert_close(criterion.state_dict(), twin.state_dict(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_exports(mode: bool) -> None:
+    criterion, batches = focused(backend="fused").train(mode), [(x.detach(), y) for x, y in steps(3)]
+    twin = copy.deepcopy(criterion)
+    exported = torch.export.export(criterion, batches[0]).module()
+    for batch in batches:
+        torch.testing.assert_close(exported(*batch), twin(*batch), rtol=1e-14, atol=0)
+    assert (twin.current_edge_weight == 1) != mode

@@ -287,7 +287,7 @@ class EdgeAwareLoss(nn.Module):
         """
         is_part = normalizer is not None
         step = self._step_of_call(logits, is_part=is_part)
-        may_train = self.training and torch.is_grad_enabled()
+        is_counted = self._has_steps() and self.training and torch.is_grad_enabled()
         options = Options.from_attributes(self)
         result, evaluation = loss_and_evaluation(
             logits,
@@ -296,7 +296,7 @@ class EdgeAwareLoss(nn.Module):
             return_maps=return_maps,
             return_terms=return_terms,
             # Only the logits show the number of classes, so the calls of the first step count.
-            count_edges=may_train and self._is_running() and (not is_part or step.edge_class_weight is None),
+            count_edges=is_counted and self._is_running() and (not is_part or step.edge_class_weight is None),
             edge_scale=step.edge_scale,
             weight=self.weight,
             edge_class_weight=step.edge_class_weight,
@@ -304,18 +304,16 @@ class EdgeAwareLoss(nn.Module):
             distance=distance,
             normalizer=normalizer,
         )
-        if may_train and self._has_steps():
-            if not is_part:
-                self._begin_step(None)
-            self._add(evaluation, options)
+        if is_counted:
+            self._add(evaluation, options, is_part=is_part)
         return result
 
     def _is_running(self) -> bool:
         return isinstance(self.edge_class_weight, str)
 
     def _has_steps(self) -> bool:
-        """Return whether a step changes those after it."""
-        return self._is_running() or self.edge_focus > 0
+        """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
+        return self.edge_focus > 0 or "counted_steps" in self._buffers
 
     def _begin_step(self, step: _Step | None) -> None:
         """Count a step, of one call, or of several ones that take ``step``."""
@@ -325,8 +323,10 @@ class EdgeAwareLoss(nn.Module):
         if self.edge_focus:
             self.edge_sums.mul_(EDGE_SUMS_DECAY)
 
-    def _add(self, evaluation: Evaluation, options: Options) -> None:
+    def _add(self, evaluation: Evaluation, options: Options, *, is_part: bool) -> None:
         """Add what a call found to that of the calls before it."""
+        if not is_part:
+            self._begin_step(None)
         if evaluation.edge_counts is not None:
             self._count(evaluation.edge_counts, options)
         if not self.edge_focus:
@@ -345,6 +345,8 @@ class EdgeAwareLoss(nn.Module):
             logits: [B, C, *S].
             is_part: of a step of several calls, which :meth:`step_normalizer` began.
         """
+        if not self._has_steps():
+            return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
         if self._is_running():
             check_logits(logits)
             counted, classes = len(self.edge_counts), max(2, logits.shape[1])
@@ -353,7 +355,7 @@ class EdgeAwareLoss(nn.Module):
                     f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
                     f" {classes}; use one EdgeAwareLoss per number of classes"
                 )
-        if not (is_part and self.training and self._has_steps()):
+        if not (is_part and self.training):
             return _Step(self.current_edge_class_weight, self._edge_scale())
         if self._step is None:
             option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"

@@ -111,7 +111,7 @@ def reduce(
     if options.reduction == "none" and maps is not None:
         loss = total_map(maps, inputs, options, edge_scale)
     else:
-        loss = total(evaluation.sums[TERM_ROWS], w, e, options, edge_scale)
+        loss = total(evaluation.sums[TERM_ROWS], w, e if edge_scale is None else e / edge_scale, options)
     dtype = result_dtype(inputs.logits)
     result: list[Tensor | LossMaps | Terms] = [loss.to(dtype)]
     if return_maps and maps is not None:
@@ -203,16 +203,16 @@ def edge_error_sums(sums: Tensor, options: Options) -> Tensor:
         sums: [8], those of an :class:`Evaluation`.
         options: of the call.
     """
-    weight = sums[SumRow.EDGE_WEIGHT]
     error = _edge_term(sums[SumRow.OTHER_SIDE], sums[SumRow.SAME_SIDE], options)
-    both = torch.stack([error, _edge_term(weight, weight, options)])
-    return torch.where(error.isfinite(), both, 0.0)
+    weight = (options.other_side_weight + options.same_side_weight) * sums[SumRow.EDGE_WEIGHT]
+    return torch.where(error.isfinite(), torch.stack([error, weight]), 0.0)
 
 
 def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor:
     """Return f = (2 (1 - e^-error))^focus, 0-d; 1 without any weight, as at even odds."""
     error, weight = error_sums
-    scale = torch.where(weight > 0, (-2 * torch.expm1(-error / weight)) ** focus, 1.0)
+    # A mean of logarithms may round to less than 0, which has no power.
+    scale = torch.where(weight > 0, (-2 * torch.expm1(-error / weight)).clamp(min=0) ** focus, 1.0)
     return _keep(scale) if torch.compiler.is_compiling() else scale
 
 
@@ -260,7 +260,7 @@ def term_weights(options: Options) -> dict[str, float]:
     }
 
 
-def total(terms: Tensor, w: Tensor, e: Tensor, options: Options, edge_scale: Tensor | None) -> Tensor:
+def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
     """Return the loss, 0-d: each term over its denominator, times its weight. Over nothing it is 0, with gradient 0.
 
     Args:
@@ -268,13 +268,9 @@ def total(terms: Tensor, w: Tensor, e: Tensor, options: Options, edge_scale: Ten
         w: W, 0-d.
         e: Σ_E v · u, 0-d.
         options: of the call.
-        edge_scale: a factor of ``edge_weight``, 0-d.
     """
     ce_weight, *edge_weights = term_weights(options).values()
-    of_edges = [weight / e for weight in edge_weights]
-    if edge_scale is not None:
-        of_edges = [scale * edge_scale for scale in of_edges]
-    scale = torch.stack([ce_weight / w, *of_edges])
+    scale = torch.stack([ce_weight / w, *(weight / e for weight in edge_weights)])
     return (terms * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
 
 

@@ -183,7 +183,7 @@ class Trainer:
         self.criterion.edge_weight = edge_weight(
             state.step, total, weight=self.full_edge_weight, **asdict(config.edge_schedule)
         )
-        figures = {"lr": state.scheduler.get_last_lr()[0], "edge_weight": self.criterion.edge_weight}
+        figures = {"lr": state.scheduler.get_last_lr()[0], "edge_weight": self.criterion.current_edge_weight.item()}
         measured = self._step(
             micro_batches,
             number=(epoch - 1) * self.steps_per_epoch + state.batch + 1,

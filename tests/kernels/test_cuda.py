@@ -101,7 +101,8 @@ def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
 
 
 def test_counted_weights_wait_for_nothing_and_replay() -> None:
-    criterion, (x, y) = EdgeAwareLoss(edge_class_weight="running", ignore_index=255, backend="fused"), scene()
+    options: dict[str, Any] = {"edge_class_weight": "running", "edge_focus": 1.0, "ignore_index": 255}
+    criterion, (x, y) = EdgeAwareLoss(**options, backend="fused"), scene()
     torch.cuda.set_sync_debug_mode("error")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -119,6 +120,7 @@ def test_counted_weights_wait_for_nothing_and_replay() -> None:
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(found, run(twin, x, y), strict=True))
     assert torch.equal(criterion.edge_counts, twin.edge_counts)
+    assert torch.equal(criterion.edge_sums, twin.edge_sums)
     assert twin.counted_steps == criterion.counted_steps == 6
 
 

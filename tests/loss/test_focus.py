@@ -91,6 +91,20 @@ def test_learned_edges_have_no_weight_and_wrong_ones_at_most_a_power_of_two() ->
     assert criterion.current_edge_weight.item() == pytest.approx((2 * error / weight) ** GAMMA)
 
 
+@pytest.mark.usefixtures("each_backend")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_weight_may_be_zero(reduction: Any) -> None:
+    criterion, ((first, y), (x, empty)) = focused(reduction=reduction, false_edge_weight=1.0), steps(2)
+    criterion(1e9 * F.one_hot(y.where(y != IGNORE, 0), C).movedim(-1, 1).double(), y)
+    assert criterion.current_edge_weight == 0
+    criterion.eval()
+    for logits, target in ((first, y), (x, empty)):
+        plain = EdgeAwareLoss(edge_weight=0.0, reduction=reduction, ignore_index=IGNORE)
+        assert all(
+            torch.equal(a, b) for a, b in zip(run(criterion, logits, target), run(plain, logits, target), strict=True)
+        )
+
+
 def test_steps_without_edges_keep_the_weight() -> None:
     criterion, (first, empty) = focused(), steps(2)
     criterion(*empty)

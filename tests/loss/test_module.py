@@ -166,15 +166,18 @@ def whole_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
     return x, y, torch.tensor([1.0, 2.0, 0.5, 0.3]), torch.rand(4, 8, 8, generator=random, dtype=torch.float64)
 
 
-def running_steps(criterion: EdgeAwareLoss, mine: slice, *, accumulates: bool) -> tuple[list[Any], torch.Tensor]:
-    """Return the losses of three steps on a part of the batch, and the class weights after them."""
+RUNNING: dict[str, Any] = {"edge_class_weight": "running", "edge_focus": 2.0, "ignore_index": 0}
+
+
+def running_steps(criterion: EdgeAwareLoss, mine: slice, *, accumulates: bool) -> tuple[Any, ...]:
+    """Return the losses of three steps on a part of the batch, and the weights of the edge terms after them."""
     x, y, _, _ = whole_batch()
     losses = []
     for step in range(3):
         part, labels = x[mine], (y[mine] + step).where(y[mine] != -100, -100) % 5
         total = criterion.step_normalizer([labels]) if accumulates else None
         losses.append(criterion(torch.cat([part, -part[:, :2]], 1), labels, normalizer=total))
-    return losses, criterion.current_edge_class_weight
+    return losses, criterion.current_edge_class_weight, criterion.current_edge_weight
 
 
 def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
@@ -187,7 +190,7 @@ def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
     loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
     loss.backward()
     gradients = [p.grad for p in model.parameters()]
-    running = EdgeAwareLoss(edge_class_weight="running", ignore_index=0, sync_normalizer=True)
+    running = EdgeAwareLoss(**RUNNING, sync_normalizer=True)
     counted = running_steps(running, mine, accumulates=given)
     torch.save((loss.detach(), gradients, terms, counted), folder / f"{rank}.pt")
 
@@ -202,11 +205,13 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, g
     loss, terms = criterion(model(x), y, pixel_weight=v, return_terms=True)
     loss.backward()
     torch.testing.assert_close(sum(loss for loss, *_ in ranks) / world, loss.detach())
-    losses, u = running_steps(EdgeAwareLoss(edge_class_weight="running", ignore_index=0), slice(4), accumulates=False)
+    losses, u, edge_weight = running_steps(EdgeAwareLoss(**RUNNING), slice(4), accumulates=False)
     torch.testing.assert_close(
         [sum(step) / world for step in zip(*(rank[3][0] for rank in ranks), strict=True)], losses
     )
     assert all(torch.equal(rank[3][1], u) for rank in ranks)
+    torch.testing.assert_close([rank[3][2] for rank in ranks], [edge_weight] * world, rtol=1e-12, atol=0)
+    assert abs(edge_weight - 1) > 0.1
     for _, gradients, _, _ in ranks:
         torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
     for name in ("cross_entropy", "same_side", "other_side", "edge"):

@@ -21,11 +21,11 @@ from segkit.model import UNet
 from segkit.signals import Interrupted
 
 ROOT = Path(__file__).resolve().parents[2]
-# Everything that has a state: AdamW, averaged weights, both schedules, micro-batches, counts of edge pixels. An epoch
+# Everything that has a state: AdamW, averaged weights, both schedules, micro-batches, sums over edge pixels. An epoch
 # has 3 steps of training and 2 batches of validation; a run has 2 epochs.
 OPTIONS = (
     *("ema=0.9", "optim.clip=1", "accumulate=2", "edge_schedule.kind=cosine", "edge_schedule.warmup=0.7"),
-    "loss.edge_class_weight=running",
+    *("loss.edge_class_weight=running", "loss.edge_focus=0.5"),
 )
 
 

@@ -225,6 +225,13 @@ class EdgeAwareLoss(nn.Module):
         scale = self._edge_scale()
         return torch.tensor(float(self.edge_weight), dtype=torch.float64) if scale is None else self.edge_weight * scale
 
+    def _is_running(self) -> bool:
+        return isinstance(self.edge_class_weight, str)
+
+    def _has_steps(self) -> bool:
+        """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
+        return self.edge_focus > 0 or "counted_steps" in self._buffers
+
     def _edge_scale(self) -> Tensor | None:
         return edge_focus_scale(self.edge_sums, self.edge_focus) if self.edge_focus else None
 
@@ -234,6 +241,56 @@ class EdgeAwareLoss(nn.Module):
         total = self.edge_counts.sum(dtype=widest(self.edge_counts.device))
         prior = total / (self.counted_steps * max(1, len(self.edge_counts)))
         return balanced_weight(self.edge_counts, prior=prior)
+
+    def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
+        """Return what a call takes from the steps before it.
+
+        Args:
+            logits: [B, C, *S].
+            is_part: of a step of several calls, which :meth:`step_normalizer` began.
+        """
+        if not self._has_steps():
+            return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
+        if self._is_running():
+            check_logits(logits)
+            counted, classes = len(self.edge_counts), max(2, logits.shape[1])
+            if counted not in (0, classes):
+                raise ValueError(
+                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
+                    f" {classes}; use one EdgeAwareLoss per number of classes"
+                )
+        if not (is_part and self.training):
+            return _Step(self.current_edge_class_weight, self._edge_scale())
+        if self._step is None:
+            option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"
+            raise ValueError(
+                f"normalizer: expected that of criterion.step_normalizer(targets) with {option}, but it was not called;"
+                " it begins the step"
+            )
+        return self._step
+
+    def _begin_step(self, step: _Step | None) -> None:
+        """Count a step, of one call, or of several ones that take ``step``."""
+        self._step = step
+        if self._is_running():
+            self.counted_steps.add_(1)
+        if self.edge_focus:
+            self.edge_sums.mul_(EDGE_SUMS_DECAY)
+
+    def _add(self, evaluation: Evaluation, options: Options, *, is_part: bool) -> None:
+        """Add what a call found to that of the calls before it."""
+        if not is_part:
+            self._begin_step(None)
+        if evaluation.edge_counts is not None:
+            self._count(evaluation.edge_counts, options)
+        if not self.edge_focus:
+            return
+        sums = edge_error_sums(evaluation.sums.detach(), options)
+        if is_shared(options):
+            dist.all_reduce(sums)
+        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
+            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
+        self.edge_sums.add_(sums)
 
     def _count(self, counts: Tensor, options: Options) -> None:
         """Add the edge pixels [C] of a step, or of a call of the first step."""
@@ -307,63 +364,6 @@ class EdgeAwareLoss(nn.Module):
         if is_counted:
             self._add(evaluation, options, is_part=is_part)
         return result
-
-    def _is_running(self) -> bool:
-        return isinstance(self.edge_class_weight, str)
-
-    def _has_steps(self) -> bool:
-        """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
-        return self.edge_focus > 0 or "counted_steps" in self._buffers
-
-    def _begin_step(self, step: _Step | None) -> None:
-        """Count a step, of one call, or of several ones that take ``step``."""
-        self._step = step
-        if self._is_running():
-            self.counted_steps.add_(1)
-        if self.edge_focus:
-            self.edge_sums.mul_(EDGE_SUMS_DECAY)
-
-    def _add(self, evaluation: Evaluation, options: Options, *, is_part: bool) -> None:
-        """Add what a call found to that of the calls before it."""
-        if not is_part:
-            self._begin_step(None)
-        if evaluation.edge_counts is not None:
-            self._count(evaluation.edge_counts, options)
-        if not self.edge_focus:
-            return
-        sums = edge_error_sums(evaluation.sums.detach(), options)
-        if is_shared(options):
-            dist.all_reduce(sums)
-        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
-            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
-        self.edge_sums.add_(sums)
-
-    def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
-        """Return what a call takes from the steps before it.
-
-        Args:
-            logits: [B, C, *S].
-            is_part: of a step of several calls, which :meth:`step_normalizer` began.
-        """
-        if not self._has_steps():
-            return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
-        if self._is_running():
-            check_logits(logits)
-            counted, classes = len(self.edge_counts), max(2, logits.shape[1])
-            if counted not in (0, classes):
-                raise ValueError(
-                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
-                    f" {classes}; use one EdgeAwareLoss per number of classes"
-                )
-        if not (is_part and self.training):
-            return _Step(self.current_edge_class_weight, self._edge_scale())
-        if self._step is None:
-            option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"
-            raise ValueError(
-                f"normalizer: expected that of criterion.step_normalizer(targets) with {option}, but it was not called;"
-                " it begins the step"
-            )
-        return self._step
 
     def step_normalizer(
         self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None

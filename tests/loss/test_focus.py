@@ -18,6 +18,7 @@ from torch import Tensor
 from edgeloss import EdgeAwareLoss
 from edgeloss.cli.options import with_loss_options
 from edgeloss.functional import edge_aware_loss, loss_maps
+from edgeloss.reduction import edge_focus_scale
 from edgeloss.viz import panel
 
 GAMMA, DECAY = 0.7, 0.99
@@ -84,6 +85,7 @@ def test_learned_edges_have_no_weight_and_wrong_ones_at_most_a_power_of_two() ->
         criterion = focused()
         criterion(x, y)
         assert criterion.current_edge_weight.item() == pytest.approx(f, rel=1e-12, abs=1e-12)
+    assert edge_focus_scale(torch.tensor([-1e-18, 1.0]), GAMMA) == 0  # of terms that round to less than 0
     criterion = focused()
     criterion(right / 1.5, y)
     error, weight = criterion.edge_sums.tolist()

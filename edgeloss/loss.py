@@ -105,9 +105,11 @@ class EdgeAwareLoss(nn.Module):
     are summed across the ranks.
 
     **Edges that are learned.** With ``edge_focus`` γ > 0 the weight of the edge terms in a step is ``edge_weight`` ·
-    :math:`(2 (1 - \bar p))^\gamma`, where :math:`\bar p` is the geometric mean of the probabilities that neighbors gave
-    to what the labels say in the steps before, by default :math:`e^{-\mathrm{edge} / 2}`; in the first step it is 1/2.
-    What the section above says of counts applies to the two sums behind it as well, but they exist from the start.
+    :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean of the
+    probabilities that neighbors gave to what the labels say in the steps before, by default
+    :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a uniform prediction; in the first step it is
+    ``edge_weight``. What the section above says of counts applies to the sums behind it as well, but they exist from
+    the start.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -138,7 +140,7 @@ class EdgeAwareLoss(nn.Module):
     edge_class_weight: Tensor | Literal["running"] | None
     edge_counts: Tensor  # [C] int64, or [0] before the first step: edge pixels of all steps so far; "running" only
     counted_steps: Tensor  # 0-d int64
-    edge_sums: Tensor  # [2] float64: running sums of the edge term and of its weight; with edge_focus only
+    edge_sums: Tensor  # [3] float64: those of edge_error_sums, running; with edge_focus only
     _step: _Step | None  # that of calls with a normalizer; only modules that change from step to step have one
 
     def __init__(
@@ -194,7 +196,7 @@ class EdgeAwareLoss(nn.Module):
         self.backend = backend
         self._step = None
         if Options.from_attributes(self).edge_focus:
-            self.register_buffer("edge_sums", torch.zeros(2, dtype=torch.float64))
+            self.register_buffer("edge_sums", torch.zeros(3, dtype=torch.float64))
 
     def _register_counts(self, edge_class_weight: Literal["running"]) -> None:
         if edge_class_weight != RUNNING:
@@ -225,13 +227,6 @@ class EdgeAwareLoss(nn.Module):
         scale = self._edge_scale()
         return torch.tensor(float(self.edge_weight), dtype=torch.float64) if scale is None else self.edge_weight * scale
 
-    def _is_running(self) -> bool:
-        return isinstance(self.edge_class_weight, str)
-
-    def _has_steps(self) -> bool:
-        """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
-        return self.edge_focus > 0 or "counted_steps" in self._buffers
-
     def _edge_scale(self) -> Tensor | None:
         return edge_focus_scale(self.edge_sums, self.edge_focus) if self.edge_focus else None
 
@@ -241,56 +236,6 @@ class EdgeAwareLoss(nn.Module):
         total = self.edge_counts.sum(dtype=widest(self.edge_counts.device))
         prior = total / (self.counted_steps * max(1, len(self.edge_counts)))
         return balanced_weight(self.edge_counts, prior=prior)
-
-    def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
-        """Return what a call takes from the steps before it.
-
-        Args:
-            logits: [B, C, *S].
-            is_part: of a step of several calls, which :meth:`step_normalizer` began.
-        """
-        if not self._has_steps():
-            return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
-        if self._is_running():
-            check_logits(logits)
-            counted, classes = len(self.edge_counts), max(2, logits.shape[1])
-            if counted not in (0, classes):
-                raise ValueError(
-                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
-                    f" {classes}; use one EdgeAwareLoss per number of classes"
-                )
-        if not (is_part and self.training):
-            return _Step(self.current_edge_class_weight, self._edge_scale())
-        if self._step is None:
-            option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"
-            raise ValueError(
-                f"normalizer: expected that of criterion.step_normalizer(targets) with {option}, but it was not called;"
-                " it begins the step"
-            )
-        return self._step
-
-    def _begin_step(self, step: _Step | None) -> None:
-        """Count a step, of one call, or of several ones that take ``step``."""
-        self._step = step
-        if self._is_running():
-            self.counted_steps.add_(1)
-        if self.edge_focus:
-            self.edge_sums.mul_(EDGE_SUMS_DECAY)
-
-    def _add(self, evaluation: Evaluation, options: Options, *, is_part: bool) -> None:
-        """Add what a call found to that of the calls before it."""
-        if not is_part:
-            self._begin_step(None)
-        if evaluation.edge_counts is not None:
-            self._count(evaluation.edge_counts, options)
-        if not self.edge_focus:
-            return
-        sums = edge_error_sums(evaluation.sums.detach(), options)
-        if is_shared(options):
-            dist.all_reduce(sums)
-        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
-            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
-        self.edge_sums.add_(sums)
 
     def _count(self, counts: Tensor, options: Options) -> None:
         """Add the edge pixels [C] of a step, or of a call of the first step."""
@@ -362,8 +307,65 @@ class EdgeAwareLoss(nn.Module):
             normalizer=normalizer,
         )
         if is_counted:
-            self._add(evaluation, options, is_part=is_part)
+            self._add(evaluation, options, classes=max(2, logits.shape[1]), is_part=is_part)
         return result
+
+    def _is_running(self) -> bool:
+        return isinstance(self.edge_class_weight, str)
+
+    def _has_steps(self) -> bool:
+        """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
+        return self.edge_focus > 0 or "counted_steps" in self._buffers
+
+    def _begin_step(self, step: _Step | None) -> None:
+        """Count a step, of one call, or of several ones that take ``step``."""
+        self._step = step
+        if self._is_running():
+            self.counted_steps.add_(1)
+        if self.edge_focus:
+            self.edge_sums.mul_(EDGE_SUMS_DECAY)
+
+    def _add(self, evaluation: Evaluation, options: Options, *, classes: int, is_part: bool) -> None:
+        """Add what a call found to that of the calls before it."""
+        if not is_part:
+            self._begin_step(None)
+        if evaluation.edge_counts is not None:
+            self._count(evaluation.edge_counts, options)
+        if not self.edge_focus:
+            return
+        sums = edge_error_sums(evaluation.sums.detach(), options, classes)
+        if is_shared(options):
+            dist.all_reduce(sums)
+        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
+            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
+        self.edge_sums.add_(sums)
+
+    def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
+        """Return what a call takes from the steps before it.
+
+        Args:
+            logits: [B, C, *S].
+            is_part: of a step of several calls, which :meth:`step_normalizer` began.
+        """
+        if not self._has_steps():
+            return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
+        if self._is_running():
+            check_logits(logits)
+            counted, classes = len(self.edge_counts), max(2, logits.shape[1])
+            if counted not in (0, classes):
+                raise ValueError(
+                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
+                    f" {classes}; use one EdgeAwareLoss per number of classes"
+                )
+        if not (is_part and self.training):
+            return _Step(self.current_edge_class_weight, self._edge_scale())
+        if self._step is None:
+            option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"
+            raise ValueError(
+                f"normalizer: expected that of criterion.step_normalizer(targets) with {option}, but it was not called;"
+                " it begins the step"
+            )
+        return self._step
 
     def step_normalizer(
         self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None

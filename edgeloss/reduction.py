@@ -5,6 +5,7 @@ Symbols are those of :mod:`edgeloss.reference`, and v = ``pixel_weight``, 1 by d
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias, cast
 
@@ -194,25 +195,29 @@ def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | fl
 # ----------------------------------------------------------------------------------------------- edges that are learned
 
 
-def edge_error_sums(sums: Tensor, options: Options) -> Tensor:
-    """Return the sum of the edge term and that of its weight, [2]; their ratio is the error per unit of weight.
+def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
+    """Return the sums of the edge term, of what it is for a uniform prediction, and of its weight, [3].
 
-    Both are 0 where the error is not finite: the optimizer skips such a step, but the running error would keep it.
+    All are 0 where the edge term is not finite: the optimizer skips such a step, but the running sums would keep it.
 
     Args:
         sums: [8], those of an :class:`Evaluation`.
         options: of the call.
+        classes: C ≥ 2.
     """
     error = _edge_term(sums[SumRow.OTHER_SIDE], sums[SumRow.SAME_SIDE], options)
-    weight = (options.other_side_weight + options.same_side_weight) * sums[SumRow.EDGE_WEIGHT]
-    return torch.where(error.isfinite(), torch.stack([error, weight]), 0.0)
+    e = sums[SumRow.EDGE_WEIGHT]
+    uniform = _edge_term(e * math.log(classes / (classes - 1)), e * math.log(classes), options)
+    weight = (options.other_side_weight + options.same_side_weight) * e
+    return torch.where(error.isfinite(), torch.stack([error, uniform, weight]), 0.0)
 
 
 def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor:
-    """Return f = (2 (1 - e^-error))^focus, 0-d; 1 without any weight, as at even odds."""
-    error, weight = error_sums
+    """Return f = min(1, (1 - e^-error) / (1 - e^-uniform))^focus, 0-d; 1 without any weight."""
+    error, uniform, weight = error_sums
     # A mean of logarithms may round to less than 0, which has no power.
-    scale = torch.where(weight > 0, (-2 * torch.expm1(-error / weight)).clamp(min=0) ** focus, 1.0)
+    ratio = (torch.expm1(-error / weight) / torch.expm1(-uniform / weight)).clamp(0, 1)
+    scale = torch.where(weight > 0, ratio**focus, 1.0)
     return _keep(scale) if torch.compiler.is_compiling() else scale
 
 

@@ -12,12 +12,17 @@ C, IGNORE = 4, 255
 
 
 def steps(count: int, size: tuple[int, ...] = (9, 11), classes: int = C) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of logits and labels with rare classes; the second one has no edge, if there are as many."""
+    """Return batches of logits and labels with rare classes; the second one has no edge, if there are as many.
+
+    The logits are better than those of a uniform prediction.
+    """
     found = []
     for _ in range(count):
         x, y = torch.randn(3, max(1, classes), *size, dtype=torch.float64), torch.randint(max(2, classes), (3, *size))
         y[torch.rand(y.shape) < 0.6] = 0
         y[torch.rand(y.shape) < 0.1] = IGNORE
+        label = y.where(y != IGNORE, 0)[:, None]
+        x = 0.5 * x + (2.0 * label - 1 if classes == 1 else torch.zeros_like(x).scatter_(1, label, 2.0))
         found.append((x.requires_grad_(), y))
     found[1:2] = [(x, torch.ones_like(y)) for x, y in found[1:2]]
     return found

@@ -18,7 +18,6 @@ from torch import Tensor
 from edgeloss import EdgeAwareLoss
 from edgeloss.cli.options import with_loss_options
 from edgeloss.functional import edge_aware_loss, loss_maps
-from edgeloss.reduction import edge_focus_scale
 from edgeloss.viz import panel
 
 GAMMA, DECAY = 0.7, 0.99
@@ -28,15 +27,21 @@ def focused(**options: Any) -> EdgeAwareLoss:
     return EdgeAwareLoss(**{"edge_focus": GAMMA, "ignore_index": IGNORE} | options)
 
 
-def error_sums(x: Tensor, y: Tensor, vu: Tensor, **options: Any) -> tuple[float, float]:
-    """Return the edge term over all edge pixels, and its weight, from the maps of the terms."""
-    maps = loss_maps(x, y, ignore_index=IGNORE, **options)
+def error_sums(x: Tensor, y: Tensor, vu: Tensor, **options: Any) -> list[float]:
+    """Return the edge term over all edge pixels, that of a uniform prediction, and its weight, from the maps."""
+    maps, uniform = (loss_maps(values, y, ignore_index=IGNORE, **options) for values in (x, torch.zeros_like(x)))
     sides = options.get("other_side_weight", 1.0) + options.get("same_side_weight", 1.0)
-    return float((vu * maps.edge).sum()), sides * float((vu * maps.edge_mask).sum())
+    return [
+        float((vu * maps.edge).sum()),
+        # There is no same-side term where all neighbors are across the edge: its weight is that of both sides anyway.
+        float((vu * uniform.edge.amax() * maps.edge_mask).sum()),
+        sides * float((vu * maps.edge_mask).sum()),
+    ]
 
 
-def factor(error: float, weight: float, gamma: float = GAMMA) -> float:
-    return float((2 * (1 - math.exp(-error / weight))) ** gamma) if weight else 1.0
+def factor(error: float, uniform: float, weight: float) -> float:
+    ratio = (1 - math.exp(-error / weight)) / (1 - math.exp(-uniform / weight)) if weight else 1.0
+    return min(1.0, ratio) ** GAMMA
 
 
 @pytest.mark.usefixtures("each_backend")
@@ -57,13 +62,13 @@ def test_the_weight_comes_from_the_steps_before(
 ) -> None:
     criterion = focused(**maps_options, **options)
     weight = options.pop("edge_weight", 1.0)
-    error, total = 0.0, 0.0
+    sums = [0.0, 0.0, 0.0]
     for x, y in steps(5, size, classes):
         if "upsample" in maps_options:
             x = x.detach()[..., ::2, ::3].clone().requires_grad_()
         v = torch.rand(y.shape, dtype=torch.float64)
         u = options["edge_class_weight"] = criterion.current_edge_class_weight
-        f = factor(error, total)
+        f = factor(*sums)
         assert criterion.current_edge_weight.item() == pytest.approx(weight * f, rel=1e-6)
         found = run(lambda x, y, v=v: criterion(x, y, pixel_weight=v), x, y)
         keywords = maps_options | options | {"edge_weight": weight * f, "ignore_index": IGNORE, "pixel_weight": v}
@@ -71,24 +76,21 @@ def test_the_weight_comes_from_the_steps_before(
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)  # f has no gradient
         vu = v if u is None else v * u[y.where(y != IGNORE, 0)]
         parts = error_sums(x, y, vu, **maps_options)
-        error, total = DECAY * error + parts[0], DECAY * total + parts[1]
-        torch.testing.assert_close(
-            criterion.edge_sums, torch.tensor([error, total], dtype=torch.float64), rtol=1e-6, atol=0
-        )
+        sums = [DECAY * old + new for old, new in zip(sums, parts, strict=True)]
+        torch.testing.assert_close(criterion.edge_sums, torch.tensor(sums, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 @pytest.mark.usefixtures("each_backend")
-def test_learned_edges_have_no_weight_and_wrong_ones_at_most_a_power_of_two() -> None:
+def test_learned_edges_have_no_weight_and_wrong_ones_that_of_unlearned_ones() -> None:
     y = torch.arange(8).div(4, rounding_mode="floor").expand(2, 6, 8)
     right = 60.0 * F.one_hot(y, 2).movedim(-1, 1).double()
-    for x, f in ((right, 0.0), (0.0 * right, 1.0), (-right, 2**GAMMA)):
+    for x, f in ((right, 0.0), (0.0 * right, 1.0), (-right, 1.0)):
         criterion = focused()
         criterion(x, y)
         assert criterion.current_edge_weight.item() == pytest.approx(f, rel=1e-12, abs=1e-12)
-    assert edge_focus_scale(torch.tensor([-1e-18, 1.0]), GAMMA) == 0  # of terms that round to less than 0
     criterion = focused()
     criterion(right / 1.5, y)
-    error, weight = criterion.edge_sums.tolist()
+    error, _, weight = criterion.edge_sums.tolist()
     assert 0 < error / weight < 1e-16  # 1 - e^-error would be 0
     assert criterion.current_edge_weight.item() == pytest.approx((2 * error / weight) ** GAMMA)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -176,7 +177,8 @@ def running_steps(criterion: EdgeAwareLoss, mine: slice, *, accumulates: bool) -
     for step in range(3):
         part, labels = x[mine], (y[mine] + step).where(y[mine] != -100, -100) % 5
         total = criterion.step_normalizer([labels]) if accumulates else None
-        losses.append(criterion(torch.cat([part, -part[:, :2]], 1), labels, normalizer=total))
+        right = F.one_hot(labels.clamp(min=0), 5).movedim(-1, 1)  # with it the prediction is better than a uniform one
+        losses.append(criterion(torch.cat([part, -part[:, :2]], 1) / 3 + 2 * right, labels, normalizer=total))
     return losses, criterion.current_edge_class_weight, criterion.current_edge_weight
 
 

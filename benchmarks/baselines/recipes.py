@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from baselines import regions
 from baselines.active_boundary import active_boundary
@@ -22,6 +22,7 @@ from baselines.frequencies import adjusted, class_prior, median_frequency_weight
 from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
+from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 from edgeloss.reference import find_edges
 
@@ -189,6 +190,42 @@ def ours(
     )
 
 
+class Module(nn.Module):
+    """Compute EdgeAwareLoss as a module, whose statistics run over the steps; by default ``EdgeAwareLoss()``.
+
+    Args:
+        ignore_index: the ignored label.
+        running: 1 for ``edge_class_weight="running"``, 0 for equal weights.
+        edge_weight: this and the other options are those of EdgeAwareLoss.
+        edge_focus: see above.
+        false_edge_weight: see above.
+    """
+
+    def __init__(
+        self,
+        *,
+        ignore_index: int,
+        running: int = 0,
+        edge_weight: float = 1.0,
+        edge_focus: float = 0.0,
+        false_edge_weight: float = 0.0,
+    ) -> None:
+        """Create the loss."""
+        super().__init__()
+        self.criterion = EdgeAwareLoss(
+            edge_class_weight="running" if running else None,
+            ignore_index=ignore_index,
+            edge_weight=edge_weight,
+            edge_focus=edge_focus,
+            false_edge_weight=false_edge_weight,
+        )
+
+    def forward(self, logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
+        """Compute the loss."""
+        loss: Tensor = self.criterion(logits, target)
+        return loss
+
+
 def _shifted(
     logits: Tensor,
     target: Tensor,
@@ -266,7 +303,7 @@ def _with_cross_entropy(
     return loss
 
 
-RECIPES: dict[str, Callable[..., Tensor]] = {
+RECIPES: dict[str, Callable[..., Any]] = {
     "ce": _ce,
     "balanced": _balanced,
     "median_frequency": _median_frequency,
@@ -277,6 +314,7 @@ RECIPES: dict[str, Callable[..., Tensor]] = {
     "relaxed": _relaxed,
     "svls": _smoothed,
     "ours": ours,
+    "module": Module,
     "shifted": _shifted,
     "dice": _with_cross_entropy(regions.dice),
     "lovasz": _with_cross_entropy(regions.lovasz),
@@ -300,6 +338,7 @@ TITLES = {
     "relaxed": "CE with relaxed labels",
     "svls": "CE with SVLS",
     "ours": "edgeloss",
+    "module": "EdgeAwareLoss()",
     "shifted": "edgeloss on shifted edges",
     "dice": "CE + Dice",
     "lovasz": "CE + Lovász",
@@ -397,6 +436,8 @@ def make(
     if "edge_class_weight" in parameters:
         options["edge_class_weight"] = balanced
     k = options.pop("k", 0.0) if "pixel_weight" in parameters else 0.0
+    if isinstance(RECIPES[name], type):  # it has state
+        return RECIPES[name](ignore_index=ignore_index, **options).to(device)
     recipe = partial(RECIPES[name], ignore_index=ignore_index, **options)
     if not k:
         return recipe

@@ -100,6 +100,8 @@ class Training:
             state = load_checkpoint(self.checkpoint, map_location=place.device)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if isinstance(self.criterion, nn.Module):
+                self.criterion.load_state_dict(state["criterion"])
             self.epoch, self.curves = state["epoch"], state["curves"]
         self.curve = self.curves.setdefault(place.split_name(run), [])
 
@@ -119,6 +121,8 @@ class Training:
                 self.score(loss=loss, seconds=round(seconds, 1))
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            if isinstance(self.criterion, nn.Module):
+                state["criterion"] = self.criterion.state_dict()
             save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curves": self.curves})
             metrics = self.curve[-1]["metrics"] if is_scored else {}
             scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN if name in metrics)

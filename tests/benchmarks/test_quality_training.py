@@ -61,8 +61,19 @@ def test_a_run_repeats(place: Place, shapes: Path, tmp_path: Path) -> None:
     assert result["metrics"]["miou"] == pytest.approx(sum(present) / len(present), abs=1e-5)
 
 
-def test_a_killed_run_goes_on(place: Place, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run("affinity", {}, 0, **TINY)  # its weight depends on the step
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [("affinity", {}), ("module", {"running": 1, "edge_focus": 2})],  # they depend on the step, and on those before
+)
+def test_a_killed_run_goes_on(
+    place: Place,
+    shapes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loss: str,
+    options: dict[str, float],
+) -> None:
+    run = Run(loss, options, 0, **TINY)
     finish(run, place)
     other = Place(shapes.parent, None, tmp_path / "other.jsonl", tmp_path / "other")
     train_epoch = Training.train_epoch

@@ -233,14 +233,6 @@ def test_the_edge_weight_rises_as_configured(config: Path, tmp_path: Path) -> No
     assert first["val/loss"] == second["val/loss"]  # by the full weight, so that epochs can be compared
 
 
-def test_the_edge_weight_follows_the_edges(config: Path, tmp_path: Path) -> None:
-    assert run_in(tmp_path, config, "loss.edge_focus=2", "optim.lr=0") == 0
-    first, second = metrics_of(tmp_path)
-    assert 1 != first["edge_weight"] != second["edge_weight"]
-    assert 0 < second["edge_weight"] < 4
-    assert first["val/loss"] == second["val/loss"]
-
-
 def test_bfloat16_trains(long_run: Path, config: Path, tmp_path: Path) -> None:
     assert run_in(tmp_path, config, *LONG, "precision=bfloat16") == 0
     half, full = metrics_of(tmp_path), metrics_of(long_run)

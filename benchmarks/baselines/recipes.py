@@ -19,6 +19,7 @@ from baselines.common import cross_entropy, weighted_mean
 from baselines.control import edge_weights
 from baselines.cpg import cpg
 from baselines.frequencies import adjusted, class_prior, median_frequency_weight
+from baselines.relational import relational
 from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
@@ -252,6 +253,24 @@ def _shifted(
     return cross_entropy(logits, target, ignore_index) + edge
 
 
+def _relational(
+    logits: Tensor,
+    target: Tensor,
+    progress: Progress,
+    *,
+    ignore_index: int,
+    edge_class_weight: Tensor | None = None,
+    weight: float = 0.5,
+    agree: float = 0.1,
+    edge_weight: float = 0.0,
+) -> Tensor:
+    """Compute cross-entropy and the relational term, with the edge terms of EdgeAwareLoss or without."""
+    loss = edge_aware_loss(
+        logits, target, ignore_index=ignore_index, edge_class_weight=edge_class_weight, edge_weight=edge_weight
+    )
+    return loss + weight * relational(logits, target, ignore_index=ignore_index, agree=agree)
+
+
 def _abl(
     logits: Tensor,
     target: Tensor,
@@ -316,6 +335,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "ours": ours,
     "module": Module,
     "shifted": _shifted,
+    "relational": _relational,
     "dice": _with_cross_entropy(regions.dice),
     "lovasz": _with_cross_entropy(regions.lovasz),
     "boundary": _with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1),
@@ -340,6 +360,7 @@ TITLES = {
     "ours": "edgeloss",
     "module": "EdgeAwareLoss()",
     "shifted": "edgeloss on shifted edges",
+    "relational": "CE + relational",
     "dice": "CE + Dice",
     "lovasz": "CE + Lovász",
     "boundary": "CE + boundary loss",

@@ -22,6 +22,7 @@ from baselines.common import cross_entropy
 from baselines.control import edge_weights
 from baselines.cpg import cpg, sobel
 from baselines.recipes import RECIPES, TITLES, Progress, completed, make
+from baselines.relational import relational
 from baselines.rmi import rmi
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 
@@ -129,6 +130,16 @@ def test_affinity_of_a_third_class() -> None:
     loss = affinity(logits_of(p), torch.tensor([[[0, 1]]]), ignore_index=VOID)
     edge = sum(3 - kl(*pair) for pair in ((0.7, 0.1), (0.1, 0.7), (0.2, 0.5), (0.5, 0.2))) / 4
     torch.testing.assert_close(loss.item(), edge + (kl(0.1, 0.4) + kl(0.4, 0.1)) / 2)
+
+
+def test_relational() -> None:
+    p = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.2, 0.2, 0.6]])  # [pixel, class]
+    logits, target = logits_of(p.T[:, None]), torch.tensor([[[0, 1, 1]]])
+    q01, q12 = p[0] @ p[1], p[1] @ p[2]
+    expected = -torch.log(1 - q01) - 0.1 * torch.log(q12)
+    torch.testing.assert_close(relational(logits, target, ignore_index=VOID), expected)
+    void = torch.tensor([[[VOID, 1, 1]]])
+    torch.testing.assert_close(relational(logits, void, ignore_index=VOID), -0.1 * torch.log(q12))
 
 
 def test_affinity_is_clipped() -> None:
@@ -240,7 +251,7 @@ def volume_labels() -> Tensor:
 
 
 LABELS = {2: image_labels(), 3: volume_labels()}  # by number of axes
-FLAT = ("affinity", "abl", "cpg", "rmi")  # for images only
+FLAT = ("affinity", "abl", "cpg", "relational", "rmi")  # for images only
 
 
 @pytest.fixture

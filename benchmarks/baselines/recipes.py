@@ -227,6 +227,16 @@ class Module(nn.Module):
         return loss
 
 
+def _batch_balanced(
+    logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, edge_weight: float = 1.0
+) -> Tensor:
+    """Compute EdgeAwareLoss with the class weights of the batch, which depend on what else is in it."""
+    balanced = balanced_edge_class_weight([target], logits.shape[1], ignore_index=ignore_index)
+    return edge_aware_loss(
+        logits, target, ignore_index=ignore_index, edge_class_weight=balanced.to(logits.device), edge_weight=edge_weight
+    )
+
+
 def _shifted(
     logits: Tensor,
     target: Tensor,
@@ -334,6 +344,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "svls": _smoothed,
     "ours": ours,
     "module": Module,
+    "batch_balanced": _batch_balanced,
     "shifted": _shifted,
     "relational": _relational,
     "dice": _with_cross_entropy(regions.dice),
@@ -359,6 +370,7 @@ TITLES = {
     "svls": "CE with SVLS",
     "ours": "edgeloss",
     "module": "EdgeAwareLoss()",
+    "batch_balanced": "edgeloss balanced by batch",
     "shifted": "edgeloss on shifted edges",
     "relational": "CE + relational",
     "dice": "CE + Dice",

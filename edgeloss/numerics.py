@@ -138,8 +138,9 @@ def check_gradients(
 
     Args:
         fn: function of the inputs that returns a real tensor or a tuple of them, in float64 for float64 inputs. A
-            module is copied and converted to float64; its parameters are not checked (to check them, pass them as
-            inputs with :func:`torch.func.functional_call`).
+            module is copied for every call, so that all calls begin with the same buffers, and converted to float64;
+            its parameters are not checked (to check them, pass them as inputs with
+            :func:`torch.func.functional_call`).
         inputs: arguments of fn, not modified. Checks the floating tensors that require grad, or all if none does. Use
             few elements, since each costs two calls.
         eps: step of the finite differences.
@@ -165,7 +166,6 @@ def check_gradients(
         torch.autograd.gradcheck.GradcheckError: no derivative: input 0 at [1], output 0 at [1]:
         expected 0.5, the finite difference, but got 0; the slope is 0 to the left and 1 to the right
     """
-    fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn  # a call may change its buffers
     with torch.enable_grad():
         problem = _find_problem(fn, _leaves(inputs), _Tolerance(eps, atol, rtol))
     if problem and raise_exception:
@@ -176,7 +176,10 @@ def check_gradients(
 def _find_problem(fn: Callable[..., Any], given: list[Any], tolerance: _Tolerance) -> str | None:
     """Check the gradients at the leaves; return the message of a failure, or None."""
     doubled = [x.detach().double().requires_grad_(x.requires_grad) if _is_floating(x) else x for x in given]
-    exact_fn = copy.deepcopy(fn).double() if isinstance(fn, nn.Module) else fn
+    exact_fn = fn
+    if isinstance(fn, nn.Module):
+        module: nn.Module = copy.deepcopy(fn)
+        fn, exact_fn = _without_state(fn), _without_state(module.double())
     outputs = _outputs(fn, given)  # an exception here is the caller's own
     try:
         exact_outputs = _outputs(exact_fn, doubled)
@@ -190,6 +193,11 @@ def _find_problem(fn: Callable[..., Any], given: list[Any], tolerance: _Toleranc
         return _precision_problem(outputs, given, _jacobian(exact_outputs, doubled), tolerance)
     except GradcheckError as error:
         return _explain_failure(exact_fn, doubled, tolerance) or str(error)
+
+
+def _without_state(module: nn.Module) -> Callable[..., Any]:
+    """Return a function that calls the module as it is now: a call may change its buffers."""
+    return lambda *inputs: copy.deepcopy(module)(*inputs)
 
 
 def _leaves(inputs: Sequence[Any]) -> list[Any]:

@@ -82,7 +82,8 @@ def _measure(
     ignore = criterion.ignore_index
     options = {**criterion.options(), "sync_normalizer": False}
     _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
-    weight, edges = normalizers(labels, weight=criterion.weight, ignore_index=ignore, radius=criterion.radius)
+    names = ("weight", "edge_class_weight", "ignore_index", "radius")
+    weight, edges = normalizers(labels, **{name: options[name] for name in names})
     valid = labels != ignore
     border = loss_maps(logits, labels, ignore_index=ignore, upsample=True).edge_mask
     if logits.shape[2:] != labels.shape[1:]:
@@ -96,7 +97,7 @@ def _measure(
         "edge": (terms["edge"] * edges, edges),
         # From the map, not from the term, which is 0 where there is no edge: false edges lie elsewhere.
         "false_edge": (maps.false_edge.sum(), edges),
-        "edge_fraction": (edges, valid.sum()),
+        "edge_fraction": (maps.edge_mask.sum(), valid.sum()),
         "accuracy": (correct.sum(), valid.sum()),
         "edge_accuracy": ((correct & border).sum(), border.sum()),
         "interior_accuracy": ((correct & ~border).sum(), (valid & ~border).sum()),

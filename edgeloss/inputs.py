@@ -339,7 +339,7 @@ def check_non_negative(name: str, values: Tensor, where: Tensor | None = None) -
     Raises:
         ValueError: with the first wrong value and its position.
     """
-    wrong = ~(torch.isfinite(values) & (values >= 0))
+    wrong = ~((values >= 0) & (values < math.inf))  # also nan
     if where is not None:
         wrong &= where
     if wrong.any():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -90,6 +90,7 @@ class Evaluation(NamedTuple):
     edge_counts: Tensor | None = None
 
 
+Number = TypeVar("Number", Tensor, float)
 Terms: TypeAlias = dict[str, Tensor]
 Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tuple[Tensor, LossMaps, Terms]
 
@@ -186,10 +187,9 @@ def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | fl
         exponent: in [0, 1].
         prior: edge pixels to add to those of each class.
     """
-    n = counts.to(widest(counts.device))
-    weight = torch.where(n > 0, n + prior, 1.0) ** -exponent
-    weight = weight * (n.sum() / (n * weight).sum())
-    return torch.where(n > 0, weight, 1.0).float()
+    n, is_seen = counts.to(widest(counts.device)), counts > 0
+    weight = torch.where(is_seen, n + prior, 1.0) ** -exponent
+    return torch.where(is_seen, weight * (n.sum() / (n @ weight)), 1.0).float()
 
 
 # ----------------------------------------------------------------------------------------------- edges that are learned
@@ -207,17 +207,16 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
     """
     error = _edge_term(sums[SumRow.OTHER_SIDE], sums[SumRow.SAME_SIDE], options)
     e = sums[SumRow.EDGE_WEIGHT]
-    uniform = _edge_term(e * math.log(classes / (classes - 1)), e * math.log(classes), options)
-    weight = (options.other_side_weight + options.same_side_weight) * e
-    return torch.where(error.isfinite(), torch.stack([error, uniform, weight]), 0.0)
+    uniform = _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
+    weight = options.other_side_weight + options.same_side_weight
+    return torch.where(error < math.inf, torch.stack([error, e * uniform, e * weight]), 0.0)  # not for nan
 
 
 def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor:
     """Return f = min(1, (1 - e^-error) / (1 - e^-uniform))^focus, 0-d; 1 without any weight."""
-    error, uniform, weight = error_sums
-    # A mean of logarithms may round to less than 0, which has no power.
-    ratio = (torch.expm1(-error / weight) / torch.expm1(-uniform / weight)).clamp(0, 1)
-    scale = torch.where(weight > 0, ratio**focus, 1.0)
+    wrong, wrong_of_uniform = torch.expm1(error_sums[:2] / -error_sums[2])
+    # A mean of logarithms may round to less than 0, which has no power. Without any weight the ratio is nan.
+    scale: Tensor = (wrong / wrong_of_uniform).clamp(0, 1).nan_to_num(1.0) ** focus
     return _keep(scale) if torch.compiler.is_compiling() else scale
 
 
@@ -315,5 +314,5 @@ def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tens
     return (off_edges if v is None else off_edges * v) + (edge if vu is None else edge * vu)
 
 
-def _edge_term(other_side: Tensor, same_side: Tensor, options: Options) -> Tensor:
+def _edge_term(other_side: Number, same_side: Number, options: Options) -> Number:
     return options.other_side_weight * other_side + options.same_side_weight * same_side

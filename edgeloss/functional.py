@@ -67,7 +67,8 @@ def edge_aware_loss(
 ) -> Result:
     """Compute the edge-aware loss of logits and labels.
 
-    :class:`edgeloss.EdgeAwareLoss` and its :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full.
+    :class:`edgeloss.EdgeAwareLoss` and its :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full. The
+    function keeps nothing between calls: its value is that of the module with ``edge_class_weight=None, edge_focus=0``.
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating; C = 1 is binary.
@@ -124,6 +125,7 @@ def edge_aware_loss(
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
         false_edge_weight=false_edge_weight,
+        edge_focus=0.0,  # there are no steps
         radius=radius,
         power=power,
         decay=decay,

@@ -19,6 +19,11 @@ from edgeloss.reduction import Evaluation, Result, balanced_weight, edge_error_s
 EDGE_SUMS_DECAY = 0.99  # per step
 
 
+def _may_count() -> bool:
+    """Return whether a call may change the module; torch does not let the functions that it transforms do so."""
+    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+
+
 class _Step(NamedTuple):
     """What a step of the loss takes from the steps before it.
 
@@ -34,8 +39,11 @@ class _Step(NamedTuple):
 class EdgeAwareLoss(nn.Module):
     r"""Compute cross-entropy plus terms for sharp edges, for semantic segmentation.
 
-    The module is called like :class:`torch.nn.CrossEntropyLoss`. For an edge pixel i of class k, and :math:`p_n(k)` the
-    probability that its neighbor n gives to that class,
+    The module is called like :class:`torch.nn.CrossEntropyLoss`. In training it balances the classes at the edges and
+    lowers the weight of the edge terms as the edges are learned, by what it has seen in the steps before; see below.
+    With ``edge_class_weight=None, edge_focus=0`` it keeps nothing between steps.
+
+    For an edge pixel i of class k, and :math:`p_n(k)` the probability that its neighbor n gives to that class,
 
     .. math::
         S_i &= -\log M_q\{p_n(k) : y_n = k\} \quad\text{(same side: the neighbors agree)} \\
@@ -64,10 +72,10 @@ class EdgeAwareLoss(nn.Module):
 
     Args:
         weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit.
-        edge_class_weight: class weights [C] of the edge terms, floating, ≥ 0: u = ``edge_class_weight[y_i]`` multiplies
-            :math:`S_i` and :math:`O_i` in E, and :math:`|E|` becomes :math:`\sum_E u`.
-            :func:`edgeloss.functional.balanced_edge_class_weight` computes them from label maps. With ``"running"`` the
-            module counts the edge pixels of each class instead: see below.
+        edge_class_weight: class weights of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
+            :math:`O_i` in E, and :math:`|E|` becomes :math:`\sum_E u`. With ``"running"`` the module balances the
+            classes by counting the edge pixels of each: see below. A tensor [C], floating, ≥ 0, such as that of
+            :func:`edgeloss.functional.balanced_edge_class_weight`, stays as it is. None for ones.
         ignore_index: label of pixels to ignore. Their gradient is exactly 0, and the result does not depend on their
             logits, even if these are nan.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map [B, *S].
@@ -97,16 +105,17 @@ class EdgeAwareLoss(nn.Module):
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.
 
-    **Running class balance.** With ``edge_class_weight="running"`` the weights of a step come from the edge pixels of
-    the steps before it, so they are constants of the step; they converge to those that ``balanced_edge_class_weight``
-    returns for the training labels. In the first step they are 1. The counts are buffers in ``state_dict``, created by
-    the first call. ``train()`` counts; ``eval()`` does not, nor do calls under ``torch.no_grad()``. A call without
-    ``normalizer`` is a step; :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts
-    are summed across the ranks.
+    **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
+    edge pixels of the steps before it, so they are constants of the step; they converge to those that
+    ``balanced_edge_class_weight`` returns for the training labels. In the first step they are 1. The counts are buffers
+    in ``state_dict``, created by the first call. ``train()`` counts; ``eval()`` does not, nor do calls under
+    ``torch.no_grad()`` or in a transform of ``torch.func``. A call without ``normalizer`` is a step;
+    :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts are summed across the
+    ranks. Outputs with different numbers of classes need a module each.
 
-    **Edges that are learned.** With ``edge_focus`` γ > 0 the weight of the edge terms in a step is ``edge_weight`` ·
-    :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean of the
-    probabilities that neighbors gave to what the labels say in the steps before, by default
+    **Edges that are learned.** With ``edge_focus`` γ > 0, by default 4, the weight of the edge terms in a step is
+    ``edge_weight`` · :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean
+    of the probabilities that neighbors gave to what the labels say in the steps before, by default
     :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a uniform prediction; in the first step it is
     ``edge_weight``. What the section above says of counts applies to the sums behind it as well, but they exist from
     the start.
@@ -147,7 +156,7 @@ class EdgeAwareLoss(nn.Module):
         self,
         weight: Tensor | None = None,
         *,
-        edge_class_weight: Tensor | Literal["running"] | None = None,
+        edge_class_weight: Tensor | Literal["running"] | None = RUNNING,
         ignore_index: int = -100,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
@@ -156,7 +165,7 @@ class EdgeAwareLoss(nn.Module):
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
         false_edge_weight: float = 0.0,
-        edge_focus: float = 0.0,
+        edge_focus: float = 4.0,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,
         decay: float | None = None,
@@ -246,7 +255,8 @@ class EdgeAwareLoss(nn.Module):
             return
         if torch.compiler.is_exporting():  # a graph can't create a buffer
             raise RuntimeError(
-                f"edge_class_weight={RUNNING!r}: expected counts, but got none; call the loss before export"
+                f"edge_class_weight={RUNNING!r}: expected counts, but got none; call the loss before export, or export"
+                " it in eval()"
             )
         self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device, non_blocking=True)
 
@@ -289,7 +299,7 @@ class EdgeAwareLoss(nn.Module):
         """
         is_part = normalizer is not None
         step = self._step_of_call(logits, is_part=is_part)
-        is_counted = self._has_steps() and self.training and torch.is_grad_enabled()
+        is_counted = self._has_steps() and self.training and _may_count()
         options = Options.from_attributes(self)
         result, evaluation = loss_and_evaluation(
             logits,
@@ -355,15 +365,15 @@ class EdgeAwareLoss(nn.Module):
             if counted not in (0, classes):
                 raise ValueError(
                     f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
-                    f" {classes}; use one EdgeAwareLoss per number of classes"
+                    f" {classes}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
                 )
         if not (is_part and self.training):
             return _Step(self.current_edge_class_weight, self._edge_scale())
         if self._step is None:
-            option = f"edge_class_weight={RUNNING!r}" if self._is_running() else f"edge_focus={self.edge_focus!r}"
             raise ValueError(
-                f"normalizer: expected that of criterion.step_normalizer(targets) with {option}, but it was not called;"
-                " it begins the step"
+                "normalizer: expected that of criterion.step_normalizer(targets), which begins a step, but it was not"
+                " called; call it once per step, or pass edge_class_weight=None and edge_focus=0 to EdgeAwareLoss to"
+                " keep nothing between steps"
             )
         return self._step
 
@@ -392,12 +402,12 @@ class EdgeAwareLoss(nn.Module):
         Example:
             >>> import torch
             >>> from edgeloss import EdgeAwareLoss
-            >>> criterion = EdgeAwareLoss(edge_class_weight="running")
+            >>> criterion = EdgeAwareLoss()
             >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
             >>> total = criterion.step_normalizer(target.split(2))
             >>> parts = zip(logits.split(2), target.split(2))
             >>> loss = sum(criterion(x, y, normalizer=total) for x, y in parts)
-            >>> torch.testing.assert_close(loss, EdgeAwareLoss()(logits, target))  # in the first step all weights are 1
+            >>> torch.testing.assert_close(loss, EdgeAwareLoss()(logits, target))
             >>> criterion.current_edge_class_weight.shape
             torch.Size([3])
         """
@@ -440,11 +450,11 @@ class EdgeAwareLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, and the most used ones."""
-        always = ("ignore_index", "edge_weight", "radius", "power")
+        always = ("ignore_index", "edge_weight", "edge_focus", "radius", "power")
         shown = [
-            f"{name}={values!r}" if isinstance(values, str) else f"{name}=[{len(values)}]"
+            f"{name}=[{len(values)}]" if isinstance(values, Tensor) else f"{name}={values!r}"
             for name, values in (("weight", self.weight), ("edge_class_weight", self.edge_class_weight))
-            if values is not None
+            if name == "edge_class_weight" or values is not None
         ]
         for option in fields(Options):
             value = getattr(self, option.name)

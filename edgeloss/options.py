@@ -116,8 +116,9 @@ def _about(meaning: str, check: Callable[[str, Any], None], *, module_only: bool
 class Options:
     """The options of the loss that are not tensors; an instance has passed all checks.
 
-    Names, order and defaults are those of :class:`edgeloss.EdgeAwareLoss`, which describes them in full. ``radius`` and
-    ``spacing`` are stored as given; :func:`radius_per_axis` and :func:`spacing_per_axis` resolve them.
+    Names, order and defaults are those of :class:`edgeloss.EdgeAwareLoss`, which describes them in full; functions have
+    no ``edge_focus`` and pass 0. ``radius`` and ``spacing`` are stored as given; :func:`radius_per_axis` and
+    :func:`spacing_per_axis` resolve them.
 
     Raises:
         TypeError: if an option has the wrong type.
@@ -170,7 +171,7 @@ class Options:
         ),
     )
     edge_focus: float = field(
-        default=0.0,
+        default=4.0,
         metadata=_about(
             "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
             _check_weight,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import balanced_edge_class_weight
 from edgeloss.io import VOID_INDEX, read_classes, read_image, read_labels
 from edgeloss.metrics import boundary_f1
 
@@ -50,9 +49,8 @@ def main() -> None:
     val_images, val_masks = load(options.data / "val")
 
     network = make_network(len(classes)).to(device)
-    # The recommended setting: the edges of rare classes count as much as those of frequent ones.
-    weight = balanced_edge_class_weight(masks.split(1), len(classes), ignore_index=void)
-    criterion = EdgeAwareLoss(edge_class_weight=weight, ignore_index=void).to(device)
+    # It counts the classes at edges as it goes: those of rare classes matter as much as those of frequent ones.
+    criterion = EdgeAwareLoss(ignore_index=void).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
 
     for epoch in range(1, options.epochs + 1):

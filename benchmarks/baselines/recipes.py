@@ -192,7 +192,9 @@ def ours(
 
 
 class Module(nn.Module):
-    """Compute EdgeAwareLoss as a module, whose statistics run over the steps; by default ``EdgeAwareLoss()``.
+    """Compute EdgeAwareLoss as a module, whose statistics run over the steps.
+
+    ``running=1, edge_focus=4`` is ``EdgeAwareLoss()``.
 
     Args:
         ignore_index: the ignored label.

@@ -54,7 +54,7 @@ _TYPES: dict[str, Any] = {"float": float, "float | None": float | None, "int | S
 _LOSS_OPTIONS: dict[str, Any] = {
     option.name: _TYPES[str(option.type)]
     for option in dataclasses.fields(Options)
-    if str(option.type) in _TYPES and option.name not in MODULE_ONLY  # a command has no steps
+    if str(option.type) in _TYPES and option.name not in MODULE_ONLY
 }
 
 
@@ -136,6 +136,7 @@ def make_criterion(loss: Mapping[str, Any], ignore_index: int) -> EdgeAwareLoss:
         InputError: if an option is out of range.
     """
     try:
-        return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **loss)
+        stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}  # a command has no steps
+        return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss)
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from debug_losses import line_of, scene
+from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, reference
@@ -18,7 +19,7 @@ from edgeloss.debug import diagnose
 def test_terms_add_up_to_the_loss(reduction: Any) -> None:
     x, y = scene()
     y[0, -2:] = 255
-    criterion = EdgeAwareLoss(
+    criterion = stateless_loss(
         torch.tensor([1.0, 2.0, 0.5]), edge_class_weight=torch.tensor([0.3, 1.0, 4.0]),
         ignore_index=255, reduction=reduction, ce_weight=0.7, edge_weight=0.3,
         other_side_weight=1.5, same_side_weight=0.4, false_edge_weight=0.2,

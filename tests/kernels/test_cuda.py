@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_kinds import CUDA, ON_CUDA, Kernels
+from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
@@ -30,7 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def _start(kernels: Kernels) -> Iterator[None]:
     # The first call allocates what later ones share, and a graph's capture may not.
-    run(EdgeAwareLoss(ignore_index=255, backend="fused"), *scene())
+    run(stateless_loss(ignore_index=255, backend="fused"), *scene())
     torch.cuda.synchronize()
     yield
     torch.cuda.synchronize()
@@ -50,7 +51,7 @@ def run(criterion: EdgeAwareLoss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_side_stream(options: dict[str, Any]) -> None:
-    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused", **options), scene()
     expected = run(criterion, x, y)
     stream = torch.cuda.Stream()
     late = torch.empty_like(x)
@@ -66,7 +67,7 @@ def test_side_stream(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_graph_replays(options: dict[str, Any]) -> None:
-    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused", **options), scene()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -87,7 +88,7 @@ def test_graph_replays(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
-    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused", **options), scene()
     torch.cuda.set_sync_debug_mode("error")
     try:
         run(criterion, x, y)
@@ -126,7 +127,7 @@ def test_counted_weights_wait_for_nothing_and_replay() -> None:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_deterministic(options: dict[str, Any]) -> None:
-    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused", **options), scene()
+    criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused", **options), scene()
     expected = run(criterion, x, y)
     torch.use_deterministic_algorithms(True)
     try:
@@ -149,7 +150,7 @@ def test_the_first_of_two_label_records_stays(kernels: Kernels) -> None:
 
 @pytest.mark.slow
 def test_compiles_to_one_graph() -> None:
-    criterion, (x, y) = EdgeAwareLoss(ignore_index=255, backend="fused"), scene()
+    criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused"), scene()
     found = run(torch.compile(criterion, fullgraph=True), x, y)
     torch.testing.assert_close(found, run(criterion, x, y))
 

@@ -10,6 +10,7 @@ import torch
 from agreement import DTYPES, LAST, compare, scene
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
+from stateless import stateless_loss
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
@@ -186,7 +187,7 @@ def test_double_backward_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # torch's forward mode uses torch.jit
 def test_transforms_of_torch_func_get_the_reference() -> None:
     x, y = scene((5, 6), 3)
-    criterion = EdgeAwareLoss(ignore_index=255)
+    criterion = stateless_loss(ignore_index=255)
     expected = torch.autograd.grad(criterion(x.requires_grad_(), y), x)[0]
     torch.testing.assert_close(torch.func.grad(criterion)(x.detach(), y), expected)
     _, directional = torch.func.jvp(lambda logits: criterion(logits, y), (x.detach(),), (torch.ones_like(x),))
@@ -203,7 +204,7 @@ def test_inputs_are_left_alone(kernels: Kernels) -> None:
 
 def test_one_graph_for_every_size() -> None:
     torch._dynamo.reset()
-    criterion = EdgeAwareLoss(ignore_index=255, radius=2, decay=1.0, backend="fused")
+    criterion = stateless_loss(ignore_index=255, radius=2, decay=1.0, backend="fused")
     compiled = torch.compile(criterion, fullgraph=True, dynamic=True, backend="aot_eager")
     torch._dynamo.config.error_on_recompile = True
     try:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
+from stateless import stateless_loss
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
@@ -148,7 +149,7 @@ def test_same_bits(kernels: Kernels, options: dict[str, Any]) -> None:
 def test_gradcheck(kernels: Kernels, low: tuple[int, ...], high: tuple[int, ...]) -> None:
     x, y = scene(low, 3, high)
     x, y = x.to(kernels.device).requires_grad_(), y.to(kernels.device)
-    criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused", decay=1.0, reduction="none")
+    criterion = stateless_loss(ignore_index=255, upsample=True, backend="fused", decay=1.0, reduction="none")
     assert torch.autograd.gradcheck(lambda logits: criterion(logits, y), x)
 
 
@@ -182,7 +183,7 @@ def test_labels_out_of_range_are_reported() -> None:
 
 def test_one_graph_for_every_size() -> None:
     torch._dynamo.reset()
-    criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused")
+    criterion = stateless_loss(ignore_index=255, upsample=True, backend="fused")
     compiled = torch.compile(criterion, fullgraph=True, dynamic=True, backend="aot_eager")
     torch._dynamo.config.error_on_recompile = True
     try:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from stateless import stateless_loss
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +32,7 @@ def test_holds_arguments_and_calls_the_function() -> None:
         "edge_weight": 0.7,
         "other_side_weight": 0.2,
         "same_side_weight": 1.5,
+        "edge_focus": 0.0,
         "radius": (1, 2),
         "power": -1.0,
         "decay": 2.0,
@@ -42,17 +44,21 @@ def test_holds_arguments_and_calls_the_function() -> None:
     }
     options["edge_class_weight"] = torch.tensor([0.5, 1.0, 3.0])
     criterion = EdgeAwareLoss(weight, **options)
-    assert criterion(x, y) == edge_aware_loss(x, y, weight=weight, **options)
-    del options["edge_class_weight"]
-    for name, value in options.items():
-        assert f"{name}={value!r}" in repr(criterion)
     assert repr(criterion).startswith("EdgeAwareLoss(weight=[3], edge_class_weight=[3], ")
-    assert repr(EdgeAwareLoss()) == "EdgeAwareLoss(ignore_index=-100, edge_weight=1.0, radius=1, power=0.0)"
+    for name in options.keys() - {"edge_class_weight"}:
+        assert f"{name}={options[name]!r}" in repr(criterion)
+    del options["edge_focus"]
+    assert criterion(x, y) == edge_aware_loss(x, y, weight=weight, **options)
+    assert (
+        repr(EdgeAwareLoss()) == "EdgeAwareLoss(edge_class_weight='running', ignore_index=-100, edge_weight=1.0,"
+        " edge_focus=4.0, radius=1, power=0.0)"
+    )
+    assert "edge_class_weight=None" in repr(EdgeAwareLoss(edge_class_weight=None))
 
 
 def test_arguments_can_be_scheduled() -> None:
     x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
-    criterion = EdgeAwareLoss()
+    criterion = stateless_loss()
     criterion.edge_weight = 0.0
     assert criterion(x, y) == edge_aware_loss(x, y, edge_weight=0.0)
     criterion.edge_weight = -1.0
@@ -67,7 +73,7 @@ def test_can_be_subclassed() -> None:
 
     x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
     assert Ours(3)(x, y) == edge_aware_loss(x, y, power=1.0)
-    assert repr(Ours(3)).startswith("Ours(weight=[3], ignore_index=-100")
+    assert repr(Ours(3)).startswith("Ours(weight=[3], edge_class_weight='running', ignore_index=-100")
 
 
 def test_a_wrong_weight_raises_in_the_constructor() -> None:
@@ -79,7 +85,7 @@ def test_a_wrong_weight_raises_in_the_constructor() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_runs_under_compile_and_inference_mode() -> None:
     x, y = torch.randn(1, 3, 6, 6, requires_grad=True), torch.randint(3, (1, 6, 6))
-    criterion = EdgeAwareLoss(decay=1.0)
+    criterion = stateless_loss(decay=1.0)
     compiled = torch.compile(criterion, backend="aot_eager")
     torch.testing.assert_close(compiled(x, y), criterion(x, y))
     gradients = [torch.autograd.grad(loss(x, y), x)[0] for loss in (compiled, criterion)]
@@ -91,11 +97,11 @@ def test_runs_under_compile_and_inference_mode() -> None:
 
 
 def test_weight_is_a_buffer() -> None:
-    criterion = EdgeAwareLoss(torch.ones(3))
+    criterion = stateless_loss(torch.ones(3))
     assert list(criterion.state_dict()) == ["weight"]
     assert not list(criterion.parameters())
-    assert not EdgeAwareLoss().state_dict()
-    other = EdgeAwareLoss(torch.zeros(3))
+    assert not stateless_loss().state_dict()
+    other = stateless_loss(torch.zeros(3))
     other.load_state_dict(criterion.state_dict())
     assert torch.equal(other.weight, torch.ones(3))
     assert criterion.to("meta").weight.is_meta
@@ -104,7 +110,7 @@ def test_weight_is_a_buffer() -> None:
 
 def test_pickle_and_deepcopy() -> None:
     x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
-    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), radius=2, decay=1.0)
+    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), radius=2, decay=1.0).eval()
     for twin in (pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion)):
         assert repr(twin) == repr(criterion)
         assert twin(x, y) == criterion(x, y)
@@ -115,7 +121,7 @@ def test_pickle_and_deepcopy() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
     x, y = torch.randn(1, 3, 4, 4), torch.randint(3, (1, 8, 8))
-    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), upsample=True, label_smoothing=0.1, decay=1.0)
+    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), upsample=True, label_smoothing=0.1, decay=1.0).eval()
     expected = criterion(x, y)
     with torch.autocast("cpu", dtype=dtype):
         assert criterion(x, y) == expected
@@ -187,7 +193,7 @@ def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
     mine = slice(rank * 4 // world, (rank + 1) * 4 // world)
     model = DistributedDataParallel(network())
     weights = {"weight": weight, "edge_class_weight": weight.flip(0)}
-    criterion = EdgeAwareLoss(**weights, sync_normalizer=True)
+    criterion = stateless_loss(**weights, sync_normalizer=True)
     counts = edgeloss.functional.normalizers(y[mine], **weights, pixel_weight=v[mine]) if given else None
     loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
     loss.backward()
@@ -203,7 +209,7 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, g
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
     x, y, weight, v = whole_batch()
     model = network()
-    criterion = EdgeAwareLoss(weight, edge_class_weight=weight.flip(0))
+    criterion = stateless_loss(weight, edge_class_weight=weight.flip(0))
     loss, terms = criterion(model(x), y, pixel_weight=v, return_terms=True)
     loss.backward()
     torch.testing.assert_close(sum(loss for loss, *_ in ranks) / world, loss.detach())

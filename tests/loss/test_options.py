@@ -19,7 +19,8 @@ from edgeloss.options import HELP, MODULE_ONLY, Options, check_option
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 ROW = re.compile(r"^\| `(\w+)` \| (?:`([^|]+)`|required) \| (.+) \|$", re.MULTILINE)
 REQUIRED = inspect.Parameter.empty
-CLASS_WEIGHTS = ["weight", "edge_class_weight"]
+OF_MODULE = {"weight": None, "edge_class_weight": "running"}  # the class weights
+OF_FUNCTIONS = dict.fromkeys(OF_MODULE)  # they keep nothing between calls
 
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
 OF_A_CALL = {name: default for name, default in OPTIONS.items() if name not in MODULE_ONLY}
@@ -52,14 +53,14 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 
 def test_the_module_has_the_class_weights_and_every_option() -> None:
-    assert same(defaults(EdgeAwareLoss.__init__), dict.fromkeys(CLASS_WEIGHTS) | OPTIONS)
-    assert list(EdgeAwareLoss().options()) == [*CLASS_WEIGHTS, *OF_A_CALL]
+    assert same(defaults(EdgeAwareLoss.__init__), OF_MODULE | OPTIONS)
+    assert list(EdgeAwareLoss().options()) == [*OF_MODULE, *OF_A_CALL]
 
 
 def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
     call = defaults(EdgeAwareLoss.forward)
     tensors = {name: call.pop(name) for name in ("logits", "target")}
-    assert same(defaults(edge_aware_loss), tensors | dict.fromkeys(CLASS_WEIGHTS) | OF_A_CALL | call)
+    assert same(defaults(edge_aware_loss), tensors | OF_FUNCTIONS | OF_A_CALL | call)
 
 
 @pytest.mark.parametrize(

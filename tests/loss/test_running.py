@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from batches import IGNORE, C, run, steps
+from stateless import stateless_loss
 from torch import Tensor, nn
 
 from edgeloss import EdgeAwareLoss
@@ -18,7 +19,7 @@ from edgeloss.viz import panel
 
 
 def running(**options: Any) -> EdgeAwareLoss:
-    return EdgeAwareLoss(edge_class_weight="running", ignore_index=IGNORE, **options)
+    return stateless_loss(edge_class_weight="running", ignore_index=IGNORE, **options)
 
 
 def edge_pixels(y: Tensor, classes: int = C) -> Tensor:
@@ -117,7 +118,7 @@ def test_eval_applies_the_weights_and_does_not_count() -> None:
 def test_accumulated_steps_equal_those_of_whole_batches(weights: str | None) -> None:
     u = torch.rand(C) if weights == "fixed" else weights
     options: dict[str, Any] = {"weight": torch.rand(C), "edge_class_weight": u, "ignore_index": IGNORE, "radius": 2}
-    whole, parts = EdgeAwareLoss(**options), EdgeAwareLoss(**options)
+    whole, parts = stateless_loss(**options), stateless_loss(**options)
     for x, y in steps(4):
         v = torch.rand(y.shape, dtype=torch.float64)
         expected = whole(x, y, pixel_weight=v)

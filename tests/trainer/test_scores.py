@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
@@ -78,10 +80,6 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
 
 def test_shares_of_terms_without_a_gradient() -> None:
     logits, target = scene()
-    running = EdgeAwareLoss(ignore_index=VOID, edge_class_weight="running")
-    gradient_shares(running, logits, target)
-    assert running.training
-    assert not running.counted_steps  # the step counts
     plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0), logits, target)
     assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
     nothing = gradient_shares(EdgeAwareLoss(ignore_index=VOID), logits, torch.full_like(target, VOID))
@@ -92,18 +90,21 @@ def test_shares_leave_everything_as_it_is() -> None:
     logits, target = scene()
     logits = logits.half().requires_grad_()
     criterion = EdgeAwareLoss(ignore_index=VOID, sync_normalizer=True)
-    before = criterion.options()
+    before, state = criterion.options(), copy.deepcopy(criterion.state_dict())
+    found = gradient_shares(criterion, logits, target)
     with torch.no_grad():
-        found = gradient_shares(criterion, logits, target)
+        assert gradient_shares(criterion, logits, target) == found
     assert sum(found.values()) == pytest.approx(1)
     assert logits.grad is None
     assert criterion.options() == before
+    assert criterion.training
+    torch.testing.assert_close(criterion.state_dict(), state, rtol=0, atol=0)  # the step counts
 
 
 def test_worst_images_and_their_figures() -> None:
     logits, target = scene(batch=5)
     target[3] = 1  # an image without an edge
-    criterion = EdgeAwareLoss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]))
+    criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]))
     worst = WorstImages(criterion, 4, 3)
     for names, part in ((["i0", "i1"], slice(0, 2)), (["i2", "i3", "i4"], slice(2, 5))):
         _, maps = criterion(logits[part], target[part], return_maps=True)
@@ -139,8 +140,8 @@ def one_rank(rank: int, folder: Path) -> None:
     """Each rank has three of five images, one of them on both; for the shares, two and three."""
     torch.manual_seed(0)
     logits, target = scene(batch=5)
-    criterion = EdgeAwareLoss(ignore_index=VOID)
-    synced, mine = EdgeAwareLoss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
+    criterion = stateless_loss(ignore_index=VOID)
+    synced, mine = stateless_loss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
     shares = gradient_shares(synced, logits[mine], target[mine])
     worst = WorstImages(criterion, 4, 4)
     for i in (0, 1, 2) if rank == 0 else (2, 3, 4):
@@ -154,7 +155,7 @@ def test_ranks_measure_as_one(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, one_rank, tmp_path)
     torch.manual_seed(0)
     logits, target = scene(batch=5)
-    criterion = EdgeAwareLoss(ignore_index=VOID)
+    criterion = stateless_loss(ignore_index=VOID)
     alone = WorstImages(criterion, 4, 4)
     _, maps = criterion(logits, target, return_maps=True)
     alone.update([f"i{i}" for i in range(5)], maps, logits.argmax(1), target)

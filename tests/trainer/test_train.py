@@ -17,6 +17,7 @@ from small_run import CLASSES, VOID, metrics_of, run_in, write_config
 import compare
 import train
 from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss
 from segkit import trainer
 from segkit.checkpoint import load_checkpoint
 from segkit.console import Row, epoch_line
@@ -92,7 +93,11 @@ def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
     images, labels = (torch.stack(parts) for parts in zip(*map(dataset.__getitem__, range(3)), strict=True))
     with torch.no_grad():
         logits = model.eval()(images)
-    loss, maps, terms = EdgeAwareLoss(ignore_index=VOID)(logits, labels, return_maps=True, return_terms=True)
+    criterion = EdgeAwareLoss(ignore_index=VOID)
+    criterion.load_state_dict(checkpoint["criterion"])
+    assert criterion.counted_steps == 6
+    options = criterion.options() | {"edge_weight": 1.0}  # in full
+    loss, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
     del terms["false_edge"]  # without a weight it is no figure
     prediction, valid = logits.argmax(1), labels != VOID
     ious = []
@@ -226,7 +231,8 @@ def test_averaged_weights_are_those_that_are_measured(run: Path, config: Path, t
 
 def test_the_edge_weight_rises_as_configured(config: Path, tmp_path: Path) -> None:
     schedule = ("edge_schedule.kind=linear", "edge_schedule.warmup=1.0", "loss.edge_weight=0.6")
-    assert run_in(tmp_path, config, *schedule, "optim.lr=0") == 0
+    stateless = ("loss.edge_class_weight=null", "loss.edge_focus=0")
+    assert run_in(tmp_path, config, *schedule, *stateless, "optim.lr=0") == 0
     first, second = metrics_of(tmp_path)  # 6 steps: 0, 0.1, 0.2; 0.3, 0.4, 0.5, of 2, 2 and 1 images
     assert first["edge_weight"] == pytest.approx((0 * 2 + 0.1 * 2 + 0.2) / 5)
     assert second["edge_weight"] == pytest.approx((0.3 * 2 + 0.4 * 2 + 0.5) / 5)

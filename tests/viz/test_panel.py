@@ -28,7 +28,7 @@ def test_captions_come_in_order_and_every_map_has_a_bar(with_image: bool) -> Non
 
 def test_maps_are_those_of_the_loss() -> None:
     logits, target = scene()
-    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), edge_weight=2.0, power=-1.0, label_smoothing=0.1)
+    criterion = EdgeAwareLoss(torch.tensor([1.0, 2.0, 0.5]), edge_weight=2.0, power=-1.0, label_smoothing=0.1).eval()
     leaf = logits.clone().requires_grad_()
     loss, maps = criterion(leaf, target, return_maps=True)
     loss.backward()

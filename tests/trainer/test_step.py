@@ -76,6 +76,19 @@ def test_false_edges_count_in_training_and_validation(tmp_path: Path) -> None:
     assert step(training, criterion, parts, tmp_path) == expected
 
 
+def test_edges_of_a_validation_set_count_by_their_class_weights() -> None:
+    training, _, [(names, images, labels)] = small_training()
+    labels[0] *= 2  # the images have edges of other classes
+    criterion = stateless_loss(edge_class_weight=torch.tensor([1.0, 0.1, 5.0]))
+    with torch.no_grad():
+        loss, terms = criterion(training.network.eval()(images), labels, return_terms=True)
+    del terms["false_edge"]
+    parts = [[MicroBatch(names[i : i + 1], images[i : i + 1], labels[i : i + 1])] for i in range(2)]
+    measured = evaluate(training.network, criterion, parts, classes=CLASSES, placement=CPU)
+    for name, value in {"loss": loss, **terms}.items():
+        assert measured[name] == pytest.approx(float(value)), name
+
+
 def test_a_scaled_loss_gives_the_same_step(tmp_path: Path) -> None:
     plain, criterion, batch = small_training()
     scaled, _, _ = small_training(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))

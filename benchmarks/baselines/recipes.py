@@ -192,9 +192,7 @@ def ours(
 
 
 class Module(nn.Module):
-    """Compute EdgeAwareLoss as a module, whose statistics run over the steps.
-
-    ``running=1, edge_focus=4`` is ``EdgeAwareLoss()``.
+    """Compute EdgeAwareLoss as a module, whose statistics run over the steps; by default ``EdgeAwareLoss()``.
 
     Args:
         ignore_index: the ignored label.
@@ -208,9 +206,9 @@ class Module(nn.Module):
         self,
         *,
         ignore_index: int,
-        running: int = 0,
+        running: int = 1,
         edge_weight: float = 1.0,
-        edge_focus: float = 0.0,
+        edge_focus: float = 4.0,
         false_edge_weight: float = 0.0,
     ) -> None:
         """Create the loss."""

@@ -110,7 +110,7 @@ def do_table(options: argparse.Namespace) -> None:
 
 
 def suffix_of(settings: str, results: Collection[str]) -> str:
-    """Return what tells the figures of several settings apart: the data set, and a hash of the settings."""
+    """Return the part of a file name that differs between settings: the data set and a hash of the settings."""
     name = f"-{settings.partition(',')[0]}-{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
     return "" if len(results) == 1 else name
 

@@ -41,7 +41,7 @@ class Run:
             of three numbers is one of volumes.
         crops: samples of each training image per epoch.
         masks: folder of the masks to train on; scores are of ``masks``.
-        contiguous: hold out the last training images, not random ones: neighboring sections of a volume are alike.
+        contiguous: hold out the last training images, not random ones: neighboring sections look the same.
     """
 
     loss: str

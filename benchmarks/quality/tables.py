@@ -37,7 +37,7 @@ def read_results(
         path: a table of results.
         split: only results of this split.
         plan: only results with the settings of these runs, if there are any.
-        by_epochs: put all lengths of training into one group, whatever those of the plan.
+        by_epochs: put all lengths of training into one group, also those that are not in the plan.
 
     Returns:
         The results by a sentence on their settings and split.

@@ -251,7 +251,7 @@ def _is_running(process: int) -> bool:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # ended, but nobody has asked for its status
+    return state != "Z"  # ended, but its parent has not read its status
 
 
 @pytest.mark.slow

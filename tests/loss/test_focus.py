@@ -166,7 +166,7 @@ def test_terms_and_maps_are_those_without_it() -> None:
         twin(x, y)
     _, *expected = edge_aware_loss(x, y, ignore_index=IGNORE, return_maps=True, return_terms=True)
     torch.testing.assert_close([maps._asdict(), terms], [expected[0]._asdict(), expected[1]], rtol=0, atol=0)
-    assert torch.equal(criterion.edge_sums, twin.edge_sums)  # also with edge_weight=0, whatever is returned
+    assert torch.equal(criterion.edge_sums, twin.edge_sums)  # with maps and terms or without
 
 
 @pytest.mark.usefixtures("each_backend")

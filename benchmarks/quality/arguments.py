@@ -37,6 +37,7 @@ examples:
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py table --split val --by epochs
+  python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml --by data
   python benchmarks/quality.py plot
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
   python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
@@ -163,7 +164,9 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
     shown.add_argument(
         "--plan", type=Path, metavar="FILE", help="only the losses and settings of this plan (default: all)"
     )
-    shown.add_argument("--by", choices=["epochs"], help="put several lengths of the same training next to each other")
+    shown.add_argument(
+        "--by", choices=["epochs", "data"], help="put several lengths of the same training, or data sets, together"
+    )
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"

@@ -27,10 +27,21 @@ from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
 from quality.offsets import report, sweep
-from quality.plots import plot_bars, plot_curves, plot_lengths, plot_offsets
+from quality.plots import plot_bars, plot_curves, plot_lengths, plot_offsets, plot_sets
 from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
 from quality.scores import METRICS, SHOWN
-from quality.tables import group, markdown, markdown_by_epochs, read_results, summarize, title_of, trials
+from quality.tables import (
+    BASELINE,
+    data_of,
+    group,
+    markdown,
+    markdown_by_data,
+    markdown_by_epochs,
+    read_results,
+    summarize,
+    title_of,
+    trials,
+)
 from quality.training import execute, load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -88,7 +99,7 @@ def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row
     """Read the results of `table` and `plot`: with a plan those of its losses and of others, by title."""
     plan = read_plan(options.plan) if options.plan else []
     chosen = {*others, *(run.title for run in plan)}
-    results = read_results(options.results, options.split, plan, by_epochs=options.by is not None)
+    results = read_results(options.results, options.split, plan, by_epochs=options.by == "epochs")
     return {
         settings: [row for row in rows if not plan or title_of(row) in chosen] for settings, rows in results.items()
     }
@@ -101,9 +112,15 @@ def do_table(options: argparse.Namespace) -> None:
         for settings, rows in results.items():
             print(f"{settings}\n\n{markdown_by_epochs(rows, options.baseline, options.metrics or SHOWN)}")
         return
-    costs = json.loads(options.cost.read_text())["losses"] if options.cost.exists() else {}
+    if options.by == "data":
+        print(markdown_by_data(results, options.baseline, options.metrics or SHOWN))
+        return
+    measured = json.loads(options.cost.read_text()) if options.cost.exists() else None
     tables = {settings: summarize(rows, options.baseline) for settings, rows in results.items()}
     for settings, rows in tables.items():
+        # The costs are those of one shape of logits; next to results of another they would mislead.
+        same = measured and list(Run(**results[settings][0]["run"]).size or ()) == measured["machine"]["logits"][2:]
+        costs = measured["losses"] if same else {}
         print(f"{settings}\n\n{markdown(rows, costs, options.baseline, options.metrics or tuple(METRICS))}")
     if options.json:
         options.json.write_text(json.dumps(tables, indent=1) + "\n")
@@ -117,7 +134,10 @@ def suffix_of(settings: str, results: Collection[str]) -> str:
 
 def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
-    results = read_chosen(options)
+    results = read_chosen(options, *[BASELINE] * (options.by == "data"))
+    if options.by == "data":
+        plot_sets({data_of(rows[0]): summarize(rows) for rows in results.values()}, options.output / "quality-data.png")
+        return
     for settings, rows in results.items():
         suffix = suffix_of(settings, results)
         if options.by == "epochs":

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from baselines.recipes import TITLES
 from pictures import save_figure
 from quality.scores import METRICS, SHOWN
 from quality.tables import BASELINE, Summary, in_order, title_of
 from result_table import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS = (TITLES["ours"], TITLES["module"])
 
 
 def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
@@ -26,11 +32,10 @@ def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
     figure = Figure(figsize=(4 * len(SHOWN) + 1, 1.3 + 0.33 * len(rows)), layout="constrained")
     axes = figure.subplots(1, len(SHOWN), sharey=True)
     for axis, name in zip(axes, SHOWN, strict=True):
-        most = max(abs(value) * 100 for row in rows for value in row["differences"][name]["values"])
-        axis.set_xlim(-1.6 * most, 1.6 * most)
+        _scale_to_dots(axis, rows, name)
         for y, row in enumerate(rows):
             difference = row["differences"][name]
-            axis.barh(y, difference["mean"] * 100, 0.7, color="#d62728" if row["name"] == "ours" else "#9db3c8")
+            axis.barh(y, difference["mean"] * 100, 0.7, color="#d62728" if row["loss"].startswith(OURS) else "#9db3c8")
             if difference["interval"]:
                 axis.plot([end * 100 for end in difference["interval"]], [y, y], color="black", linewidth=1)
             values = [value * 100 for value in difference["values"]]
@@ -48,6 +53,62 @@ def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
     axes[0].invert_yaxis()
     figure.suptitle(title, fontsize=8)
     save_figure(figure, path, 120)
+
+
+def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
+    """Draw the differences to the baseline for several data sets: a mark is the mean, a line its interval.
+
+    A dot is one seed. The axes are scaled to the dots, as in `plot_bars`.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    losses = list(dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"]))
+    colors = ["#d62728" if loss.startswith(OURS) else f"C{n}" for n, loss in enumerate(losses)]
+    figure = Figure(figsize=(4 * len(SHOWN) + 1, 1.6 + 0.22 * len(sets) * (len(losses) + 1)), layout="constrained")
+    axes = figure.subplots(1, len(SHOWN), sharey=True)
+    for axis, name in zip(axes, SHOWN, strict=True):
+        for at, rows in enumerate(sets.values()):
+            for row in rows:
+                if name not in row["differences"]:
+                    continue
+                difference = row["differences"][name]
+                n = losses.index(row["loss"])
+                y = at + (n + 1) / (len(losses) + 1) - 0.5
+                color = colors[n]
+                for end in (difference["interval"],) if difference["interval"] else ():
+                    axis.plot([value * 100 for value in end], [y, y], color=color, linewidth=2)
+                values = [value * 100 for value in _values(row, name)]
+                axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
+                axis.plot(difference["mean"] * 100, y, "o", color=color, markersize=5)
+        _scale_to_dots(axis, [row for rows in sets.values() for row in rows], name)
+        axis.axvline(0, color="black", linewidth=0.8)
+        for at in range(1, len(sets)):
+            axis.axhline(at - 0.5, color="black", linewidth=0.3)
+        axis.set_title(METRICS[name], fontsize=10)
+        axis.set_xlabel("points above cross-entropy", fontsize=8)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(sets)), list(sets), fontsize=9)
+    axes[0].set_ylim(len(sets) - 0.5, -0.5)
+    figure.legend(
+        [Line2D([], [], color=color, marker="o") for color in colors],
+        losses,
+        loc="outside lower center",
+        ncols=len(losses),
+        fontsize=8,
+        frameon=False,
+    )
+    save_figure(figure, path, 120)
+
+
+def _scale_to_dots(axis: Axes, rows: Iterable[Summary], name: str) -> None:
+    most = max((abs(value) * 100 for row in rows for value in _values(row, name)), default=0)
+    axis.set_xlim(-1.5 * (most or 1), 1.5 * (most or 1))
+
+
+def _values(row: Summary, name: str) -> list[float]:
+    """Return the differences of the seeds to the baseline."""
+    return row["differences"][name]["values"] if name in row["differences"] else []
 
 
 def plot_lengths(results: Sequence[Row], title: str, path: Path) -> None:
@@ -81,7 +142,7 @@ def plot_curves(
         for n, (loss, by_epoch) in enumerate(metrics.items()):
             epochs = sorted(by_epoch)
             values = [[scores[name] * 100 for scores in by_epoch[epoch]] for epoch in epochs]  # of the seeds
-            ours = loss.startswith(TITLES["ours"])
+            ours = loss.startswith(OURS)
             color = "black" if loss == BASELINE else f"C{n % 10}"
             means = [statistics.fmean(of_epoch) for of_epoch in values]
             axis.plot(epochs, means, color=color, linewidth=2 if ours else 1, marker=marker, label=loss)

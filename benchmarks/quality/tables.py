@@ -40,7 +40,7 @@ def read_results(
         by_epochs: put all lengths of training into one group, also those that are not in the plan.
 
     Returns:
-        The results by a sentence on their settings and split.
+        The results by a sentence on their settings and split, in the order of the plan.
 
     Raises:
         ValueError: if there is none.
@@ -49,12 +49,14 @@ def read_results(
     def settings(run: Run) -> tuple[Any, ...]:
         return (replace(run, epochs=1) if by_epochs else run).settings
 
-    planned = {settings(run) for run in plan}
+    planned = list(dict.fromkeys(settings(run) for run in plan))
     rows = [
         row
         for row in read_rows(path)
         if split in (None, row["split"]) and (not planned or settings(Run(**row["run"])) in planned)
     ]
+    if planned:
+        rows.sort(key=lambda row: planned.index(settings(Run(**row["run"]))))
     if not rows:
         of_split = f" of split {split}" if split else ""
         raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")
@@ -85,6 +87,12 @@ def describe(result: Row, *, by_epochs: bool = False) -> str:
 
 def _pixels(size: tuple[int, ...]) -> str:
     return " × ".join(map(str, reversed(size)))
+
+
+def data_of(result: Row) -> str:
+    """Return the data set of a result as figures and tables of several name it."""
+    run = Run(**result["run"])
+    return run.data if run.masks == "masks" else f"{run.data}, {run.masks}"
 
 
 def title_of(result: Row) -> str:
@@ -233,6 +241,34 @@ def markdown_by_epochs(results: Sequence[Row], baseline: str, metrics: Sequence[
 
     others = (loss for loss in losses if loss != baseline)
     return "\n".join([table(SCORES_TITLE, _score, losses), table(DIFFERENCES.format(baseline), _difference, others)])
+
+
+def markdown_by_data(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
+    """Write scores and differences to the baseline as two tables with the data sets one below the other."""
+    tables = {data_of(rows[0]): summarize(rows, baseline) for rows in results.values()}
+    return "\n".join(
+        [
+            _table(
+                SCORES_TITLE,
+                ["data", "loss", "seeds", *(METRICS[name] for name in metrics)],
+                [
+                    [data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)]
+                    for data, rows in tables.items()
+                    for row in rows
+                ],
+            ),
+            _table(
+                DIFFERENCES.format(baseline),
+                ["data", "loss", "pairs", *(METRICS[name] for name in metrics)],
+                [
+                    [data, row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)]
+                    for data, rows in tables.items()
+                    for row in rows
+                    if row["differences"]
+                ],
+            ),
+        ]
+    )
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,13 +10,13 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from sample_results import RESULTS
+from sample_results import RESULTS, result_of
 
 from label_maps import regions
 from quality.arguments import parse
 from quality.command import main
 from quality.cost import costs_of, measure_time
-from quality.runs import Place, runs_of
+from quality.runs import Place, Run, runs_of
 from quality.scores import METRICS
 from quality.training import finish
 from result_table import read_rows
@@ -53,6 +53,40 @@ def test_plots_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--results: expected results of `run` or `plan` of split val, but got none" in capsys.readouterr().err
     assert main(["table", "--results", str(table), "--split", "test"]) == 1
     assert "results of `run` or `plan` of split test, but got none" in capsys.readouterr().err
+
+
+def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [result_of(loss, 0, 0.4) for loss in ("ce", "module")]
+    others = [result_of(loss, 0, 0.5) for loss in ("ce", "module")]
+    for row in others:
+        row["run"]["data"] = "sstem"
+    table, plan = tmp_path / "results.jsonl", tmp_path / "plan.yaml"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows + others))
+    runs = [{"loss": "module", "seeds": [0]}]
+    plan.write_text(yaml.safe_dump({"data": {"sstem": {}, "camvid": {}}, "runs": runs}))
+    chosen = ["--results", str(table), "--plan", str(plan), "--by", "data"]
+    assert main(["plot", *chosen, "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "quality-data.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["table", *chosen, "--metrics", "miou"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| sstem", "| camvid"))]
+    assert lines[:4] == [  # in the order of the plan
+        "| sstem | cross-entropy | 1 | 50.00 |",
+        "| sstem | EdgeAwareLoss() | 1 | 50.00 |",
+        "| camvid | cross-entropy | 1 | 40.00 |",
+        "| camvid | EdgeAwareLoss() | 1 | 40.00 |",
+    ]
+
+
+def test_costs_are_printed_for_the_shape_they_were_measured_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, cost = tmp_path / "results.jsonl", tmp_path / "cost.json"
+    table.write_text(json.dumps(result_of("ce", 0, 0.4)) + "\n")
+    losses = {"cross-entropy": {"milliseconds": 12.34, "ratio": 1.0, "megabytes": 1.25}}
+    for size, shown in ((Run.size, True), ((8, 8), False)):
+        cost.write_text(json.dumps({"machine": {"logits": [4, 11, *(size or ())]}, "losses": losses}))
+        assert main(["table", "--results", str(table), "--cost", str(cost)]) == 0
+        assert ("12.3" in capsys.readouterr().out) == shown
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from sample_results import RESULTS, result_of
 
 from quality.intervals import holm, interval, p_value
-from quality.tables import markdown, markdown_by_epochs, summarize, trials
+from quality.tables import markdown, markdown_by_data, markdown_by_epochs, summarize, trials
 
 
 def test_interval() -> None:
@@ -90,6 +90,23 @@ def test_lengths_of_training_side_by_side() -> None:
         "| edgeloss | 1 / 0 | 50.00 | – |",
     ]
     assert differences.splitlines()[2:] == ["| edgeloss | 1 / 0 | +10.00 | – |"]
+
+
+def test_data_sets_one_below_the_other() -> None:
+    results = {data: [result_of("ce", 0, 0.4), result_of("ours", 0, score)] for data, score in (("a", 0.5), ("b", 0.3))}
+    for data, rows in results.items():
+        for row in rows:
+            row["run"]["data"] = data
+    scores, differences = markdown_by_data(results, "cross-entropy", ["f1_1"]).split("\n\n")[1::2]
+    assert scores.splitlines() == [
+        "| data | loss | seeds | boundary F1 1 px |",
+        "|---|---:|---:|---:|",
+        "| a | cross-entropy | 1 | 40.00 |",
+        "| a | edgeloss | 1 | 50.00 |",
+        "| b | cross-entropy | 1 | 40.00 |",
+        "| b | edgeloss | 1 | 30.00 |",
+    ]
+    assert differences.splitlines()[2:] == ["| a | edgeloss | 1 | +10.00 |", "| b | edgeloss | 1 | -10.00 |"]
 
 
 def test_another_baseline() -> None:

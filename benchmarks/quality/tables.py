@@ -49,14 +49,15 @@ def read_results(
     def settings(run: Run) -> tuple[Any, ...]:
         return (replace(run, epochs=1) if by_epochs else run).settings
 
-    planned = list(dict.fromkeys(settings(run) for run in plan))
+    plan = [*plan]
+    planned = {settings(run) for run in plan}
     rows = [
         row
         for row in read_rows(path)
         if split in (None, row["split"]) and (not planned or settings(Run(**row["run"])) in planned)
     ]
-    if planned:
-        rows.sort(key=lambda row: planned.index(settings(Run(**row["run"]))))
+    order = {name: n for n, name in enumerate(dict.fromkeys(run.data for run in plan))}
+    rows.sort(key=lambda row: order.get(row["run"]["data"], len(order)))
     if not rows:
         of_split = f" of split {split}" if split else ""
         raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")

@@ -63,7 +63,7 @@ def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     table, plan = tmp_path / "results.jsonl", tmp_path / "plan.yaml"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows + others))
     runs = [{"loss": "module", "seeds": [0]}]
-    plan.write_text(yaml.safe_dump({"data": {"sstem": {}, "camvid": {}}, "runs": runs}))
+    plan.write_text(yaml.safe_dump({"data": {"sstem": {}, "camvid": {}}, "runs": runs}, sort_keys=False))
     chosen = ["--results", str(table), "--plan", str(plan), "--by", "data"]
     assert main(["plot", *chosen, "--output", str(tmp_path)]) == 0
     assert (tmp_path / "quality-data.png").read_bytes().startswith(b"\x89PNG")

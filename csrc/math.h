@@ -184,22 +184,29 @@ struct Logits {
   }
 };
 
-// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits, x.at(pixel,
-// c).
-template <typename X, typename A>
-EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, A m, A r) {
-  if (is_exact(r)) return std::log(r);
+// Σ e^x(c) over the classes of a pixel but k, from the logits, x.at(pixel, c). Its max and its sum stay apart, as m and
+// r do: far below m, one number has no digits for both.
+template <typename A, typename X>
+EDGELOSS_INLINE LogSumExp<A> sum_others(const X& x, int64_t pixel, int64_t classes, int64_t k) {
   LogSumExp<A> others;
-  bool left_out = false;
   for (int64_t c = 0; c < classes; ++c) {
-    const A below = x.at(pixel, c) - m;
-    if (below == A(0) && !left_out) {
-      left_out = true;
-    } else {
-      others.add(below);
-    }
+    if (c != k) others.add(x.at(pixel, c));
   }
-  return others.value();
+  return others;
+}
+
+// Whether e^(x - m) / r has nearly all digits for the classes of r: x - m is rounded where r is small.
+template <typename A>
+EDGELOSS_INLINE bool is_near(A r) {
+  return r > A(1e-6);
+}
+
+// log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits.
+template <typename X, typename A>
+EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, int64_t k, A m, A r) {
+  if (is_exact(r)) return std::log(r);
+  const LogSumExp<A> others = sum_others<A>(x, pixel, classes, k);
+  return (others.max - m) + std::log(others.sum);
 }
 
 // t of the edge terms: a_n on the same side, b_n on the other.
@@ -207,7 +214,7 @@ template <typename X, typename A>
 EDGELOSS_INLINE A term(const X& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
   const A x_k = x.at(pixel, k);
   if (same) return log_p(x_k, m, r);
-  return log_one_minus_p(x_k, m, r, is_likely(x_k, m, r) ? log_rest(x, pixel, classes, m, r) : A(0));
+  return log_one_minus_p(x_k, m, r, is_likely(x_k, m, r) ? log_rest(x, pixel, classes, k, m, r) : A(0));
 }
 
 // What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
@@ -236,7 +243,7 @@ EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {
 }
 
 // The other side's derivative: ∂O/∂x(c) = π · slope · ([c = k] - p(c)) where k is not likely. Where it is, that would
-// cancel: π · slope for c = k, and -π · slope · e^(x(c) - m) / r for the others.
+// cancel: π · slope for c = k, and -π · slope · e^x(c) / Σ e^x over the others for them.
 template <typename A>
 EDGELOSS_INLINE A other_slope(A p, A complement, bool likely) {
   return likely ? p : p / complement;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +19,7 @@ from edgeloss.inputs import (
     check_target,
 )
 from edgeloss.options import Backend, check_option, radius_per_axis
-from edgeloss.reference import Grid, gathered, negative_log_mean, offsets, take
+from edgeloss.reference import Grid, gathered, log_sum_of_chosen, negative_log_mean, offsets, take
 
 
 def neighbor_nll(
@@ -151,14 +150,14 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     """
     center = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, center, radius)
-    shifted, log_sum, at = gathered(x, n)
+    logits, shifted, log_sum, at = gathered(x, n)
     if index.dim() < x.dim():
         a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[center][row]) - take(log_sum, at)
     else:
         chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[center]
 
         def log_chosen(row: Tensor, at: Tensor) -> Tensor:
-            return torch.where(chosen[row], take(shifted, at), -math.inf).logsumexp(1) - take(log_sum, at)
+            return log_sum_of_chosen(take(logits, at), chosen[row]) - take(log_sum, at)
 
         # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
         size = max(1, len(center))

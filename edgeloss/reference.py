@@ -212,12 +212,12 @@ def neighbor_pairs(
     row, n = (torch.cat(part) for part in zip(*parts, strict=True))
 
     k = y_flat[center][row]
-    shifted, log_sum, at = gathered(x, n)
+    logits, shifted, log_sum, at = gathered(x, n)
     a = take(shifted.flatten(), at * x.shape[1] + k) - take(log_sum, at)
     w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
     is_same = y_flat[n] == k
     other = (~is_same).nonzero().squeeze(1)
-    b = _log_one_minus_p(take(a, other), k[other], at[other], shifted, log_sum)
+    b = _log_one_minus_p(take(a, other), k[other], at[other], logits, log_sum)
     return Pairs(center, row, n, is_same, a.index_copy(0, other, b), w)
 
 
@@ -332,34 +332,47 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
     return shifted, shifted.exp().sum(1).log()
 
 
-def gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``_shifted`` of the pixels that occur in n, [M, C] and [M], and the row of each of n in them, [P].
+def gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return logits and ``_shifted`` of the pixels in n, [M, C] twice and [M], and the row of each of n in them, [P].
 
     A pixel is the neighbor of many: it is computed once. Other pixels are not read.
     """
     pixels, at = torch.unique(n, return_inverse=True)
-    return *_shifted(take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)), at
+    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
+    return logits, *_shifted(logits), at
 
 
-def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, shifted: Tensor, log_sum: Tensor) -> Tensor:
+def log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Return log Σ exp(x - max) [N] over the chosen classes alone, the max being that of all; both are [N, C].
+
+    The max of the chosen ones is kept apart from the rest: far below that of all, one number has no digits for both,
+    and the derivatives, the softmax over the chosen ones, would not add up to 1.
+    """
+    x = logits.masked_fill(~chosen, -math.inf)
+    top = x.amax(1, keepdim=True).detach().clamp(min=torch.finfo(x.dtype).min)
+    return (top[:, 0] - logits.amax(1).detach()) + (x - top).exp().sum(1).log()
+
+
+def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, logits: Tensor, log_sum: Tensor) -> Tensor:
     """Return b = log(1 - p(k)) of each pair, [P], exact for every p.
 
     Args:
         log_p: a = log p(k), [P].
         k: the class, [P].
-        at: the row of the pixel of the pair in shifted and log_sum, [P].
-        shifted: [M, C].
+        at: the row of the pixel of the pair in logits and log_sum, [P].
+        logits: [M, C].
         log_sum: [M].
     """
     likely = log_p > -math.log(2)
     # For p ≤ 1/2. Elsewhere this branch reads a harmless -1, so that its gradient is finite.
     b = torch.log1p(-torch.where(likely, -1.0, log_p).exp())
     # For p > 1/2, 1 - p would cancel: sum the other classes instead, once for all pairs of the same pixel and class.
-    classes = shifted.shape[1]
+    classes = logits.shape[1]
     rows = likely.nonzero().squeeze(1)
     keys, back = torch.unique(at[rows] * classes + k[rows], return_inverse=True)
     at, k = keys // classes, keys % classes
-    rest = take(shifted, at).scatter(1, k[:, None], -math.inf).logsumexp(1) - take(log_sum, at)
+    others = torch.ones(len(at), classes, dtype=torch.bool, device=k.device).scatter(1, k[:, None], False)
+    rest = log_sum_of_chosen(take(logits, at), others) - take(log_sum, at)
     return b.index_copy(0, rows, take(rest, back))
 
 

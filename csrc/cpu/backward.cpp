@@ -264,13 +264,12 @@ void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileS
     g[c.k * ld + c.j] += c.value;
     if (!c.likely) continue;
     // The others' shares, from logits that may lie so far below the top that r is 0.
-    const bool exact = is_exact(state.r[c.j]);
     const Logits<A, A> x = {tile.x, tile.ld, 1, false};
-    const A top = exact ? A(0) : log_rest(x, c.j, tile.classes, state.m[c.j], state.r[c.j]);
-    const A value = exact ? c.value / state.r[c.j] : c.value;
+    LogSumExp<A> others = {state.m[c.j], state.r[c.j]};
+    if (!is_near(others.sum)) others = sum_others<A>(x, c.j, tile.classes, c.k);
     for (int64_t other = 0; other < tile.classes; ++other) {
       if (other == c.k) continue;
-      g[other * ld + c.j] -= value * exp_negative((tile.x[other * tile.ld + c.j] - state.m[c.j]) - top);
+      g[other * ld + c.j] -= c.value / others.sum * exp_negative(x.at(c.j, other) - others.max);
     }
   }
   if (call.label_smoothing == A(0)) return;

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
       const ClassGradient<A> gradient(all, x, at.pixel, g.classes, m, r);
       const auto write = [&](int64_t c, A share) {
-        const A below = x.at(at.pixel, c) - m;
-        const A value = gradient.of(c, y, below, [&](int64_t k) { return call.weight_of(k); }) + share;
+        const A logit = x.at(at.pixel, c);
+        const A value = gradient.of(c, y, logit, [&](int64_t k) { return call.weight_of(k); }) + share;
         output.store(x.binary, at.image, at.pixel, c, value);
       };
       if (is_first) {

@@ -77,30 +77,31 @@ struct PixelGradient {
 // The same, ready to be read off class by class.
 template <typename A>
 struct ClassGradient {
-  A scale, factor, top = 0, at_y, uniform, likely_sum;
+  A m, scale, factor, at_y, uniform, likely_sum;
   int likely;
-  bool by_logarithm;
+  bool is_far;  // the others of `likely` are
+  LogSumExp<A> others;
 
   template <typename X>
   __device__ ClassGradient(const PixelGradient<A>& pixel_gradient, const X& x, int64_t pixel, int64_t classes, A m, A r)
-      : scale(pixel_gradient.alpha / (A(1) + r)),
+      : m(m),
+        scale(pixel_gradient.alpha / (A(1) + r)),
         at_y(pixel_gradient.at_y),
         uniform(pixel_gradient.uniform),
         likely_sum(pixel_gradient.likely_sum),
         likely(pixel_gradient.likely) {
     // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
-    const bool by_product = likely >= 0 && r > A(1e-12);
-    by_logarithm = likely >= 0 && !by_product;
-    factor = by_product ? scale - likely_sum / r : scale;
-    if (by_logarithm) top = log_rest(x, pixel, classes, m, r);
+    is_far = likely >= 0 && !is_near(r);
+    factor = likely >= 0 && !is_far ? scale - likely_sum / r : scale;
+    if (is_far) others = sum_others<A>(x, pixel, classes, likely);
   }
 
-  // below: x(c) - m; weight: that of class c, read with label smoothing only.
+  // logit: x(c); weight: that of class c, read with label smoothing only.
   template <typename W>
-  __device__ A of(int64_t c, int16_t y, A below, const W& weight) const {
-    A value = (c == likely ? scale : factor) * exp_negative(below) - (c == y ? at_y : A(0));
+  __device__ A of(int64_t c, int16_t y, A logit, const W& weight) const {
+    A value = (c == likely ? scale : factor) * exp_negative(logit - m) - (c == y ? at_y : A(0));
     if (c == likely) value += likely_sum;
-    if (by_logarithm && c != likely) value -= likely_sum * exp_negative(below - top);
+    if (is_far && c != likely) value -= likely_sum / others.sum * exp_negative(logit - others.max);
     if (uniform != A(0)) value -= uniform * weight(c);
     return value;
   }

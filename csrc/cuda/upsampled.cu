@@ -117,8 +117,7 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
             if (first_logit + j >= g.logits) continue;
             const A logit =
                 mix(is_right ? column[1][j] : column[0][j], is_right ? column[2][j] : column[1][j], taps_x.weight);
-            const A value =
-                gradient.of(first_class + j, label, logit - m, [&](int64_t c) { return call.weight_of(c); });
+            const A value = gradient.of(first_class + j, label, logit, [&](int64_t c) { return call.weight_of(c); });
             const A weighted = column_weight * (value + shares[j]);
 #pragma unroll
             for (int k = 0; k < kCells; ++k) sum[k][j] += row_weight[k] * weighted;

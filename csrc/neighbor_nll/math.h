@@ -142,17 +142,20 @@ struct NeighborNll {
     chosen_n.complement = others / (chosen_n.sum + others);
     return chosen_n;
   }
-  // log Σ e^(x - m) over the classes that i chooses.
-  EDGELOSS_INLINE A log_chosen(int64_t i, int64_t n) const {
-    if (choice.is_index()) return x.at(n, choice.index(i)) - m[n];
+  // Σ e^x over the classes that i chooses, its max and its sum apart.
+  EDGELOSS_INLINE LogSumExp<A> sum_chosen(int64_t i, int64_t n) const {
+    if (choice.is_index()) return {x.at(n, choice.index(i)), A(1)};
     LogSumExp<A> sum;
     for (int64_t c = 0; c < g.logits; ++c) {
-      if (choice.has(i, c)) sum.add(x.at(n, c) - m[n]);
+      if (choice.has(i, c)) sum.add(x.at(n, c));
     }
-    return sum.value();
+    return sum;
   }
   // log P_in.
-  EDGELOSS_INLINE A log_p_chosen(int64_t i, int64_t n) const { return log_p(log_chosen(i, n), A(0), r[n]); }
+  EDGELOSS_INLINE A log_p_chosen(int64_t i, int64_t n) const {
+    const LogSumExp<A> sum = sum_chosen(i, n);
+    return log_p((sum.max - m[n]) + std::log(sum.sum), A(0), r[n]);
+  }
 
   // Pass 1 of forward: which centers count.
   EDGELOSS_INLINE bool may_count(int64_t i) const { return (!mask || mask[i]) && choice.any(i, g.logits); }
@@ -208,8 +211,8 @@ struct NeighborNll {
   // not choose, and -pull · e(c) / Σ e over those it does. No difference in them cancels.
   struct Pull {
     A push, pull;
-    A sum;  // Σ e over the chosen classes, or 0 where it has underflowed
-    A top;  // its logarithm where it has
+    LogSumExp<A> sum;  // over the chosen classes
+    bool is_near;      // its max is m
   };
   EDGELOSS_INLINE Pull pull(int64_t i, int64_t n, W w, const Chosen& chosen_n, A g_i) const {
     const Side<A> side = {first[i], log_sum[i], A(0), inverse[i]};
@@ -217,17 +220,15 @@ struct NeighborNll {
     const A log_w = by_logarithms ? log_relative(w, i) : A(0);
     const A weighted = by_logarithms ? A(0) : relative(w, i) * chosen_n.p;
     const A pi = share(side, A(1), weighted, log_w, [&] { return log_p_chosen(i, n); });
-    Pull gives = {pi * g_i / (A(1) + r[n]), pi * g_i * chosen_n.complement, chosen_n.sum, A(0)};
-    if (!choice.is_index() && !is_exact_sum(chosen_n.sum)) {
-      gives.sum = A(0);
-      gives.top = log_chosen(i, n);
-    }
+    Pull gives = {
+        pi * g_i / (A(1) + r[n]), pi * g_i * chosen_n.complement, {m[n], chosen_n.sum}, is_near(chosen_n.sum)};
+    if (!choice.is_index() && !gives.is_near) gives.sum = sum_chosen(i, n);
     return gives;
   }
   // What it gives to a class that it chooses; the other ones get push · e.
   EDGELOSS_INLINE A at_chosen(const Pull& gives, int64_t n, int64_t c, A e) const {
     if (gives.pull == A(0)) return A(0);
-    return -gives.pull * (gives.sum > A(0) ? e / gives.sum : exp_negative((x.at(n, c) - m[n]) - gives.top));
+    return -gives.pull * (gives.is_near ? e : exp_negative(x.at(n, c) - gives.sum.max)) / gives.sum.sum;
   }
 
   // The gradient at a pixel that is read, given that of the value: calls write(c, gradient) for each class. The classes

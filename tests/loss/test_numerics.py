@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from pairwise import pairwise
 from torch import Tensor
 
-from edgeloss.functional import edge_aware_loss, loss_maps
+from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -94,6 +95,53 @@ def test_leak_is_exact_where_one_minus_p_cancels() -> None:
     assert maps.other_side[0, 0, 0] == 40
     # Where p is tiny, log(1 - p) is -p, which is 0 if computed as log(1 - p).
     assert maps.other_side[0, 0, 1].item() == pytest.approx(float(torch.tensor(-40.0).exp()), rel=1e-5)
+
+
+def softmax(x: Tensor) -> Any:
+    """Return e^x / Σ e^x of the numbers, with the digits of a long double."""
+    wide = x.double().numpy().astype(np.longdouble)
+    e = np.exp(wide - wide.max())
+    return e / e.sum()
+
+
+# Far below the top, a logit minus the top has no digits left, and nor has a logsumexp.
+GAPS = [(gap, dtype) for gap in (40.0, 100.0, 1e3, 1e4, 1e8, 1e30) for dtype in (torch.float32, torch.float64)]
+GAPS += [(gap, torch.bfloat16) for gap in (100.0, 1e30)] + [(gap, torch.float16) for gap in (40.0, 6e4)]
+
+
+@pytest.mark.parametrize(("gap", "upsample", "power"), pairwise(GAPS, [False, True], [0.0, 1.0, -1.0]), ids=str)
+def test_gradient_of_the_other_side_at_any_gap(gap: tuple[float, torch.dtype], *, upsample: bool, power: float) -> None:
+    top, dtype = gap
+    # The pixel of label 1 is certain of class 0: the others share what is taken from it, as by a softmax over them.
+    others = torch.tensor([0.3, -2.0, 0.3, 1.7, -0.4], dtype=dtype)
+    x = torch.zeros(1, 6, 1, 1 if upsample else 2, dtype=dtype)
+    x[0, 0], x[0, 1:, 0, -1] = top, others
+    x.requires_grad_()
+    options: dict[str, Any] = {"ce_weight": 0.0, "same_side_weight": 0.0, "reduction": "sum", "power": power}
+    loss = edge_aware_loss(x, torch.tensor([[[0, 1]]]), upsample=upsample, **options)
+    (gradient,) = torch.autograd.grad(loss, x)
+    digits = max(float(torch.finfo(dtype).eps), 3e-6 if dtype == torch.float32 else 1e-14)
+    expected = torch.from_numpy(np.append(1.0, -softmax(others)).astype(np.float64))
+    torch.testing.assert_close(gradient[0, :, 0, -1].double(), expected, rtol=digits, atol=digits)
+
+
+@pytest.mark.parametrize("indicator", [False, True])
+@pytest.mark.parametrize(("gap", "dtype"), GAPS, ids=str)
+def test_gradient_of_neighbor_nll_at_any_gap(gap: float, dtype: torch.dtype, *, indicator: bool) -> None:
+    others = torch.tensor([0.3, -2.0, 0.3, 1.7, -0.4], dtype=dtype)
+    x = torch.zeros(1, 6, 1, 2, dtype=dtype)
+    x[0, 0], x[0, 1:, 0, 1] = gap, others
+    x.requires_grad_()
+    index = torch.zeros(1, 6, 1, 2, dtype=torch.bool)
+    index[:, 1:] = True
+    choice = index if indicator else torch.ones(1, 1, 2, dtype=torch.long)
+    weight = torch.ones(1, 8, 1, 2)
+    mask = torch.tensor([[[True, False]]])
+    (gradient,) = torch.autograd.grad(neighbor_nll(x, choice, weight, mask).sum(), x)
+    digits = max(float(torch.finfo(dtype).eps), 3e-6 if dtype == torch.float32 else 1e-14)
+    shares = softmax(others) if indicator else np.eye(5)[0]
+    expected = torch.from_numpy(np.append(1.0, -shares).astype(np.float64))
+    torch.testing.assert_close(gradient[0, :, 0, 1].double(), expected, rtol=digits, atol=digits)
 
 
 @pytest.mark.parametrize("classes", [2, 1000])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import resource
+import signal
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +36,64 @@ def processor() -> str:
 
 def alone(function: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
     """Call a function in a new process and return its value."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with processes(1) as pool:
         return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def processes(workers: int, start: Callable[[], object] | None = None) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of new processes, which end with this one, whether a signal stops or kills it.
+
+    Args:
+        workers: number of processes.
+        start: called at the start of each.
+    """
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (start,)) as pool:
+        try:
+            yield pool
+        except (KeyboardInterrupt, SystemExit):  # the pool waits for its processes
+            for process in active_children():
+                process.terminate()
+            raise
+
+
+def _start_process(start: Callable[[], object] | None) -> None:
+    """Let this process end as soon as its parent has ended, even if that was killed, and start it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
+    parent = parent_process()
+    if parent is None:
+        raise RuntimeError("processes: expected a child process, but got the main process")
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    if start is not None:
+        start()
+
+
+def call(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """Run a command to its end, or until this process ends.
+
+    Raises:
+        subprocess.CalledProcessError: if the command fails.
+    """
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent() -> None:
+        if sys.platform == "linux":
+            libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    # In a session of its own, since a terminal's Ctrl-C would be a second signal to it.
+    with subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=end_with_parent) as process:
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

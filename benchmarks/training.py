@@ -12,7 +12,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from measure import processor
+from measure import call, processor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -56,7 +55,7 @@ def images_per_second(processes: int, config: Path, overrides: list[str]) -> flo
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command += [str(ROOT / "examples" / "train.py"), "--config", str(config), *overrides]
         command += [f"output={folder}", "overwrite=true", "panels=0", "data.workers=0"]
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        call(command, os.environ | {"OMP_NUM_THREADS": "1"})
         rate: float = json.loads((Path(folder) / "metrics.json").read_text())["epochs"][-1]["images_per_second"]
         return rate
 

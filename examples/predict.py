@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from edgeloss.io import IMAGE_SUFFIXES, InputError, atomic_write, files_by_stem, read_image
 from edgeloss.viz import distinct_colors
 from segkit import layouts
-from segkit.checkpoint import CheckpointError, load_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights
 from segkit.config import ConfigError
 from segkit.data import normalize, resize
 from segkit.model import UNet
@@ -110,12 +110,16 @@ def open_predictor(options: argparse.Namespace) -> Predictor:
     try:
         config, classes = checkpoint["config"], list(checkpoint["classes"])
         network = UNet(len(classes), **config["model"])
-        network.load_state_dict(weights)
+        load_weights(network, weights)
         size = config["data"]["size"]
+        size = None if size is None else (int(size[0]), int(size[1]))
+        colors = layouts.colors(config["data"].get("layout", ""))
         ignore_index = int(checkpoint["ignore_index"])
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except KeyError as error:
         raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got one without {error}") from error
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(f"{path}: expected a checkpoint of this network, but got another: {reason}") from error
     if len(classes) > 256:
@@ -127,14 +131,13 @@ def open_predictor(options: argparse.Namespace) -> Predictor:
             f"--window: expected --scale too, since training resized all images to {size[0]} × {size[1]}; give the"
             " factor by which it resized them, or 1 to keep their size"
         )
-    colors = layouts.colors(config["data"].get("layout", ""))
     return Predictor(
         network=network.to(device).eval(),
         device=device,
         classes=classes,
         colors=np.round(distinct_colors(len(classes)) * 255).astype(np.uint8) if colors is None else colors,
         ignore_index=ignore_index,
-        size=None if size is None else (size[0], size[1]),
+        size=size,
         scale=options.scale,
         window=None if options.window is None else tuple(options.window),
         overlap=options.overlap,

@@ -10,6 +10,8 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
@@ -23,6 +25,7 @@ from segkit.distributed import process_group, rank
 from segkit.guard import NonFiniteLossError
 from segkit.loader import DataError
 from segkit.placement import find_device
+from segkit.run_files import locked_folder
 from segkit.trainer import Trainer
 
 EXAMPLES = """\
@@ -52,13 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(options.config, options.overrides)
         with process_group(find_device(config.device)) as device:
             console = Console(highlight=False, markup=False, soft_wrap=True, quiet=rank() != 0)
-            return Trainer(config, console, device).run()
-    except (CheckpointError, ConfigError, DataError, InputError, NonFiniteLossError) as error:
+            with locked_folder(Path(config.output)) if rank() == 0 else nullcontext():
+                return Trainer(config, console, device).run()
+    except (CheckpointError, ConfigError, DataError, InputError, NonFiniteLossError, OSError) as error:
         if dist.is_torchelastic_launched():  # torchrun shows which process failed first, and why
             raise
         print(f"train.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before or after the training loop, which stops in its own way
+        print("train.py: interrupted", file=sys.stderr)
         return 130
 
 

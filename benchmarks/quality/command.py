@@ -300,4 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CheckpointError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"quality.py: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("quality.py: interrupted; the same command continues from the last epochs", file=sys.stderr)
+        return 130
     return 0

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from itertools import repeat
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines.recipes import Progress, make
-from measure import INSTRUCTIONS, processor
+from measure import INSTRUCTIONS, processes, processor
 from quality.data import augmentation, load_batch, read_labels, scored_batches, split_indices, training_set
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
@@ -216,22 +213,8 @@ def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) ->
         for run in left:
             finish(run, place)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), start_worker, (threads,)) as pool:
+    with processes(workers, partial(torch.set_num_threads, threads)) as pool:
         list(pool.map(finish, left, repeat(place)))
-
-
-def start_worker(threads: int) -> None:
-    """Set the number of threads, and end this process as soon as its parent has ended, even if that was killed."""
-    torch.set_num_threads(threads)
-    parent = parent_process()
-    if parent is None:
-        raise RuntimeError("start_worker: expected a child process, but got the main process")
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def load_network(run: Run, state: Path, num_classes: int, device: str) -> UNet:

@@ -21,9 +21,17 @@ def save_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
     Args:
         path: file to write or replace.
         checkpoint: tensors and plain values (dict, list, str, number, None), which ``weights_only=True`` can load.
+
+    Raises:
+        InputError: if the file can't be written; an earlier one remains unchanged.
     """
     with atomic_write(path) as file:
-        torch.save(dict(checkpoint), file)
+        try:
+            torch.save(dict(checkpoint), file)
+        except RuntimeError as error:  # of closing the archive, after that of writing it
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
 
 
 def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
@@ -63,6 +71,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: if names or shapes differ from those of the model.
     """
+    if not all(isinstance(name, str) and isinstance(weight, Tensor) for name, weight in weights.items()):
+        raise CheckpointError("expected weights of this model, but got values that are no tensors")
     own = {_bare(name): name for name in model.state_dict()}
     given = {_bare(name): weight for name, weight in weights.items()}
     for problem, names in {"missing": own.keys() - given.keys(), "unknown": given.keys() - own.keys()}.items():

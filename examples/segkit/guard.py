@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, diagnose
 from edgeloss.io import atomic_write
+from segkit.checkpoint import save_checkpoint
 from segkit.distributed import rank, sum_over_ranks, world_size
 
 Action = Literal["stop", "skip"]
@@ -146,8 +146,8 @@ class NanGuard:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / (f"step_{step}" + f"_rank_{rank()}" * (world_size() > 1) + ".pt")
-        with atomic_write(path) as file:  # copies, since of a view all of its storage would be written
-            torch.save(details | {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}, file)
+        # Copies, since of a view all of its storage would be written.
+        save_checkpoint(path, details | {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()})
         with atomic_write(path.with_suffix(".txt")) as file:
             file.write(f"{text}\n".encode())
         with atomic_write(path.with_suffix(".json")) as file:

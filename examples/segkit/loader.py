@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 from segkit.data import SegmentationDataset
 from segkit.distributed import rank, world_size
 from segkit.seeding import seed_worker
+from segkit.signals import let_main_process_stop, without_sigterm
 
 T = TypeVar("T")
 
@@ -80,7 +80,8 @@ def load_batches(
         worker_init_fn=_start_worker,
         generator=torch.Generator().manual_seed(seed or 0),  # the workers' seeds take nothing from the global generator
     )
-    loaded = zip(parts, loader, strict=True)
+    with without_sigterm():  # workers get it when they are ready for it
+        loaded = zip(parts, loader, strict=True)
     try:
         for step in steps:
             micro_batches = []
@@ -106,12 +107,9 @@ def split_batch(batch: list[int], accumulate: int) -> list[list[int]]:
 
 
 def _start_worker(worker: int) -> None:
-    """Seed a worker, and let it ignore a Ctrl-C, which the main process handles.
-
-    A forked worker inherits a handler that does; a spawned one, as on macOS and Windows, does not.
-    """
+    """Seed a worker, and leave signals to the main process."""
     seed_worker(worker)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    let_main_process_stop()
 
 
 class TimedIterator(Iterator[T]):

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +15,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.io import atomic_write
@@ -32,6 +39,39 @@ _RUN_FILES = (
     "tensorboard/events.*",
 )
 _LIBRARIES = ("edgeloss", "torch", "torchmetrics", "numpy")
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Create the folder of a run, and keep other processes from writing to it.
+
+    The lock is one of the file ``.lock``, which stays. It ends with this process, even if that is killed, and its
+    workers do not inherit it. A file system or platform without locks has none.
+
+    Raises:
+        ConfigError: if another process holds the lock, or the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("ab+", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"output: {folder}: can't be written ({error.strerror})") from error
+    with file:
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError | PermissionError):  # POSIX allows both
+                file.seek(0)
+                owner = file.read().decode(errors="replace").strip() or "another process"
+                raise ConfigError(
+                    f"output: expected a folder that no other run writes to, but {owner} is using {folder}; wait for"
+                    " it, or choose another folder"
+                ) from None
+        with suppress(OSError):  # a full disk: the name is for messages only
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+        yield
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:

@@ -22,7 +22,7 @@ from segkit.build import make_criterion, make_state, open_data
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError
 from segkit.console import EpochBar, Row, epoch_line, summary
-from segkit.distributed import rank, world_size
+from segkit.distributed import rank, sum_over_ranks, world_size
 from segkit.evaluation import evaluate
 from segkit.guard import NanGuard, NonFiniteLossError
 from segkit.loader import MicroBatch, TimedIterator, load_batches
@@ -33,6 +33,7 @@ from segkit.schedule import edge_weight
 from segkit.scores import WorstImages
 from segkit.seeding import seed_everything
 from segkit.signals import Interrupted, stop_on_signals
+from segkit.state import check_state
 from segkit.step import TrainStep
 
 MUCH_WAITING = 0.2  # share of an epoch
@@ -94,7 +95,7 @@ class Trainer:
         """Train to the last epoch.
 
         Returns:
-            The exit code: 0, or 130 if the run was interrupted.
+            The exit code: 0, or that of the signal that stopped the run: 130 for Ctrl-C, 143 for SIGTERM.
 
         Raises:
             DataError: if an image or mask can't be used.
@@ -108,11 +109,14 @@ class Trainer:
             try:
                 while state.epoch < config.epochs:
                     self._run_epoch(state.epoch + 1)
-            except Interrupted:
+                if self._worst is None and sum_over_ranks([self.is_main and not self._has_page()])[0]:
+                    self.console.print("all epochs are complete, but report.html is not; validating to write it")
+                    self._validate()
+            except Interrupted as interrupted:
                 self._save("last.pt")
                 checkpoint = self.folder / "last.pt"
-                self.console.print(f"interrupted after step {state.step}; resume=auto continues from {checkpoint}")
-                return 130
+                self.console.print(f"{interrupted} after step {state.step}; resume=auto continues from {checkpoint}")
+                return interrupted.exit_code
             except NonFiniteLossError as error:
                 raise NonFiniteLossError(f"epoch {state.epoch + 1}: {error}") from error
             finally:
@@ -138,14 +142,14 @@ class Trainer:
         state, miou = self.state, validated["miou"] or 0.0
         is_best, state.best = miou > state.best, max(miou, state.best)
         state.end_epoch(row)
-        if is_best:
-            self._save("best.pt")
-        self._save("last.pt")  # after best.pt: a run killed in between would otherwise resume without it
         if self._files is not None:
             self._files.add_epoch(row)
             every = self.config.panel_every
             if epoch in (1, self.config.epochs) or (every and epoch % every == 0):
                 self._draw_panels(self._files, epoch)
+        if is_best:
+            self._save("best.pt")
+        self._save("last.pt")  # last: a run killed before it repeats the epoch, with all its files
 
     def _train_epoch(self, epoch: int) -> None:
         """Take the steps of an epoch that are still to be taken."""
@@ -246,20 +250,29 @@ class Trainer:
         """
         checkpoint = load_checkpoint(source)
         try:
-            expected = {"classes": list(self.classes)}
+            check_state(checkpoint)
+            expected: dict[str, object] = {"classes": list(self.classes)}
             if checkpoint["batch"]:  # within an epoch, the position is counted in batches of this order
                 expected |= {"seed": self.config.seed, "batch_size": self.config.batch_size}
             for name, value in expected.items():
-                saved = checkpoint[name] if name in checkpoint else checkpoint["config"][name]
+                saved = checkpoint[name] if name in checkpoint else checkpoint["config"].get(name)
                 if saved != value:
                     raise CheckpointError(f"expected {name} {value}, but got {saved}")
+            if checkpoint["batch"] > self.steps_per_epoch:
+                raise CheckpointError(
+                    f"batch: expected at most {self.steps_per_epoch}, those of an epoch, but got {checkpoint['batch']}"
+                )
             self.state.load_state_dict(checkpoint)
             counts = {name: value for name, value in checkpoint.get("criterion", {}).items() if "weight" not in name}
             self.criterion.load_state_dict(counts, strict=False)  # weights come from the configuration
-        except KeyError as error:
-            raise CheckpointError(f"{source}: expected a run to resume, but got weights without {error}") from error
+            if len(getattr(self.criterion, "edge_counts", ())) not in (0, len(self.classes)):
+                raise CheckpointError(f"criterion: expected counts of {len(self.classes)} classes, but got others")
         except CheckpointError as error:
             raise CheckpointError(f"{source}: {error}") from error
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{source}: criterion: expected the counts of this loss, but got others ({error})"
+            ) from error
 
     def _wrapped_model(self) -> nn.Module:
         """Return the network, compiled and distributed where that is asked for."""
@@ -306,7 +319,7 @@ class Trainer:
     def _finish(self) -> None:
         """Write the page of the run and print its summary."""
         history = self.state.history
-        if self._worst is not None:  # None if no epoch was left to run
+        if self._worst is not None:  # None if nothing was left to do
             ranked = self._worst.ranked()  # a collective
             if self.is_main:
                 panels = [(image, self._panel(self.val_set.names.index(image.name))) for image in ranked]
@@ -315,6 +328,11 @@ class Trainer:
         self.console.print(
             f"best mIoU {self.state.best:.1%}; metrics, checkpoints, panels and TensorBoard events are in {self.folder}"
         )
+
+    def _has_page(self) -> bool:
+        """Return whether there is a page about all epochs: one written after the last checkpoint."""
+        page, checkpoint = self.folder / "report.html", self.folder / "last.pt"
+        return page.exists() and page.stat().st_mtime >= checkpoint.stat().st_mtime
 
 
 def find_checkpoint(config: Config) -> Path | None:

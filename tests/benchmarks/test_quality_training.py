@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -218,28 +219,39 @@ def test_rounded_convolution() -> None:
         torch.testing.assert_close(x, y.float(), rtol=2**-7, atol=1e-5)
 
 
-PARENT = """
+POOL = """
 import os, time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from quality.training import start_worker
+from measure import processes
+
+def work(folder):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
 
 if __name__ == "__main__":
-    with ProcessPoolExecutor(1, get_context("spawn"), start_worker, (1,)) as pool:
-        print(pool.submit(os.getpid).result(), flush=True)
-        time.sleep(600)
+    with processes(1) as pool:
+        pool.submit(work, None).result()
+"""
+
+CALL = """
+import os, sys
+from measure import call
+
+call([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], os.environ)
 """
 
 
 @pytest.mark.slow
-def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("source", [POOL, CALL])
+def test_processes_end_with_their_parent(source: str, number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT)
+    script.write_text(source)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
-        parent.kill()
+        parent.send_signal(number)
+        parent.wait(timeout=30)
     end = time.monotonic() + 30
     while _is_running(worker):
         assert time.monotonic() < end, f"worker {worker} goes on without its parent"

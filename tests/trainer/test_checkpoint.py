@@ -1,6 +1,9 @@
 """Checkpoints are written completely or not at all, and their weights fit wrapped and bare networks."""
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,34 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == [path]
     save_checkpoint(path, {"model": {"w": torch.zeros(3)}})
     assert load_checkpoint(path)["model"]["w"].tolist() == [0, 0, 0]
+
+
+# Limits the size of files, as a full disk would, and tries to replace a small checkpoint by a large one.
+FULL = """
+import resource, signal, sys, torch
+from pathlib import Path
+from edgeloss.io import InputError
+from segkit.checkpoint import save_checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+save_checkpoint(Path(sys.argv[1]), {"model": {"w": torch.ones(3)}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    save_checkpoint(Path(sys.argv[1]), {"model": {"w": torch.zeros(50000)}})
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+@pytest.mark.parametrize("limit", [100, 100_000, 200_500])  # in the first record, the tensor, and the directory
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(limit: int, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FULL, str(path), str(limit)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{path}: can't be written (File too large)\n", "")
+    assert load_checkpoint(path)["model"]["w"].tolist() == [1, 1, 1]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_errors_tell_missing_damaged_and_other_files_apart(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ CONFIG = {"model": {"width": 8, "levels": 2}, "data": {"size": [16, 24]}}
         (
             _change(classes=["a"]),
             [],
-            "{c}: expected a checkpoint of this network, but got another: size mismatch for head.bias",
+            "{c}: expected weights of this model, but got a size mismatch for head.bias",
         ),
         (_nothing, ["--weights", "ema"], "{c}: expected averaged weights, but got none; use --weights model"),
         (_nothing, ["--device", "abacus"], "device: "),

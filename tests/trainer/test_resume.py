@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -65,7 +67,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             def check() -> None:
                 left[0] -= 1
                 if left[0] == 0:
-                    raise Interrupted
+                    raise Interrupted(signal.SIGINT)
 
             yield check
 
@@ -132,6 +134,68 @@ def test_a_finished_run_stays_as_it_is(config: Path, tmp_path: Path) -> None:
     assert (tmp_path / "last.pt").read_bytes() == before
     assert run_in(tmp_path, config, "resume=auto", "epochs=2") == 0  # longer
     assert [row["epoch"] for row in metrics_of(tmp_path)] == [1, 2]
+
+
+def test_a_run_ended_before_its_page_gets_it_later(config: Path, tmp_path: Path) -> None:
+    """The page has the figures and images of an uninterrupted run, although there is one of fewer epochs."""
+
+    def train(name: str, *options: str) -> int:
+        return run_in(tmp_path / name, config, "worst=1", "resume=auto", *options, page=True)
+
+    def cells(name: str) -> list[str]:
+        return re.findall(r"<td>.*?</td>|<figcaption>.*?</figcaption>", (tmp_path / name / "report.html").read_text())
+
+    def killed(*arguments: object) -> None:
+        raise SystemExit
+
+    for name in ("straight", "killed"):
+        assert train(name, "epochs=1") == 0
+    assert train("straight") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_finish", killed)
+        with pytest.raises(SystemExit):
+            train("killed")
+    assert cells("killed") != cells("straight")
+    checkpoint = (tmp_path / "killed" / "last.pt").read_bytes()
+    assert train("killed") == 0
+    assert cells("killed") == cells("straight")
+    assert len(cells("killed")) > 10
+    written = (tmp_path / "killed" / "report.html").stat().st_mtime_ns
+    assert train("killed") == 0
+    assert (tmp_path / "killed" / "report.html").stat().st_mtime_ns == written
+    assert (tmp_path / "killed" / "last.pt").read_bytes() == checkpoint
+
+
+# Holds the lock of a folder until it is killed.
+LOCKING = """
+import sys, time
+from pathlib import Path
+from segkit.run_files import locked_folder
+with locked_folder(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX locks")
+@pytest.mark.parametrize("option", ["resume=auto", "overwrite=true"])
+def test_a_folder_in_use_is_refused(
+    option: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    (tmp_path / "metrics.csv").write_text("of the other run")
+    command = [sys.executable, "-c", LOCKING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        assert run_in(tmp_path, config, option) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"but process {process.pid} on " in line
+        assert f"is using {tmp_path}" in line
+        process.kill()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "metrics.csv"}
+    (tmp_path / "metrics.csv").unlink()
+    assert run_in(tmp_path, config, option, "epochs=1") == 0  # the lock ended with its process
 
 
 # Trains as the command does, but stops halfway through the third checkpoint that it writes.
@@ -243,7 +307,7 @@ def test_weights_alone_are_no_run(config: Path, tmp_path: Path, capsys: pytest.C
     save_checkpoint(tmp_path / "weights.pt", {"model": {}})
     assert run_in(tmp_path / "run", config, f"resume={tmp_path / 'weights.pt'}") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "weights.pt: expected a run to resume, but got weights without 'batch'" in line
+    assert "weights.pt: expected a run to resume, but got a file without 'epoch'" in line
 
 
 def test_a_run_may_begin_to_average(config: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_run_writes_its_files(run: Path) -> None:
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     (events,) = (name for name in files if name.startswith("tensorboard/events."))
     panels = {f"panels/epoch_{epoch:03d}_val{i}.png" for epoch in (1, 2) for i in (0, 2)}
-    assert files - {events} == {"metrics.csv", "metrics.json", "report.html", "best.pt", "last.pt"} | panels
+    assert files - {events} == {".lock", "metrics.csv", "metrics.json", "report.html", "best.pt", "last.pt"} | panels
 
 
 def test_metrics_csv_and_json_agree(run: Path) -> None:
@@ -178,8 +179,11 @@ def check_stopped_run(folder: Path, output: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_ctrl_c_leaves_a_loadable_checkpoint(config: Path, tmp_path: Path) -> None:
-    """A terminal sends Ctrl-C to the workers too."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_group_leaves_a_loadable_checkpoint(
+    number: signal.Signals, code: int, config: Path, tmp_path: Path
+) -> None:
+    """A terminal sends Ctrl-C to the workers too, and a scheduler SIGTERM; `timeout` sends it twice."""
     command = [sys.executable, str(ROOT / "examples" / "train.py"), "--config", str(config)]
     command += [f"output={tmp_path}", "panels=0", "epochs=100000", "data.workers=1"]
     with subprocess.Popen(
@@ -198,9 +202,11 @@ def test_ctrl_c_leaves_a_loadable_checkpoint(config: Path, tmp_path: Path) -> No
                 break
         else:
             pytest.fail("".join(lines))
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
+        time.sleep(0.05)
+        os.killpg(process.pid, number)
         output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    assert process.returncode == code, output
     check_stopped_run(tmp_path, output)
 
 
@@ -215,7 +221,7 @@ def test_sigterm_stops_the_run_in_its_own_process(
         return epoch_line(row, epochs)
 
     monkeypatch.setattr(trainer, "epoch_line", line)
-    assert run_in(tmp_path, config, "epochs=100000") == 130
+    assert run_in(tmp_path, config, "epochs=100000") == 143
     check_stopped_run(tmp_path, capsys.readouterr().out)
 
 

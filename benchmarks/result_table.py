@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgeloss.io import atomic_write
+from edgeloss.io import atomic_write, check_file
 
 Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
     """Read all rows of a table; a file that does not exist has none."""
+    check_file(path)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

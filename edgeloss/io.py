@@ -7,6 +7,7 @@ an :class:`InputError` that names the file.
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ __all__ = [
     "Prediction",
     "PredictionKind",
     "atomic_write",
+    "check_file",
     "files_by_stem",
     "read_classes",
     "read_image",
@@ -182,6 +184,7 @@ def read_labels(path: Path) -> Tensor:
 
 def _open_image(path: Path) -> Image.Image:
     """Open and decode an image file."""
+    check_file(path)
     try:
         # Pillow warns of more than Image.MAX_IMAGE_PIXELS pixels before it decodes them: that is the limit here.
         with warnings.catch_warnings(), path.open("rb") as file:
@@ -192,8 +195,8 @@ def _open_image(path: Path) -> Image.Image:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: expected at most {Image.MAX_IMAGE_PIXELS} pixels, but got more ({error})") from error
     except OSError as error:
-        reason = error.strerror or f"can't be read as an image ({error})"
-        raise InputError(f"{path}: {reason}") from error
+        message = str(error).partition(" <")[0]  # without the file object
+        raise InputError(f"{path}: " + (error.strerror or f"can't be read as an image ({message})")) from error
     except Exception as error:  # Pillow raises SyntaxError, ValueError and others for the same reason
         raise InputError(f"{path}: can't be read as an image ({error})") from error
     return picture
@@ -249,6 +252,7 @@ def read_prediction(path: Path, kind: PredictionKind | None = None) -> Predictio
 
 def _read_array(path: Path) -> Tensor:
     """Read the only array of a file, as int64 or a floating dtype that the loss supports."""
+    check_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # from the readers, about damaged files
@@ -429,6 +433,7 @@ class _IndexedLine(NamedTuple):
 
 def _indexed_lines(path: str | Path, form: str, *, commas: bool = False) -> Iterator[_IndexedLine]:
     """Yield the lines of a text file, each of which begins with an index; ``form`` describes them in messages."""
+    check_file(path)
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -452,6 +457,24 @@ def _indexed_lines(path: str | Path, form: str, *, commas: bool = False) -> Iter
 # -------------------------------------------------------------------------------------------------- folders and writing
 
 
+def check_file(path: str | Path) -> None:
+    """Check that a path to read, if it exists, is a regular file: reading a pipe or device may never end.
+
+    Raises:
+        InputError: if it is a folder, pipe, device or socket.
+
+    Example:
+        >>> check_file("classes.txt")
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):  # opening the file raises the same error
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+        raise InputError(f"{path}: expected a regular file, but got {kind}")
+
+
 def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
     """Return the files of a folder by their name without suffix, sorted.
 
@@ -460,7 +483,7 @@ def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
         suffixes: the suffixes to accept, in lower case, such as ``IMAGE_SUFFIXES``.
 
     Raises:
-        InputError: if two files have the same name, or if there are none.
+        InputError: if the folder can't be read, two files have the same name, or there are none.
 
     Example:
         >>> import tempfile
@@ -471,7 +494,11 @@ def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
         ['a', 'b']
     """
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
+    for path in paths:
         if path.name.startswith(".") or path.suffix.lower() not in suffixes:
             continue
         if path.stem in files:

@@ -18,6 +18,7 @@ import yaml
 from torch import Tensor
 
 from baselines.recipes import RECIPES, Options
+from edgeloss.io import check_file
 from label_maps import regions, scenes
 from measure import INSTRUCTIONS, processor
 from quality.arguments import parse
@@ -52,6 +53,7 @@ from segkit.data import denormalize
 
 def read_plan(path: Path, **options: Any) -> list[Run]:  # noqa: ANN401
     """Read the runs of a YAML file; the options are those of `runs_of`."""
+    check_file(path)
     return runs_of(yaml.safe_load(path.read_text()), **options)
 
 

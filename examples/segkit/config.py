@@ -12,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.io import InputError, check_file
 from segkit.schedule import Kind
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -155,6 +156,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     origin = str(path)  # what is being read when an error is raised
     layer: Any = None
     try:
+        check_file(path)
         config: Any = OmegaConf.structured(Config)
         for origin in (str(path), *overrides):  # one by one, so that an error can name its origin
             if layer is not None and "=" not in origin:
@@ -174,6 +176,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         result = OmegaConf.to_object(config)
     except OSError as error:
         raise ConfigError(f"{origin}: {error.strerror}") from error
+    except InputError as error:
+        raise ConfigError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{origin}: expected a text file in UTF-8, but got other bytes ({error})") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
     except ConfigKeyError as error:

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import VOID_INDEX, read_image, read_labels
+from edgeloss.io import VOID_INDEX, check_file, read_image, read_labels
 from edgeloss.io import read_classes as read_classes
 from segkit import layouts
 from segkit.layouts import Split
@@ -361,6 +361,7 @@ def denormalize(image: Tensor) -> Tensor:
 
 def _count_pixels(path: Path) -> int:
     """Read the number of pixels of an image from its header."""
+    check_file(path)
     try:
         with Image.open(path) as image:
             return int(np.prod(image.size))

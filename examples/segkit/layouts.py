@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss.io import VOID_INDEX, read_classes
+from edgeloss.io import VOID_INDEX, check_file, read_classes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 MASK_SUFFIXES = (".png",)
@@ -201,6 +201,7 @@ def _listed(suffixes: Collection[str]) -> str:
 
 def _read_list(path: Path) -> list[str]:
     """Read a list of names: the first word of each line, without folder and suffix."""
+    check_file(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -22,7 +22,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.io import atomic_write
+from edgeloss.io import atomic_write, check_file
 from edgeloss.viz import panel
 from segkit.config import Config, ConfigError
 from segkit.console import Row
@@ -134,6 +134,7 @@ def read_history(folder: Path) -> list[Row]:
         ValueError: if the folder has no metrics of a run.
     """
     path = folder / "metrics.json"
+    check_file(path)
     try:
         epochs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import VOID_INDEX
+from edgeloss.io import VOID_INDEX, check_file
 from segkit.data import _place_axis
 
 Volume = npt.NDArray[np.float32]  # [D, H, W]
@@ -149,6 +149,7 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
     def _decode(self, index: int) -> tuple[Volume, Labels]:
         """Read a file and normalize the intensities."""
         path = self._paths[index]
+        check_file(path)
         try:
             with np.load(path) as arrays:
                 image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)

@@ -141,6 +141,21 @@ def test_bad_files_are_one_line_that_names_them(
     assert not list(folder.glob(".edgeloss*"))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+@pytest.mark.parametrize("name", ["a.png", "mask.png", "pred.npy", "pred.npz", "pred.pt", "classes.txt", "colors.txt"])
+def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str) -> None:
+    """Opening a pipe without a writer would wait forever."""
+    path, output = folder / name, folder / "panel.png"
+    pred = name if name.startswith("pred") else "pred.npy"
+    command = ["view", *arguments(folder, pred), "--image", folder / "a.png", "-o", output]
+    command += {"classes.txt": ["--classes", path], "colors.txt": ["--palette", path]}.get(name, [])
+    for kind in ("a pipe", "a device or socket"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path) if kind == "a pipe" else path.symlink_to("/dev/zero")
+        ran = run(*command)
+        assert (ran.code, ran.err) == (2, f"edgeloss: error: {path}: expected a regular file, but got {kind}\n")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -216,8 +216,12 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
     [
         (_truncate, "images/b.png", ": can't be read as an image ("),
         (_truncate, "masks/b.png", ": can't be read as an image ("),
-        (lambda path: path.write_text("no picture"), "images/b.png", ": can't be read as an image (cannot identify"),
-        (lambda path: path.write_bytes(b""), "masks/b.png", ": can't be read as an image (cannot identify"),
+        (
+            lambda path: path.write_text("no picture"),
+            "images/b.png",
+            ": can't be read as an image (cannot identify image file)",
+        ),
+        (lambda path: path.write_bytes(b""), "masks/b.png", ": can't be read as an image (cannot identify image file)"),
         (lambda path: path.unlink(), "masks/b.png", ": No such file"),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
         (

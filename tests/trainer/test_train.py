@@ -157,6 +157,23 @@ def test_bad_mask_is_named_in_one_line(
     assert str(Path("train", "masks", "train")) in line
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
+@pytest.mark.parametrize(
+    "name", ["config", "data.classes", "resume", "train/images/train0.png", "train/masks/train0.png"]
+)
+def test_a_pipe_is_not_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Opening a pipe without a writer would wait forever."""
+    config = write_config(tmp_path / "data")
+    path = config.parent / name if "/" in name else tmp_path / "pipe"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    overrides = [f"{name}={path}"] if name in ("data.classes", "resume") else ["epochs=1"]
+    assert run_in(tmp_path / "run", path if name == "config" else config, *overrides) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pipe" in line or "expected only .png" in line
+    assert str(path) in line
+
+
 def test_a_run_is_replaced_only_if_asked(
     run: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,12 +62,11 @@ struct Search {
 
   Search(const Geometry& g, const Options& options) : reach(), spacing(), limit(0) {
     const int64_t size[3] = {g.depth, g.height, g.width}, first = g.is_volume ? 0 : 1;
-    const std::vector<int64_t>& radius = options.radius;  // not clipped to the image
     const std::array<double, 3> lengths = spacing_of(options);
     unit = std::exp2(std::ilogb(*std::max_element(lengths.begin() + first, lengths.end())));
     for (int64_t axis = first; axis < 3; ++axis) {
       spacing[axis] = lengths[axis] / unit;
-      const double length = static_cast<double>(radius[axis - first]) * spacing[axis];
+      const double length = static_cast<double>(g.radius[axis]) * spacing[axis];
       limit += 4 * (length * length);
     }
     for (int64_t axis = first; axis < 3; ++axis) {

@@ -79,6 +79,16 @@ inline Geometry geometry_of(const Tensor& logits, const std::vector<int64_t>& ra
   return geometry_of(logits, logits, radius);
 }
 
+// The same with a radius that ends with the image: a larger one may not fit into sums of it.
+inline Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const std::vector<int64_t>& radius) {
+  Geometry g = geometry_of(logits, image, radius);
+  const int64_t size[3] = {g.depth, g.height, g.width};
+  for (int axis = 0; axis < 3; ++axis) {
+    g.radius[axis] = std::min(g.radius[axis], std::max<int64_t>(size[axis] - 1, 0));
+  }
+  return g;
+}
+
 // Whether the logits are of another resolution than the image.
 inline bool is_upsampled(const Geometry& g, const Tensor& logits) {
   const Geometry low = geometry_of(logits, {0, 0, 0});

@@ -13,16 +13,28 @@ from edgeloss.inputs import (
     Inputs,
     check_class_weight,
     check_inputs,
+    check_label_map,
     check_labels,
     check_non_negative,
-    check_target,
+    check_values,
     check_weight,
     is_checked,
     labels,
     valid_pixel_weight,
 )
+from edgeloss.inputs import label_maps as checked_targets
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
-from edgeloss.options import Backend, Options, Reduction, Validate, radius_per_axis
+from edgeloss.options import (
+    Backend,
+    Options,
+    Reduction,
+    Validate,
+    is_integer,
+    is_number,
+    radius_per_axis,
+    spacing_per_axis,
+    suggest_keywords,
+)
 from edgeloss.reduction import (
     Evaluation,
     LossMaps,
@@ -37,6 +49,7 @@ from edgeloss.reduction import (
 __all__ = ["balanced_edge_class_weight", "edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
 
 
+@suggest_keywords
 def edge_aware_loss(
     logits: Tensor,
     target: Tensor,
@@ -183,7 +196,12 @@ def loss_and_evaluation(
 
 
 def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
-    reason = library.why_reference(options.backend, inputs.logits, inputs.target, options.decay)
+    lengths: list[float] = []
+    if options.decay is not None and inputs.distance is None:
+        lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
+    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths)
+    if reason:
+        check_values("logits", inputs.logits)
     if reason and options.validate != "never":  # the kernels check the labels themselves
         check_labels(inputs.target.long(), inputs.logits.shape[1], options.ignore_index)
     evaluate = reference.evaluate if reason else fused.evaluate
@@ -200,6 +218,7 @@ def _check_distance(inputs: Inputs, options: Options) -> None:
         check_non_negative("distance", distance, where=read)
 
 
+@suggest_keywords
 def loss_maps(
     logits: Tensor,
     target: Tensor,
@@ -279,6 +298,7 @@ def loss_maps(
     return cast("tuple[Tensor, LossMaps]", result)[1]
 
 
+@suggest_keywords
 def normalizers(
     target: Tensor,
     *,
@@ -343,9 +363,7 @@ def label_totals(
     They can be counted with class weights only: the labels do not show the number of classes.
     """
     validate, ignore_index = options.validate, options.ignore_index
-    check_target(target)
-    if target.dim() not in (3, 4):
-        raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
+    check_label_map(target)
     classes = None
     for name, values in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
         if values is not None:
@@ -367,6 +385,7 @@ def label_totals(
     return w.detach(), e.detach(), counts
 
 
+@suggest_keywords
 def balanced_edge_class_weight(
     targets: Iterable[Tensor],
     num_classes: int,
@@ -402,11 +421,12 @@ def balanced_edge_class_weight(
         >>> balanced_edge_class_weight([target], 3)
         tensor([0.7105, 1.6875, 1.0000])
     """
-    if num_classes < 2:
-        raise ValueError(f"num_classes: expected at least 2, but got {num_classes}")
+    if not is_integer(num_classes) or num_classes < 2:
+        raise ValueError(f"num_classes: expected an int, at least 2, but got {num_classes!r}")
+    if not is_number(exponent) or not 0 <= exponent <= 1:
+        raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
     counts = torch.zeros(num_classes, dtype=torch.int64)
-    for target in targets:
-        check_target(target)
+    for target in checked_targets(targets):
         check_labels(target.long(), num_classes, ignore_index)
         y, valid = labels(target, num_classes, ignore_index)
         mask = reference.find_edges(y, valid, radius_per_axis(radius, target.dim() - 1))

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from edgeloss import library
-from edgeloss.inputs import Inputs, result_dtype
+from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import REDUCED_ROWS, Evaluation, TermMaps
-from edgeloss.reference import NO_POWER
+from edgeloss.reference import FAR, NO_POWER
 
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
@@ -75,8 +75,11 @@ def evaluate(
 ) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
-    # Beyond 1e30 all distances are far, and no difference of two may overflow.
-    near = None if inputs.distance is None else inputs.distance.clamp(max=1e30).to(result_dtype(logits)).contiguous()
+    decay, unit = _decay_and_unit(options)
+    distance = inputs.distance
+    if distance is not None:
+        wide = (distance.to(widest(distance.device)) / unit).clamp(max=FAR)
+        distance = wide.to(result_dtype(logits)).contiguous()
     outputs = Outputs.from_tensors(
         operators.edge_loss(
             logits if is_evenly_spaced(logits) else logits.contiguous(),
@@ -85,13 +88,13 @@ def evaluate(
                 None if weight is None else weight.contiguous()
                 for weight in (inputs.weight, inputs.pixel_weight, inputs.edge_class_weight)
             ),
-            near,
+            distance,
             options.ignore_index,
             options.label_smoothing,
             radius_per_axis(options.radius, dims),
             0.0 if abs(options.power) <= NO_POWER else options.power,
-            0.0 if options.decay is None else options.decay,
-            spacing_per_axis(options.spacing, dims),
+            decay,
+            [s / unit for s in spacing_per_axis(options.spacing, dims)],
             edges,
             false_edges,
             maps,
@@ -101,6 +104,14 @@ def evaluate(
     )
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
     return Evaluation(outputs.sums[REDUCED_ROWS], terms, outputs.edge_counts if count_edges else None)
+
+
+def _decay_and_unit(options: Options) -> tuple[float, float]:
+    """Return the decay, 0 for none, in a unit of length that suits it: a power of two, so that nothing is rounded."""
+    if options.decay is None:
+        return 0.0, 1.0
+    unit = 2.0 ** math.ceil(math.log2(options.decay))
+    return options.decay / unit, unit
 
 
 def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, false_edges: bool) -> TermMaps:
@@ -114,7 +125,9 @@ def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, 
         edge_mask = outputs.saved.flags.view_as(cross_entropy) == 1
     distance = inputs.distance
     if distance is None and options.decay is not None:
-        distance = outputs.saved.field.view_as(cross_entropy) if edges else torch.full_like(cross_entropy, math.inf)
+        field = outputs.saved.field
+        _, unit = _decay_and_unit(options)
+        distance = field.view_as(cross_entropy) * unit if edges else torch.full_like(cross_entropy, math.inf)
     return TermMaps(
         cross_entropy=cross_entropy,
         same_side=term(outputs.same_side, edges),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from edgeloss.options import Options, Validate, is_number, radius_per_axis, spacing_per_axis
+from edgeloss.options import MOST_WEIGHT, Options, Validate, is_number, radius_per_axis, spacing_per_axis
 
+LEAST_NORMALIZER, MOST_NORMALIZER = 1e-20, 1e30  # so that a weight over it stays within float32
 RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLoss counts as it goes
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
@@ -111,9 +112,10 @@ def widest(device: torch.device) -> torch.dtype:
 def may_read(values: Tensor, validate: Validate) -> bool:
     """Return whether the host may read the values.
 
-    Those of CUDA tensors with "sync" only, since it waits for them; none under torch.compile: it would break the graph.
+    Those of CUDA tensors with "sync" only, since it waits for them, and not under torch.compile, where a check becomes
+    an assertion of the graph: one that fails on a CUDA device would end the process.
     """
-    return (validate == "sync" or not values.is_cuda) and not torch.compiler.is_compiling()
+    return not values.is_cuda or (validate == "sync" and not torch.compiler.is_compiling())
 
 
 def is_checked(values: Tensor, validate: Validate) -> bool:
@@ -133,10 +135,11 @@ def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "we
         if isinstance(weight, str):
             got, hint = repr(weight), f"; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
         raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}{hint}")
+    check_kind(name, weight)
     if weight.dim() != 1 or not weight.is_floating_point():
         raise ValueError(f"{name}: expected a floating tensor [C] of class weights, but got {describe(weight)}")
     if may_read(weight, validate):
-        check_non_negative(name, weight)
+        check_non_negative(name, weight, most=MOST_WEIGHT)
 
 
 def check_logits(logits: Tensor) -> None:
@@ -147,12 +150,87 @@ def check_logits(logits: Tensor) -> None:
         ValueError: if the logits are not [B, C, H, W] or [B, C, D, H, W].
     """
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {_kind(logits)}")
+        raise TypeError(f"logits: expected a tensor, but got {_kind(logits)}{_hint_of_output(logits)}")
+    check_kind("logits", logits)
     if logits.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise TypeError(f"logits: expected float16, bfloat16, float32 or float64, but got {describe(logits)}")
     if logits.dim() not in (4, 5) or logits.shape[1] < 1:
         hint = "; for a single image pass logits.unsqueeze(0)" if logits.dim() == 3 else ""
         raise ValueError(f"logits: expected [B, C, H, W] or [B, C, D, H, W], but got {describe(logits)}{hint}")
+
+
+def _hint_of_output(output: object) -> str:
+    """Return where the output of a network most likely has its logits."""
+    for name in ("logits", "out"):
+        if isinstance(output, Mapping) and name in output:
+            return f'; pass output["{name}"]'
+        if hasattr(output, name):
+            return f"; pass output.{name}"
+    if isinstance(output, (tuple, list)) and any(isinstance(part, Tensor) for part in output):
+        return "; pass one of its tensors"
+    return ""
+
+
+def check_kind(name: str, tensor: Tensor) -> None:
+    """Check that a tensor is an ordinary one: dense, with values, and of a batch of its own.
+
+    Raises:
+        TypeError: for sparse, MKL-DNN, nested and meta tensors.
+        RuntimeError: under ``torch.vmap``.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind, cure = (
+            ("nested", f"pad the images to one size: {name}.to_padded_tensor(0)")
+            if tensor.is_nested
+            else (str(tensor.layout).removeprefix("torch.").strip("_"), f"pass {name}.to_dense()")
+        )
+        raise TypeError(f"{name}: expected a dense tensor, but got a {kind} one; {cure}")
+    if torch._C._are_functorch_transforms_active():
+        inner = tensor
+        while torch._C._functorch.is_gradtrackingtensor(inner):
+            inner = torch._C._functorch.get_unwrapped(inner)
+        if torch._C._functorch.is_batchedtensor(inner):
+            raise RuntimeError(f"{name}: expected a call without vmap; pass a batch [B, ...] directly")
+
+
+def check_values(name: str, tensor: Tensor) -> None:
+    """Check that a tensor has values.
+
+    Raises:
+        TypeError: for meta tensors.
+    """
+    if tensor.is_meta:
+        raise TypeError(f"{name}: expected a tensor with values, but got one on the meta device; move it to a device")
+
+
+def label_maps(targets: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Iterate over label maps, with a check of each.
+
+    Raises:
+        TypeError: if they are not tensors of labels, or one tensor instead of several.
+        ValueError: if one is not [B, *S].
+    """
+    if isinstance(targets, Tensor):
+        raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
+    if isinstance(targets, str) or not isinstance(targets, Iterable):
+        raise TypeError(f"targets: expected an iterable of tensors [B, *S], but got {_kind(targets)}")
+    for target in targets:
+        check_label_map(target)
+        yield target
+
+
+def check_label_map(target: Tensor) -> None:
+    """Check that labels are [B, H, W] or [B, D, H, W].
+
+    Raises:
+        TypeError: if the target is not a tensor of labels.
+        ValueError: if its shape does not fit.
+    """
+    check_target(target)
+    check_values("target", target)
+    if target.dim() not in (3, 4):
+        hint = "; for a single image pass target.unsqueeze(0)" if target.dim() == 2 else ""
+        raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}{hint}")
 
 
 def check_target(target: Tensor, *, name: str = "target") -> None:
@@ -164,6 +242,7 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
     """
     if not isinstance(target, Tensor):
         raise TypeError(f"{name}: expected a tensor of class indices, but got {_kind(target)}")
+    check_kind(name, target)
     if target.requires_grad:
         raise ValueError(
             f"{name}: expected class indices, which have no gradient, but got {describe(target)} that requires grad;"
@@ -222,6 +301,9 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
     wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
+    if torch.compiler.is_compiling():  # a condition on values would break the graph
+        torch._assert_async(~wrong.any(), f"{name}: expected labels in range")
+        return
     if not wrong.any():
         return
     expected = "≥ 0" if classes is None else f"0 to {classes - 1}"
@@ -265,6 +347,7 @@ def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | 
     if not isinstance(values, Tensor) or not values.is_floating_point():
         got = describe(values) if isinstance(values, Tensor) else _kind(values)
         raise TypeError(f"{name}: expected a floating tensor, but got {got}")
+    check_kind(name, values)
     expected = list(target.shape if shape is None else shape)
     if list(values.shape) != expected:
         raise ValueError(f"{name}: expected {expected}, but got {list(values.shape)}")
@@ -280,10 +363,10 @@ def valid_pixel_weight(pixel_weight: Tensor, valid: Tensor, validate: Validate, 
         ValueError: if its shape, device or a value does not fit.
     """
     check_map("pixel_weight", pixel_weight, valid)
-    pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
+    pixel_weight = torch.where(valid, pixel_weight.detach(), 0.0)
     if is_checked(pixel_weight, validate):
-        check_non_negative("pixel_weight", pixel_weight)
-    return pixel_weight
+        check_non_negative("pixel_weight", pixel_weight, most=MOST_WEIGHT)
+    return pixel_weight.to(dtype)
 
 
 def check_mask(mask: Tensor, like: Tensor) -> None:
@@ -308,7 +391,7 @@ def normalizer_tensors(
 
     Raises:
         TypeError: if they are not two numbers or tensors.
-        ValueError: if one is not 0-d, not finite, or negative.
+        ValueError: if one is not 0-d, or out of range.
     """
     if (
         not isinstance(normalizer, Sequence)
@@ -318,36 +401,48 @@ def normalizer_tensors(
         raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
     dtype = widest(device)
 
-    def tensor(value: float | Tensor) -> Tensor:
-        if isinstance(value, Tensor):
-            if value.dim():
-                raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
-            readable, there = may_read(value, validate), value.detach().to(device, dtype, non_blocking=True)
-        else:
-            readable, there = True, torch.full((), value, dtype=dtype, device=device)
-        if readable and not 0 <= value < math.inf:
+    def check(value: float | Tensor) -> None:
+        fits = (value >= LEAST_NORMALIZER) & (value <= MOST_NORMALIZER) | (value == 0)
+        if isinstance(fits, Tensor) and torch.compiler.is_compiling():
+            torch._assert_async(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]")
+        elif not 0 <= value < math.inf:
             raise ValueError(f"normalizer: expected finite numbers ≥ 0, but got {normalizer}")
-        return there
+        elif not fits:
+            raise ValueError(
+                f"normalizer: expected 0, or numbers in [1e-20, 1e30], but got {normalizer}; scale all weights"
+            )
+
+    def tensor(value: float | Tensor) -> Tensor:
+        if isinstance(value, Tensor) and value.dim():
+            raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
+        if not isinstance(value, Tensor) or may_read(value, validate):
+            check(value)
+        if isinstance(value, Tensor):
+            return value.detach().to(device, dtype, non_blocking=True)
+        return torch.full((), value, dtype=dtype, device=device)
 
     w, e = normalizer
     return tensor(w), tensor(e)
 
 
-def check_non_negative(name: str, values: Tensor, where: Tensor | None = None) -> None:
-    """Check that values are finite and ≥ 0 (where the mask is set); waits for the device.
+def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *, most: float = math.inf) -> None:
+    """Check that values are finite and ≥ 0, and not above a bound (where the mask is set); waits for the device.
 
     Raises:
-        ValueError: with the first wrong value and its position.
+        ValueError: with the first wrong value and its position; under torch.compile a RuntimeError without them.
     """
-    wrong = ~((values >= 0) & (values < math.inf))  # also nan
+    wrong = ~((values >= 0) & (values < math.inf) & (values <= most))  # also nan
     if where is not None:
         wrong &= where
-    if wrong.any():
+    expected = f"{name}: expected finite values ≥ 0"
+    if torch.compiler.is_compiling():  # a condition on values would break the graph
+        torch._assert_async(~wrong.any(), expected)
+    elif wrong.any():
         first = wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name}: expected finite values ≥ 0, but got {values[tuple(first)].item()} at {first}"
-            f" ({int(wrong.sum())} such values)"
-        )
+        value = values[tuple(first)].item()
+        if 0 <= value < math.inf:
+            expected = f"{name}: expected values ≤ {most:g}"
+        raise ValueError(f"{expected}, but got {value} at {first} ({int(wrong.sum())} such values)")
 
 
 def describe(tensor: Tensor) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from edgeloss.options import Backend
 
@@ -68,8 +69,14 @@ def check() -> None:
         importlib.import_module("edgeloss._C").raise_label_errors()
 
 
-def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | None = None) -> str | None:
-    """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``."""
+def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()) -> str | None:
+    """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``.
+
+    Args:
+        logits: of the call.
+        target: of the call.
+        lengths: the size of a pixel along each axis over the decay, where the kernels search for distances.
+    """
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
     reason = MISSING if logits.device.type == "cpu" else _why_not_on_cuda(logits.device.index)
@@ -77,24 +84,26 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, decay: float | N
         return reason
     if torch._C._are_functorch_transforms_active():
         return "the kernels do not support transforms of torch.func"
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(logits).tangent is not None:  # type: ignore[no-untyped-call]
+        return "the kernels do not support forward-mode differentiation"
     if target is None:
         return None
     if logits.shape[1] > 2**15 - 1 or target.numel() >= 2**31:
         return "the kernels are for less than 2^15 classes and 2^31 pixels"
-    if decay is not None and decay < 1e-6:
-        return "the kernels are for decay ≥ 1e-6"
+    if any(not 1e-25 <= length <= 1e6 for length in lengths):  # float32 has no digits for differences of distances
+        return "the kernels are for spacing / decay in [1e-25, 1e6]"
     return None
 
 
 def why_reference(
-    backend: Backend, logits: Tensor, target: Tensor | None = None, decay: float | None = None
+    backend: Backend, logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()
 ) -> str | None:
     """Return why the reference serves a call; None if the fused kernels do.
 
     Raises:
         RuntimeError: if ``backend="fused"`` and the fused kernels do not support the call.
     """
-    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, decay)
+    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths)
     if backend == "fused" and reason:
         raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
     return reason

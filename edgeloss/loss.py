@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from edgeloss.functional import label_totals, loss_and_evaluation
-from edgeloss.inputs import RUNNING, check_logits, check_weight, widest
-from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate
+from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
+from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import Evaluation, Result, balanced_weight, edge_error_sums, edge_focus_scale, is_shared
 
 EDGE_SUMS_DECAY = 0.99  # per step
@@ -99,8 +99,8 @@ class EdgeAwareLoss(nn.Module):
         validate: when out-of-range labels raise. ``"async"``: in the call; but the fused CUDA kernels do not wait for
             the device, ignore such pixels, and the next call or :func:`edgeloss.check` raises. ``"sync"``: in the call.
             ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
-            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and under
-            ``torch.compile`` not at all; class weights also when the module is created.
+            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and not
+            under ``torch.compile``; class weights also when the module is created.
         backend: ``"fused"`` for the compiled kernels, ``"reference"`` for plain PyTorch, ``"auto"`` for the fused
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.
@@ -152,6 +152,7 @@ class EdgeAwareLoss(nn.Module):
     edge_sums: Tensor  # [3] float64: those of edge_error_sums, running; with edge_focus only
     _step: _Step | None  # that of calls with a normalizer; only modules that change from step to step have one
 
+    @suggest_keywords
     def __init__(
         self,
         weight: Tensor | None = None,
@@ -260,6 +261,7 @@ class EdgeAwareLoss(nn.Module):
             )
         self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device, non_blocking=True)
 
+    @suggest_keywords
     def forward(
         self,
         logits: Tensor,
@@ -413,7 +415,8 @@ class EdgeAwareLoss(nn.Module):
         """
         options, u = Options.from_attributes(self), self.current_edge_class_weight
         is_counted = self._is_running() and self.training
-        pairs = zip(targets, repeat(None)) if pixel_weights is None else zip(targets, pixel_weights, strict=True)
+        maps = label_maps(targets)
+        pairs = zip(maps, repeat(None)) if pixel_weights is None else zip(maps, pixel_weights, strict=True)
         totals = [
             label_totals(
                 target, options, weight=self.weight, edge_class_weight=u, pixel_weight=v, count_edges=is_counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,11 +18,13 @@ from edgeloss.inputs import (
     check_non_negative,
     check_pair,
     check_target,
+    check_values,
 )
-from edgeloss.options import Backend, check_option, radius_per_axis
+from edgeloss.options import Backend, check_option, radius_per_axis, suggest_keywords
 from edgeloss.reference import Grid, gathered, log_sum_of_chosen, negative_log_mean, offsets, take
 
 
+@suggest_keywords
 def neighbor_nll(
     logits: Tensor,
     index: Tensor,
@@ -75,9 +78,11 @@ def neighbor_nll(
     """
     check_option("backend", backend)
     check_logits(logits)
+    check_values("logits", logits)
     batch, classes, *size = logits.shape
     radius = radius_per_axis(radius, len(size))
-    check_map("weight", weight, logits[:, 0], [batch, len(offsets(radius)), *size])
+    count = math.prod(2 * r + 1 for r in radius) - 1
+    check_map("weight", weight, logits[:, 0], [batch, count, *size])
     reason = library.why_reference(backend, logits)
     reads_values = reason is not None or logits.device.type == "cpu"
     if reads_values:

@@ -153,7 +153,8 @@ def check_gradients(
 
     Raises:
         GradcheckError: (``torch.autograd.gradcheck.GradcheckError``, a RuntimeError) if a gradient is not right.
-        TypeError: for a complex input, or if fn accepts the inputs but not their float64 copies.
+        TypeError: for a complex input, if fn returns no floating tensor, or if it does not accept float64 copies of
+            inputs that it accepts.
         ValueError: if no input is a floating tensor.
 
     Example:
@@ -166,6 +167,8 @@ def check_gradients(
         torch.autograd.gradcheck.GradcheckError: no derivative: input 0 at [1], output 0 at [1]:
         expected 0.5, the finite difference, but got 0; the slope is 0 to the left and 1 to the right
     """
+    if not callable(fn):
+        raise TypeError(f"fn: expected a function, but got {_got(fn)}")
     with torch.enable_grad():
         problem = _find_problem(fn, _leaves(inputs), _Tolerance(eps, atol, rtol))
     if problem and raise_exception:
@@ -223,6 +226,9 @@ def _outputs(fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
     """Return the outputs that require grad, or all floating ones if none does."""
     result = fn(*inputs)
     floating = [y for y in (result if isinstance(result, (tuple, list)) else (result,)) if _is_floating(y)]
+    if not floating:
+        got = ", ".join(map(_got, result if isinstance(result, (tuple, list)) else (result,))) or "none"
+        raise TypeError(f"fn: expected at least one floating tensor as its result, but got {got}")
     return [y for y in floating if y.requires_grad] or floating
 
 

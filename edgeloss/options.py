@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 Reduction = Literal["mean", "sum", "none"]
 Validate = Literal["async", "sync", "never"]
 Backend = Literal["auto", "fused", "reference"]
 _CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "backend": get_args(Backend)}
+
+
+# Beyond these, sums and products of weights would leave float32, and lengths float64.
+MOST_WEIGHT = 1e12
+LENGTHS = 1e-100, 1e100
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function name the nearest of its keywords in the error for an unknown one."""
+    known = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 # ----------------------------------------------------------------------------------------------------------- the checks
@@ -22,7 +50,7 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
 
     Raises:
         TypeError: if a radius is not an integer.
-        ValueError: if a radius is negative, if none is ≥ 1, or if there is not one per axis.
+        ValueError: if a radius is negative or beyond 64 bits, if none is ≥ 1, or if there is not one per axis.
     """
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
     if not all(is_integer(r) for r in values):
@@ -31,6 +59,8 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
         raise ValueError(f"radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got {radius!r}")
     if len(values) != dims:
         raise ValueError(f"radius: expected an int, or {dims} ints, one per spatial axis, but got {radius!r}")
+    if any(r >= 2**63 for r in values):
+        raise ValueError(f"radius: expected 64-bit ints, but got {radius!r}; it needs not exceed the size of the image")
     return [int(r) for r in values]
 
 
@@ -38,13 +68,15 @@ def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list
     """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1.
 
     Raises:
-        ValueError: if a size is not finite and > 0, or if there is not one per axis.
+        ValueError: if a size is not finite and > 0, or far out of range, or if there is not one per axis.
     """
     values = list(spacing) if isinstance(spacing, Sequence) else [1.0 if spacing is None else spacing] * dims
     if len(values) != dims or not all(is_number(s) and 0 < s < math.inf for s in values):
         raise ValueError(
             f"spacing: expected a number > 0, or {dims} of them, one per spatial axis, but got {spacing!r}"
         )
+    if not all(LENGTHS[0] <= float(s) <= LENGTHS[1] for s in values):
+        raise ValueError(f"spacing: expected numbers in [1e-100, 1e100], but got {spacing!r}; use another unit")
     return [float(s) for s in values]
 
 
@@ -79,6 +111,8 @@ def _check_label(name: str, value: int) -> None:
 def _check_weight(name: str, value: float) -> None:
     if not is_number(value) or not 0 <= value < math.inf:
         raise ValueError(f"{name}: expected a finite number ≥ 0, but got {value!r}")
+    if value > MOST_WEIGHT:
+        raise ValueError(f"{name}: expected a number ≤ {MOST_WEIGHT:g}, but got {value!r}; scale all weights down")
 
 
 def _check_fraction(name: str, value: float) -> None:
@@ -94,15 +128,26 @@ def _check_power(name: str, value: float) -> None:
 def _check_decay(name: str, value: float | None) -> None:
     if value is not None and (not is_number(value) or not 0 < value < math.inf):
         raise ValueError(f"{name}: expected a finite number > 0, or None, but got {value!r}")
+    if value is not None and not LENGTHS[0] <= float(value) <= LENGTHS[1]:
+        raise ValueError(f"{name}: expected a number in [1e-100, 1e100], but got {value!r}; use another unit")
+
+
+def _axes(name: str, value: object) -> int:
+    """Return the number of spatial axes that an option is for, 2 if it is for any."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return 2
+    if len(value) not in (0, 2, 3):
+        raise ValueError(f"{name}: expected one number, or 2 or 3, one per spatial axis, but got {value!r}")
+    return len(value)
 
 
 def _check_radius(name: str, value: int | Sequence[int]) -> None:
-    radius_per_axis(value, len(value) if isinstance(value, Sequence) else 2)
+    radius_per_axis(value, _axes(name, value))
 
 
 def _check_spacing(name: str, value: float | Sequence[float] | None) -> None:
     if value is not None:
-        spacing_per_axis(value, len(value) if isinstance(value, Sequence) else 2)
+        spacing_per_axis(value, _axes(name, value))
 
 
 # ---------------------------------------------------------------------------------------------------------- the options
@@ -236,6 +281,12 @@ class Options:
         """Check every option."""
         for name, check in _CHECKS.items():
             check(name, getattr(self, name))
+        for name in ("other_side_weight", "same_side_weight", "false_edge_weight"):
+            if self.edge_weight * getattr(self, name) > MOST_WEIGHT:
+                raise ValueError(
+                    f"edge_weight · {name}: expected at most {MOST_WEIGHT:g}, but got {self.edge_weight!r} ·"
+                    f" {getattr(self, name)!r}; scale all weights down"
+                )
 
 
 HELP: dict[str, str] = {option.name: option.metadata["help"] for option in fields(Options)}

@@ -47,8 +47,8 @@ class LossMaps(NamedTuple):
         edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
         edge_mask: [B, *S] bool, the pixels with a valid neighbor of another class.
         distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
-            ``spacing``; inf beyond the search window, 2 ‖radius · spacing‖, and on ignored pixels. A user-supplied
-            field is returned as it is. None without ``decay``.
+            ``spacing``; inf on ignored pixels, and beyond the search window, 2 ‖radius · spacing‖ with a radius that
+            ends with the image. A user-supplied field is returned as it is. None without ``decay``.
     """
 
     cross_entropy: Tensor

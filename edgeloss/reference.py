@@ -47,6 +47,7 @@ from edgeloss.reduction import Evaluation, TermMaps, count_edge_pixels, sum_rows
 from edgeloss.reduction import LossMaps as LossMaps
 
 NO_POWER = 1e-30  # smaller exponents are treated as 0
+FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
 
 def evaluate(
@@ -64,7 +65,7 @@ def evaluate(
     """
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     x = readable_logits(inputs.logits, valid)
-    radius, power = radius_per_axis(options.radius, y.dim() - 1), options.power
+    radius, power = _clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     distance = inputs.distance
     if options.decay is not None and distance is None:
@@ -151,8 +152,7 @@ def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
     """Return log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
     if distance is None or decay is None:
         return None
-    wide = widest(distance.device)
-    return -(distance.to(wide) / decay).clamp(max=torch.finfo(wide).max)
+    return -(distance.to(widest(distance.device)) / decay).clamp(max=FAR)
 
 
 def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:

@@ -345,7 +345,7 @@ void want_large_pages(void* data, int64_t bytes) {
 
 template <typename A>
 Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, const Options& options) {
-  const Geometry g = geometry_of(inputs.logits, saved.label, options.radius);
+  const Geometry g = clipped_geometry(inputs.logits, saved.label, options.radius);
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, inputs.logits);
   Tensor grad = torch::stable::empty_like(inputs.logits);

@@ -328,7 +328,7 @@ template <typename A>
 Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optional<Tensor>& distance,
                     const Options& options) {
   const Tensor& logits = inputs.logits;
-  const Geometry g = geometry_of(logits, labels, options.radius);
+  const Geometry g = clipped_geometry(logits, labels, options.radius);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   const Outputs outputs(Device::kCpu, logits, labels, options, distance.has_value());
   SavedState saved = outputs.saved;

@@ -246,15 +246,6 @@ __device__ __forceinline__ void for_each_staged_block(const T* from, T* to, int6
   }
 }
 
-// The geometry of a call whose radius ends with the image.
-inline Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const std::vector<int64_t>& radius) {
-  Geometry g = geometry_of(logits, image, radius);
-  g.radius[0] = std::min(g.radius[0], g.depth);
-  g.radius[1] = std::min(g.radius[1], g.height);
-  g.radius[2] = std::min(g.radius[2], g.width);
-  return g;
-}
-
 // Whether the classes of a pixel lie side by side.
 inline bool is_staged(const Geometry& g, const Steps& steps) { return g.logits > 1 && steps.channel == 1; }
 

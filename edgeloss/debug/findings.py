@@ -157,7 +157,12 @@ def odd_logits(logits: Tensor) -> Iterator[Finding]:
         if bool(((sums - 1).abs() <= 4 * classes * torch.finfo(logits.dtype).eps).all()):
             message = "logits: all in [0, 1] with a sum of 1 over the classes, so they are probabilities."
             advice = "Pass the output before the softmax, unless the loss expects probabilities."
-            yield Finding("warning", message, advice)
+        else:
+            message = (
+                "logits: all in [0, 1], without a sum of 1 over the classes, so they may be the output of a sigmoid."
+            )
+            advice = "Pass the output before the sigmoid, unless the loss expects probabilities."
+        yield Finding("warning", message, advice)
 
 
 def odd_outcome(labels: Labels | None, given: Outcome, exact: Outcome) -> Iterator[Finding]:

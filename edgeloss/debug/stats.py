@@ -78,6 +78,8 @@ def measure(tensor: Tensor, device: str | None = None) -> Stats:
         tensor: any dtype, layout and device, quantized and meta tensors included.
         device: the name to report instead of the tensor's device.
     """
+    if tensor.is_nested:  # which has no shape
+        return _measured_nested(tensor, device)
     empty = Stats(list(tensor.shape), dtype_name(tensor), str(tensor.device) if device is None else device)
     if tensor.is_meta:
         return dataclasses.replace(empty, remark="no values")
@@ -86,6 +88,15 @@ def measure(tensor: Tensor, device: str | None = None) -> Stats:
             return _measured(empty, tensor.detach())
     except Exception as error:  # an unsupported kind of tensor must not cost the other lines of a tree
         return dataclasses.replace(empty, remark=f"no statistics: {first_line(error)}")
+
+
+def _measured_nested(tensor: Tensor, device: str | None) -> Stats:
+    parts = tensor.detach().unbind()
+    stats = measure(torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0), device)
+    shapes = ", ".join(str(list(part.shape)) for part in parts[:MAX_VALUES]) + (
+        ", …" if len(parts) > MAX_VALUES else ""
+    )
+    return dataclasses.replace(stats, first_bad=None, remark=f"nested: {shapes}" if parts else "nested: empty")
 
 
 def _measured(stats: Stats, x: Tensor) -> Stats:

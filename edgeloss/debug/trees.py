@@ -64,7 +64,7 @@ def format_tree(obj: object, *, name: str | None = None) -> str:
         ├── [0]  float32  [3]  cpu  min 1  mean 1  max 1  nan 1 · +inf 1 · first bad [1] · values 1
         └── [1]  'text'
     """
-    return make_node(type(obj).__name__ if name is None else name, obj).format()
+    return make_node(type(obj).__name__ if name is None else _printable(name), obj).format()
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _contents(obj: object) -> tuple[str, list[tuple[str, object]]] | None:
         parts = (obj.named_parameters(recurse=False), obj.named_buffers(recurse=False), obj.named_children())
         return f"{kind}({' '.join(obj.extra_repr().split())})", [item for part in parts for item in part]
     if isinstance(obj, Mapping):
-        return f"{kind} of {len(obj)}", [(str(key), value) for key, value in obj.items()]
+        return f"{kind} of {len(obj)}", [(_printable(str(key)), value) for key, value in obj.items()]
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         names = [f.name for f in dataclasses.fields(obj)]
         return kind, [(name, getattr(obj, name)) for name in names if hasattr(obj, name)]
@@ -162,9 +162,14 @@ def _contents(obj: object) -> tuple[str, list[tuple[str, object]]] | None:
     return None
 
 
+def _printable(text: str) -> str:
+    """Return text on one line: spaces for white space, and escapes for what a terminal would obey."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+
+
 def short(obj: object) -> str:
     """Return one line for an object without tensors."""
-    shown = " ".join(_REPR.repr(obj).split())
+    shown = _printable(_REPR.repr(obj))
     if isinstance(obj, (list, tuple, set, frozenset)) and len(obj) > MAX_VALUES:
         return f"{shown} ({len(obj)})"
     return shown

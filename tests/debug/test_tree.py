@@ -134,3 +134,19 @@ def test_import_is_light() -> None:
     code = "import sys, edgeloss.debug; print(sorted({'matplotlib', 'scipy', 'cv2', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_control_characters_are_escaped() -> None:
+    text = format_tree({"\x1b[2Jclear": 1, "a\nb\r": "\x07bell"}, name="\x1b]0;title")
+    assert text.isprintable() or all(line.isprintable() for line in text.splitlines())
+    assert "\\x1b[2Jclear" in text
+    assert len(text.splitlines()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors(layout: torch.layout) -> None:
+    parts = [torch.ones(2, 3), torch.zeros(4, 3)]
+    text = format_tree({"x": torch.nested.nested_tensor(parts, layout=layout)})
+    assert "nested: [2, 3], [4, 3]" in text
+    assert "zeros 12" in text

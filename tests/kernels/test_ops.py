@@ -11,6 +11,7 @@ from agreement import DTYPES, LAST, compare, scene
 from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
 from stateless import stateless_loss
+from torch.autograd import forward_ad as fwAD
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
@@ -237,3 +238,53 @@ def test_operators_match_their_registration(
         (x.requires_grad_(), y, None, None, torch.rand(3).to(x), None, *options),
         test_utils=tests,
     )
+
+
+def test_forward_mode_takes_the_reference() -> None:
+    x, tangent = torch.randn(2, 2, 3, 5, 6, dtype=torch.float64).unbind()
+    y = torch.randint(3, (2, 5, 6))
+    with fwAD.dual_level():
+        loss = edge_aware_loss(fwAD.make_dual(x, tangent), y)
+        slope = fwAD.unpack_dual(loss).tangent
+        with pytest.raises(RuntimeError, match="forward-mode differentiation; pass 'auto' or 'reference'"):
+            edge_aware_loss(fwAD.make_dual(x, tangent), y, backend="fused")
+    (gradient,) = torch.autograd.grad(edge_aware_loss(leaf := x.clone().requires_grad_(), y), leaf)
+    torch.testing.assert_close(slope, (gradient * tangent).sum())
+
+
+TENSORS: dict[str, tuple[Any, Any, str]] = {
+    "weight": (torch.rand(3), -torch.ones(3), "weight: expected finite values ≥ 0"),
+    "edge_class_weight": (torch.rand(3), torch.full((3,), torch.nan), "edge_class_weight: expected finite values"),
+    "pixel_weight": (torch.rand(2, 5, 6), torch.full((2, 5, 6), 1e30), "pixel_weight: expected finite values ≥ 0"),
+    "distance": (torch.rand(2, 5, 6), -torch.ones(2, 5, 6), "distance: expected finite values ≥ 0"),
+    "normalizer": (
+        (torch.tensor(3.0), torch.tensor(4.0)),
+        (torch.tensor(-1.0), torch.tensor(1.0)),
+        "normalizer: expected 0, or finite numbers",
+    ),
+}
+
+
+class WithTensors(torch.nn.Module):
+    """The loss as a module that can be exported."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, **tensors: Any) -> Any:
+        return edge_aware_loss(x, y, decay=2.0, spacing=(1.0, 2.0), **tensors)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", ["compile", "export"])
+def test_graphs_with_every_tensor_check_as_strictly(how: str) -> None:
+    x, y = torch.randn(2, 3, 5, 6), torch.randint(3, (2, 5, 6))
+    given, eager = {name: good for name, (good, _, _) in TENSORS.items()}, WithTensors()
+    if how == "compile":
+        torch._dynamo.reset()
+        graph = torch.compile(eager, fullgraph=True, backend="aot_eager")
+    else:
+        graph = torch.export.export(eager, (x, y), kwargs=given).module()
+    assert graph(x, y, **given) == eager(x, y, **given)
+    for name, (_, bad, message) in TENSORS.items():
+        with pytest.raises(RuntimeError, match=message):
+            graph(x, y, **(given | {name: bad}))
+    with pytest.raises(ValueError, match="target: expected labels 0 to 2"):
+        graph(x, torch.full_like(y, 7), **given)

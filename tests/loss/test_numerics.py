@@ -204,6 +204,29 @@ def test_weights_do_not_underflow() -> None:
     torch.testing.assert_close(edge_aware_loss(x, y, decay=1.0, distance=constant), edge_aware_loss(x, y))
 
 
+EXTREME_OPTIONS: dict[str, dict[str, Any]] = {
+    "huge pixels": {"decay": 1.0, "spacing": 1e19},
+    "flat pixels": {"decay": 1.0, "spacing": (1e-19, 1.0)},
+    "pixels beyond float32": {"decay": 1e39, "spacing": 1e39},
+    "micrometers in meters": {"decay": 2e-6, "spacing": 1e-6, "radius": 2},
+    "tiny decay": {"decay": 1e-9},
+    "a field in meters": {"decay": 1e-9, "distance": torch.rand(2, 8, 9) * 1e-9},
+    "a far field": {"decay": 1e-60, "distance": torch.rand(2, 8, 9, dtype=torch.float64) * 1e-60},
+    "radius 2^62": {"radius": 2**62, "decay": 3.0},
+    "radius 2^63 - 1": {"radius": (2**63 - 1, 0), "false_edge_weight": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", EXTREME_OPTIONS)
+def test_backends_agree_on_extreme_options(name: str) -> None:
+    x, y = torch.randn(2, 3, 8, 9, requires_grad=True), torch.randint(3, (2, 8, 9))
+    value, maps = edge_aware_loss(x, y, return_maps=True, **EXTREME_OPTIONS[name])
+    expected, expected_maps = edge_aware_loss(x, y, return_maps=True, backend="reference", **EXTREME_OPTIONS[name])
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(maps, expected_maps)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (value, expected)))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(
     ("batch", "size"), [(0, (4, 4)), (2, (0, 4)), (2, (4, 4)), (0, (2, 3, 3)), (2, (2, 3, 3))], ids=str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from edgeloss import EdgeAwareLoss, backends
-from edgeloss.functional import edge_aware_loss, normalizers
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
 
 X = torch.zeros(2, 3, 4, 5)
 Y = torch.zeros(2, 4, 5, dtype=torch.long)
@@ -47,6 +49,18 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y[:, :3], {}, ValueError, "but got [2, 3, 5]; for logits of lower resolution than the target pass upsample=True"),
         (X, Y[:, :3], {"upsample": True}, ValueError, "target: expected [2, *size] of at least the logits' resolution [4, 5] for logits [2, 3, 4, 5], but got [2, 3, 5]"),
         (X, Y[:1], {"upsample": True}, ValueError, "target: expected [2, *size]"),
+        ({"logits": X, "aux": X}, Y, {}, TypeError, 'logits: expected a tensor, but got dict; pass output["logits"]'),
+        (OrderedDict(out=X), Y, {}, TypeError, 'logits: expected a tensor, but got collections.OrderedDict; pass output["out"]'),
+        (SimpleNamespace(logits=X), Y, {}, TypeError, "logits: expected a tensor, but got types.SimpleNamespace; pass output.logits"),
+        ((X, X), Y, {}, TypeError, "logits: expected a tensor, but got tuple; pass one of its tensors"),
+        (X.to_sparse(), Y, {}, TypeError, "logits: expected a dense tensor, but got a sparse_coo one; pass logits.to_dense()"),
+        (X.to_mkldnn(), Y, {}, TypeError, "logits: expected a dense tensor, but got a mkldnn one; pass logits.to_dense()"),
+        (torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged), Y, {}, TypeError, "logits: expected a dense tensor, but got a nested one; pad the images"),
+        (X.to("meta"), Y.to("meta"), {}, TypeError, "logits: expected a tensor with values, but got one on the meta device"),
+        (X, Y.to_sparse(), {}, TypeError, "target: expected a dense tensor, but got a sparse_coo one; pass target.to_dense()"),
+        (X, Y, {"pixel_weight": torch.ones(2, 4, 5).to_sparse()}, TypeError, "pixel_weight: expected a dense tensor"),
+        (X, Y, {"edge_wieght": 1.0}, TypeError, "edge_aware_loss() got an unexpected keyword argument 'edge_wieght'; did you mean 'edge_weight'?"),
+        (X, Y, {"xyz": 1.0}, TypeError, "edge_aware_loss() got an unexpected keyword argument 'xyz'"),
         (X, Y.to("meta"), {}, ValueError, "target: expected device cpu, as the logits, but got meta"),
         # labels
         (X, with_label(7, (0, 1, 2), (1, 0, 0)), {}, ValueError, "target: expected labels 0 to 2, or ignore_index=-100, but got 7 at 2 pixels, first at [0, 1, 2]"),
@@ -77,7 +91,13 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"normalizer": (-1.0, 1.0)}, ValueError, "normalizer: expected finite numbers ≥ 0, but got (-1.0, 1.0)"),
         (X, Y, {"normalizer": (None, 1.0)}, TypeError, "normalizer: expected two numbers or 0-d tensors (W, E), but got (None, 1.0)"),
         (X, Y, {"normalizer": (-1.0, "x"), "reduction": "sum"}, TypeError, "normalizer: expected two numbers or 0-d tensors"),
-        (X, Y, {"pixel_weight": torch.full((2, 4, 5), 1e300, dtype=torch.float64)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got inf"),
+        (X, Y, {"pixel_weight": torch.full((2, 4, 5), 1e300, dtype=torch.float64)}, ValueError, "pixel_weight: expected values ≤ 1e+12, but got 1e+300 at [0, 0, 0] (40 such values)"),
+        (X, Y, {"pixel_weight": torch.full((2, 4, 5), torch.inf)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got inf"),
+        (X, Y, {"weight": torch.tensor([1e39, 1.0, 1.0], dtype=torch.float64)}, ValueError, "weight: expected values ≤ 1e+12, but got 1e+39 at [0] (1 such values)"),
+        (X, Y, {"edge_class_weight": torch.full((3,), 1e30)}, ValueError, "edge_class_weight: expected values ≤ 1e+12, but got 1.0000000150474662e+30 at [0]"),
+        (X, Y, {"normalizer": (1e-310, 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30], but got (1e-310, 1.0); scale all weights"),
+        (X, Y, {"normalizer": (torch.tensor(1e-310, dtype=torch.float64), 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30]"),
+        (X, Y, {"normalizer": (10**400, 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30]"),
         # radius and spacing for another number of axes
         (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int, or 2 ints, one per spatial axis, but got (1, 1, 1)"),
         (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of them, one per spatial axis, but got (1.0, 1.0, 1.0)"),
@@ -111,6 +131,37 @@ def test_call(logits: Any, target: Any, options: dict[str, Any], error: type[Exc
         ({"radius": (1, -1)}, ValueError, "≥ 1 along at least one, but got (1, -1)"),
         ({"radius": ()}, ValueError, "radius: expected ≥ 0 along every axis and ≥ 1 along at least one"),
         ({"radius": 1.5}, TypeError, "radius: expected an int, or one int per axis, but got 1.5"),
+        (
+            {"radius": 2**63},
+            ValueError,
+            "radius: expected 64-bit ints, but got 9223372036854775808; it needs not exceed",
+        ),
+        (
+            {"radius": (1, 1, 1, 1)},
+            ValueError,
+            "radius: expected one number, or 2 or 3, one per spatial axis, but got (1, 1, 1, 1)",
+        ),
+        (
+            {"spacing": (1.0,)},
+            ValueError,
+            "spacing: expected one number, or 2 or 3, one per spatial axis, but got (1.0,)",
+        ),
+        (
+            {"spacing": 1e-200},
+            ValueError,
+            "spacing: expected numbers in [1e-100, 1e100], but got 1e-200; use another unit",
+        ),
+        ({"decay": 1e200}, ValueError, "decay: expected a number in [1e-100, 1e100], but got 1e+200; use another unit"),
+        (
+            {"ce_weight": 1e39},
+            ValueError,
+            "ce_weight: expected a number ≤ 1e+12, but got 1e+39; scale all weights down",
+        ),
+        (
+            {"edge_weight": 1e8, "same_side_weight": 1e8},
+            ValueError,
+            "edge_weight · same_side_weight: expected at most 1e+12, but got 100000000.0 · 100000000.0",
+        ),
         ({"power": float("inf")}, ValueError, "power: expected a number in [-1e6, 1e6], but got inf"),
         ({"power": -1e9}, ValueError, "power: expected a number in [-1e6, 1e6], but got -1000000000.0"),
         (
@@ -172,6 +223,46 @@ def test_labels_out_of_range_count_as_ignored_when_not_validated(label: int) -> 
 def test_nothing_is_checked_when_not_validated() -> None:
     weight = -torch.ones(2, 4, 5)
     assert edge_aware_loss(X, Y, pixel_weight=weight, validate="never", reduction="sum") < 0
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "error", "message"),
+    [
+        (Y, {}, TypeError, "targets: expected several tensors, but got one, int64 [2, 4, 5]; pass [targets]"),
+        ("labels", {}, TypeError, "targets: expected an iterable of tensors [B, *S], but got str"),
+        (None, {}, TypeError, "targets: expected an iterable of tensors [B, *S], but got NoneType"),
+        ([Y[0]], {}, ValueError, "target: expected [B, H, W] or [B, D, H, W], but got [4, 5]; for a single image pass"),
+        (["x"], {}, TypeError, "target: expected a tensor of class indices, but got str"),
+        ([Y], {"exponent": float("nan")}, ValueError, "exponent: expected a number in [0, 1], but got nan"),
+        ([Y], {"exponent": 1e4}, ValueError, "exponent: expected a number in [0, 1], but got 10000.0"),
+        ([Y], {"num_classes": 2.0}, ValueError, "num_classes: expected an int, at least 2, but got 2.0"),
+        ([Y], {"exponnt": 1.0}, TypeError, "unexpected keyword argument 'exponnt'; did you mean 'exponent'?"),
+    ],
+)
+def test_balanced_edge_class_weight(
+    targets: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        balanced_edge_class_weight(targets, **({"num_classes": 3} | options))
+
+
+def test_step_normalizer_takes_several_maps() -> None:
+    with pytest.raises(TypeError, match=re.escape("targets: expected several tensors, but got one")):
+        EdgeAwareLoss().step_normalizer(Y)
+
+
+def test_a_mistyped_keyword_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'lable_smoothing'; did you mean 'label_smooth"):
+        EdgeAwareLoss(lable_smoothing=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'pixel_weights'; did you mean 'pixel_weight'\?"):
+        EdgeAwareLoss()(X, Y, pixel_weights=None)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, torch.func.grad], ids=["value", "gradient"])
+def test_vmap(wrap: Any) -> None:
+    loss = wrap(lambda x, y: edge_aware_loss(x[None], y[None]))
+    with pytest.raises(RuntimeError, match=r"logits: expected a call without vmap; pass a batch \[B, ...\] directly"):
+        torch.func.vmap(loss)(X, Y)
 
 
 def test_numpy_scalars_are_numbers() -> None:
@@ -241,7 +332,7 @@ def test_backends_give_a_reason() -> None:
 @pytest.mark.parametrize(
     ("logits", "options", "reason"),
     [
-        (X, {"decay": 1e-7}, "the kernels are for decay ≥ 1e-6"),
+        (X, {"decay": 1e-7}, "the kernels are for spacing / decay in [1e-25, 1e6]"),
         (torch.zeros(2, 1, 1, 1).expand(2, 2**15, 4, 5), {}, "the kernels are for less than 2^15 classes"),
     ],
 )

@@ -230,3 +230,17 @@ def test_other_failures_of_gradcheck() -> None:
 def test_wrong_input(fn: Any, inputs: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_gradients(fn, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "error", "message"),
+    [
+        (None, (X,), TypeError, "fn: expected a function, but got NoneType"),
+        (torch.Tensor.long, (X,), TypeError, "fn: expected at least one floating tensor as its result, but got int64"),
+        (lambda x: None, (X,), TypeError, "fn: expected at least one floating tensor as its result, but got NoneType"),
+        (lambda x: (), (X,), TypeError, "fn: expected at least one floating tensor as its result, but got none"),
+    ],
+)  # fmt: skip
+def test_nothing_to_check(fn: Any, inputs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        check_gradients(fn, *inputs)

@@ -43,6 +43,12 @@ opencv-libraries:
 	@apt-get update -qq && apt-get install -qq -y libgl1 libglib2.0-0 >/dev/null
 	@$(BIN)/python -c 'import cv2'
 
+# The rules by which the tests check that pages are accessible. Without them those tests are skipped.
+.PHONY: axe
+axe:
+	@command -v npm >/dev/null || { echo "there is no npm to download axe-core with"; exit 1; }
+	@mkdir -p build/axe && cd build/axe && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-*.tgz --strip-components=1 package/axe.min.js
+
 # The HTML report is tested in a browser. Without one those tests are skipped, but in CI.
 .PHONY: browser
 browser:
@@ -61,6 +67,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
+	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
 	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
 	@$(PYTEST)
 

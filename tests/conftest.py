@@ -124,3 +124,27 @@ def browse(driver: Any) -> Iterator[Callable[[Path], Any]]:
 
     yield open_page
     assert [entry["message"] for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+@pytest.fixture
+def sized(driver: Any) -> Iterator[Callable[[int, int, bool], None]]:
+    """Set the size of the screen, and whether the system is dark."""
+
+    def set_screen(width: int, height: int, dark: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
+    yield set_screen
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """Return the script of axe-core."""
+    path = Path(__file__).parents[1] / "build" / "axe" / "axe.min.js"
+    if not path.exists():
+        pytest.skip("no axe-core, which checks accessibility: make axe")
+    return path.read_text("utf-8")

@@ -16,7 +16,7 @@ from edgeloss import library
 from edgeloss.cli.options import AsJson
 from edgeloss.cli.tables import to_json
 
-_LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "plotly", "torchmetrics", "rich", "typer")
+_LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "torchmetrics", "rich", "typer")
 
 
 def info(*, as_json: AsJson = False) -> None:

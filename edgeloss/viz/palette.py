@@ -10,6 +10,8 @@ import numpy.typing as npt
 VOID = (0.62, 0.62, 0.62)  # ignored pixels
 LOUD = (1.0, 0.0, 1.0)  # nan and inf
 NOTHING = (0.0, 0.0, 0.0)  # off the edges, or a gradient of exactly 0
+RIGHT = (0.27, 0.46, 0.71)  # predicted as labeled
+WRONG = (0.84, 0.19, 0.15)  # predicted as another class; distinct from RIGHT for red-green-blind readers
 
 # The set of Okabe & Ito, distinct for color-blind readers too, without its black.
 _FIRST = ("56B4E9", "E69F00", "009E73", "F0E442", "0072B2", "D55E00", "CC79A7")

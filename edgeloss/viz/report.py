@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import importlib.util
-import io
-import json
-import zlib
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import to_hex
-from PIL import Image
 from torch import Tensor
 
 from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import (
-    Arrays,
-    Neighbors,
-    TopClasses,
-    compute_arrays,
-    compute_neighbors,
-    compute_top_classes,
-)
-from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
-from edgeloss.viz.palette import LOUD, NOTHING, VOID
+from edgeloss.viz.arrays import Arrays, compute_arrays, compute_neighbors, compute_top_classes
+from edgeloss.viz.coloring import CMAP, class_colors, class_labels, color_map, color_maps, rgb_images
+from edgeloss.viz.packing import MAX_BYTES, REACH, Content, Layer, Precision, pack_images, picture_uri
+from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
+from edgeloss.viz.scores import BORDER_RADIUS, Scores, compute_scores
 
 _Array = npt.NDArray[Any]
-
-
-class _Precision(NamedTuple):
-    """How exact the numbers behind the pixels are.
-
-    Attributes:
-        bits: of a significand.
-        step: the smallest step of probabilities and losses.
-        classes: how many of the most probable classes are stored.
-    """
-
-    bits: int
-    step: float
-    classes: int
-
-
-# The first that keeps the page small enough is used.
-_PRECISIONS = (
-    _Precision(8, 2.0**-13, 3),
-    _Precision(7, 2.0**-10, 3),
-    _Precision(6, 2.0**-8, 3),
-    _Precision(5, 2.0**-7, 3),
-    _Precision(4, 2.0**-6, 3),
-    _Precision(3, 2.0**-5, 2),
-    _Precision(2, 2.0**-4, 1),
-)
-_MAX_BYTES = 14_000_000
 _NEIGHBORS = 8  # per edge pixel
 _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
-_BINS = 60
 _NOTHING = {"distance": "far", "gradient": "zero", "false_edge": "zero", "cross_entropy": ""}  # what black means
-_REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
+_SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
 
 
 def report(
@@ -77,13 +37,14 @@ def report(
     class_names: Sequence[str] | None = None,
     palette: Sequence[Any] | npt.NDArray[Any] | None = None,
     title: str | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> str:
     """Return an interactive HTML page: :func:`~edgeloss.viz.panel` with the numbers behind it.
 
-    Two views, zoomed together, each show a layer: image, ground truth, prediction, cross-entropy, same side, other
-    side, false edges (with a ``false_edge_weight``), edge map, distance to the nearest other label, or gradient.
-    Pointing at a pixel shows its labels, its most probable classes, every term, and the neighbors that its edge terms
-    come from. Below are histograms and a table per class.
+    Two views, zoomed together, each show a layer over the image: ground truth, prediction, right and wrong pixels, the
+    loss maps, the distance to the nearest other label, or the gradient, with contours if wanted. The legend and the
+    histograms limit what they show. Pointing at a pixel shows its labels, its most probable classes, every term, and
+    the neighbors that its edge terms come from. A table lists scores and terms per class.
 
     The page is one file and needs no server and no network, only a browser from 2023 or later. Its numbers are rounded
     to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB.
@@ -98,100 +59,110 @@ def report(
         palette: at least C colors, each three integers in 0 ... 255 or any Matplotlib color;
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: of the page; escaped, as are the names.
+        links: files in the folder of the page, by the text of the link, shown above the title.
 
     Returns:
         The page, to be written as UTF-8.
 
     Raises:
-        ImportError: if Plotly is not installed.
         ValueError: as :func:`~edgeloss.viz.panel`.
 
     Example:
         >>> import torch
         >>> page = report(torch.randn(2, 48, 64), torch.zeros(48, 64, dtype=torch.int64), class_names=["a", "<b>"])
-        >>> page.startswith("<!doctype html>"), "&lt;b&gt;" in page
-        (True, True)
+        >>> page.startswith("<!doctype html>"), "<b>" in page
+        (True, False)
         >>> _ = pathlib.Path("report.html").write_text(page, encoding="utf-8")  # doctest: +SKIP
     """
-    if importlib.util.find_spec("plotly") is None:
-        raise ImportError('edgeloss.viz.report needs plotly: pip install "edgeloss[viz]"')
     criterion = EdgeAwareLoss() if criterion is None else criterion
     arrays = compute_arrays(logits, target, criterion)
-    content = _compute_content(logits, target, criterion, arrays)
-    images = None if image is None else rgb_images(image, arrays.target.shape)
-    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
-    return _page(content, images, class_labels(class_names, arrays.classes), colors, title)
-
-
-class _Layer(NamedTuple):
-    """A map of the menus."""
-
-    key: str
-    colored: ColoredMap
-    values: _Array
-
-
-class _Content(NamedTuple):
-    """The numbers of a report."""
-
-    criterion: EdgeAwareLoss
-    arrays: Arrays
-    layers: list[_Layer]  # in the order of the menus
-    top_classes: TopClasses
-    neighbors: Neighbors
-
-
-def _compute_content(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss, arrays: Arrays) -> _Content:
     edge_pixels = int(arrays.maps["edge_mask"].sum())
     count = min(max(_MAX_PAIRS // max(edge_pixels, 1), 1), _NEIGHBORS)
-    return _Content(
-        criterion,
+    content = Content(
         arrays,
         _layers(arrays),
         compute_top_classes(logits, target, criterion),
         compute_neighbors(logits, target, criterion, count),
     )
+    images = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
+    names = class_labels(class_names, arrays.classes)
+    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
+    title = "edgeloss report" if title is None else title
+    return _page(content, criterion, images, names, colors, title=title, links=links)
 
 
 def _page(
-    content: _Content, pictures: _Array | None, names: Sequence[str], colors: Sequence[str], title: str | None
+    content: Content,
+    criterion: EdgeAwareLoss,
+    pictures: Sequence[str],
+    names: Sequence[str],
+    colors: Sequence[str],
+    *,
+    title: str,
+    links: Mapping[str, str] | None,
 ) -> str:
-    arrays, neighbors = content.arrays, content.neighbors
-    shared = {
-        "names": names,
-        "colors": colors,
-        "special": {"void": to_hex(VOID), "loud": to_hex(LOUD), "nothing": to_hex(NOTHING)},
-        "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
-        "view": json.loads(_views()),
-        "figures": {"histograms": json.loads(_histograms(arrays))},
-        "maxNeighbors": len(neighbors.nll),
-        "reach": _REACH,
-    }
-    images, precision = _images(content, [] if pictures is None else [_data_uri(picture) for picture in pictures])
-    terms = " · ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in arrays.terms.items())
+    arrays = content.arrays
+    data, precision = _data(content, pictures, names, colors)
+    scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
     size = " × ".join(map(str, arrays.target.shape[1:]))
-    about = str(content.criterion).replace("\n", " ")
-    footer = (
-        f"edgeloss {version('edgeloss')} · drawn with Plotly · numbers are rounded to"
-        f" {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to {precision.step / 2:.1g}"
-    )
-    if arrays.maps["edge_mask"].any():
-        footer += f" · up to {len(neighbors.nll)} neighbors are shown per edge pixel, largest weighted loss first"
     return pages.page(
-        title="edgeloss report" if title is None else title,
-        header=f'<p>{html.escape(about)}</p>\n<p class="figures">{size} pixels · {terms}</p>',
-        body=Template(pages.asset("report.html")).substitute(table=_table(arrays, names, colors)),
-        footer=html.escape(footer),
-        data=shared | {"images": images},
-        css=pages.asset("report.css"),
-        script=pages.asset("report.js"),
+        title=title,
+        links=links,
+        header=f'<p class="subtitle">{size} pixels · {arrays.classes} classes</p>',
+        body=Template(pages.asset("report.html")).substitute(
+            tiles=_tiles(arrays, scores),
+            loss=html.escape(" ".join(str(criterion).split())),
+            table=_table(arrays, scores, names, colors),
+        ),
+        footer=html.escape(_footer(precision, len(content.neighbors.nll) if arrays.maps["edge_mask"].any() else 0)),
+        data=data,
+        css=["report.css"],
+        scripts=_SCRIPTS,
     )
 
 
-# --------------------------------------------------------------------------------------------------------- the numbers
+def _data(
+    content: Content, pictures: Sequence[str], names: Sequence[str], colors: Sequence[str]
+) -> tuple[dict[str, Any], Precision]:
+    """Return what the scripts need."""
+    special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
+    packed, precision = pack_images(content, MAX_BYTES - sum(map(len, pictures)))
+    images: list[dict[str, Any]] = [
+        {
+            "arrays": arrays,
+            "layers": [_about_layer(layer, index) for layer in content.layers],
+            "picture": pictures[index] if pictures else None,
+        }
+        for index, arrays in enumerate(packed)
+    ]
+    data = {
+        "names": names[: len(colors)],
+        "colors": colors,
+        "special": {name: to_hex(color) for name, color in special.items()},
+        "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
+        "maxNeighbors": len(content.neighbors.nll),
+        "reach": REACH,
+        "images": images,
+    }
+    return data, precision
 
 
-def _layers(arrays: Arrays) -> list[_Layer]:
+def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
+    """Return what the menus and the colors of a layer need."""
+    key, colored, _ = layer
+    return {
+        "key": key,
+        "name": colored.name,
+        "stats": colored.stats[index],
+        "low": float(colored.norm.vmin or 0),
+        "high": float(colored.norm.vmax or 0),
+        "log": key == "gradient",
+        "extend": colored.extend,
+        "nothing": _NOTHING.get(key, "off the edges"),
+    }
+
+
+def _layers(arrays: Arrays) -> list[Layer]:
     cross_entropy, edge, gradient, same_side, other_side, *false_edge = color_maps(arrays, terms=True)
     void = arrays.target < 0
     distance = arrays.maps.get("distance")
@@ -201,187 +172,39 @@ def _layers(arrays: Arrays) -> list[_Layer]:
     far = np.isinf(distance)
     drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
     return [
-        _Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
-        _Layer("same_side", same_side, arrays.maps["same_side"]),
-        _Layer("other_side", other_side, arrays.maps["other_side"]),
-        *(_Layer("false_edge", colored, arrays.maps["false_edge"]) for colored in false_edge),
-        _Layer("edge", edge, arrays.maps["edge"]),
-        _Layer("distance", drawn, distance),
-        _Layer("gradient", gradient, arrays.gradient),
+        Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
+        Layer("same_side", same_side, arrays.maps["same_side"]),
+        Layer("other_side", other_side, arrays.maps["other_side"]),
+        *(Layer("false_edge", colored, arrays.maps["false_edge"]) for colored in false_edge),
+        Layer("edge", edge, arrays.maps["edge"]),
+        Layer("distance", drawn, distance),
+        Layer("gradient", gradient, arrays.gradient),
     ]
 
 
-def _images(content: _Content, pictures: Sequence[str]) -> tuple[list[dict[str, Any]], _Precision]:
-    """Return the data of each image, in the highest precision that keeps the page small enough."""
-    room = _MAX_BYTES - len(pages.packed_plotly()) - sum(map(len, pictures))
-    for precision in _PRECISIONS:
-        images = [_image(content, index, precision) for index in range(len(content.arrays.target))]
-        if sum(len(array["data"]) for image in images for array in image["arrays"].values()) <= room:
-            break
-    for image, picture in zip(images, pictures, strict=False):
-        image["picture"] = picture
-    return images, precision
+# ------------------------------------------------------------------------------------------------------------ the text
 
 
-def _image(content: _Content, index: int, precision: _Precision) -> dict[str, Any]:
-    """Return the data of one image, without its picture."""
-    arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
-    bits, step, count = precision
-    packed = {
-        "truth": _labels(arrays.target[index], arrays.classes),
-        "prediction": _labels(arrays.prediction[index], arrays.classes),
-        "edge_mask": _labels(arrays.maps["edge_mask"][index].astype(np.int64), 2),
-    }
-    for rank in range(min(count, len(top_classes.classes))):
-        if rank:  # rank 0 is the prediction
-            packed[f"class_{rank}"] = _labels(top_classes.classes[rank, index], arrays.classes)
-        packed[f"probability_{rank}"] = _floats(top_classes.probabilities[rank, index], bits, step)
-    for key, _, values in content.layers:
-        packed[key] = _floats(values[index], bits, 0 if key in ("gradient", "distance") else step)
-
-    before, here = (int(arrays.maps["edge_mask"][part].sum()) for part in (slice(index), index))
-    own = slice(before, before + here)
-    for rank in range(len(neighbors.nll)):
-        down, right = neighbors.step[:, rank, own]
-        packed[f"down_{rank}"] = _labels(down + _REACH, _REACH)
-        packed[f"right_{rank}"] = _labels(right + _REACH, _REACH)
-        packed[f"given_{rank}"] = _floats(neighbors.probability[rank, own], bits, step)
-        packed[f"nll_{rank}"] = _floats(neighbors.nll[rank, own], bits, step)
-        packed[f"share_{rank}"] = _floats(neighbors.share[rank, own], bits, step)
-
-    layers = [
-        {
-            "key": key,
-            "name": colored.name,
-            "stats": colored.stats[index],
-            "low": float(colored.norm.vmin or 0),
-            "high": float(colored.norm.vmax or 0),
-            "log": key == "gradient",
-            "extend": colored.extend,
-            "nothing": _NOTHING.get(key, "off the edges"),
-        }
-        for key, colored, _ in content.layers
-    ]
-    return {"arrays": packed, "layers": layers}
+def _tiles(arrays: Arrays, scores: Scores) -> str:
+    """Return the headline figures of the batch."""
+    shares = {name: pages.cell(value, ".1%") for name, value in scores.means.items()}
+    terms = {name.replace("_", " "): f"{value:.4g}" for name, value in arrays.terms.items() if name != "edge_fraction"}
+    edges = f"{arrays.terms['edge_fraction']:.1%}"
+    return pages.tiles({"loss": terms.pop("loss"), **shares, **terms, "edge pixels": edges})
 
 
-def _labels(values: _Array, classes: int) -> dict[str, Any]:
-    """Pack labels; the largest value of the type stands for -1."""
-    dtype = np.uint8 if classes <= 255 else np.uint16
-    return {"kind": dtype.__name__, "shape": values.shape, "data": _packed(values.astype(dtype))}
+def _footer(precision: Precision, neighbors: int) -> str:
+    rounded = f"numbers are rounded to {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to"
+    about = f"{rounded} {precision.step / 2:.1g}, boundary F1 within {BORDER_RADIUS} pixels"
+    return f"{about} · up to {neighbors} neighbors per edge pixel, largest weighted loss first" if neighbors else about
 
 
-def _floats(values: _Array, bits: int, step: float) -> dict[str, Any]:
-    """Pack numbers ≥ 0 in 16 bits: the exponent of float32 and 8 bits of the significand, of which ``bits`` are used.
-
-    All high bytes precede all low bytes: similar bytes are adjacent, and compress well.
-    """
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(values, dtype=np.float32)
-    if step:
-        single = np.where(single < 1, np.rint(np.minimum(single, 1) / step) * np.float32(step), single)
-    drop = 23 - bits
-    # Rounding may carry into the exponent; inf has no significand to round, and nan keeps its quiet bit.
-    code = (single.view(np.uint32).astype(np.uint64) + (1 << (drop - 1))) >> drop << (8 - bits)
-    code = code.astype(np.uint16)
-    return {
-        "kind": "float",
-        "shape": values.shape,
-        "data": _packed(np.stack([code >> 8, code & 255]).astype(np.uint8)),
-    }
-
-
-def _packed(values: _Array) -> str:
-    return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
-
-
-def _data_uri(rgb: _Array) -> str:
-    """Return an image [H, W, 3] in [0, 1] as a data URI: a PNG if small, else the best JPEG that is small enough."""
-    picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
-    kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
-    for quality in (92, 80, 60, 30):
-        file = io.BytesIO()
-        picture.save(file, kind, quality=quality)
-        if file.tell() <= _MAX_BYTES / 10:
-            break
-    return pages.data_uri(file.getvalue(), kind)
-
-
-# --------------------------------------------------------------------------------------------------------- the figures
-
-
-def _views() -> str:
-    """Return the two views, without pictures, as the JSON of Plotly."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.01)
-    for column in (1, 2):
-        figure.add_trace(go.Image(source=_EMPTY, hoverinfo="none"), row=1, col=column)
-        marker = {"color": to_hex(LOUD), "size": 5, "symbol": "square"}
-        figure.add_trace(go.Scatter(x=[], y=[], mode="markers", marker=marker, hoverinfo="skip"), row=1, col=column)
-    figure.update_xaxes(matches="x", visible=False)
-    figure.update_yaxes(matches="y", visible=False)
-    figure.update_layout(
-        template="none",
-        margin={"l": 0, "r": 0, "t": 0, "b": 0},
-        showlegend=False,
-        dragmode="zoom",
-        hovermode="closest",
-        plot_bgcolor="#eee",
-        modebar={"bgcolor": "rgba(255,255,255,0.6)"},
-    )
-    figure.layout.yaxis.scaleanchor = "x"
-    return str(figure.to_json())
-
-
-# A transparent pixel.
-_EMPTY = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
-
-
-def _histograms(arrays: Arrays) -> str:
-    """Return histograms of the values of each map, over the batch, as the JSON of Plotly."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    valid, edges = arrays.target >= 0, arrays.maps["edge_mask"]
-    gradient = arrays.gradient[(arrays.gradient > 0) & np.isfinite(arrays.gradient)]
-    shown = {
-        "cross-entropy": arrays.maps["cross_entropy"][valid],
-        "same side": arrays.maps["same_side"][edges],
-        "other side": arrays.maps["other_side"][edges],
-        "log10 |gradient|": np.log10(gradient),
-    }
-    if (false := arrays.maps.get("false_edge")) is not None:
-        shown["false edge"] = false[false > 0]
-    figure = make_subplots(rows=1, cols=len(shown), subplot_titles=list(shown), horizontal_spacing=0.05)
-    for column, values in enumerate(shown.values(), start=1):
-        counts, borders = np.histogram(values[np.isfinite(values)].astype(np.float64), _BINS)
-        middle = (borders[1:] + borders[:-1]) / 2
-        bars = go.Bar(
-            x=middle.tolist(), y=counts.tolist(), width=float(borders[1] - borders[0]), marker_color="#31688e"
-        )
-        bars.hovertemplate = "%{x:.3g}: %{y} pixels<extra></extra>"
-        figure.add_trace(bars, row=1, col=column)
-    figure.update_yaxes(type="log", title_text="", dtick=1)
-    figure.update_yaxes(title_text="pixels", col=1)
-    figure.update_layout(
-        template="plotly_white",
-        height=230,
-        margin={"l": 50, "r": 10, "t": 30, "b": 30},
-        showlegend=False,
-        bargap=0,
-    )
-    return str(figure.to_json())
-
-
-def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
+def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> str:
     """Return a row per class that occurs in the batch, as HTML."""
     valid, edges = arrays.target >= 0, arrays.maps["edge_mask"]
-    truth, prediction = arrays.target[valid], arrays.prediction[valid]
 
     def count(labels: _Array) -> _Array:
-        return np.bincount(labels[labels >= 0], minlength=arrays.classes)
+        return np.bincount(labels, minlength=arrays.classes)
 
     def mean(name: str, where: _Array) -> _Array:
         where = where & np.isfinite(arrays.maps[name])
@@ -389,39 +212,28 @@ def _table(arrays: Arrays, names: Sequence[str], colors: Sequence[str]) -> str:
         with np.errstate(invalid="ignore"):
             return np.asarray(total / count(arrays.target[where]))
 
-    pixels, predicted, correct = count(truth), count(prediction), count(truth[truth == prediction])
-    with np.errstate(invalid="ignore"):
-        iou = correct / (pixels + predicted - correct)
     edge_pixels = count(arrays.target[edges])
-    edge_means = [mean(name, edges) for name in ("same_side", "other_side", "edge")]
+    means = {name: mean(name, edges) for name in ("same_side", "other_side", "edge")}
+    if (false := arrays.maps.get("false_edge")) is not None:
+        means["false_edge"] = mean("false_edge", false > 0)
+    total = np.nan_to_num(means["edge"]) * edge_pixels
     with np.errstate(invalid="ignore"):
-        share = np.nan_to_num(edge_means[2]) * edge_pixels / np.sum(np.nan_to_num(edge_means[2]) * edge_pixels)
-    false = arrays.maps.get("false_edge")
-    more = {} if false is None else {"false edge": mean("false_edge", false > 0)}
+        share = total / total.sum()
+    columns = {
+        "pixels": [str(n) for n in scores.pixels],
+        "IoU": [pages.cell(value, ".1%") for value in scores.iou],
+        "boundary F1": [pages.cell(value, ".1%") for value in scores.boundary_f1],
+        "cross-entropy": [pages.cell(value, ".3f") for value in mean("cross_entropy", valid)],
+        "edge pixels": [str(n) for n in edge_pixels],
+        **{name.replace("_", " "): [pages.cell(value, ".3f") for value in values] for name, values in means.items()},
+        "share of edge loss": [pages.cell(value, ".1%") for value in share],
+    }
     rows = [
         (
             f'<span class="swatch" style="background:{colors[k]}"></span>{html.escape(names[k])}',
-            f"{pixels[k]}",
-            pages.cell(iou[k], ".1%"),
-            pages.cell(mean_ce, ".3f"),
-            f"{edge_pixels[k]}",
-            *(pages.cell(values[k], ".3f") for values in edge_means),
-            pages.cell(share[k], ".1%"),
-            *(pages.cell(values[k], ".3f") for values in more.values()),
+            *(cells[k] for cells in columns.values()),
         )
-        for k, mean_ce in enumerate(mean("cross_entropy", valid))
-        if pixels[k] or predicted[k]
+        for k in range(arrays.classes)
+        if scores.pixels[k] or scores.predicted[k]
     ]
-    head = (
-        "class",
-        "pixels",
-        "IoU",
-        "cross-entropy",
-        "edge pixels",
-        "same side",
-        "other side",
-        "edge",
-        "share of edge loss",
-        *more,
-    )
-    return pages.table(head, rows)
+    return pages.table(("class", *columns), rows, label="Scores and mean terms of each class")

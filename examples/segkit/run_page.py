@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,11 @@ from omegaconf import OmegaConf
 
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
+from edgeloss.viz.packing import data_uri
 from segkit.console import Row, is_share, shown
 from segkit.scores import BY_CLASS, ImageFigures
 
+_F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
 _TERMS = ("cross_entropy", "same_side", "other_side", "false_edge")
 
 # Titles of the pictures, and the figures that each shows if the run has them.
@@ -32,24 +32,13 @@ _CURVES = (
         "IoU in validation",
         tuple(f"val/{name}" for name in ("miou", "boundary_iou", "boundary_iou_narrow", "trimap_iou_3")),
     ),
-    ("Boundary F1 in validation", tuple(f"val/boundary_f1_{radius}" for radius in (1, 3, 5))),
+    ("Boundary F1 in validation", _F1),
     ("Accuracy in validation", tuple(f"val/{name}" for name in ("accuracy", "edge_accuracy", "interior_accuracy"))),
     ("Share of each term in the gradient", tuple(f"train/gradient_share/{name}" for name in _TERMS)),
     ("Learning rate", ("lr",)),
     ("Weight of the edge terms", ("edge_weight",)),
     ("Images a second", ("images_per_second",)),
 )
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's
-_CSS = """
-.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 8px 20px; }
-.tables { display: flex; flex-wrap: wrap; gap: 8px 60px; }
-h3, figcaption { font-size: 13px; margin: 6px 0 2px; }
-.worst { display: grid; grid-template-columns: repeat(auto-fill, minmax(560px, 1fr)); gap: 16px 20px; }
-figure { margin: 0; }
-figcaption { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-figure img { width: 100%; height: auto; }
-pre { overflow-x: auto; }
-"""
 _DPI = 110  # of the pictures, which are for a screen
 
 
@@ -79,17 +68,18 @@ def write_run_page(
     if not history:
         raise ValueError("history: expected at least one epoch, but got none")
     best = max(history, key=lambda row: -1.0 if (miou := row.get("val/miou")) is None else miou)  # the first of equals
-    curves = {title: names for title, keys in _CURVES if (names := [key for key in keys if _has(history, key)])}
-    cells = "".join(f'<div><h3>{title}</h3><div id="curve-{k}"></div></div>' for k, title in enumerate(curves))
+    curves, constant = _curves(history)
+    note = f'<p class="hint">Constant, and not drawn: {html.escape("; ".join(constant))}.</p>' if constant else ""
     page = pages.page(
         title=f"Run {folder.resolve().name}",
-        header=f'<p class="figures">{_about(history, best)}</p>',
-        body=f'<main><section class="curves">{cells}</section>'
-        f"<section><h2>Classes in validation</h2>{_classes(best, history[-1], classes)}</section>"
-        f"{_images(worst)}{_configuration(config)}</main>",
-        footer=f"edgeloss {html.escape(version('edgeloss'))} · drawn by Plotly · drag to zoom, double-click to see all",
-        data={"figures": {f"curve-{k}": _curve(history, names) for k, names in enumerate(curves.values())}},
-        css=_CSS,
+        header=_about(history, best),
+        body=f'<div class="work"><section class="curves"><h2 class="unseen">Curves</h2></section>{note}'
+        f'<section class="card"><h2>Classes in validation</h2>{_classes(best, history[-1], classes)}</section>'
+        f"{_images(worst)}{_configuration(config)}</div>",
+        footer="point at a curve, or press the arrow keys, to read the values of an epoch",
+        data={"curves": curves},
+        css=["run.css"],
+        scripts=["run.js"],
     )
     path = folder / "report.html"
     with atomic_write(path) as file:
@@ -97,53 +87,39 @@ def write_run_page(
     return path
 
 
-def _has(history: Sequence[Row], key: str) -> bool:
-    return any(row.get(key) is not None for row in history)
-
-
 def _about(history: Sequence[Row], best: Row) -> str:
-    """Return the line below the title."""
+    """Return the headline figures."""
     seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
     skipped = round(sum(row.get("skipped") or 0.0 for row in history))
-    parts = [
-        f"{history[-1]['epoch']} epochs in {seconds} hours",
-        f"best mean IoU {shown('miou', best.get('val/miou'))} in epoch {best['epoch']}",
-        f"last {shown('miou', history[-1].get('val/miou'))}",
-    ]
-    if skipped:
-        parts.append(f"{skipped} steps skipped, whose loss or gradient was not finite")
-    return html.escape(" · ".join(parts))
+    values = {
+        "epochs": str(history[-1]["epoch"]),
+        "hours": str(seconds),
+        "best mean IoU": shown("miou", best.get("val/miou")),
+        "best epoch": str(best["epoch"]),
+        "last mean IoU": shown("miou", history[-1].get("val/miou")),
+    }
+    f1 = {_words(key[4:]): shown(key, best[key]) for key in _F1 if best.get(key) is not None}
+    return pages.tiles(values | f1 | ({"skipped steps, not finite": str(skipped)} if skipped else {}))
 
 
-def _curve(history: Sequence[Row], keys: Sequence[str]) -> dict[str, Any]:
-    """Return a picture as JSON for Plotly."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for key, color in zip(keys, _COLORS, strict=False):
-        split, _, name = key.rpartition("/")
-        figure.add_scatter(
-            x=[row["epoch"] for row in history],
-            y=[row.get(key) for row in history],
-            name=split if keys[0] == "train/loss" else _words(name),
-            mode="lines+markers",
-            marker={"size": 4},
-            line={"color": color, "width": 1.5},
-        )
-    figure.update_layout(
-        template="plotly_white",
-        height=250,
-        margin={"l": 55, "r": 40, "t": 8, "b": 40},
-        modebar={"orientation": "v", "bgcolor": "rgba(0,0,0,0)"},
-        showlegend=len(keys) > 1,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        hovermode="x unified",
-    )
-    figure.update_xaxes(title_text="epoch", dtick=1 if len(history) <= 10 else None)  # no ticks between epochs
-    tick_format, hover_format = (".0%", ".1%") if is_share(keys[0]) else (None, ".4g")
-    figure.update_yaxes(rangemode="tozero", tickformat=tick_format, hoverformat=hover_format)
-    plotly: dict[str, Any] = json.loads(str(figure.to_json()))
-    return plotly
+def _curves(history: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the curves to draw, and the names and values of those that never change."""
+    drawn, constant = [], []
+    for title, keys in _CURVES:
+        series = []
+        for key in keys:
+            values = [row.get(key) for row in history]
+            measured = [value for value in values if value is not None]
+            split, _, name = key.rpartition("/")
+            name = split if keys[0] == "train/loss" else _words(name)
+            if len(measured) > 1 and len(set(measured)) == 1:
+                constant.append(f"{title}, {name}: {shown(key, measured[0])}")
+            elif measured:
+                series.append({"name": name, "values": values})
+        if series:
+            epochs = [row["epoch"] for row in history]
+            drawn.append({"title": title, "share": is_share(keys[0]), "epochs": epochs, "series": series})
+    return drawn, constant
 
 
 def _classes(best: Row, last: Row, classes: Sequence[str]) -> str:
@@ -157,7 +133,8 @@ def _classes(best: Row, last: Row, classes: Sequence[str]) -> str:
         lines = [(html.escape(name), *(_percent(row.get(f"val/{kind}/{name}")) for kind in kinds)) for name in classes]
         means = (_percent(row.get("val/miou" if kind == "iou" else f"val/{kind}")) for kind in kinds)
         head = ("class", *(_words(kind) for kind in kinds))
-        tables += f"<div><h3>{title}</h3>{pages.table(head, [*lines, ('<b>mean</b>', *means)])}</div>"
+        table = pages.table(head, lines, label=f"Scores per class in {title}", foot=("mean", *means))
+        tables += f"<div><h3>{title}</h3>{table}</div>"
     return f'<div class="tables">{tables}</div>'
 
 
@@ -171,20 +148,20 @@ def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> str:
         panel.savefig(file, format="jpeg", dpi=_DPI, pil_kwargs={"quality": 85})
         name = html.escape(image.name)
         line = f"edge loss {image.edge:.4g} · cross-entropy {image.cross_entropy:.4g} · mean IoU {_percent(image.miou)}"
-        source = pages.data_uri(file.getvalue(), "jpeg")
+        source = data_uri(file.getvalue(), "jpeg")
         parts.append(
             f"<figure><figcaption><b>{name}</b><br>{line}</figcaption>"
-            f'<img src="{source}" alt="{name}" loading="lazy"></figure>'
+            f'<img src="{source}" alt="Maps of {name}" loading="lazy"></figure>'
         )
     title = "The validation images of the highest edge loss, after the last epoch"
-    return f'<section><h2>{title}</h2><div class="worst">{"".join(parts)}</div></section>'
+    return f'<section class="card"><h2>{title}</h2><div class="worst">{"".join(parts)}</div></section>'
 
 
 def _configuration(config: Mapping[str, Any] | None) -> str:
     if config is None:
         return ""
     text = html.escape(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    return f"<section><details><summary>Configuration</summary><pre>{text}</pre></details></section>"
+    return f"<section class='card'><details><summary>Configuration</summary><pre>{text}</pre></details></section>"
 
 
 def _words(name: str) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accessibility import Sized, violations
 from PIL import Image
+from selenium.webdriver.common.keys import Keys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from edgeloss import EdgeAwareLoss
@@ -148,28 +150,40 @@ def worst() -> list[tuple[ImageFigures, Any]]:
     ]
 
 
-def figures_of(path: Path) -> dict[str, Any]:
-    """Return the figures of a page."""
+def curves_of(path: Path) -> list[tuple[str, str, list[int], list[float | None]]]:
+    """Return the title, name, epochs and values of each curve of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
     assert found is not None
-    figures: dict[str, Any] = json.loads(found[1])["figures"]
-    return figures
+    return [
+        (curve["title"], one["name"], curve["epochs"], one["values"])
+        for curve in json.loads(found[1])["curves"]
+        for one in curve["series"]
+    ]
 
 
 def test_curves_hold_the_history(tmp_path: Path) -> None:
     history = [row_of(epoch) for epoch in (1, 2, 3)]
-    figures = figures_of(write_run_page(tmp_path, history, CLASSES, []))
-    traces = [(trace["name"], trace["x"], trace["y"]) for figure in figures.values() for trace in figure["data"]]
+    path = write_run_page(tmp_path, history, CLASSES, [])
+    curves = [curve[1:] for curve in curves_of(path)]
     for name, key in (("train", "train/loss"), ("val", "val/loss"), ("mean IoU", "val/miou"), ("lr", "lr")):
-        assert (name, [1, 2, 3], [row[key] for row in history]) in traces
-    assert ("same side", [1, 2, 3], [1 / 3] * 3) in traces  # its share
-    assert "boundary F1, 3 px" not in [name for name, *_ in traces]  # nothing was measured
+        assert (name, [1, 2, 3], [row[key] for row in history]) in curves
+    assert "boundary F1, 3 px" not in [name for name, *_ in curves]  # nothing was measured
+
+
+def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
+    path = write_run_page(tmp_path, [row_of(epoch) for epoch in (1, 2, 3)], CLASSES, [])
+    titles = {title for title, *_ in curves_of(path)}
+    assert "Loss" in titles
+    assert not titles & {"Weight of the edge terms", "Share of each term in the gradient"}
+    note = re.search(r"Constant, and not drawn: (.*?)\.</p>", path.read_text("utf-8"))
+    assert note is not None
+    assert "Weight of the edge terms, edge weight: 0.5" in note[1]
+    assert "Share of each term in the gradient, same side: 33.3%" in note[1]
 
 
 def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
     def curves(row: Row) -> list[str]:
-        figures = figures_of(write_run_page(tmp_path, [row], CLASSES, []))
-        return [trace["name"] for figure in figures.values() for trace in figure["data"]]
+        return [name for _, name, *_ in curves_of(write_run_page(tmp_path, [row], CLASSES, []))]
 
     assert "false edge" not in curves(row_of(1))
     assert curves({**row_of(1), "val/false_edge": 0.5, "train/gradient_share/false_edge": 0.1}).count("false edge") == 2
@@ -177,9 +191,8 @@ def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
-    figures = figures_of(write_run_page(tmp_path, history, CLASSES, []))
-    (trace,) = (trace for figure in figures.values() for trace in figure["data"] if trace["name"] == "mean IoU")
-    assert trace["y"] == [0.1, None, 0.3]
+    curves = curves_of(write_run_page(tmp_path, history, CLASSES, []))
+    assert [values for _, name, _, values in curves if name == "mean IoU"] == [[0.1, None, 0.3]]
 
 
 def test_a_run_without_an_epoch_has_no_page(tmp_path: Path) -> None:
@@ -193,13 +206,22 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     folder.mkdir()
     path = write_run_page(folder, [row_of(1)], CLASSES, worst(), config={"output": "</pre><img src=x>"})
     page = path.read_text("utf-8")
-    assert page.count("</script>") == 3  # those of the template
+    assert page.count("</script>") == 2  # those of the template
     assert page.count("<img ") == 2
     for markup in ("<i>", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
 
 
 Browse = Callable[[Path], Any]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
+def test_it_is_accessible(browse: Browse, axe: str, sized: Sized, width: int, dark: bool, tmp_path: Path) -> None:
+    sized(width, 844, dark)
+    history = [row_of(epoch) for epoch in (1, 2, 3)]
+    page = browse(write_run_page(tmp_path, history, CLASSES, worst(), config={"epochs": 3}))
+    assert violations(page, axe) == []
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
@@ -212,23 +234,29 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
         return found
 
     assert page.title == f"Run {tmp_path.name}"
-    (about,) = texts("header p")
-    assert "4 epochs in 0:02:40 hours · best mean IoU 75.0% in epoch 2 · last 40.0% · 2 steps skipped" in about
+    tiles = dict(zip(texts("header dt"), texts("header dd"), strict=True))
+    assert tiles == {
+        "epochs": "4",
+        "hours": "0:02:40",
+        "best mean IoU": "75.0%",
+        "best epoch": "2",
+        "last mean IoU": "40.0%",
+        "skipped steps, not finite": "2",
+    }
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
-    drawn = page.execute_script("return [...document.querySelectorAll('.curves .js-plotly-plot')].length")
-    assert drawn == len(texts(".curves h3")) == 8
-    assert len(texts(".curves .scatterlayer .trace")) == 2 + 3 + 3 + 2 + 3 + 1 + 1 + 1
-    titles = page.execute_script(
-        "return [...new Set([...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title))]"
-    )
-    assert titles == ["Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]  # none that sends anything anywhere
+    titles = ["Loss", "Terms in training", "Terms in validation", "IoU in validation", "Learning rate"]
+    assert texts(".curves h3") == titles
+    assert len(texts(".curves path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
+    assert texts(".curves li")[0] == "train 0.25"
+    page.find_element("css selector", ".curves svg").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert texts(".curves li")[0] == "train 0.5 in epoch 2"
 
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
-    assert texts(".tables th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 3 px"]
-    cells = np.array(texts(".tables td")).reshape(2, len(CLASSES) + 1, 4)
-    assert cells[0, :, 0].tolist() == [*CLASSES, "mean"]
-    assert cells[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
-    assert cells[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
+    assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 3 px"]
+    rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
+    assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
+    assert rows[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
+    assert rows[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
 
     assert texts("figcaption b") == [HOSTILE, "plain"]
     assert "edge loss 3.25 · cross-entropy 0.5 · mean IoU 25.0%" in texts("figcaption")[0]
@@ -245,4 +273,4 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
 def test_a_single_epoch_is_best_and_last(browse: Browse, tmp_path: Path) -> None:
     page = browse(write_run_page(tmp_path, [row_of(1)], CLASSES, []))
     script = "return [...document.querySelectorAll('h2, .tables h3')].map((one) => one.textContent)"
-    assert page.execute_script(script) == ["Classes in validation", "epoch 1, best and last"]
+    assert page.execute_script(script) == ["Curves", "Classes in validation", "epoch 1, best and last"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import zlib
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+
+from edgeloss.viz.packing import FIRST_NUMBER
 
 
 def carried(page: str) -> dict[str, Any]:
@@ -24,12 +24,13 @@ def carried(page: str) -> dict[str, Any]:
 
 
 def decoded(array: dict[str, Any]) -> npt.NDArray[Any]:
-    """Decode an array of a page as its script does."""
+    """Decode an array of a page as its script does; codes that are no numbers become 0."""
     packed = zlib.decompress(base64.b64decode(array["data"]))
     if array["kind"] != "float":
         return np.frombuffer(packed, array["kind"]).reshape(array["shape"])
     high, low = np.frombuffer(packed, np.uint8).reshape(2, -1).astype(np.uint32)
-    return ((high << 8 | low) << 15).view(np.float32).reshape(array["shape"])
+    codes = np.maximum(high << 8 | low, FIRST_NUMBER) - FIRST_NUMBER
+    return (codes << 15).view(np.float32).reshape(array["shape"])
 
 
 class Page:
@@ -45,17 +46,41 @@ class Page:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
+    def wait_for(self, script: str, expected: Any = True) -> None:
+        self._wait.until(lambda d: self.run(script) == expected)
+
     def choose(self, side: int, layer: str) -> None:
         """Select a layer from the menu of a view."""
         from selenium.webdriver.support.ui import Select
 
         Select(self.driver.find_elements("css selector", ".layer")[side]).select_by_value(layer)
-        self._wait.until(lambda d: self.run("return views.dataset[arguments[0]]", ["left", "right"][side]) == layer)
+        self.wait_for(f"return document.body.dataset.{('left', 'right')[side]}", layer)
 
-    def picture(self, side: int) -> npt.NDArray[Any]:
-        """Return the picture of a view, [h, w, 3]."""
-        source = self.run("return views.data[2 * arguments[0]].source", side)
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))).convert("RGB"))
+    def layer(self, key: str, level: int = 0) -> npt.NDArray[Any]:
+        """Return the colors of a layer, [h, w, 4], at a level of half the resolution of the one before."""
+        script = """
+            const [key, level] = arguments;
+            const { rows, columns } = gridOf(key);
+            const [width, height] = [columns, rows].map((size) => Math.ceil(size / 2 ** level));
+            return [height, width, [...cells(key, level, 0, 0, width, height).data]];
+        """
+        height, width, values = self.run(script, key, level)
+        return np.array(values).reshape(height, width, 4)
+
+    def dots(self, side: int) -> npt.NDArray[Any]:
+        """Return the dots of a view as drawn, [h, w, 3]."""
+        script = """
+            drawView(arguments[0]);
+            const { width, height } = canvases[arguments[0]];
+            return [height, width, [...canvases[arguments[0]].getContext("2d").getImageData(0, 0, width, height).data]];
+        """
+        height, width, values = self.run(script, side)
+        return np.array(values).reshape(height, width, 4)[..., :3]
+
+    def view(self) -> dict[str, float]:
+        """Return the middle of the views and their zoom."""
+        state: dict[str, float] = self.run("return view")
+        return state
 
     def point(self, side: int, row: int, column: int, *, click: bool = False) -> None:
         """Move the pointer to a pixel of a view."""
@@ -63,9 +88,10 @@ class Page:
 
         script = """
             const [side, row, column] = arguments;
-            const [x, y] = ["x", "y"].map((axis) => views._fullLayout[`${axis}axis${side ? 2 : ""}`]);
-            const box = views.getBoundingClientRect();
-            return [box.left + x._offset + x.d2p(column), box.top + y._offset + y.d2p(row)];
+            canvases[side].scrollIntoView({ block: "center" });
+            const { left, top } = canvases[side].getBoundingClientRect();
+            const frame = frameOf(canvases[side]);
+            return [left + (column + 0.5 - frame.left) * view.zoom, top + (row + 0.5 - frame.top) * view.zoom];
         """
         left, top = self.run(script, side, int(row), int(column))
         chain = ActionChains(self.driver, duration=20)
@@ -76,6 +102,13 @@ class Page:
         chain.perform()
         pinned = " (pinned)" if click else ""
         self._wait.until(lambda d: f"Row {row}, column {column}{pinned}" in self.pixel_text())
+
+    def press(self, *keys: str) -> None:
+        """Press keys in the left view."""
+        canvas = self.driver.find_element("css selector", ".pane canvas")
+        self.run("arguments[0].focus()", canvas)
+        for key in keys:
+            canvas.send_keys(key)
 
     def pixel_text(self) -> str:
         text: str = self.driver.find_element("id", "pixel").text

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from PIL import Image
 from report_page import carried, decoded
 from scenes import MARKUP, large_image, patches
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
+from edgeloss.viz.packing import FIRST_NUMBER, IGNORED
+from edgeloss.viz.scores import compute_scores, make_thumbnail
+
+
+def raw_codes(array: dict[str, Any]) -> npt.NDArray[Any]:
+    high, low = np.frombuffer(zlib.decompress(base64.b64decode(array["data"])), np.uint8).reshape(2, -1)
+    return (high.astype(int) << 8 | low).reshape(array["shape"])
 
 
 def test_the_page_holds_the_maps() -> None:
@@ -25,6 +39,9 @@ def test_the_page_holds_the_maps() -> None:
             stored = decoded(image["arrays"][name])
             np.testing.assert_allclose(stored, computed.maps[name][index], rtol=2**-9, atol=2**-14, err_msg=name)
         np.testing.assert_allclose(decoded(image["arrays"]["gradient"]), computed.gradient[index], rtol=2**-9)
+        codes = raw_codes(image["arrays"]["edge"])
+        np.testing.assert_array_equal(codes == IGNORED, computed.target[index] < 0)
+        np.testing.assert_array_equal(codes >= FIRST_NUMBER, computed.maps["edge_mask"][index])
 
 
 def test_false_edges_are_stored_if_they_have_a_weight() -> None:
@@ -33,12 +50,12 @@ def test_false_edges_are_stored_if_they_have_a_weight() -> None:
     expected = compute_arrays(logits, target, criterion).maps["false_edge"][0]
     assert (expected > 0).sum() > 100
     page = report(logits, target, criterion=criterion)
-    data = carried(page)
-    np.testing.assert_allclose(decoded(data["images"][0]["arrays"]["false_edge"]), expected, rtol=2**-9, atol=2**-14)
-    counts = data["figures"]["histograms"]["data"][-1]["y"]
-    assert sum(counts) == (expected > 0).sum()
+    arrays = carried(page)["images"][0]["arrays"]
+    np.testing.assert_allclose(decoded(arrays["false_edge"]), expected, rtol=2**-9, atol=2**-14)
     here = (target[0] == 1).numpy() & (expected > 0)
-    assert page.split("<tr>")[3].endswith(f"<td>{expected[here].astype(float).mean():.3f}</td></tr>")
+    column = re.findall(r'<th scope="col"><button type="button">(.*?)</button>', page).index("false edge")
+    cells = re.findall("<t[hd].*?>(.*?)</t[hd]>", page.split("<tbody>")[1].split("<tr>")[2])
+    assert cells[column] == f"{expected[here].astype(float).mean():.3f}"
     assert "false edge" not in report(logits, target).replace("false_edge_weight", "")
 
 
@@ -66,14 +83,44 @@ def test_markup_in_names_is_text() -> None:
     page = report(logits, target, class_names=MARKUP, title='<img src=x onerror="alert(1)">')
     assert "<img" not in page.replace("<image", "")
     assert "<b>car" not in page
-    assert page.count("</script>") == 3  # those of the template
+    assert page.count("</script>") == 2  # those of the template
     assert carried(page)["names"] == MARKUP
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'edgeloss.viz.report needs plotly: pip install "edgeloss\[viz\]"'):
-        report(*patches())
+def test_scores_are_those_of_the_metrics() -> None:
+    logits, target = patches(batch=2)
+    prediction = logits.argmax(1)
+    arrays = compute_arrays(logits, target)
+    scores = compute_scores(arrays.target, arrays.prediction, 3)
+    expected = boundary_f1(prediction, target, 3, ignore_index=-100, radius=3, average="none")
+    np.testing.assert_allclose(scores.boundary_f1, expected)
+    page = report(logits, target)
+    for name, value in scores.means.items():
+        assert f"<dt>{name}</dt><dd>{value:.1%}</dd>" in page
+
+
+def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:
+    target = np.array([[[0, 0, 1, -1]]])
+    scores = compute_scores(target, np.array([[[0, -1, 0, 0]]]), classes=3)
+    np.testing.assert_allclose(scores.iou, [1 / 3, 0, np.nan])
+    assert scores.accuracy == pytest.approx(1 / 3)
+
+
+def test_a_thumbnail_marks_the_wrong_pixels() -> None:
+    target = np.zeros((40, 60), dtype=np.int64)
+    wrong = target.copy()
+    wrong[:20] = 1
+    gray = np.full((40, 60, 3), 0.5)
+    for image in (gray, None):
+        drawn = np.asarray(Image.open(io.BytesIO(make_thumbnail(target, wrong, image)))).astype(int)
+        assert drawn.shape == (40, 60, 3)
+        assert drawn[10, 30, 0] > drawn[10, 30, 2] + 60  # red
+        assert drawn[30, 30, 0] <= drawn[30, 30, 2] + 5
+
+
+def test_links_are_shown_and_escaped() -> None:
+    page = report(*patches(), links={"<next>": "a b#:.html"})
+    assert '<a href="./a%20b%23%3A.html">&lt;next&gt;</a>' in page
 
 
 @pytest.mark.slow

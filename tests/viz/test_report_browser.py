@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from accessibility import Sized, violations
 from report_page import Opened
 from scenes import MARKUP, large_image, patches
+from selenium.webdriver.common.keys import Keys
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, distinct_colors
 from edgeloss.viz.coloring import color_maps, map_to_rgb
-from edgeloss.viz.palette import LOUD, VOID
+from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
 
 
 def test_it_renders_with_no_network(opened: Opened) -> None:
@@ -20,15 +25,14 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
     page = opened(logits, target, image=image, class_names=MARKUP, title=MARKUP[2])
     assert page.run("return document.title") == MARKUP[2]
     assert page.run("return document.querySelector('h1').textContent") == MARKUP[2]
-    np.testing.assert_array_equal(page.picture(0), np.rint(image[0].permute(1, 2, 0).numpy() * 255))
-    assert page.run("return performance.getEntriesByType('resource').filter((one) => /^https?:/.test(one.name))") == []
-    titles = page.run("return [...document.querySelectorAll('#views .modebar-btn')].map((one) => one.dataset.title)")
-    assert titles == ["Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]  # none that sends the images to a server
-    assert page.run("return document.querySelectorAll('#histograms .bars .point').length") > 40
-    cells = page.run(
-        "return [...document.querySelectorAll('section table td:first-child')].map((one) => one.textContent)"
+    page.choose(0, "picture")
+    np.testing.assert_array_equal(
+        page.run("return [image.picture.naturalHeight, image.picture.naturalWidth]"), target.shape[1:]
     )
-    assert cells == MARKUP
+    assert page.run("return performance.getEntriesByType('resource').filter((one) => /^https?:/.test(one.name))") == []
+    assert page.run("return document.querySelectorAll('#histograms figure').length") == 6
+    assert page.run("return findAll('.sortable tbody th').map((one) => one.textContent)") == MARKUP
+    assert page.run("return findAll('#legend button').map((one) => one.childNodes[1].textContent)") == MARKUP
 
 
 def test_every_layer_shows_its_map(opened: Opened) -> None:
@@ -41,16 +45,34 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side", "false_edge")
     expected = {key: map_to_rgb(drawn)[0] for key, drawn in zip(keys, color_maps(computed, terms=True), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
-    expected["truth"] = np.rint(colors[computed.target[0]])
-    expected["prediction"] = np.rint(np.vstack([colors[:3], 255 * np.array(LOUD)])[computed.prediction[0]])
+    truth, prediction = computed.target[0], computed.prediction[0]
+    expected["truth"] = np.rint(colors[truth])
+    expected["prediction"] = np.rint(np.vstack([colors[:3], 255 * np.array(LOUD)])[prediction])
+    errors = np.where((truth == prediction)[..., None], RIGHT, WRONG)
+    expected["errors"] = np.where(truth[..., None] < 0, VOID, errors) * 255
     for key, colored in expected.items():
-        for side in (1, 0):
-            page.choose(side, key)
-            np.testing.assert_allclose(page.picture(side), colored.astype(int), atol=8, err_msg=key)
-    page.choose(0, "distance")
-    assert len(np.unique(page.picture(0).reshape(-1, 3), axis=0)) > 4
-    page.choose(0, "cross_entropy")
-    assert page.run("return views.data[1].x.length") == 1  # a mark on the pixel that is not finite
+        np.testing.assert_allclose(page.layer(key)[..., :3], colored.astype(int), atol=8, err_msg=key)
+        assert (page.layer(key)[..., 3] == 255).all(), key
+    assert len(np.unique(page.layer("distance").reshape(-1, 4), axis=0)) > 4
+    for side in (0, 1):
+        page.choose(side, "cross_entropy")
+        dots = page.dots(side).reshape(-1, 3)
+        assert (dots == np.rint(255 * np.array(LOUD))).all(1).any()  # a mark on the pixel that is not finite
+        assert len(np.unique(dots, axis=0)) > 20
+
+
+def test_thin_edges_survive_a_lower_resolution(opened: Opened) -> None:
+    target = torch.zeros(1, 400, 600, dtype=torch.int64)
+    target[:, :, 300:] = 1
+    logits = torch.randn(1, 2, 400, 600) * 0.01
+    page = opened(logits, target)
+    edges = (compute_arrays(logits, target).maps["edge_mask"][0]).any(0)
+    for level in (1, 2, 5):
+        drawn = page.layer("edge", level)[..., :3].any(-1)
+        assert drawn.any(0).sum() == len(np.unique(np.flatnonzero(edges) >> level))
+        assert drawn.any(0).sum() == drawn.all(0).sum()  # without a gap
+    small = page.layer("truth", 2)[50, 10]
+    np.testing.assert_allclose(small[:3], 255 * distinct_colors(2)[0], atol=2)
 
 
 def test_hovering_shows_the_right_numbers(opened: Opened) -> None:
@@ -96,40 +118,149 @@ def test_hovering_shows_the_right_numbers(opened: Opened) -> None:
 
 
 def test_views_zoom_together_and_a_pixel_is_pinned(opened: Opened) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     logits, target = patches()
     page = opened(logits, target)
     page.run("document.querySelectorAll('.largest')[1].click()")
     row, column = np.unravel_index(compute_arrays(logits, target).maps["edge"][0].argmax(), target.shape[1:])
     page._wait.until(lambda d: f"Row {row}, column {column} (pinned)" in page.pixel_text())
-    for axis in "xy":
-        first, second = page.run(
-            "return ['', 2].map((which) => views._fullLayout[`${arguments[0]}axis${which}`].range)", axis
-        )
-        assert first == pytest.approx(second)
-        middle = sum(first) / 2
-        assert middle == pytest.approx({"x": column, "y": row}[axis])
+    page.run("zoomTo(12, 18, 8)")
+    first, second = page.run("return canvases.map(frameOf)")
+    assert first == second
+    assert page.view()["zoom"] > page.run("return wholeZoom()")
+    page.run("showWhole(); pin(5, 5)")
     body = page.driver.find_element("tag name", "body")
-    body.send_keys(Keys.ARROW_UP if row else Keys.ARROW_DOWN)
-    assert f"Row {row - 1 if row else 1}, column {column} (pinned)" in page.pixel_text()
-    page.run("Plotly.relayout(views, {'xaxis.range': [-0.5, 35.5], 'yaxis.range': [23.5, -0.5]})")
+    body.send_keys(Keys.ARROW_UP)
+    assert "Row 4, column 5 (pinned)" in page.pixel_text()
     for row, column in ((7, 9), (15, 30)):  # a click elsewhere pins that one
         page.point(1, row, column, click=True)
     body.send_keys(Keys.ESCAPE)
     assert "Point at a pixel" in page.pixel_text()
 
 
-def test_a_drag_zooms_and_pins_no_pixel(opened: Opened) -> None:
+def test_the_wheel_zooms_about_the_pointer_and_a_double_click_only_resets(opened: Opened) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains, ScrollOrigin
+
+    page = opened(*patches())
+    canvas = page.driver.find_element("css selector", ".pane canvas")
+    whole = page.view()
+    page.point(0, 3, 30)
+    before = page.run("return frameOf(canvases[0])")
+    ActionChains(page.driver).scroll_from_origin(ScrollOrigin.from_element(canvas), 0, -200).perform()
+    page._wait.until(lambda d: page.view()["zoom"] > 1.3 * whole["zoom"])
+    after = page.run("return frameOf(canvases[0])")
+    for start, size in (("left", "width"), ("top", "height")):  # the middle of the canvas stays
+        half = page.run(f"return canvases[0].{size}") / 2
+        assert before[start] + half / before["dots"] == pytest.approx(after[start] + half / after["dots"], abs=0.05)
+    ActionChains(page.driver).double_click(canvas).perform()
+    page._wait.until(lambda d: page.view() == whole)
+    assert "(pinned)" not in page.pixel_text()
+
+
+def test_a_drag_moves_and_pins_no_pixel(opened: Opened) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     page = opened(*patches())
-    page.run("Plotly.relayout(views, {dragmode: 'zoom'})")
-    before = page.run("return views._fullLayout.xaxis.range")
-    views = page.driver.find_element("css selector", ".nsewdrag")
-    ActionChains(page.driver).move_to_element(views).click_and_hold().move_by_offset(80, 60).release().perform()
-    page._wait.until(lambda d: page.run("return views._fullLayout.xaxis.range") != before)
+    page.run("zoomTo(12, 18, 10)")
+    before = page.view()
+    canvas = page.driver.find_element("css selector", ".pane canvas")
+    ActionChains(page.driver).move_to_element(canvas).click_and_hold().move_by_offset(80, 60).release().perform()
+    page._wait.until(lambda d: page.view()["x"] < before["x"] and page.view()["y"] < before["y"])
     assert "(pinned)" not in page.pixel_text()
+
+
+def test_the_keyboard_does_what_the_mouse_does(opened: Opened) -> None:
+    page = opened(*patches())
+    page.run("view.x = 18; view.y = 12")
+    page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    assert "Row 13, column 19 (pinned)" in page.pixel_text()
+    page.press(Keys.ENTER)
+    assert "(pinned)" not in page.pixel_text()
+    page.press(Keys.ENTER)
+    assert "(pinned)" in page.pixel_text()
+    whole = page.view()["zoom"]
+    page.press("+")
+    assert page.view()["zoom"] > whole
+    page.press("0")
+    assert page.view()["zoom"] == whole
+    assert page.run("return document.body.dataset.left") == "truth"
+    page.press("]", "]")
+    page.wait_for("return document.body.dataset.left", "errors")
+    page.press("]", "l")
+    assert "(pinned)" in page.pixel_text()
+    page.press(Keys.ARROW_LEFT)
+    page._wait.until(lambda d: page.run("return find('#spoken').textContent").startswith("Row "))
+
+
+def test_classes_and_values_limit_what_is_shown(opened: Opened) -> None:
+    logits, target = patches()
+    page = opened(logits, target, class_names=["a", "b", "c"])
+    computed = compute_arrays(logits, target)
+    truth, prediction = computed.target[0], computed.prediction[0]
+
+    def shown(key: str) -> npt.NDArray[np.bool_]:
+        return np.asarray(page.layer(key)[..., 3] > 0)
+
+    page.run("findAll('#legend button')[1].click()")  # the class alone
+    for key in ("truth", "errors", "cross_entropy"):
+        np.testing.assert_array_equal(shown(key), (truth == 1) | (prediction == 1))
+    assert page.run("return findAll('#legend input').map((one) => one.checked)") == [False, True, False]
+    page.run("findAll('#legend button')[1].click()")
+    assert shown("truth").all()
+    page.run("findAll('#legend input')[0].click()")
+    np.testing.assert_array_equal(shown("prediction"), (truth > 0) | (prediction > 0))
+    page.run("find('#clear').click()")
+
+    page.run("const low = findAll('#histograms input')[0]; low.value = 20; low.dispatchEvent(new Event('input'))")
+    values = computed.maps["cross_entropy"][0].astype(float)
+    border = values[truth >= 0].max() * 20 / 60
+    certain = np.abs(values - border) > 0.01 * border
+    np.testing.assert_array_equal(shown("edge")[certain], ((values > border) & (truth >= 0))[certain])
+    assert "pixels are shown (cross-entropy" in page.run("return find('#filter').textContent")
+
+    page.run("findAll('.pair')[0].click()")
+    pairs, counts = np.unique(
+        np.stack([truth, prediction])[:, (truth != prediction) & (truth >= 0)], axis=1, return_counts=True
+    )
+    most = pairs[:, counts.argmax()]
+    np.testing.assert_array_equal(shown("truth"), (truth == most[0]) & (prediction == most[1]))
+
+
+def test_a_worst_place_is_a_jump_away(opened: Opened) -> None:
+    logits, target = patches(48, 72)
+    logits[0, :, 30:36, 40:48] *= 20
+    page = opened(logits, target)
+    places = page.run("return findAll('#worst button').map((one) => one.title)")
+    assert 2 <= len(places) <= 6
+    page.run("findAll('#worst button')[0].click()")
+    assert f"{places[0]} (pinned)" in page.pixel_text()
+    row, column = (int(number) for number in re.findall(r"\d+", places[0]))
+    assert 24 <= row < 42
+    assert 34 <= column < 54
+
+
+def test_the_table_sorts(opened: Opened) -> None:
+    logits, target = patches(classes=12)
+    page = opened(logits, target)
+    column = "return findAll('.sortable tbody tr').map((row) => Number(row.cells[1].textContent))"
+    for order in (True, False):
+        page.run("findAll('.sortable thead button')[1].click()")
+        assert page.run(column) == sorted(page.run(column), reverse=order)
+    assert page.run("return findAll('.sortable [aria-sort]').length") == 1
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_is_accessible(opened: Opened, axe: str, sized: Sized, dark: bool, width: int) -> None:
+    sized(width, 844, dark)
+    image = torch.rand(1, 3, 24, 36)
+    page = opened(*patches(), image=image, class_names=["a" * 60, "b b", "c"], links={"All images": "index.html"})
+    page.run(
+        "findAll('details').forEach((one) => (one.open = true)); findAll('#legend button')[1].click(); pin(10, 10)"
+    )
+    assert violations(page.driver, axe) == []
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    page.run("unpin()")
+    assert violations(page.driver, axe) == []
 
 
 def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
@@ -137,10 +268,10 @@ def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
 
     logits, target = patches(batch=3)
     page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
-    page.choose(0, "truth")
     Select(page.driver.find_element("id", "image")).select_by_value("2")
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
-    page._wait.until(lambda d: np.array_equal(page.picture(0), expected))
+    page.wait_for("return image.complete && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
+    page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))
 
 
 def test_logits_of_lower_resolution(opened: Opened) -> None:
@@ -149,7 +280,7 @@ def test_logits_of_lower_resolution(opened: Opened) -> None:
     criterion = EdgeAwareLoss(upsample=True)
     page = opened(logits, target, criterion=criterion)
     page.choose(0, "gradient")
-    assert page.picture(0).shape == (6, 9, 3)
+    assert page.layer("gradient").shape == (6, 9, 4)
     page.point(0, 13, 22)
     shown = float(dict(page.table("terms"))["|gradient|"])
     assert shown == pytest.approx(compute_arrays(logits, target, criterion).gradient[0, 13 // 4, 22 // 4], rel=0.01)
@@ -162,4 +293,5 @@ def test_a_large_image_is_usable(opened: Opened) -> None:
     page.choose(1, "gradient")
     page.run("document.querySelectorAll('.largest')[1].click()")
     page._wait.until(lambda d: "(pinned)" in page.pixel_text())
-    assert page.picture(1).shape == (1024, 2048, 3)
+    assert len(np.unique(page.dots(1).reshape(-1, 3), axis=0)) > 20
+    assert page.run("return performance.now()") < 60_000

@@ -1,0 +1,102 @@
+// The numbers of a report: unpack them, and filter pixels.
+
+// Codes of values, in their order; those below FIRST are no numbers.
+const [HIDDEN, IGNORED, OFF_EDGES, FIRST] = [0, 1, 2, 3];
+const NOT_FINITE = 0xff00 + FIRST;
+
+// A code holds the exponent and eight bits of the significand of a float32.
+const NUMBERS = new Float32Array(Uint32Array.from({ length: 65536 }, (_, code) => Math.max(code - FIRST, 0) << 15).buffer);
+
+const unpack = async (text) => {
+  const letters = atob(text);
+  const packed = new Uint8Array(letters.length);
+  for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+};
+
+// Labels are stored as they are, codes of floats as their high bytes and their low bytes.
+const decode = async ({ kind, shape: [rows, columns], data: text }) => {
+  const bytes = await unpack(text);
+  if (kind === "uint8") return { rows, columns, values: bytes, none: 255 };
+  if (kind === "uint16") return { rows, columns, values: new Uint16Array(bytes.buffer), none: 65535 };
+  const count = bytes.length / 2;
+  const values = new Uint16Array(count);
+  for (let i = 0; i < count; i++) values[i] = (bytes[i] << 8) | bytes[count + i];
+  return { rows, columns, values, codes: true };
+};
+
+let image; // the current one
+
+// Return an image without its arrays; `complete` unpacks those that are not named in `needed`.
+const openImage = ({ arrays: packed, layers, picture }) => {
+  const loading = {};
+  const opened = { arrays: {}, layers, levels: new Map(), keep: null, picture: null };
+  opened.need = (name) =>
+    (loading[name] ??= decode(packed[name]).then((array) => {
+      opened.arrays[name] = array;
+    }));
+  opened.needAll = (names = Object.keys(packed)) => Promise.all(names.map(opened.need));
+  opened.loadPicture = async () => {
+    if (!picture) return;
+    opened.picture = Object.assign(new Image(), { src: picture });
+    await opened.picture.decode();
+  };
+  opened.choices = [
+    ...(picture ? [{ key: "picture", name: "image" }] : []),
+    { key: "truth", name: "ground truth" },
+    { key: "prediction", name: "prediction" },
+    { key: "errors", name: "right and wrong" },
+    ...layers,
+  ];
+  return opened;
+};
+
+const layerOf = (key) => image.layers.find((layer) => layer.key === key);
+const gridOf = (key) => image.arrays[key] ?? image.arrays.truth;
+
+// The place in a layer of lower resolution of a pixel of the image.
+const placeIn = ({ rows, columns }, y, x) => {
+  const { truth } = image.arrays;
+  return Math.floor(((y + 0.5) * rows) / truth.rows) * columns + Math.floor(((x + 0.5) * columns) / truth.columns);
+};
+
+// The pixel in the middle of a place of a layer.
+const pixelOf = ({ rows, columns }, at) => {
+  const { truth } = image.arrays;
+  const y = ((Math.floor(at / columns) + 0.5) * truth.rows) / rows;
+  return [Math.floor(y), Math.floor((((at % columns) + 0.5) * truth.columns) / columns)];
+};
+
+const valueAt = (key, y, x) => NUMBERS[image.arrays[key].values[placeIn(image.arrays[key], y, x)]];
+const labelAt = (key, y, x) => image.arrays[key].values[y * image.arrays[key].columns + x];
+
+// ------------------------------------------------------------------------------------------------------------- filters
+
+const filter = {
+  hidden: new Set(), // classes
+  pair: null, // [true class, predicted class] to show alone
+  ranges: new Map(), // by layer: { binOf, low, high }, bins to show
+};
+
+// Mark the pixels that pass: a class is shown where it is the truth or the prediction.
+const filtered = () => {
+  const { truth, prediction } = image.arrays;
+  const { hidden, pair, ranges } = filter;
+  if (!hidden.size && !pair && !ranges.size) return null;
+  const keep = new Uint8Array(truth.values.length);
+  const shown = Uint8Array.from({ length: 65536 }, (_, label) => label < data.names.length && !hidden.has(label));
+  for (let at = 0; at < keep.length; at++) {
+    const [true_, found] = [truth.values[at], prediction.values[at]];
+    keep[at] = pair ? true_ === pair[0] && found === pair[1] : !hidden.size || shown[true_] | shown[found];
+  }
+  for (const [key, { binOf, low, high }] of ranges) {
+    const grid = image.arrays[key];
+    for (let y = 0, at = 0; y < truth.rows; y++)
+      for (let x = 0; x < truth.columns; x++, at++) {
+        const bin = keep[at] ? binOf[grid.values[grid.rows === truth.rows ? at : placeIn(grid, y, x)]] : 255;
+        if (bin < low || bin > high) keep[at] = 0;
+      }
+  }
+  return keep;
+};

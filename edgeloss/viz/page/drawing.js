@@ -1,0 +1,211 @@
+// Painting a layer: one color per pixel, or per block of pixels where the screen has fewer.
+
+// Colors are integers of the bytes of ImageData, on little-endian machines.
+const rgba = (hex) => {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+};
+const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
+const scale = data.scale.map(rgba);
+const classColors = (absent) => Uint32Array.from({ length: 65536 }, (_, label) => rgba(data.colors[label] ?? absent));
+const labelColors = { truth: classColors(data.special.void), prediction: classColors(data.special.loud) };
+const CONTOURS = { truth: "#ffffff", prediction: "#ff6b35" };
+
+// The color of each code.
+const valueColors = (layer) => {
+  const zero = layer.nothing === "zero" ? special.nothing : null;
+  const far = layer.nothing === "far" ? special.nothing : special.loud;
+  const colors = Uint32Array.from({ length: 65536 }, (_, code) => {
+    if (code >= NOT_FINITE) return code === NOT_FINITE ? far : special.loud;
+    const value = NUMBERS[code];
+    if (value === 0 && zero !== null) return zero;
+    const part = ((layer.log ? Math.log10(value) : value) - layer.low) / (layer.high - layer.low);
+    return scale[limited(Math.floor(part * scale.length), 0, scale.length - 1)];
+  });
+  [colors[HIDDEN], colors[IGNORED], colors[OFF_EDGES]] = [0, special.void, special.nothing];
+  return colors;
+};
+
+// Halve the resolution. The largest of four values stays, so that thin edges do; of distances, the smallest.
+const halved = ({ values, rows, columns }, least) => {
+  const [down, across] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
+  const half = new values.constructor(down * across);
+  const better = least ? (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a) : (a, b) => (b > a ? b : a);
+  for (let y = 0, to = 0; y < down; y++) {
+    const [above, below] = [2 * y * columns, Math.min(2 * y + 1, rows - 1) * columns];
+    for (let x = 0; x < across; x++, to++) {
+      const [left, right] = [2 * x, Math.min(2 * x + 1, columns - 1)];
+      const upper = better(values[above + left], values[above + right]);
+      half[to] = better(upper, better(values[below + left], values[below + right]));
+    }
+  }
+  return { values: half, rows: down, columns: across };
+};
+
+// Return an array at a level, each of half the resolution of the one before; made when it is first drawn.
+const levelOf = (name, level, make, least = false) => {
+  if (!image.levels.has(name)) image.levels.set(name, [make()]);
+  const levels = image.levels.get(name);
+  while (levels.length <= level) levels.push(halved(levels[levels.length - 1], least));
+  return levels[level];
+};
+
+const visibleCodes = (key) => {
+  const { rows, columns, values } = image.arrays[key];
+  const { keep } = image;
+  if (!keep) return { rows, columns, values };
+  const grid = { rows, columns };
+  const full = keep.length === values.length;
+  const kept = (at) => (full ? at : (([y, x]) => y * image.arrays.truth.columns + x)(pixelOf(grid, at)));
+  return { rows, columns, values: values.map((code, at) => (keep[kept(at)] ? code : HIDDEN)) };
+};
+
+// Mark the pixels whose right or lower neighbor has another label.
+const contourOf = (key) => {
+  const { rows, columns, values, none } = image.arrays[key];
+  const found = new Uint8Array(values.length);
+  for (let y = 0, at = 0; y < rows; y++)
+    for (let x = 0; x < columns; x++, at++) {
+      const own = values[at];
+      if (own === none) continue;
+      const right = x + 1 < columns ? values[at + 1] : own;
+      const below = y + 1 < rows ? values[at + columns] : own;
+      found[at] = (right !== own && right !== none) || (below !== own && below !== none);
+    }
+  return { rows, columns, values: found };
+};
+
+// The mean color of the labels in a block of up to 4 × 4 of its pixels: a mean of labels has no meaning.
+const meanColor = (colorAt, { rows, columns }, y, x, size) => {
+  const step = Math.max(1, size / 4);
+  let [red, green, blue, total, count] = [0, 0, 0, 0, 0];
+  for (let v = y * size; v < Math.min((y + 1) * size, rows); v += step)
+    for (let u = x * size; u < Math.min((x + 1) * size, columns); u += step) {
+      const color = colorAt(v * columns + u);
+      const alpha = color >>> 24;
+      red += alpha * (color & 255);
+      green += alpha * ((color >> 8) & 255);
+      blue += alpha * ((color >> 16) & 255);
+      total += alpha;
+      count++;
+    }
+  if (!total) return 0;
+  return ((total / count) << 24) | ((blue / total) << 16) | ((green / total) << 8) | (red / total);
+};
+
+const colorOf = (key) => {
+  const { truth, prediction } = image.arrays;
+  const { keep } = image;
+  const right = image.picture ? (special.right & 0xffffff) | (70 << 24) : special.right; // the image is seen there
+  if (key === "errors")
+    return (at) => {
+      if (keep && !keep[at]) return 0;
+      if (truth.values[at] === truth.none) return special.void;
+      return truth.values[at] === prediction.values[at] ? right : special.wrong;
+    };
+  if (key === "picture") return (at) => (keep && !keep[at] ? special.void : 0); // a veil
+  const { values } = image.arrays[key];
+  return (at) => (keep && !keep[at] ? 0 : labelColors[key][values[at]]);
+};
+
+// Return the colors of rows [y0, y1) and columns [x0, x1) of a layer at a level.
+const cells = (key, level, x0, y0, x1, y1) => {
+  const painted = new ImageData(x1 - x0, y1 - y0);
+  const pixels = new Uint32Array(painted.data.buffer);
+  const layer = layerOf(key);
+  if (layer) {
+    const colors = (layer.colors ??= valueColors(layer));
+    const { columns, values } = levelOf(key, level, () => visibleCodes(key), key === "distance");
+    for (let y = y0, to = 0; y < y1; y++) for (let x = x0; x < x1; x++) pixels[to++] = colors[values[y * columns + x]];
+  } else {
+    const color = colorOf(key);
+    const { columns } = gridOf(key);
+    for (let y = y0, to = 0; y < y1; y++)
+      for (let x = x0; x < x1; x++)
+        pixels[to++] = level ? meanColor(color, gridOf(key), y, x, 2 ** level) : color(y * columns + x);
+  }
+  return painted;
+};
+
+const contourCells = (key, level, x0, y0, x1, y1) => {
+  const painted = new ImageData(x1 - x0, y1 - y0);
+  const pixels = new Uint32Array(painted.data.buffer);
+  const color = rgba(CONTOURS[key]);
+  const { columns, values } = levelOf(`contour ${key}`, level, () => contourOf(key));
+  for (let y = y0, to = 0; y < y1; y++)
+    for (let x = x0; x < x1; x++, to++) if (values[y * columns + x]) pixels[to] = color;
+  return painted;
+};
+
+// Draw the borders of the visible pixels as lines, where pixels are large enough to lie between them.
+const LINES_FROM = 4;
+const drawContour = (context, { left, top, dots }, key) => {
+  const { rows, columns, values, none } = image.arrays[key];
+  const [x0, y0] = [Math.max(Math.floor(left), 0), Math.max(Math.floor(top), 0)];
+  const x1 = Math.min(Math.ceil(left + context.canvas.width / dots), columns);
+  const y1 = Math.min(Math.ceil(top + context.canvas.height / dots), rows);
+  const [differ, path] = [(a, b) => a !== b && a !== none && b !== none, new Path2D()];
+  const line = (x, y, across, down) => {
+    path.moveTo((x - left) * dots, (y - top) * dots);
+    path.lineTo((x + across - left) * dots, (y + down - top) * dots);
+  };
+  for (let y = y0; y < y1; y++)
+    for (let x = x0; x < x1; x++) {
+      const at = y * columns + x;
+      if (x + 1 < columns && differ(values[at], values[at + 1])) line(x + 1, y, 0, 1);
+      if (y + 1 < rows && differ(values[at], values[at + columns])) line(x, y + 1, 1, 0);
+    }
+  context.lineCap = "square";
+  for (const [color, width] of [["#0009", 3.5], [CONTOURS[key], 2]]) {
+    Object.assign(context, { strokeStyle: color, lineWidth: width * devicePixelRatio });
+    context.stroke(path);
+  }
+};
+
+const scratch = document.createElement("canvas");
+
+// Draw the visible part of a grid. A frame is the place of the canvas: its left and top in pixels of the image, and how
+// many dots of the screen a pixel takes.
+const drawGrid = (context, frame, grid, paint, opacity = 1) => {
+  const { truth } = image.arrays;
+  const dots = frame.dots * (truth.columns / grid.columns);
+  const level = Math.max(0, Math.ceil(Math.log2(1 / dots) - 1e-9));
+  const cell = 2 ** level * (truth.columns / grid.columns); // its size in pixels of the image
+  const cellDown = 2 ** level * (truth.rows / grid.rows);
+  const { width, height } = context.canvas;
+  const x0 = limited(Math.floor(frame.left / cell), 0, Math.ceil(grid.columns / 2 ** level) - 1);
+  const y0 = limited(Math.floor(frame.top / cellDown), 0, Math.ceil(grid.rows / 2 ** level) - 1);
+  const x1 = limited(Math.ceil((frame.left + width / frame.dots) / cell), x0 + 1, Math.ceil(grid.columns / 2 ** level));
+  const y1 = limited(Math.ceil((frame.top + height / frame.dots) / cellDown), y0 + 1, Math.ceil(grid.rows / 2 ** level));
+  [scratch.width, scratch.height] = [x1 - x0, y1 - y0];
+  scratch.getContext("2d").putImageData(paint(level, x0, y0, x1, y1), 0, 0);
+  context.globalAlpha = opacity;
+  context.imageSmoothingEnabled = false;
+  const [left, top] = [(x0 * cell - frame.left) * frame.dots, (y0 * cellDown - frame.top) * frame.dots];
+  context.drawImage(scratch, left, top, (x1 - x0) * cell * frame.dots, (y1 - y0) * cellDown * frame.dots);
+  context.globalAlpha = 1;
+};
+
+const drawPicture = (context, frame, opacity) => {
+  const { rows, columns } = image.arrays.truth;
+  context.globalAlpha = opacity;
+  context.imageSmoothingEnabled = frame.dots < 2;
+  context.imageSmoothingQuality = "high";
+  const { left, top, dots } = frame;
+  context.drawImage(image.picture, -left * dots, -top * dots, columns * dots, rows * dots);
+  context.globalAlpha = 1;
+};
+
+// Draw a layer over the image, and contours over both.
+const drawLayer = (context, frame, key, { opacity = 1, contours = [] } = {}) => {
+  context.clearRect(0, 0, context.canvas.width, context.canvas.height);
+  const alone = key === "picture";
+  if (image.picture) drawPicture(context, frame, image.keep && !alone ? 0.35 : 1);
+  if (!alone || image.keep) {
+    const paint = (...window) => cells(key, ...window);
+    drawGrid(context, frame, gridOf(key), paint, alone ? 0.85 : image.picture ? opacity : 1);
+  }
+  for (const name of contours)
+    if (frame.dots >= LINES_FROM) drawContour(context, frame, name);
+    else drawGrid(context, frame, image.arrays.truth, (...window) => contourCells(name, ...window));
+};

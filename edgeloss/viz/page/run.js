@@ -1,0 +1,88 @@
+// Curves over the epochs of a run; the values of an epoch are shown under the pointer, or by the arrow keys.
+
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [420, 190, 46, 12, 8, 22];
+
+const svg = (tag, attributes, ...children) => {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+};
+
+// Round steps, about four of them, from 0 or from the lowest value where 0 is far.
+const ticksOf = (low, high, count = 4) => {
+  const rough = (high - low) / count || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((by) => by * power).find((by) => by >= rough * 0.999);
+  const first = Math.floor(low / step + 1e-9);
+  const last = Math.ceil(high / step - 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);
+};
+
+// A line that is interrupted where there is no value.
+const pathOf = (xs, ys) =>
+  ys.map((y, k) => (y === null ? "" : `${k && ys[k - 1] !== null ? "L" : "M"}${xs[k].toFixed(1)} ${y.toFixed(1)}`)).join("");
+
+const drawCurves = (card, { title, share, epochs, series }) => {
+  const values = series.flatMap((one) => one.values).filter((value) => value !== null);
+  const lowest = Math.min(...values);
+  const ticks = ticksOf(lowest > 0 && lowest < Math.max(...values) * 0.6 ? 0 : lowest, Math.max(...values));
+  const shown = (value) => (value === null ? "–" : share ? `${(100 * value).toFixed(1)}%` : Number(value.toPrecision(4)).toString());
+  const [low, high] = [ticks[0], ticks[ticks.length - 1]];
+  const [first, last] = [epochs[0], epochs[epochs.length - 1]];
+  const across = (epoch) => LEFT + ((epoch - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
+  const up = (value) => (value === null ? null : HEIGHT - BOTTOM - ((value - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM));
+  const label = (text, x, y, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
+  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0 });
+  const names = series.map(({ name, values: all }) => `${name} from ${shown(all.find((v) => v !== null))} to ${shown(all.findLast((v) => v !== null))}`);
+  chart.setAttribute("aria-label", `${title} by epoch: ${names.join("; ")}`);
+  for (const tick of ticks) {
+    chart.append(svg("path", { class: "grid", d: `M${LEFT} ${up(tick)}H${WIDTH - RIGHT}` }));
+    chart.append(label(share ? `${Number((100 * tick).toPrecision(6))}%` : String(Number(tick.toPrecision(6))), LEFT - 6, up(tick) + 4, "end"));
+  }
+  const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
+  for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
+  const xs = epochs.map(across);
+  series.forEach((one, k) => {
+    const ys = one.values.map(up);
+    chart.append(svg("path", { d: pathOf(xs, ys), style: `stroke: var(--series-${k})` }));
+    if (epochs.length < 40)
+      ys.forEach((y, at) => y !== null && chart.append(svg("circle", { cx: xs[at], cy: y, r: 2.2, style: `fill: var(--series-${k})` })));
+  });
+  const now = svg("path", { class: "now" });
+  const entries = series.map((_, k) => element("li"));
+  chart.append(now);
+
+  let at = epochs.length - 1;
+  const show = (index, moved = true) => {
+    at = limited(index, 0, epochs.length - 1);
+    now.setAttribute("d", moved ? `M${xs[at]} ${TOP}V${HEIGHT - BOTTOM}` : "");
+    series.forEach(({ name, values: all }, k) => {
+      const line = element("i");
+      line.style.borderColor = `var(--series-${k})`;
+      entries[k].replaceChildren(line, `${name} ${shown(all[at])}${moved ? ` in epoch ${epochs[at]}` : ""}`);
+    });
+  };
+  show(at, false);
+  chart.addEventListener("pointermove", (event) => {
+    const { left, width } = chart.getBoundingClientRect();
+    const x = ((event.clientX - left) / width) * WIDTH;
+    show(xs.reduce((best, place, k) => (Math.abs(place - x) < Math.abs(xs[best] - x) ? k : best), 0));
+  });
+  for (const end of ["pointerleave", "blur"]) chart.addEventListener(end, () => show(epochs.length - 1, false));
+  chart.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    show(at + step);
+  });
+  card.append(element("h3", { textContent: title }), element("ul", {}, ...entries), chart);
+};
+
+begin(() => {
+  for (const curve of data.curves) {
+    const card = element("div", { className: "card" });
+    find(".curves").append(card);
+    drawCurves(card, curve);
+  }
+});

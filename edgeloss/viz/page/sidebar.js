@@ -1,0 +1,200 @@
+// Next to the views: the values of a pixel or, while none is chosen, what goes wrong most, and the worst places.
+
+const panel = find("#pixel");
+
+const swatch = (color) => {
+  const made = element("span", { className: "swatch" });
+  made.style.background = color;
+  return made;
+};
+const named = (label, absent) =>
+  label in data.names
+    ? [swatch(data.colors[label]), data.names[label]]
+    : [swatch(data.special[absent]), absent === "void" ? "ignored" : "not finite"];
+
+const nameOf = (label) => data.names[label] ?? "not finite";
+
+// Return a table; a cell is text or a list of nodes.
+const tableOf = (id, rows, head = []) => {
+  const made = element("table", { id });
+  if (head.length) made.createTHead().append(element("tr", {}, ...head.map((name) => element("th", { scope: "col", textContent: name }))));
+  const line = (cells) => {
+    const places = cells.map((cell) => element("td", { className: Array.isArray(cell) ? "wrap" : "" }, ...[cell].flat()));
+    for (const place of places) if (/^(NaN|-?Infinity)$/.test(place.textContent)) place.className = "loud";
+    return element("tr", {}, ...places);
+  };
+  made.createTBody().append(...rows.map(line));
+  return made;
+};
+const title = (text) => element("h3", { textContent: text });
+
+// The neighbors of an edge pixel; edge pixels are stored in the order of the image.
+const neighbors = (at) => {
+  const { arrays } = image;
+  const place = image.rank[at];
+  const { columns, values } = arrays.truth;
+  const list = [];
+  for (let k = 0; place >= 0 && k < data.maxNeighbors; k++) {
+    const [down, right] = ["down", "right"].map((way) => arrays[`${way}_${k}`].values[place] - data.reach);
+    if (!down && !right) continue; // it has fewer neighbors
+    const [given, nll, share] = ["given", "nll", "share"].map((name) => NUMBERS[arrays[`${name}_${k}`].values[place]]);
+    const label = values[at + down * columns + right];
+    list.push({ down, right, label, same: label === values[at], given, nll, share });
+  }
+  return list;
+};
+
+const likely = (at) => {
+  const rows = [];
+  for (let k = 0; image.arrays[`probability_${k}`]; k++) {
+    const { values, none } = k ? image.arrays[`class_${k}`] : image.arrays.prediction;
+    if (values[at] !== none) rows.push([named(values[at], "loud"), number(NUMBERS[image.arrays[`probability_${k}`].values[at]])]);
+  }
+  return rows;
+};
+
+const terms = (y, x) =>
+  image.layers.map(({ key, name, log }) => {
+    const code = image.arrays[key].values[placeIn(image.arrays[key], y, x)];
+    return [log ? "|gradient|" : name, code === OFF_EDGES ? "no edge" : code === IGNORED ? "–" : number(NUMBERS[code])];
+  });
+
+const NEIGHBOR_HEAD = ["down, right", "side", "class", "prob.", "loss", "share"];
+const showPixel = (y, x) => {
+  shown = [y, x];
+  if (!image.complete) return;
+  const { truth, prediction } = image.arrays;
+  const at = y * truth.columns + x;
+  const valid = truth.values[at] !== truth.none;
+  around = neighbors(at);
+  panel.replaceChildren(
+    element("h2", { textContent: `Row ${y}, column ${x}${pinned ? " (pinned)" : ""}` }),
+    tableOf("labels", [
+      ["truth", named(truth.values[at], "void")],
+      ["prediction", named(prediction.values[at], "loud")],
+    ]),
+    title("Most probable"),
+    tableOf("likely", likely(at)),
+    title(valid ? "Terms" : "Terms: none, the pixel is ignored"),
+    tableOf("terms", terms(y, x)),
+  );
+  if (around.length) {
+    const rows = around.map(({ down, right, label, same, given, nll, share }) => [
+      `${down}, ${right}`,
+      same ? "same" : "other",
+      named(label, "void"),
+      number(given),
+      number(nll),
+      `${(100 * share).toFixed(0)} %`,
+    ]);
+    panel.append(
+      title(`Neighbors and their probability of “${data.names[truth.values[at]]}”`),
+      tableOf("neighbors", rows, NEIGHBOR_HEAD),
+      element("p", { className: "hint", textContent: "prob.: of the class of this pixel; loss: of this neighbor alone; share: of the gradient of its side’s term" }),
+    );
+  }
+  redraw();
+};
+
+// Show the summary again.
+const forget = () => {
+  shown = null;
+  around = [];
+  panel.replaceChildren(...image.summary);
+  redraw();
+};
+
+// ------------------------------------------------------------------------------------------------------------- summary
+
+// Count the wrong pixels of a part of the image by [true class, predicted class], the most frequent first.
+const countMistakes = (top = 0, left = 0, bottom = Infinity, right = Infinity) => {
+  const { truth, prediction } = image.arrays;
+  const pairs = new Map();
+  let [valid, wrong] = [0, 0];
+  for (let y = Math.max(top, 0); y < Math.min(bottom, truth.rows); y++)
+    for (let x = Math.max(left, 0); x < Math.min(right, truth.columns); x++) {
+      const at = y * truth.columns + x;
+      if (truth.values[at] === truth.none) continue;
+      valid++;
+      if (truth.values[at] === prediction.values[at]) continue;
+      wrong++;
+      const pair = truth.values[at] * 65536 + prediction.values[at];
+      pairs.set(pair, (pairs.get(pair) ?? 0) + 1);
+    }
+  const most = [...pairs].sort((a, b) => b[1] - a[1]).slice(0, 6);
+  return { valid, wrong, most: most.map(([pair, count]) => [Math.floor(pair / 65536), pair % 65536, count]) };
+};
+
+const summarize = () => {
+  const { valid, wrong, most } = countMistakes();
+  const share = valid ? `${((100 * wrong) / valid).toFixed(1)} % of ${valid} labeled pixels are wrong.` : "All pixels are ignored.";
+  const buttons = most.map(([true_, found, count]) => {
+    const made = element("button", { className: "pair" }, element("span", {}, ...named(true_, "void"), " → ", ...named(found, "loud")), String(count));
+    made.addEventListener("click", () => filterPair([true_, found]));
+    return made;
+  });
+  const hint = "Point at a pixel to see its values, and click to pin it.";
+  return [
+    element("h2", { textContent: "This image" }),
+    element("p", { className: "hint", textContent: share }),
+    element("p", { className: "hint", textContent: hint }),
+    ...(buttons.length ? [title("Most frequent mistakes, truth → prediction"), ...buttons] : []),
+  ];
+};
+
+// -------------------------------------------------------------------------------------------------------- worst places
+
+const PLACES = 6;
+
+// Sum a layer over square blocks, and return the largest sums that do not touch each other.
+const worstBlocks = (key) => {
+  const { rows, columns, values } = image.arrays[key];
+  const size = limited(Math.round(Math.min(rows, columns) / 12), 8, 64);
+  const across = Math.ceil(columns / size);
+  const sums = new Float64Array(across * Math.ceil(rows / size));
+  for (let y = 0, at = 0; y < rows; y++)
+    for (let x = 0; x < columns; x++, at++) {
+      const code = values[at];
+      if (code >= FIRST) sums[Math.floor(y / size) * across + Math.floor(x / size)] += code < NOT_FINITE ? NUMBERS[code] : 1e9;
+    }
+  const order = [...sums.keys()].filter((block) => sums[block] > 0).sort((a, b) => sums[b] - sums[a]);
+  const blocks = [];
+  for (const block of order.slice(0, 400)) {
+    const [y, x] = [Math.floor(block / across), block % across];
+    const apart = blocks.every((other) => Math.max(Math.abs(other.y - y), Math.abs(other.x - x)) > 1);
+    if (apart && blocks.length < PLACES) blocks.push({ y, x, sum: sums[block] });
+  }
+  return blocks.map(({ y, x, sum }) => ({
+    row: Math.min(Math.floor((y + 0.5) * size), rows - 1),
+    column: Math.min(Math.floor((x + 0.5) * size), columns - 1),
+    size,
+    sum,
+  }));
+};
+
+const showWorst = () => {
+  const { rows, columns } = image.arrays.truth;
+  const key = image.arrays.edge_mask.values.includes(1) ? "edge" : "cross_entropy";
+  const blocks = worstBlocks(key);
+  const { name } = layerOf(key);
+  find("#worst-about").textContent = blocks.length
+    ? `Where the sum of the ${name} is largest; wrong pixels in red. Press one to go there.`
+    : "There is no loss anywhere.";
+  const buttons = blocks.map(({ row, column, size, sum }) => {
+    const canvas = element("canvas", { width: 160, height: 160, ariaHidden: "true" });
+    const across = Math.min(1.8 * size, columns, rows);
+    const frame = { left: column + 0.5 - across / 2, top: row + 0.5 - across / 2, dots: 160 / across };
+    drawLayer(canvas.getContext("2d"), frame, "errors", { opacity: 0.55 });
+    const [top, left] = [row, column].map((middle) => Math.round(middle + 0.5 - across / 2));
+    const [mistake] = countMistakes(top, left, Math.round(top + across), Math.round(left + across)).most;
+    const names = mistake ? `${nameOf(mistake[0])} → ${nameOf(mistake[1])}` : nameOf(labelAt("truth", row, column));
+    const text = element("span", {}, names, element("small", { textContent: sum < 1e9 ? ` ${number(sum)}` : " not finite" }));
+    const made = element("button", { title: `Row ${row}, column ${column}` }, canvas, text);
+    made.addEventListener("click", () => {
+      zoomTo(row, column, 1.8 * size);
+      pin(row, column);
+    });
+    return made;
+  });
+  find("#worst").replaceChildren(...buttons);
+};

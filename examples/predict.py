@@ -27,6 +27,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from torch import Tensor, nn
 
 from edgeloss.io import IMAGE_SUFFIXES, InputError, atomic_write, files_by_stem, read_image
@@ -267,7 +268,9 @@ def predict(options: argparse.Namespace, console: Console) -> None:
     outputs = Outputs(options.output, options.overlay, options.probabilities)
     outputs.prepare(predictor)
     start = time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    name = Column(no_wrap=True, overflow="ellipsis", max_width=max(8, console.width - 35))
+    columns = (TextColumn("{task.description}", table_column=name), BarColumn(10))
+    columns += (MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with torch.inference_mode(), bar:
         task = bar.add_task("", total=len(images))

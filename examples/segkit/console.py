@@ -14,7 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 Row = Mapping[str, float | None]  # the figures of one epoch
@@ -48,6 +48,9 @@ _SUMMARY = (
 )
 
 
+_NARROW = 60  # columns of a terminal; a narrower one shows a shorter bar, and neither speed nor figures
+
+
 class _ImagesPerSecond(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed or 0:.0f} images/s")
@@ -58,18 +61,14 @@ class EpochBar:
 
     def __init__(self, console: Console) -> None:
         """Build the bar; it shows from ``with`` on."""
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _ImagesPerSecond(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[terms]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", terms="")
+        self._console = console
+        is_narrow = console.width < _NARROW
+        columns = [TextColumn("{task.description}"), BarColumn(5 if is_narrow else 10)]
+        columns += [MofNCompleteColumn(), TimeRemainingColumn()]
+        if not is_narrow:
+            columns += [_ImagesPerSecond(Column(no_wrap=True)), TextColumn("{task.fields[terms]}")]
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", visible=False, terms="")
 
     def __enter__(self) -> EpochBar:
         """Show the bar."""
@@ -82,11 +81,19 @@ class EpochBar:
 
     def restart(self, description: str, total: int, *, completed: int = 0) -> None:
         """Begin at `completed` of `total` images."""
-        self._progress.reset(self._task, total=total, completed=completed, description=description)
+        self._progress.reset(
+            self._task, total=total, completed=completed, description=description, visible=True, terms=""
+        )
 
     def advance(self, images: int, figures: Mapping[str, float]) -> None:
-        """Add images, and show figures next to the bar."""
-        terms = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        """Add images, and show as many figures next to the bar as fit, loss and learning rate first."""
+        task = self._progress.tasks[self._task]
+        others = len(f"{task.description} {'━' * 10} {task.total}/{task.total} 0:00:00 1000 images/s ")
+        terms = ""
+        for name in sorted(figures, key=lambda name: (name != "loss", name != "lr")):
+            longer = f"{terms}  {name} {shown(name, figures[name])}".strip()
+            if others + len(longer) <= self._console.width:
+                terms = longer
         self._progress.update(self._task, advance=images, terms=terms)
 
 
@@ -114,4 +121,6 @@ def shown(name: str, value: float | None) -> str:
     """Return a figure as it is printed."""
     if value is None:
         return "none"
+    if name == "lr":
+        return f"{value:.1e}".replace("e-0", "e-")
     return f"{value:.1%}" if is_share(name) else f"{value:.4f}"

@@ -16,13 +16,14 @@ import pytest
 import torch
 from accessibility import Sized, violations
 from PIL import Image
+from rich.console import Console
 from selenium.webdriver.common.keys import Keys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import panel
 from segkit.config import Config
-from segkit.console import Row, epoch_line, summary
+from segkit.console import EpochBar, Row, epoch_line, summary
 from segkit.data import SegmentationFolder
 from segkit.run_files import RunFiles, draw_panel, prepare_folder, read_history
 from segkit.run_page import write_run_page
@@ -120,6 +121,29 @@ def test_shares_are_printed_in_percent() -> None:
     assert printed["val/boundary_f1_3"] == ("none", "none")
     assert printed["val/boundary_iou"] == ("5.0%", "15.0%")
     assert printed["val/loss"] == ("1.0000", "0.3333")
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (40, ""),
+        (60, " 0 images/s"),
+        (80, " 0 images/s loss 1.2500  lr 3.0e-5"),
+        (110, " 0 images/s loss 1.2500  lr 3.0e-5  edge_weight 0.5000"),
+    ],
+)
+def test_the_bar_fits_the_terminal(width: int, expected: str) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    bar = EpochBar(console)
+    figures = {"lr": 3e-5, "edge_weight": 0.5, "loss": 1.25, "cross_entropy": 0.75}
+    bar.restart("epoch 100/120", 4000)
+    bar._progress.get_time = lambda: 0.0  # no time passes, so that there is no speed
+    for _ in range(2):
+        bar.advance(1000, figures)
+    with console.capture() as capture:
+        console.print(bar._progress.get_renderable(), soft_wrap=False)
+    (line,) = re.sub(r"\x1b\[[\d;]*m", "", capture.get()).splitlines()
+    assert re.fullmatch(rf"epoch 100/120 \S{{5,10}} *2000/4000 [-:\d]+{re.escape(expected)} *", line), line
 
 
 def test_draw_panel_shows_the_image_of_the_index(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from itertools import accumulate, product
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -20,9 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss import inputs, reference
+from edgeloss.options import is_number, spacing_per_axis
 
 Average = Literal["macro", "none"]
 Score = Literal["f1", "precision", "recall"]
+Spacing = float | Sequence[float] | None
 _CHOICES = {"average": ("macro", "none"), "score": ("f1", "precision", "recall")}
 _MINIMUM = {"num_classes": 2, "ignore_index": -math.inf, "radius": 1}
 
@@ -37,6 +39,7 @@ def boundary_iou(
     *,
     ignore_index: int = -100,
     ratio: float = 0.02,
+    spacing: Spacing = None,
     average: Average = "macro",
     validate: bool | None = None,
 ) -> Tensor:
@@ -56,6 +59,8 @@ def boundary_iou(
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels. If it is one of 0 to C - 1, that class does not occur.
         ratio: width of the band relative to the image diagonal, > 0.
+        spacing: size of a pixel, > 0, or one per axis; None for 1. Diagonal and d are measured in it; d is at least one
+            pixel along every axis.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         validate: whether to check for out-of-range labels, which synchronizes with the device; None checks on all
             devices but CUDA. Unchecked out-of-range labels count as void.
@@ -75,9 +80,9 @@ def boundary_iou(
         >>> boundary_iou(pred, target, 2, average="none")  # 10 of 12 + 14 - 10 pixels, and 8 of 12 + 10 - 8
         tensor([0.6250, 0.5714])
     """
-    check_options(num_classes, ignore_index, average, validate, ratio=ratio)
+    check_options(num_classes, ignore_index, average, validate, ratio=ratio, spacing=spacing)
     y = label_maps(pred, target, num_classes, ignore_index, validate)
-    return iou_from_counts(boundary_iou_counts(y, num_classes, ratio), average, ignore_index)
+    return iou_from_counts(boundary_iou_counts(y, num_classes, ratio, spacing), average, ignore_index)
 
 
 def trimap_iou(
@@ -86,7 +91,8 @@ def trimap_iou(
     num_classes: int,
     *,
     ignore_index: int = -100,
-    radius: int = 1,
+    radius: float = 1,
+    spacing: Spacing = None,
     average: Average = "macro",
     validate: bool | None = None,
 ) -> Tensor:
@@ -101,7 +107,9 @@ def trimap_iou(
         target: labels [B, *S].
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: Euclidean distance in pixels, ≥ 1. A pixel next to a border has distance 1.
+        radius: Euclidean distance in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``. A pixel next to a
+            border has distance 1.
+        spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` or ``"none"``.
         validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
 
@@ -120,9 +128,9 @@ def trimap_iou(
         >>> trimap_iou(pred, target, 2, average="none")  # columns 3 and 4 count; column 4 is wrong
         tensor([0.5000, 0.0000])
     """
-    check_options(num_classes, ignore_index, average, validate, radius=radius)
+    check_options(num_classes, ignore_index, average, validate, radius=radius, spacing=spacing)
     y = label_maps(pred, target, num_classes, ignore_index, validate)
-    return iou_from_counts(trimap_iou_counts(y, num_classes, radius), average, ignore_index)
+    return iou_from_counts(trimap_iou_counts(y, num_classes, radius, spacing), average, ignore_index)
 
 
 def boundary_f1(
@@ -131,7 +139,8 @@ def boundary_f1(
     num_classes: int,
     *,
     ignore_index: int = -100,
-    radius: int = 1,
+    radius: float = 1,
+    spacing: Spacing = None,
     average: Average = "macro",
     score: Score = "f1",
     class_agnostic: bool = False,
@@ -154,7 +163,8 @@ def boundary_f1(
         target: labels [B, *S].
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: radius of the disk or ball in pixels, ≥ 1.
+        radius: radius of the disk or ball in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
+        spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` or ``"none"``. The macro F1 is the mean of the F1 scores.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
         class_agnostic: merge the borders of all classes into one; the result is a single score.
@@ -179,7 +189,8 @@ def boundary_f1(
         >>> boundary_f1(pred.roll(1, -1), target, 2, radius=2, score="precision")  # two off, and a false one
         tensor(0.5000)
     """
-    counted: dict[str, Any] = {"radius": radius, "class_agnostic": class_agnostic, "per_image": per_image}
+    counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
+    counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
     check_options(num_classes, ignore_index, average, validate, score=score, **counted)
     y = label_maps(pred, target, num_classes, ignore_index, validate)
     counts = boundary_f1_counts(y, num_classes, **counted)
@@ -197,7 +208,8 @@ def check_options(num_classes: int, ignore_index: int, average: str, validate: b
         ignore_index: the label of void pixels.
         average: how to average over classes.
         validate: whether to check for out-of-range labels.
-        **options: those of ``ratio``, ``radius``, ``score``, ``class_agnostic`` and ``per_image`` that the metric has.
+        **options: those of ``ratio``, ``radius``, ``spacing``, ``score``, ``class_agnostic`` and ``per_image`` that the
+            metric has.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -209,8 +221,13 @@ def check_options(num_classes: int, ignore_index: int, average: str, validate: b
         "average": average,
         "validate": validate,
     }
+    spacing = options.pop("spacing", None)
+    spacing_per_axis(spacing, max(1, len(spacing)) if isinstance(spacing, Sequence) else 2)
     for name, value in {**common, **options}.items():
-        if name in _MINIMUM:
+        if name == "ratio" or (name == "radius" and spacing is not None):
+            if not is_number(value) or not 0 < float(value) < math.inf:
+                raise ValueError(f"{name}: expected a finite number > 0, but got {value!r}")
+        elif name in _MINIMUM:
             if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{name}: expected an int, but got {value!r}")
             if value < _MINIMUM[name]:
@@ -218,9 +235,6 @@ def check_options(num_classes: int, ignore_index: int, average: str, validate: b
         elif name in _CHOICES:
             if value not in _CHOICES[name]:
                 raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
-        elif name == "ratio":
-            if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
-                raise ValueError(f"ratio: expected a finite number > 0, but got {value!r}")
         elif not isinstance(value, bool) and (name, value) != ("validate", None):
             raise TypeError(f"{name}: expected a bool{' or None' * (name == 'validate')}, but got {value!r}")
 
@@ -270,69 +284,86 @@ def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int
 # --------------------------------------------------------------------- update and compute: Boundary IoU, trimap IoU
 
 
-def boundary_iou_counts(y: Tensor, num_classes: int, ratio: float) -> Tensor:
+def boundary_iou_counts(y: Tensor, num_classes: int, ratio: float, spacing: Spacing = None) -> Tensor:
     """Count the pixels in both bands and in either, per class: [2, C] int64."""
-    distance = max(1, round(ratio * math.hypot(*y.shape[2:])))
+    sizes = spacing_per_axis(spacing, y.dim() - 2)
+    width = ratio * math.hypot(*(length * size for length, size in zip(y.shape[2:], sizes, strict=True)))
+    reach = [max(1, round(width / size)) for size in sizes]
     # The outside of the image has a label that differs from all others.
-    return _overlap(
-        y,
-        _near_another_label(y, num_classes, distance, _square_max, dims=y.dim() - 2, outside=num_classes),
-        num_classes,
-    )
+    return _overlap(y, _near_another_label(y, num_classes, reach, _box_max, outside=num_classes), num_classes)
 
 
-def trimap_iou_counts(y: Tensor, num_classes: int, radius: int) -> Tensor:
+def trimap_iou_counts(y: Tensor, num_classes: int, radius: float, spacing: Spacing = None) -> Tensor:
     """Count pixels near borders with a class in both maps and in either: [2, C] int64."""
-    return _overlap(
-        y, _near_another_label(y[1], num_classes, radius, _disk_max, dims=y.dim() - 2, outside=-1), num_classes
-    )
+    rows = _ball_rows(radius, spacing_per_axis(spacing, y.dim() - 2))
+    reach = [*(max(offsets) for offsets in zip(*rows, strict=True)), max(rows.values())]
+    return _overlap(y, _near_another_label(y[1], num_classes, reach, partial(_ball_max, rows), outside=-1), num_classes)
+
+
+def _ball_rows(radius: float, sizes: Sequence[float]) -> dict[tuple[int, ...], int]:
+    """Return half the lengths of the rows of a disk or ball along the last axis, by their offsets in the other axes."""
+    *others, last = sizes
+    near = 1 + 1e-9  # what rounding may take from a distance equal to the radius
+    rows = {}
+    for offset in product(*(range(-int(radius * near / s), int(radius * near / s) + 1) for s in others)):
+        rest = (radius * near) ** 2 - sum((d * s) ** 2 for d, s in zip(offset, others, strict=True))
+        if rest >= 0:
+            rows[offset] = int(math.sqrt(rest) / last)
+    return rows
 
 
 def _near_another_label(
     y: Tensor,
     num_classes: int,
-    reach: int,
-    window_max: Callable[[Tensor, int, int], Tensor],
+    reach: Sequence[int],
+    window_max: Callable[[Tensor, Sequence[int]], Tensor],
     *,
-    dims: int,
     outside: int,
 ) -> Tensor:
     """Return the mask of pixels with another label in their window, in maps whose last axes are those of the image.
 
     There the maximum of the window is not its minimum. One pair of pooled maps serves all classes, since each pixel has
-    one class. The minimum is computed as the maximum of the reversed labels, so that -1 never wins.
+    one class. The minimum is computed as the maximum of the reversed labels, so that -1 never wins. The window reaches
+    ``reach`` pixels along each axis.
     """
     void = y < 0
     both_ends = torch.stack([y, num_classes - 1 - y]).masked_fill_(void, -1)
-    largest, smallest = window_max(F.pad(both_ends, [reach] * 2 * dims, value=outside), reach, dims).unbind()
+    largest, smallest = window_max(_pad(both_ends, reach, outside), reach).unbind()
     return (largest != num_classes - 1 - smallest) & ~void
 
 
-def _square_max(x: Tensor, reach: int, dims: int) -> Tensor:
-    """Return the maximum over squares or cubes of maps that are padded by ``reach``."""
-    for axis in range(-1, -1 - dims, -1):
-        x = _sliding_max(x, 2 * reach + 1, dim=axis)
+def _pad(x: Tensor, reach: Sequence[int], value: int) -> Tensor:
+    """Pad the last axes by ``reach`` on both sides."""
+    return F.pad(x, [amount for amount in reversed(reach) for _ in range(2)], value=value)
+
+
+def _box_max(x: Tensor, reach: Sequence[int]) -> Tensor:
+    """Return the maximum over boxes of maps that are padded by ``reach``."""
+    for axis, amount in enumerate(reach, start=-len(reach)):
+        x = _sliding_max(x, 2 * amount + 1, dim=axis)
     return x
 
 
-def _disk_max(x: Tensor, radius: int, dims: int) -> Tensor:
+def _ball_max(rows: Mapping[tuple[int, ...], int], x: Tensor, reach: Sequence[int]) -> Tensor:
     """Return the maximum over disks or balls of padded maps, all rows of equal length at a time."""
-    rows: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)  # offsets in the other axes, by half the length
-    for offset in product(range(-radius, radius + 1), repeat=dims - 1):
-        if (rest := radius**2 - sum(d**2 for d in offset)) >= 0:
-            rows[math.isqrt(rest)].append(offset)
+    by_half: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for offset, half in rows.items():
+        by_half[half].append(offset)
+    dims = len(reach)
 
     def window(offset: tuple[int, ...], half: int) -> Tensor:
         part = x
-        for axis, (d, reach) in enumerate(zip((*offset, 0), (*[0] * (dims - 1), half), strict=True), start=-dims):
-            part = part.narrow(axis, radius + d - reach, x.shape[axis] - 2 * radius + 2 * reach)
+        for axis, (d, extra, most) in enumerate(
+            zip((*offset, 0), (*[0] * (dims - 1), half), reach, strict=True), start=-dims
+        ):
+            part = part.narrow(axis, most + d - extra, x.shape[axis] - 2 * most + 2 * extra)
         return part
 
     return reduce(
         torch.maximum,
         (
             _sliding_max(reduce(torch.maximum, (window(offset, half) for offset in offsets)), 2 * half + 1, dim=-1)
-            for half, offsets in rows.items()
+            for half, offsets in by_half.items()
         ),
     )
 
@@ -388,20 +419,23 @@ def _averaged(score: Tensor, average: Average, ignore_index: int) -> Tensor:
 # ------------------------------------------------------------------------------------ update and compute: Boundary F1
 
 
-def boundary_f1_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: bool, per_image: bool) -> Tensor:
+def boundary_f1_counts(
+    y: Tensor, num_classes: int, radius: float, spacing: Spacing = None, *, class_agnostic: bool, per_image: bool
+) -> Tensor:
     """Count border pixels per class, to be summed over batches: [4, C] int64.
 
     The rows are |b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t|. With ``per_image`` they are the sums over the images
     of F1, precision and recall, and the number of images, all times ``_FIXED_POINT_ONE``.
     """
-    counts = _border_counts(y, num_classes, radius, class_agnostic=class_agnostic)
+    rows = _ball_rows(radius, spacing_per_axis(spacing, y.dim() - 2))
+    counts = _border_counts(y, num_classes, rows, class_agnostic=class_agnostic)
     if not per_image:
         return counts.sum(0)
     sums = (_scores(counts, empty_score=1.0) * _FIXED_POINT_ONE).round().long().sum(0)
     return torch.cat([sums, torch.full_like(sums[:1], len(counts) * _FIXED_POINT_ONE)])
 
 
-def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: bool) -> Tensor:
+def _border_counts(y: Tensor, num_classes: int, rows: Mapping[tuple[int, ...], int], *, class_agnostic: bool) -> Tensor:
     """Count border pixels, those near the other border and all: [B, 4, C] int64.
 
     The rows are |b_p ∩ D(b_t)|, |b_p|, |b_t ∩ D(b_p)| and |b_t|, per image and class.
@@ -411,15 +445,13 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
     disk are combined by or.
     """
     _, batch, *size = y.shape
-    # Sizes of the padded maps: no shift by up to the radius leaves a map or enters another image.
-    padded = [length + 2 * radius for length in size]
+    ball = [(*offset, d) for offset, half in rows.items() for d in range(-half, half + 1)]
+    # No shift by up to the radius, or to a neighbor, leaves a padded map or enters another image.
+    reach = [max(1, *offsets) for offsets in zip(*ball, strict=True)]
+    padded = [length + 2 * amount for length, amount in zip(size, reach, strict=True)]
     *strides, area = accumulate(reversed(padded), operator.mul, initial=1)  # of the last axis first
-    disk = [
-        sum(d * stride for d, stride in zip(offset, strides, strict=True))
-        for offset in product(range(-radius, radius + 1), repeat=len(size))
-        if sum(d**2 for d in offset) <= radius**2
-    ]
-    maps = F.pad(y, [radius] * 2 * len(size), value=-1).flatten(1)
+    shifts = [sum(d * stride for d, stride in zip(offset, reversed(strides), strict=True)) for offset in ball]
+    maps = _pad(y, reach, -1).flatten(1)
     borders = [_border(labels, strides) for labels in maps]
     if class_agnostic:
         num_classes = 1
@@ -439,7 +471,7 @@ def _border_counts(y: Tensor, num_classes: int, radius: int, *, class_agnostic: 
         ]
         for (pixel, _), bit, other_words, matched in zip(borders, bits, reversed(words), near, strict=True):
             covered = torch.zeros_like(pixel)
-            for shift in disk:
+            for shift in shifts:
                 covered |= other_words[pixel + shift]
             matched |= (bit & covered) != 0
 

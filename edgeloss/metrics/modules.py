@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from edgeloss.metrics import functional
-from edgeloss.metrics.functional import Average, Score
+from edgeloss.metrics.functional import Average, Score, Spacing
 
 
 class _Counting(Metric):
@@ -78,6 +78,7 @@ class BoundaryIoU(_Counting):
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
         ratio: width of the band relative to the image diagonal, > 0.
+        spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
         **kwargs: passed to :class:`torchmetrics.Metric`.
@@ -103,13 +104,15 @@ class BoundaryIoU(_Counting):
         *,
         ignore_index: int = -100,
         ratio: float = 0.02,
+        spacing: Spacing = None,
         average: Average = "macro",
         validate: bool | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Store the options."""
-        functional.check_options(num_classes, ignore_index, average, validate, ratio=ratio)
-        super().__init__(2, num_classes, ignore_index, average, validate, {"ratio": ratio}, **kwargs)
+        counted = {"ratio": ratio, "spacing": spacing}
+        functional.check_options(num_classes, ignore_index, average, validate, **counted)
+        super().__init__(2, num_classes, ignore_index, average, validate, counted, **kwargs)
 
     def _count(self, y: Tensor) -> Tensor:
         return functional.boundary_iou_counts(y, self.num_classes, **self.counted)
@@ -123,7 +126,8 @@ class TrimapIoU(_Counting):
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: Euclidean distance in pixels, ≥ 1.
+        radius: Euclidean distance in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
+        spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
         **kwargs: passed to :class:`torchmetrics.Metric`.
@@ -146,14 +150,16 @@ class TrimapIoU(_Counting):
         num_classes: int,
         *,
         ignore_index: int = -100,
-        radius: int = 1,
+        radius: float = 1,
+        spacing: Spacing = None,
         average: Average = "macro",
         validate: bool | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Store the options."""
-        functional.check_options(num_classes, ignore_index, average, validate, radius=radius)
-        super().__init__(2, num_classes, ignore_index, average, validate, {"radius": radius}, **kwargs)
+        counted = {"radius": radius, "spacing": spacing}
+        functional.check_options(num_classes, ignore_index, average, validate, **counted)
+        super().__init__(2, num_classes, ignore_index, average, validate, counted, **kwargs)
 
     def _count(self, y: Tensor) -> Tensor:
         return functional.trimap_iou_counts(y, self.num_classes, **self.counted)
@@ -167,7 +173,8 @@ class BoundaryF1(_Counting):
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
-        radius: radius of the disk or ball in pixels, ≥ 1.
+        radius: radius of the disk or ball in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
+        spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
         class_agnostic: merge the borders of all classes into one.
@@ -194,7 +201,8 @@ class BoundaryF1(_Counting):
         num_classes: int,
         *,
         ignore_index: int = -100,
-        radius: int = 1,
+        radius: float = 1,
+        spacing: Spacing = None,
         average: Average = "macro",
         score: Score = "f1",
         class_agnostic: bool = False,
@@ -203,7 +211,8 @@ class BoundaryF1(_Counting):
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Store the options."""
-        counted: dict[str, Any] = {"radius": radius, "class_agnostic": class_agnostic, "per_image": per_image}
+        counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
+        counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
         functional.check_options(num_classes, ignore_index, average, validate, score=score, **counted)
         super().__init__(4, num_classes, ignore_index, average, validate, counted, **kwargs)
         self.score = score

@@ -63,7 +63,37 @@ class Augment:
             raise ValueError(f"crop: expected (height, width), both >= 1, but got {self.crop}")
 
 
-class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
+class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Images and labels whose augmentation depends on a seed and an epoch.
+
+    Args:
+        seed: Seed of the augmentation, ≥ 0.
+
+    Raises:
+        ValueError: The seed is out of range.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Begin with epoch 0."""
+        if seed < 0:
+            raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
+        self.seed = seed
+        # In shared memory, so that set_epoch also reaches workers that live on from epoch to epoch.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the augmentation of the next samples."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, ≥ 0, of the augmentation of the next samples."""
+        if epoch < 0:
+            raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
+        self._epoch.fill_(epoch)
+
+
+class SegmentationDataset(AugmentedDataset):
     """Pairs of an image and its label mask.
 
     Augmentation draws from ``np.random.default_rng((seed, epoch, index))``: a sample depends neither on the workers nor
@@ -101,34 +131,19 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError("classes: expected at least one, but got none")
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ValueError(f"size: expected (height, width), both >= 1, but got {size}")
-        if seed < 0:
-            raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
+        super().__init__(seed)
         self.names = [pair.name for pair in split.pairs]
         self.classes = list(split.classes)
         self.ignore_index = split.ignore_index
         self.size = None if size is None else (size[0], size[1])
         self.augment = augment
-        self.seed = seed
         self._pairs = split.pairs
         self._labels = split.labels or {label: label for label in (*range(len(self.classes)), self.ignore_index)}
-        # In shared memory, so that set_epoch also reaches workers that live on from epoch to epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._cache = _Cache(self._pixel_counts, self._label_dtype) if cache else None
 
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self._pairs)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the augmentation of the next samples."""
-        return int(self._epoch)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, ≥ 0, of the augmentation of the next samples."""
-        if epoch < 0:
-            raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
-        self._epoch.fill_(epoch)
 
     @property
     def cache_bytes(self) -> int:
@@ -183,7 +198,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
         image, mask = resize(image, rows, columns), _resize_mask(mask, rows, columns)
         height, width = self.augment.crop or (height, width)
         (rows_from, rows_to), (columns_from, columns_to) = (
-            _place_axis(have, want, rng) for have, want in zip(mask.shape, (height, width), strict=True)
+            place_axis(have, want, rng) for have, want in zip(mask.shape, (height, width), strict=True)
         )
         labels = np.full((height, width), self.ignore_index, dtype=np.int64)
         labels[rows_to, columns_to] = mask[rows_from, columns_from]
@@ -425,7 +440,7 @@ def _resize_mask(mask: Labels, height: int, width: int) -> Labels:
     return np.asarray(mask[row[:, None], column])
 
 
-def _place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[slice, slice]:
+def place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[slice, slice]:
     """Crop or pad an axis at random, or around its center; return where to read and where to write."""
     rest = have - want
     offset = rest // 2 if rng is None else int(rng.integers(min(0, rest), max(0, rest), endpoint=True))

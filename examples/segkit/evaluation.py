@@ -35,7 +35,7 @@ def evaluate(
 
     All figures are sums over sums, not means of means. Each process evaluates its part, and all return the figures of
     the whole set. Edge pixels are those with a neighbor (of 8) of another class, for any radius of the criterion, so
-    that all losses are compared on the same pixels.
+    that all losses are compared on the same pixels. Boundary metrics measure in the ``spacing`` of the criterion.
 
     Args:
         model: images to logits.
@@ -55,7 +55,8 @@ def evaluate(
         NonFiniteLossError: if the loss of the whole set is nan or infinite.
     """
     model.eval()
-    scores = validation_metrics(len(classes), criterion.ignore_index).to(placement.device)  # synchronize themselves
+    scores = validation_metrics(len(classes), criterion.ignore_index, criterion.spacing)  # synchronize themselves
+    scores = scores.to(placement.device)
     parts: dict[str, float] = defaultdict(float)
     wholes: dict[str, float] = defaultdict(float)
     for names, images, labels in chain.from_iterable(data):
@@ -87,7 +88,7 @@ def _measure(
     valid = labels != ignore
     border = loss_maps(logits, labels, ignore_index=ignore, upsample=True).edge_mask
     if logits.shape[2:] != labels.shape[1:]:
-        logits = F.interpolate(logits.float(), labels.shape[1:], mode="bilinear")
+        logits = F.interpolate(logits.float(), labels.shape[1:], mode="trilinear" if labels.dim() == 4 else "bilinear")
     prediction = logits.argmax(1)
     correct = prediction == labels
     ratios = {

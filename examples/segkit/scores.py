@@ -21,7 +21,9 @@ from segkit.distributed import gather, sum_over_ranks
 BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # scores that are kept per class too
 
 
-def validation_metrics(num_classes: int, ignore_index: int) -> MetricCollection:
+def validation_metrics(
+    num_classes: int, ignore_index: int, spacing: float | Sequence[float] | None = None
+) -> MetricCollection:
     """Return the metrics of a validation set: IoU and boundary metrics per class.
 
     Boundary IoU has its usual band of 2 % of the diagonal, and a narrow one of 0.5 %; Boundary F1 has radii of 1, 3
@@ -31,14 +33,18 @@ def validation_metrics(num_classes: int, ignore_index: int) -> MetricCollection:
     Args:
         num_classes: C ≥ 2.
         ignore_index: the label of void pixels.
+        spacing: size of a pixel, or one per axis. Radii are in units of the smallest.
 
     Returns:
         The metrics. Update them with labels, ``logits.argmax(1)``, so that not each of them computes the labels again.
     """
     options: dict[str, Any] = {"num_classes": num_classes, "ignore_index": ignore_index, "average": "none"}
+    iou = MulticlassJaccardIndex(**options, zero_division=math.nan)
+    if isinstance(spacing, Sequence):  # one number changes no distance in pixels
+        options["spacing"] = [size / min(spacing) for size in spacing]
     return MetricCollection(
         {
-            "iou": MulticlassJaccardIndex(**options, zero_division=math.nan),
+            "iou": iou,
             "boundary_iou": BoundaryIoU(**options),
             "boundary_iou_narrow": BoundaryIoU(**options, ratio=0.005),
             **{f"boundary_f1_{radius}": BoundaryF1(**options, radius=radius) for radius in (1, 3, 5)},

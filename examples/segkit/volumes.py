@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from edgeloss.io import VOID_INDEX, check_file
-from segkit.data import _place_axis
+from segkit.data import AugmentedDataset, place_axis
 
 Volume = npt.NDArray[np.float32]  # [D, H, W]
 Labels = npt.NDArray[np.int64]  # [D, H, W]
@@ -43,8 +44,8 @@ class VolumeAugment:
         _check_size("crop", self.crop)
 
 
-class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
-    """The files ROOT/NAME.npz, each with the arrays `image` and `label` [D, H, W].
+class VolumeFolder(AugmentedDataset):
+    """The files ROOT/NAME.npz, each with the arrays `image` and `label` [D, H, W], and optionally `spacing` [3].
 
     A sample has one channel with mean 0 and standard deviation 1 over the file's voxels, and 0 in the padding.
     Augmentation draws from ``np.random.default_rng((seed, epoch, index))``, as that of a `SegmentationDataset`.
@@ -86,29 +87,30 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
         if num_classes < 1:
             raise ValueError(f"num_classes: expected an integer >= 1, but got {num_classes}")
         _check_size("size", size)
-        if seed < 0:
-            raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
+        super().__init__(seed)
         self.names = [path.stem for path in self._paths]
         self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.size, self.augment, self.seed = size, augment, seed
+        self.size, self.augment = size, augment
         self._cache: dict[int, tuple[Volume, Labels]] | None = {} if cache else None
-        # In shared memory, so that set_epoch also reaches workers that live on from epoch to epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Return the number of volumes."""
         return len(self._paths)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the augmentation of the next samples."""
-        return int(self._epoch)
+    @functools.cached_property
+    def spacing(self) -> tuple[float, ...] | None:
+        """The size of a voxel along each axis, for losses and metrics; None if the files do not have it.
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, ≥ 0, of the augmentation of the next samples."""
-        if epoch < 0:
-            raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
-        self._epoch.fill_(epoch)
+        Raises:
+            ValueError: A file can't be read, has no three sizes > 0, or has other sizes than the first one.
+        """
+        sizes = [_read_spacing(path) for path in self._paths]
+        for path, size in zip(self._paths, sizes, strict=True):
+            if size != sizes[0]:
+                raise ValueError(
+                    f"{path}: expected spacing {sizes[0]} as in {self._paths[0]}, but got {size}; resample the volumes"
+                )
+        return sizes[0]
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Read one volume.
@@ -136,7 +138,7 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
 
         size = (self.augment and self.augment.crop) or self.size or labels.shape
         read, write = zip(
-            *(_place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)), strict=True
+            *(place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)), strict=True
         )
         placed = np.zeros(size, dtype=np.float32), np.full(size, self.ignore_index, dtype=np.int64)
         placed[0][write], placed[1][write] = image[read], labels[read]
@@ -166,6 +168,21 @@ class VolumeFolder(Dataset[tuple[Tensor, Tensor]]):
                 f" but got {labels[unknown][0]} at {unknown.sum()} voxels"
             )
         return (image - image.mean()) / max(float(image.std()), 1e-6), labels
+
+
+def _read_spacing(path: Path) -> tuple[float, ...] | None:
+    """Read the array `spacing` of a file, if it has one."""
+    check_file(path)
+    try:
+        with np.load(path) as arrays:
+            if "spacing" not in arrays.files:
+                return None
+            size = tuple(arrays["spacing"].astype(float).tolist())
+    except Exception as error:  # as in _decode
+        raise ValueError(f"{path}: can't be read as a volume with spacing ({error})") from error
+    if len(size) != 3 or not all(0 < length < math.inf for length in size):
+        raise ValueError(f"{path}: expected spacing of three numbers > 0, but got {size}")
+    return size
 
 
 def _check_size(name: str, size: tuple[int, int, int] | None) -> None:

@@ -11,30 +11,37 @@ from scipy import ndimage
 
 from edgeloss.metrics import boundary_f1, boundary_iou, trimap_iou
 
+Spacing = tuple[float, ...]
 
-def slow_boundary_iou(pred: np.ndarray, target: np.ndarray, classes: int, ratio: float) -> list[float]:
+
+def slow_boundary_iou(
+    pred: np.ndarray, target: np.ndarray, classes: int, ratio: float, spacing: Spacing = ()
+) -> list[float]:
     counts = np.zeros((2, classes))
     for p, t in zip(pred, target, strict=True):
         void = t == VOID
-        d = max(1, round(ratio * math.hypot(*t.shape)))
+        sizes = spacing or (1.0,) * t.ndim
+        width = ratio * math.hypot(*np.multiply(t.shape, sizes))
+        box = np.ones([2 * max(1, round(width / size)) + 1 for size in sizes])
         for c in range(classes):
             bands = []
             for y in (p, t):
-                padded = np.pad((y == c) | void, 1)  # void takes nothing away: every class goes on there
-                eroded = ndimage.binary_erosion(padded, np.ones((3,) * t.ndim), iterations=d)[(np.s_[1:-1],) * t.ndim]
+                eroded = ndimage.binary_erosion((y == c) | void, box)  # void takes nothing away: classes go on there
                 bands.append((y == c) & ~void & ~eroded)
             counts[:, c] += (bands[0] & bands[1]).sum(), (bands[0] | bands[1]).sum()
     return ratios(*counts)
 
 
-def slow_trimap_iou(pred: np.ndarray, target: np.ndarray, classes: int, radius: int) -> list[float]:
+def slow_trimap_iou(
+    pred: np.ndarray, target: np.ndarray, classes: int, radius: float, spacing: Spacing = ()
+) -> list[float]:
     confusion = np.zeros((classes, classes))
     for p, t in zip(pred, target, strict=True):
         near = np.zeros(t.shape, dtype=bool)
         for c in np.unique(t[t != VOID]):
             others = (t != c) & (t != VOID)
             if others.any():
-                near |= (t == c) & (ndimage.distance_transform_edt(~others) <= radius)
+                near |= (t == c) & (ndimage.distance_transform_edt(~others, spacing or None) <= radius)
         np.add.at(confusion, (t[near], p[near]), 1)
     shared = np.diag(confusion)
     return ratios(shared, confusion.sum(0) + confusion.sum(1) - shared)
@@ -44,13 +51,16 @@ def slow_boundary_f1(
     pred: np.ndarray,
     target: np.ndarray,
     classes: int,
-    radius: int,
+    radius: float,
     score: str = "f1",
     class_agnostic: bool = False,
     per_image: bool = False,
+    spacing: Spacing = (),
 ) -> list[float]:
     dims = target.ndim - 1
-    disk = np.square(np.indices((2 * radius + 1,) * dims) - radius).sum(0) <= radius**2
+    sizes = np.array(spacing or (1.0,) * dims).reshape(-1, *(1,) * dims)
+    reach = math.ceil(radius / sizes.min())
+    disk = np.square((np.indices((2 * reach + 1,) * dims) - reach) * sizes).sum(0) <= radius**2
 
     def border(y: np.ndarray, void: np.ndarray, c: int) -> np.ndarray:
         is_border = np.zeros(y.shape, dtype=bool)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from metric_cases import FUNCTIONS, VOID, blobs
 
-from edgeloss.metrics import BoundaryF1, BoundaryIoU, boundary_f1
+from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -111,6 +111,18 @@ def test_wrong_input(pred: Any, target: Any, options: Any, error: type[Exception
         boundary_f1(pred, target, **options)
     with pytest.raises(error, match=message):
         BoundaryF1(**options).update(pred, target)
+
+
+@pytest.mark.parametrize("spacing", [0, (1.0, -1.0), (1.0, math.nan), "1", ()])
+def test_wrong_spacing(spacing: Any) -> None:
+    with pytest.raises(ValueError, match="spacing: expected a number > 0, or"):
+        TrimapIoU(3, spacing=spacing)
+
+
+def test_spacing_of_other_axes() -> None:
+    metric = TrimapIoU(3, radius=1.5, spacing=(3.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="spacing: expected a number > 0, or 2 of them, one per spatial axis, but got"):
+        metric.update(torch.zeros(1, 4, 4, dtype=torch.int64), torch.zeros(1, 4, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, math.inf, math.nan, "0.02", True])

@@ -73,6 +73,29 @@ def test_equals_slow_version(
     assert_equals_slow_version(function, pred, target, classes, options)
 
 
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (boundary_iou, {"ratio": 0.005}),
+        (boundary_iou, {"ratio": 0.1}),
+        (trimap_iou, {"radius": 0.75}),
+        (trimap_iou, {"radius": 3}),
+        (boundary_f1, {"radius": 1}),
+        (boundary_f1, {"radius": 3.5, "per_image": True}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_spacing_equals_slow_version(function: Callable[..., torch.Tensor], options: Any) -> None:
+    for size, spacing in (((5, 14, 16), (3.0, 1.0, 0.5)), ((22, 20), (0.5, 2.0))):
+        pred, target = blobs(2, *size, 3)
+        assert_equals_slow_version(function, pred, target, 3, {**options, "spacing": spacing})
+    pred, target = blobs(2, 9, 14, 11, 4)
+    scaled = {name: value * 0.1 if name == "radius" else value for name, value in options.items()}
+    if options.get("radius", 1) % 1 == 0:  # another unit changes nothing
+        actual = function(pred, target, 4, ignore_index=VOID, spacing=0.1, **scaled)
+        assert torch.equal(actual, function(pred, target, 4, ignore_index=VOID, **options))
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_slow_version_on_noise(name: str) -> None:  # every pixel on a border, its four labels all different
     function, options = FUNCTIONS[name]

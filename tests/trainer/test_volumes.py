@@ -8,6 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss
+from edgeloss.metrics import boundary_f1
+from segkit.evaluation import evaluate
+from segkit.loader import load_batches
+from segkit.model import UNet
+from segkit.placement import Placement
 from segkit.volumes import VolumeAugment, VolumeFolder
 
 SHAPE = (5, 8, 6)
@@ -71,6 +78,53 @@ def test_random_places(root: Path, size: tuple[int, int, int] | None) -> None:
     assert {a for a, _ in seen} == {0, 1, 2}
     assert {b for _, b in seen} == {0, 1, 2, 3, 4}
     assert torch.equal(folder.labels(0), original)
+
+
+def test_spacing_reaches_loss_and_metrics(root: Path) -> None:
+    """Planes are three times as far apart as voxels within a plane: distances and radii are in millimetres."""
+
+    def figures(spacing: tuple[float, ...] | None) -> dict[str, float | None]:
+        criterion = EdgeAwareLoss(ignore_index=255, radius=(1, 2, 2), decay=1.0, spacing=spacing)
+        batches = load_batches(folder, batch_size=2, workers=0)
+        return evaluate(network, criterion, batches, classes=["a", "b", "c"], placement=Placement(torch.device("cpu")))
+
+    for n in range(2):
+        with np.load(root / f"v{n}.npz") as arrays:
+            np.savez(root / f"v{n}.npz", **arrays, spacing=np.array([3, 1, 1.5]))
+    folder = VolumeFolder(root, num_classes=3)
+    assert folder.spacing == (3, 1, 1.5)
+    torch.manual_seed(0)
+    network = UNet(3, width=8, levels=2, in_channels=1, dims=3)
+    pixels, millimetres, micrometres = (
+        figures(None),
+        figures(folder.spacing),
+        figures(tuple(1e3 * size for size in folder.spacing)),
+    )
+    assert millimetres["boundary_f1_1"] != pixels["boundary_f1_1"]
+    assert {name: micrometres[name] for name in micrometres if "boundary" in name or "trimap" in name} == {
+        name: millimetres[name] for name in millimetres if "boundary" in name or "trimap" in name
+    }
+    target = torch.stack([folder[n][1] for n in range(2)])
+    with torch.no_grad():
+        logits = network.eval()(torch.stack([folder[n][0] for n in range(2)]))
+    options = {"ignore_index": 255, "spacing": folder.spacing}
+    assert millimetres["boundary_f1_1"] == pytest.approx(boundary_f1(logits, target, 3, radius=1, **options).item())
+    edge = edge_aware_loss(logits, target, radius=(1, 2, 2), decay=1.0, return_terms=True, **options)[1]["edge"]
+    assert millimetres["edge"] == pytest.approx(edge.item(), rel=1e-5)
+    assert abs((pixels["edge"] or 0) - edge.item()) > 1e-4
+
+
+def test_spacing_of_files(root: Path) -> None:
+    assert VolumeFolder(root, num_classes=3).spacing is None
+    labels = np.zeros(SHAPE, np.uint8)
+    for size, message in {
+        (1.0, 2.0, 3.0): r"v1.npz: expected spacing None as in .*v0.npz, but got \(1.0, 2.0, 3.0\); resample",
+        (1.0, 2.0): r"v1.npz: expected spacing of three numbers > 0, but got \(1.0, 2.0\)",
+        (1.0, 2.0, -1.0): r"v1.npz: expected spacing of three numbers > 0, but got",
+    }.items():
+        np.savez(root / "v1.npz", image=labels, label=labels, spacing=np.array(size))
+        with pytest.raises(ValueError, match=message):
+            VolumeFolder(root, num_classes=3).spacing  # noqa: B018
 
 
 @pytest.mark.parametrize("axis", range(3))

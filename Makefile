@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive bench bench-all lint check-cuda check-targets sanitize clean
+.PHONY: help setup demo test test-exhaustive fuzz bench bench-all lint check-cuda check-targets sanitize clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -74,6 +74,12 @@ test: setup  ## run all tests but the slow ones; CI=true make test runs them too
 test-exhaustive: setup  ## run the tests with every combination of parameters, where test takes every pair of them
 	@echo "==> running all tests with every combination of parameters"
 	@EXHAUSTIVE=true $(PYTEST)
+
+MINUTES ?= 3
+
+fuzz: setup  ## compare random calls of the loss with long doubles; for hours: make fuzz MINUTES=120
+	@echo "==> comparing random calls of the loss with an independent computation, for $(MINUTES) min"
+	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 bench: setup  ## measure time and memory of the loss and of cross-entropy
 	@$(BIN)/python benchmarks/speed.py

@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+"""Compare the loss with an independent computation in long doubles, on random calls.
+
+Every case has a number, from which its shapes, values, options, dtypes and memory layouts follow. It compares loss,
+maps and gradient of the fused kernels, and in some cases those of the reference, with oracle.py, and stops with
+status 1 if one differs by more than rounding explains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from oracle import Answer, Problem, solve
+from torch import Tensor
+
+from edgeloss.functional import edge_aware_loss
+
+EXAMPLES = """\
+examples:
+  make fuzz MINUTES=60              # as long as you like
+  python tests/fuzz/fuzz.py --case 1234   # one case, with its options and errors
+"""
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+REFERENCE_EVERY = 4  # cases: the reference takes several times as long as the kernels
+FAILURES = 5  # after so many it stops
+# How often the rounding of one operation may add up in a result: measured, with room to spare.
+ROUNDINGS = 8
+
+
+@dataclass
+class Case:
+    """A call: tensors, options, and what its options need as keywords of the loss."""
+
+    number: int
+    x: Tensor
+    y: Tensor
+    options: dict[str, Any]
+    tensors: dict[str, Tensor]
+    normalizer: tuple[float, float] | None
+    upstream: Tensor
+    style: str
+
+    @property
+    def upsample(self) -> bool:
+        """Whether the logits have a lower resolution than the labels."""
+        return self.x.shape[2:] != self.y.shape[1:]
+
+    def describe(self) -> str:
+        """Return one line."""
+        given = {name: list(values.shape) for name, values in self.tensors.items()}
+        return (
+            f"case {self.number}: {str(self.x.dtype).removeprefix('torch.')} {list(self.x.shape)} strides"
+            f" {self.x.stride()}, labels {list(self.y.shape)} {self.y.dtype}, {self.style} logits, {self.options},"
+            f" tensors {given}, normalizer {self.normalizer}"
+        )
+
+
+@dataclass
+class Errors:
+    """The largest errors of a dtype and backend, and the number of calls."""
+
+    calls: int = 0
+    largest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+# ------------------------------------------------------------------------------------------------------------ the cases
+
+
+def make_case(number: int) -> Case:
+    """Return the case of a number."""
+    rng = np.random.default_rng(number)
+    dtype = str(rng.choice([*DTYPES], p=[0.2, 0.4, 0.2, 0.2]))
+    dims = int(rng.choice([2, 3], p=[0.75, 0.25]))
+    limit = 8 if dims == 2 else 4
+    size = [int(n) for n in rng.integers(1, limit + 1, dims)]
+    batch = int(rng.integers(1, 3))
+    channels = int(rng.choice([1, 2, 3, 4, 5, 9, 20], p=[0.15, 0.15, 0.2, 0.15, 0.15, 0.15, 0.05]))
+    y = make_labels(rng, batch, size, max(2, channels))
+    low = [int(rng.integers(1, n + 1)) for n in size] if rng.random() < 0.2 else size
+    upsample = low != size
+    style, x = make_logits(rng, batch, channels, low, y, dtype, upsample=upsample)
+    options, tensors, normalizer = make_options(rng, y, max(2, channels), dtype, upsample=upsample)
+    x = lay_out(rng, x.to(DTYPES[dtype]))
+    if not upsample and rng.random() < 0.3:
+        x = with_bad_logits(rng, x, y == options["ignore_index"])
+    wide = torch.float64 if dtype == "float64" else torch.float32
+    upstream = torch.from_numpy(rng.standard_normal(y.shape)).to(wide)
+    kinds = [torch.int64, torch.int32, torch.int16, *([torch.uint8] if y.min() >= 0 else [])]
+    y = y.to(kinds[int(rng.integers(len(kinds)))])
+    return Case(number, x, y, options, tensors, normalizer, upstream, style)
+
+
+def make_labels(rng: np.random.Generator, batch: int, size: list[int], classes: int) -> Tensor:
+    """Return labels [B, *S] with regions, thin lines or noise; -100 or 255 is ignored."""
+    y = rng.integers(0, classes, (batch, *size))
+    kind = rng.integers(4)
+    if kind == 0:  # halves
+        y[...] = rng.integers(0, classes)
+        y[..., size[-1] // 2 :] = rng.integers(0, classes)
+    elif kind == 1:  # mostly one class
+        y[rng.random(y.shape) < 0.8] = rng.integers(0, classes)
+    elif kind == 2:  # no edge
+        y[...] = rng.integers(0, classes)
+    if rng.random() < 0.6:
+        y[rng.random(y.shape) < rng.choice([0.1, 0.5, 1.0], p=[0.6, 0.35, 0.05])] = 255
+    return torch.from_numpy(y)
+
+
+def make_logits(
+    rng: np.random.Generator, batch: int, channels: int, size: list[int], y: Tensor, dtype: str, *, upsample: bool
+) -> tuple[str, Tensor]:
+    """Return a style and logits [B, C, *S] in float64."""
+    x = rng.standard_normal((batch, channels, *size))
+    top = 6e4 if dtype == "float16" else 1e30
+    styles = ["normal", "small", "large", "offset", "rounded", "constant"]
+    if not upsample:
+        styles += ["huge", "right", "wrong"]
+    style = str(rng.choice(styles))
+    if style == "small":
+        x *= 1e-3
+    elif style == "large":
+        x *= 30
+    elif style == "offset":
+        x += 1000 * rng.standard_normal((batch, 1, *size))
+    elif style == "rounded":
+        x = np.round(2 * x) / 2
+    elif style == "constant":
+        x[...] = 0.5
+    elif style == "huge":
+        x = np.clip(x * 10.0 ** rng.uniform(2, np.log10(top)), -top, top)
+    elif style in ("right", "wrong") and channels > 1:
+        label = torch.where(y == 255, 0, y).numpy() + (style == "wrong")
+        gap = min(top, 10.0 ** rng.uniform(0.5, 9))
+        x += gap * (np.arange(channels).reshape(1, -1, *[1] * len(size)) == (label % channels)[:, None])
+    return style, torch.from_numpy(x)
+
+
+def make_options(
+    rng: np.random.Generator, y: Tensor, classes: int, dtype: str, *, upsample: bool
+) -> tuple[dict[str, Any], dict[str, Tensor], tuple[float, float] | None]:
+    """Return scalar options, tensors and a normalizer."""
+    dims, wide = y.dim() - 1, torch.float64 if dtype == "float64" else torch.float32
+
+    def some(probability: float) -> bool:
+        return bool(rng.random() < probability)
+
+    radius = [int(r) for r in rng.choice([0, 1, 2, 3], dims, p=[0.1, 0.6, 0.2, 0.1])]
+    radius = radius if any(radius) else [1] * dims
+    if some(0.02):
+        radius[0] = 2**62
+    decay = float(10.0 ** rng.uniform(-1, 1)) if some(0.4) else None
+    options: dict[str, Any] = {
+        "ignore_index": 255,
+        "reduction": str(rng.choice(["mean", "sum", "none"])),
+        "label_smoothing": float(rng.choice([0.0, 0.1, 1.0], p=[0.7, 0.25, 0.05])),
+        "ce_weight": float(rng.choice([1.0, 0.0, 0.3])),
+        "edge_weight": float(rng.choice([1.0, 0.0, 2.5], p=[0.6, 0.1, 0.3])),
+        "other_side_weight": float(rng.choice([1.0, 0.0, 0.7])),
+        "same_side_weight": float(rng.choice([1.0, 0.0, 0.4])),
+        # Interpolation rounds, so that which class is the most likely one may differ.
+        "false_edge_weight": 0.0 if upsample else float(rng.choice([0.0, 0.5])),
+        "radius": radius,
+        "power": float(rng.choice([0.0, 1.0, -1.0, 0.5, 3.0, 0.01, -1e-5], p=[0.4, 0.2, 0.15, 0.1, 0.05, 0.05, 0.05])),
+        "decay": decay,
+        "spacing": [float(s) for s in 10.0 ** rng.uniform(-0.5, 0.5, dims)] if some(0.5) else [1.0] * dims,
+    }
+    tensors = {}
+    for name in ("weight", "edge_class_weight"):
+        if some(0.3):
+            values = rng.random(classes) * 10.0 ** rng.uniform(-2, 2)
+            tensors[name] = torch.from_numpy(values * (rng.random(classes) > 0.1)).to(wide)
+    if some(0.3):
+        tensors["pixel_weight"] = torch.from_numpy(rng.random(tuple(y.shape))).to(wide)
+    if decay is not None and some(0.3):
+        tensors["distance"] = torch.from_numpy(4 * rng.random(tuple(y.shape))).to(wide)
+    normalizer = (float(rng.uniform(1, 50)), float(rng.uniform(1, 50))) if some(0.1) else None
+    return options, tensors, normalizer
+
+
+def lay_out(rng: np.random.Generator, x: Tensor) -> Tensor:
+    """Return the same logits in another memory layout."""
+    kind = rng.integers(5)
+    if kind == 0:
+        return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    if kind == 1:
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if kind == 2:
+        return torch.cat([x, x], -1)[..., : x.shape[-1]]
+    return x.contiguous()
+
+
+def with_bad_logits(rng: np.random.Generator, x: Tensor, ignored: Tensor) -> Tensor:
+    """Return logits that are nan or infinite on ignored pixels, in the same layout."""
+    bad = float(rng.choice([np.nan, np.inf, -np.inf]))
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.masked_fill(ignored[:, None], bad))
+
+
+# ------------------------------------------------------------------------------------------------------- the comparison
+
+
+def oracle(case: Case) -> Answer:
+    """Return the answer of the oracle."""
+    x = torch.where((case.y == case.options["ignore_index"])[:, None], 0.0, case.x) if not case.upsample else case.x
+    tensors = {name: values.double().numpy() for name, values in case.tensors.items()}
+    arrays = x.double().numpy(), case.y.long().numpy()
+    return solve(Problem(*arrays, case.options, tensors, case.normalizer, case.upstream.double().numpy()))
+
+
+def run(case: Case, backend: str, device: str) -> dict[str, Any]:
+    """Return loss, gradient and maps of a backend, as arrays of float64."""
+    x = torch.empty_strided(case.x.shape, case.x.stride(), dtype=case.x.dtype, device=device).copy_(case.x)
+    x.requires_grad_()
+    tensors: dict[str, Any] = {name: values.to(device) for name, values in case.tensors.items()}
+    if case.normalizer is not None:
+        tensors["normalizer"] = case.normalizer
+    y, options = case.y.to(device), case.options | {"upsample": case.upsample, "backend": backend}
+    loss, maps = edge_aware_loss(x, y, **tensors, **options, return_maps=True)
+    upstream = case.upstream.to(device) if case.options["reduction"] == "none" else None
+    (gradient,) = torch.autograd.grad(loss, x, upstream)
+    # Without the maps, the kernels take other paths.
+    alone = edge_aware_loss(x, y, **tensors, **options)
+    (again,) = torch.autograd.grad(alone, x, upstream)
+    if not torch.equal(loss, alone) or not torch.equal(gradient, again):
+        raise AssertionError("the result differs without return_maps")
+    found = {"loss": loss, "gradient": gradient} | {n: v for n, v in maps._asdict().items() if v is not None}
+    return {name: values.detach().double().cpu().numpy() for name, values in found.items()}
+
+
+def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str, float], float]:
+    """Return the errors of loss, maps and gradient, in units of what is computed, and what is allowed.
+
+    The unit of a value is 1 + |value|; that of a gradient is the sum, without signs, of what adds up in it. Both grow
+    with the condition of the call: a power mean magnifies roundings by |q| max |t|, a decay by max d / decay, and
+    interpolation by the logits.
+    """
+    wide = np.finfo(np.float64 if case.x.dtype == torch.float64 else np.float32)
+    condition = answer.condition
+    if case.upsample:
+        condition += float(case.x.double().abs().max()) if case.x.numel() else 0.0
+    stored = torch.finfo(case.x.dtype).eps
+    weights = max([1.0, *(float(values.max()) for name, values in case.tensors.items() if name != "distance")])
+    count = case.y.numel() if case.options["reduction"] == "sum" else 1
+    errors = {"loss": worst(found["loss"] - answer.loss, (1 + np.abs(answer.loss)) * condition * weights * count)}
+    errors["maps"] = 0.0
+    for name, exact in answer.maps.items():
+        # Infinite at the same pixels.
+        off = np.where(found[name] == exact, 0, found[name] - np.where(np.isfinite(exact), exact, 0))
+        unit = (1 + np.abs(exact)) * condition * (weights if name == "cross_entropy" else 1)
+        errors["maps"] = max(errors["maps"], worst(off, unit))
+    got, exact = found["gradient"], answer.gradient
+    rounded = np.abs(exact) * (stored if stored > wide.eps else 0) + float(torch.finfo(case.x.dtype).smallest_normal)
+    off = np.maximum(np.abs(got - exact) - rounded, 0)
+    off = np.where(np.isfinite(got), off, np.nan)
+    if condition > 1e-2 / (ROUNDINGS * wide.eps):  # roundings of the terms decide which neighbor counts
+        off = np.where(np.isfinite(off), 0, np.nan)
+    errors["gradient"] = worst(off, answer.scale * condition + float(wide.tiny / wide.eps))
+    if not case.upsample and got[np.broadcast_to((case.y == 255).numpy()[:, None], got.shape)].any():
+        errors["gradient"] = np.inf  # it is exactly 0 there
+    return errors, ROUNDINGS * float(wide.eps)
+
+
+def worst(difference: Any, unit: Any) -> float:
+    """Return the largest |difference| / unit; inf where it is not a number."""
+    with np.errstate(invalid="ignore"):
+        ratio = np.abs(difference) / unit
+    return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0))
+
+
+def check(case: Case, device: str, errors: dict[tuple[str, str], Errors], *, verbose: bool) -> list[str]:
+    """Run a case by its backends, add its errors to the table, and return what failed."""
+    answer, failures = oracle(case), []
+    with_reference = device == "cpu" and (verbose or case.number % REFERENCE_EVERY == 0)
+    backends = ["fused", "reference"] if with_reference else ["fused"]
+    for backend in backends:
+        row = errors[str(case.x.dtype).removeprefix("torch."), backend]
+        row.calls += 1
+        try:
+            results, allowed = compare(case, answer, run(case, backend, device))
+        except Exception as error:  # every one is a failure of this case
+            failures.append(f"{backend}: {type(error).__name__}: {error}")
+            continue
+        for name, error in results.items():
+            row.largest[name] = max(row.largest[name], error)
+            if verbose:
+                print(f"  {backend:9} {name:8} error {error:.2e}, allowed {allowed:.2e}")
+            if not error <= allowed:
+                failures.append(f"{backend}: {name} differs by {error:.3g}, allowed {allowed:.3g}")
+    return failures
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def table(errors: dict[tuple[str, str], Errors]) -> str:
+    """Return the largest errors as a table in Markdown."""
+    lines = ["| logits | backend | calls | loss | maps | gradient |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    for (dtype, backend), row in sorted(errors.items()):
+        cells = " | ".join(f"{row.largest[name]:.1e}" for name in ("loss", "maps", "gradient"))
+        lines.append(f"| {dtype} | {backend} | {row.calls:,} | {cells} |")
+    return "\n".join(lines)
+
+
+def save(path: Path, errors: dict[tuple[str, str], Errors]) -> None:
+    """Write the errors as JSON."""
+    rows = [{"dtype": d, "backend": b, "calls": e.calls} | dict(e.largest) for (d, b), e in sorted(errors.items())]
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def fuzz(first: int, minutes: float, device: str, output: Path | None) -> int:
+    """Run cases until the time is over, or enough have failed; return the exit status."""
+    errors: dict[tuple[str, str], Errors] = defaultdict(Errors)
+    start = shown = time.monotonic()
+    number, failed = first, 0
+    while time.monotonic() - start < 60 * minutes and failed < FAILURES:
+        case = make_case(number)
+        if failures := check(case, device, errors, verbose=False):
+            failed += 1
+            print(case.describe(), *failures, sep="\n  ")
+            print(f"  again: python tests/fuzz/fuzz.py --case {number}", flush=True)
+        number += 1
+        if time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            rate = (number - first) / (shown - start)
+            print(f"{shown - start:.0f} s: {number - first:,} cases, {rate:.0f}/s, {failed} failed", flush=True)
+            if output is not None:
+                save(output, errors)
+    print(table(errors))
+    print(f"{number - first:,} cases from {first} on, {sum(e.calls for e in errors.values()):,} calls, {failed} failed")
+    if output is not None:
+        save(output, errors)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long to run; default: %(default)s")
+    parser.add_argument("--first", type=int, help="number of the first case; default: by the clock")
+    parser.add_argument("--case", type=int, help="run this case alone")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: %(default)s")
+    parser.add_argument("--output", type=Path, help="write the table as JSON, also while it runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.case is None:
+        first = int(time.time()) * 1000 if arguments.first is None else arguments.first
+        return fuzz(first, arguments.minutes, arguments.device, arguments.output)
+    case = make_case(arguments.case)
+    print(case.describe())
+    failures = check(case, arguments.device, defaultdict(Errors), verbose=True)
+    print("\n".join(failures) or "passed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""The loss and its gradient in long doubles, from docs/loss.md alone: dense matrices over all pairs of pixels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = Any
+WIDE = np.longdouble
+
+
+@dataclass
+class Problem:
+    """A call of the loss; arrays are of NumPy, in any dtype.
+
+    Attributes:
+        x: logits [B, C, *S'].
+        y: labels [B, *S].
+        options: scalar options of ``edge_aware_loss``; radius and spacing per axis.
+        tensors: weight [C], edge_class_weight [C], pixel_weight [B, *S], distance [B, *S], where given.
+        normalizer: (W, E), where given.
+        upstream: the gradient of the map with ``reduction="none"``, [B, *S].
+    """
+
+    x: Array
+    y: Array
+    options: dict[str, Any]
+    tensors: dict[str, Array] = field(default_factory=dict)
+    normalizer: tuple[float, float] | None = None
+    upstream: Array = None
+
+
+@dataclass
+class Answer:
+    """What the loss must be.
+
+    Attributes:
+        loss: a number, or [B, *S].
+        gradient: [B, C, *S'].
+        maps: by name, [B, *S].
+        scale: per pixel the sum of what adds up in the gradient of its logits, without signs, [B, 1, *S'].
+        condition: by how much rounding of an input may grow: 1 + |q| max |t| + max d / decay.
+        top_gap: the least distance between the two largest logits of a pixel.
+    """
+
+    loss: Array
+    gradient: Array
+    maps: dict[str, Array]
+    scale: Array
+    condition: float
+    top_gap: float
+
+
+def log_sum_exp(values: Array, where: Array) -> Array:
+    """Return log Σ e^v over the last axis where the mask is set; -inf for an empty sum."""
+    v = np.where(where, values, -np.inf)
+    top = v.max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    with np.errstate(divide="ignore"):
+        return top[..., 0] + np.log(np.exp(v - top).sum(-1))
+
+
+class Softmax:
+    """log p, log(1 - p) and the shares of the other classes, of pixels [N, C]."""
+
+    def __init__(self, x: Array) -> None:
+        """Compute them."""
+        n, classes = x.shape
+        top = x.argmax(1)
+        m = x[np.arange(n), top]
+        others = ~np.eye(classes, dtype=bool)
+        rest = np.where(others[top], np.exp(x - m[:, None]), 0).sum(1)  # Σ e^(x - m) but for the top itself
+        self.log_p = (x - m[:, None]) - np.log1p(rest)[:, None]
+        self.p = np.exp(self.log_p)
+        among = np.where(others[None], x[:, None, :], -np.inf)  # [N, k, c]
+        most = among.max(2)
+        sums = np.exp(among - most[..., None])
+        total = sums.sum(2)
+        self.shares = sums / total[..., None]
+        large = (most - m[:, None]) + np.log(total) - np.log1p(rest)[:, None]
+        self.log_other = np.where(self.p < 0.5, np.log1p(-np.minimum(self.p, 0.5)), large)
+
+
+def power_mean(t: Array, log_w: Array, side: Array, q: float) -> tuple[Array, Array]:
+    """Return -log M_q and π of the pairs [N, N] on a side; both 0 where it is empty."""
+    log_w = np.where(side, log_w, -np.inf)
+    nearest = log_w.max(1, keepdims=True)
+    log_w = log_w - np.where(np.isfinite(nearest), nearest, 0)
+    t = np.where(side, t, 0)
+    exponent = log_w + WIDE(q) * t
+    log_sum = log_sum_exp(exponent, side)
+    empty = ~side.any(1)
+    pi = np.where(side, np.exp(exponent - np.where(empty, 0, log_sum)[:, None]), 0)
+    plain = np.where(side, np.exp(log_w), 0)
+    plain = plain / np.where(empty, 1, plain.sum(1))[:, None]
+    mean = (plain * t).sum(1)
+    if q == 0:
+        return np.where(empty, 0, -mean), pi
+    # Where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something.
+    off = np.where(side, WIDE(q) * (t - mean[:, None]), 0)
+    near = np.abs(off).max(1) < 1
+    small = np.log1p((plain * np.expm1(np.where(near[:, None], off, 0))).sum(1))
+    large = np.where(empty, 0, log_sum) - np.where(empty, 0, log_sum_exp(log_w, side))
+    value = -np.where(near, mean + small / WIDE(q), large / WIDE(q))
+    return np.where(empty, 0, value), pi
+
+
+def interpolation(low: int, high: int) -> Array:
+    """Return the matrix [high, low] of linear interpolation with align_corners=False."""
+    matrix = np.zeros((high, low), dtype=WIDE)
+    for i in range(high):
+        at = max((WIDE(i) + WIDE(0.5)) * low / high - WIDE(0.5), WIDE(0))
+        first = min(int(at), low - 1)
+        matrix[i, first] += 1 - (at - first)
+        matrix[i, min(first + 1, low - 1)] += at - first
+    return matrix
+
+
+def along_axes(x: Array, matrices: list[Array]) -> Array:
+    """Multiply the spatial axes of [B, C, *S] by a matrix each."""
+    for axis, matrix in enumerate(matrices, start=2):
+        x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+    return x
+
+
+class Pairs:
+    """Which pixels are neighbors, and how far they are from the nearest one of another class."""
+
+    def __init__(self, y: Array, valid: Array, radius: list[int], spacing: list[float]) -> None:
+        """Compute them, flat over the batch."""
+        size = y.shape[1:]
+        place = np.stack(np.meshgrid(*map(np.arange, y.shape), indexing="ij"), -1).reshape(-1, y.ndim)
+        apart = np.abs(place[:, None] - place[None])
+        flat, ok = y.ravel(), valid.ravel()
+        both = (apart[..., 0] == 0) & ok[:, None] & ok[None]
+        self.differ = flat[:, None] != flat[None]
+        within = (apart[..., 1:] <= np.array([min(r, 2**31) for r in radius])).all(-1)
+        self.neighbor = both & within & ~np.eye(len(flat), dtype=bool)
+        lengths = np.sqrt((apart[..., 1:].astype(WIDE) * np.array(spacing, dtype=WIDE)) ** 2 @ np.ones(len(size), WIDE))
+        self.distance = np.where(both & self.differ, lengths, np.inf).min(1, initial=np.inf)
+        ends = [min(r, s - 1) for r, s in zip(radius, size, strict=True)]
+        self.limit = 2 * math.hypot(*(e * s for e, s in zip(ends, spacing, strict=True)))
+
+
+def solve(problem: Problem) -> Answer:
+    """Return the loss, its maps and its gradient."""
+    o, x, y = problem.options, problem.x.astype(WIDE), problem.y.astype(np.int64)
+    classes = max(2, x.shape[1])
+    valid = (y != o["ignore_index"]) & (y >= 0) & (y < classes)
+    label = np.where(valid, y, 0)
+    matrices = [interpolation(a, b) for a, b in zip(x.shape[2:], y.shape[1:], strict=True)]
+    upsampled = x.shape[2:] != y.shape[1:]
+    high = along_axes(x, matrices) if upsampled else x
+    if x.shape[1] == 1:
+        high = np.concatenate([np.zeros_like(high), high], 1)
+    flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
+    parts = _Terms(problem, Softmax(flat), flat, label.ravel(), valid)
+    loss, factors = parts.loss()
+    gradient, scale = parts.gradient(factors)
+
+    def image(values: Array) -> Array:
+        values = np.moveaxis(values.reshape(*y.shape, -1), -1, 1)[:, 1 if x.shape[1] == 1 and values.ndim == 2 else 0 :]
+        return along_axes(values, [m.T for m in matrices]) if upsampled else values
+
+    ordered = np.sort(flat, 1)
+    gap = (ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf)
+    maps = {name: values.reshape(y.shape) for name, values in parts.maps.items()}
+    return Answer(loss, image(gradient), maps, image(scale), parts.condition, float(gap))
+
+
+class _Terms:
+    def __init__(self, problem: Problem, softmax: Softmax, x: Array, y: Array, valid: Array) -> None:
+        self.problem, self.softmax, self.y, self.valid = problem, softmax, y, valid.ravel()
+        o, given = problem.options, {k: v.astype(WIDE) for k, v in problem.tensors.items()}
+        self.shape, self.classes = problem.y.shape, x.shape[1]
+        one = np.ones(self.classes, WIDE)
+        self.a, self.u = given.get("weight", one), given.get("edge_class_weight", one)[y]
+        self.v = given["pixel_weight"].ravel() if "pixel_weight" in given else np.ones(len(y), WIDE)
+        pairs = Pairs(y.reshape(self.shape), valid, o["radius"], o["spacing"])
+        self.edge = (pairs.neighbor & pairs.differ).any(1)
+        predicted = x.argmax(1)
+        false = (pairs.neighbor & (predicted[:, None] != predicted[None])).any(1) & self.valid & ~self.edge
+        if o["false_edge_weight"] == 0:
+            false[:] = False
+        distance = given["distance"].ravel() if "distance" in given else pairs.distance
+        log_w, read = np.zeros_like(distance), pairs.neighbor[self.edge].any(0)
+        if o["decay"] is not None:
+            log_w = np.where(read, -np.where(read, distance, 0) / WIDE(o["decay"]), 0)
+        q, same = o["power"], pairs.neighbor & ~pairs.differ
+        sides = same & self.edge[:, None], pairs.neighbor & pairs.differ, same & false[:, None]
+        t = softmax.log_p[:, y].T, softmax.log_other[:, y].T, softmax.log_p[:, y].T
+        weights = np.broadcast_to(log_w, same.shape)
+        found = [power_mean(t[s], weights if s < 2 else np.zeros_like(weights), sides[s], q) for s in range(3)]
+        self.values, self.pi = zip(*found, strict=True)
+        used = max(float(np.abs(t[s][sides[s]]).max(initial=0)) for s in range(3))
+        self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
+        self.maps = dict(zip(("same_side", "other_side", "false_edge"), self.values, strict=True))
+        self.maps |= {"cross_entropy": self.cross_entropy(), "edge_mask": self.edge}
+        if o["decay"] is not None and "distance" not in given:
+            self.maps["distance"] = np.where(pairs.distance <= pairs.limit * (1 + WIDE(1e-12)), pairs.distance, np.inf)
+
+    def cross_entropy(self) -> Array:
+        smoothing, nll = WIDE(self.problem.options["label_smoothing"]), -self.softmax.log_p
+        own = self.a[self.y] * nll[np.arange(len(self.y)), self.y]
+        ce = (1 - smoothing) * own
+        if smoothing:
+            ce = ce + smoothing / self.classes * (nll * self.a).sum(1)
+        return np.where(self.valid, ce, 0)
+
+    def loss(self) -> tuple[Array, tuple[Array, Array]]:
+        """Return the loss, and the factors of cross-entropy and edge terms of each pixel in what is differentiated."""
+        o, ce_factor, edge_factor = self.problem.options, self.valid * self.v, self.valid * self.v
+        total_w, total_e = (self.v * self.a[self.y])[self.valid].sum(), (self.v * self.u)[self.edge].sum()
+        if self.problem.normalizer is not None:
+            total_w, total_e = map(WIDE, self.problem.normalizer)
+        if o["reduction"] == "mean":
+            ce_factor = ce_factor / total_w if total_w else 0 * ce_factor
+            edge_factor = edge_factor / total_e if total_e else 0 * edge_factor
+        ce_factor, edge_factor = WIDE(o["ce_weight"]) * ce_factor, WIDE(o["edge_weight"]) * edge_factor
+        same, other, false = self.values
+        edge = WIDE(o["other_side_weight"]) * other + WIDE(o["same_side_weight"]) * same
+        value = ce_factor * self.maps["cross_entropy"]
+        value = value + edge_factor * (self.u * edge + WIDE(o["false_edge_weight"]) * false)
+        if o["reduction"] != "none":
+            return value.sum(), (ce_factor, edge_factor)
+        upstream = self.problem.upstream.astype(WIDE).ravel()
+        return value.reshape(self.shape), (ce_factor * upstream, edge_factor * upstream)
+
+    def gradient(self, factors: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Return the gradient [N, C], and the sum of what adds up in it without signs [N]."""
+        o, p, (ce, edge) = self.problem.options, self.softmax.p, factors
+        one_hot, smoothing = np.eye(self.classes, dtype=WIDE)[self.y], WIDE(o["label_smoothing"])
+        own, uniform = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
+        result = ce[:, None] * ((own + uniform.sum())[:, None] * p - own[:, None] * one_hot - uniform)
+        scale = np.abs(ce) * (own + uniform.sum())
+        weights = o["same_side_weight"] * self.u, o["other_side_weight"] * self.u, o["false_edge_weight"]
+        for side, weight in enumerate(weights):
+            arrives = self.pi[side] * (edge * WIDE(1) * weight)[:, None]  # [i, n]
+            if side != 1:
+                share = arrives.sum(0)
+                result += share[:, None] * (p - one_hot)
+                scale += np.abs(arrives).sum(0)
+                continue
+            leak = (arrives.T @ one_hot) * p  # [n, k]
+            result += leak - np.einsum("nk,nkc->nc", leak, self.softmax.shares)
+            scale += (np.abs(arrives).T @ one_hot * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
+        return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0)

@@ -1,28 +1,27 @@
-"""The index of the pages of a folder, as one HTML file."""
+"""The index of the pages of a folder, as one HTML file: thumbnails to sort and filter."""
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import math
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from PIL import Image
+from typing import Any, NamedTuple
 
 from edgeloss.cli.messages import printable
+from edgeloss.cli.tables import mean_of_present
 
-_THUMBNAIL = 360  # its longer side in pixels
-_COLUMNS = {
-    "edge": "edge loss",
-    "same_side": "same side",
-    "other_side": "other side",
-    "false_edge": "false edge",
-    "cross_entropy": "cross-entropy",
-    "edge_fraction": "edge pixels",
+# Figures of an image with their names and formats, in the order of the menu.
+_FIGURES = {
+    "edge": ("edge loss", ".4f"),
+    "mean IoU": ("mean IoU", ".1%"),
+    "boundary F1": ("boundary F1", ".1%"),
+    "pixel accuracy": ("pixel accuracy", ".1%"),
+    "cross_entropy": ("cross-entropy", ".4f"),
+    "same_side": ("same side", ".4f"),
+    "other_side": ("other side", ".4f"),
+    "false_edge": ("false edge", ".4f"),
+    "edge_fraction": ("edge pixels", ".1%"),
 }
 
 
@@ -32,67 +31,85 @@ class IndexRow(NamedTuple):
     Attributes:
         page: the name of its file.
         thumbnail: a JPEG.
-        terms: of the loss, by name.
+        figures: terms of the loss and scores, by name.
+        iou: of each class, nan for a class that does not occur.
     """
 
     page: str
     thumbnail: bytes
-    terms: Mapping[str, float]
+    figures: Mapping[str, float]
+    iou: Sequence[float]
 
 
-def make_thumbnail(picture: bytes) -> bytes:
-    """Return a small JPEG of an image file."""
-    small, file = Image.open(io.BytesIO(picture)).convert("RGB"), io.BytesIO()
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    small.save(file, "jpeg", quality=85)
-    return file.getvalue()
+def index_page(rows: Sequence[IndexRow], names: Sequence[str] | None = None) -> str:
+    """Return an HTML page that links to all others, highest edge loss first; it loads nothing else.
 
-
-def index_page(rows: Sequence[IndexRow]) -> str:
-    """Return an HTML page that links to all others, highest edge loss first; it loads nothing else."""
+    Args:
+        rows: the pages.
+        names: of the classes; their indices if None.
+    """
+    from edgeloss.viz import pages
 
     def highest_first(row: IndexRow) -> tuple[float, str]:
-        edge = row.terms["edge"]
+        edge = row.figures["edge"]
         return -edge if math.isfinite(edge) else -math.inf, row.page
 
-    # The column of false edges is shown if it is not all 0.
-    columns = {k: title for k, title in _COLUMNS.items() if k != "false_edge" or any(row.terms[k] for row in rows)}
-    lines = []
-    for row in sorted(rows, key=highest_first):
-        # "./" keeps a browser from reading a name with a colon as a URL scheme.
-        link = html.escape(f"./{urllib.parse.quote(row.page)}")
-        name = html.escape(printable(Path(row.page).stem))
-        picture = base64.b64encode(row.thumbnail).decode()
-        cells = "".join(f"<td>{row.terms[term]:{'.1%' if term == 'edge_fraction' else '.4f'}}</td>" for term in columns)
-        lines.append(
-            f'<tr><td><a href="{link}"><img src="data:image/jpeg;base64,{picture}" alt=""></a></td>'
-            f'<th scope="row"><a href="{link}">{name}</a></th>{cells}</tr>'
-        )
-    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "name", *columns.values()))
-    return _TEMPLATE.format(count=len(rows), head=head, rows="\n".join(lines))
+    rows = sorted(rows, key=highest_first)
+    classes = max(len(row.iou) for row in rows)
+    names = [str(k) for k in range(classes)] if names is None else names
+    figures = {key: name for key, (name, _) in _FIGURES.items() if key in rows[0].figures}
+    menu = [f'<option value="{key}">{name}</option>' for key, name in figures.items()]
+    present = [k for k in range(classes) if any(not math.isnan(_iou(row, k)) for row in rows)]
+    options = [f'<option value="{k}">{html.escape(names[k])}</option>' for k in present]
+    averages = {
+        f"{figures[key]}, average": pages.cell(mean_of_present([row.figures[key] for row in rows]), _FIGURES[key][1])
+        for key in ("edge", "mean IoU", "boundary F1")
+    }
+    return pages.page(
+        title=f"edgeloss: {len(rows)} images",
+        header=pages.tiles({"images": str(len(rows)), **averages}),
+        body=f'<div class="toolbar"><label>Sort by <select id="sort">{"".join(menu)}<option value="name">name</option>'
+        '</select></label> <button id="order" aria-pressed="false">Reverse</button> '
+        '<label>Class <select id="class"><option value="">all classes</option>'
+        f'{"".join(options)}</select></label> <label>Name <input id="search" type="search" size="14"></label>'
+        '<span id="count" role="status"></span></div>'
+        f'<ul id="gallery">{"".join(map(_card, rows))}</ul>',
+        footer="thumbnails show wrong pixels in red",
+        data={"rows": [_data(row) for row in rows]},
+        css=["index.css"],
+        scripts=["index.js"],
+    )
 
 
-_TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>edgeloss: {count} images</title>
-<style>
-body {{ font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff }}
-table {{ border-collapse: collapse }}
-th, td {{ padding: .4em .8em; text-align: right; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums }}
-th {{ text-align: left }}
-th[scope=row] {{ font-weight: normal; overflow-wrap: anywhere }}
-img {{ display: block }}
-</style>
-<h1>{count} images, highest edge loss first</h1>
-<table>
-<thead><tr>{head}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</html>
-"""
+def _iou(row: IndexRow, label: int) -> float:
+    return row.iou[label] if label < len(row.iou) else math.nan
+
+
+def _data(row: IndexRow) -> dict[str, Any]:
+    """Return what the page sorts by: null for what is not finite."""
+
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    figures = {key: known(value) for key, value in row.figures.items()}
+    return {"name": _name(row), "figures": figures, "iou": [known(value) for value in row.iou]}
+
+
+def _name(row: IndexRow) -> str:
+    return printable(Path(row.page).stem)
+
+
+def _card(row: IndexRow) -> str:
+    from edgeloss.viz import pages
+    from edgeloss.viz.packing import data_uri
+
+    lines = "".join(
+        f"<div><dt>{name}</dt><dd>{pages.cell(row.figures[key], form)}</dd></div>"
+        for key, (name, form) in _FIGURES.items()
+        if key in row.figures
+    )
+    return (
+        f'<li class="card"><a href="{pages.file_link(row.page)}">'
+        f'<img src="{data_uri(row.thumbnail, "jpeg")}" alt="" loading="lazy">'
+        f"<strong>{html.escape(_name(row))}</strong></a><dl>{lines}</dl></li>"
+    )

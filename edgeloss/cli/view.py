@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from edgeloss.cli.cases import Case, CaseFiles, match_files
-from edgeloss.cli.index_page import IndexRow, index_page, make_thumbnail
+from edgeloss.cli.index_page import IndexRow, index_page
 from edgeloss.cli.messages import errors_named, printable, with_progress
 from edgeloss.cli.options import (
     ClassesOption,
@@ -59,25 +59,31 @@ class _Painter(NamedTuple):
     terms: bool
     dpi: int
 
-    def page(self, case: Case, suffix: str) -> bytes:
-        """Return the content of a file with this suffix."""
+    def page(self, case: Case, suffix: str, links: Mapping[str, str] | None = None) -> bytes:
+        """Return the content of a file with this suffix; a report shows the links."""
+        from edgeloss.viz import panel, report
+
         if suffix == ".html":
-            from edgeloss.viz import report
-
-            text: str = report(case.logits, case.target, **self._options(case))
+            text: str = report(case.logits, case.target, links=links, **self._options(case))
             return text.encode()
-        return self.picture(case, suffix, self.dpi)
-
-    def picture(self, case: Case, suffix: str, dpi: int) -> bytes:
-        """Return the panel as an image file."""
-        from edgeloss.viz import panel
-
         file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
             figure = panel(case.logits, case.target, terms=self.terms, **self._options(case))
-            figure.savefig(file, format=suffix[1:], dpi=dpi)
+            figure.savefig(file, format=suffix[1:], dpi=self.dpi)
         return file.getvalue()
+
+    def index_row(self, case: Case, page: str) -> IndexRow:
+        """Return the entry of a case in the index."""
+        from edgeloss.viz import compute_arrays
+        from edgeloss.viz.coloring import rgb_images
+        from edgeloss.viz.scores import compute_scores, make_thumbnail
+
+        arrays = compute_arrays(case.logits, case.target, self.criterion)
+        scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
+        image = None if case.image is None else rgb_images(case.image, arrays.target.shape)[0]
+        thumbnail = make_thumbnail(arrays.target[0], arrays.prediction[0], image)
+        return IndexRow(page, thumbnail, {**arrays.terms, **scores.means}, scores.iou.tolist())
 
     def _options(self, case: Case) -> dict[str, Any]:
         """Return the keywords that panel and report share."""
@@ -169,15 +175,23 @@ def _view_folder(cases: Sequence[CaseFiles], folder: Path, page_format: str, rea
     except OSError as error:
         raise InputError(f"{folder}: can't be created ({error.strerror})") from error
     rows = []
-    for files in with_progress(cases):
+    pages = [f"{files.name}.{page_format}" for files in cases]
+    for at, files in enumerate(with_progress(cases)):
         with errors_named(files.prediction):
             case = reader.read(files)
-            page = painter.page(case, f".{page_format}")
-            picture = page if page_format == "png" else painter.picture(case, ".png", dpi=72)
-            _, terms = painter.criterion(case.logits, case.target, return_terms=True)
-        name = f"{files.name}.{page_format}"
-        with atomic_write(folder / name) as file:
+            page = painter.page(case, f".{page_format}", _links(pages, at))
+            rows.append(painter.index_row(case, pages[at]))
+        with atomic_write(folder / pages[at]) as file:
             file.write(page)
-        rows.append(IndexRow(name, make_thumbnail(picture), {term: float(value) for term, value in terms.items()}))
     with atomic_write(folder / "index.html") as file:
-        file.write(index_page(rows).encode())
+        file.write(index_page(rows, painter.names).encode())
+
+
+def _links(pages: Sequence[str], at: int) -> dict[str, str]:
+    """Return the links of a page to the index and its neighbors, by their text."""
+    links = {"All images": "index.html"}
+    if at:
+        links[f"← {printable(Path(pages[at - 1]).stem)}"] = pages[at - 1]
+    if at + 1 < len(pages):
+        links[f"{printable(Path(pages[at + 1]).stem)} →"] = pages[at + 1]
+    return links

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from accessibility import Sized, violations
 from command_line import ROOT, C, H, Page, Run, W, view_folders
+from PIL import Image
+from torch import Tensor
 
 from edgeloss import io, viz
 
@@ -26,7 +30,7 @@ def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: P
     assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.png", "c.png", "index.html"]
     page = Page((output / "index.html").read_text("utf-8"))
     assert page.links == ["./c.png", "./a.png", "./b.png"]
-    edges = [float(page.texts[page.texts.index(name) + 1]) for name in ("c", "a", "b")]
+    edges = [float(page.texts[page.texts.index(name) + 2]) for name in ("c", "a", "b")]
     assert edges == sorted(edges, reverse=True)
     thumbnails = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
     assert len(thumbnails) == 3
@@ -40,15 +44,22 @@ def test_the_index_lists_false_edges_if_they_have_a_weight(run: Run, folders: Pa
         assert run(*view_folders(folders), *options) == (0, "", "")
         page = Page((folders / "pages" / "index.html").read_text("utf-8"))
         assert ("false edge" in page.texts) == (weight > 0)
-    column = page.texts.index("false edge") - page.texts.index("name")
-    assert float(page.texts[page.texts.index("a") + column]) > 0
+    figures = page.texts[page.texts.index("a") :]
+    assert float(figures[figures.index("false edge") + 1]) > 0
 
 
 def test_folders_give_reports(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A real report takes a few megabytes per page.
-    monkeypatch.setattr(viz, "report", lambda logits, target, **options: options["title"])
+    linked = {}
+
+    def report(logits: Tensor, target: Tensor, *, title: str, links: dict[str, str], **options: Any) -> str:
+        linked[title] = links
+        return title
+
+    monkeypatch.setattr(viz, "report", report)
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
     assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits"
+    assert linked["b: logits"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
     assert Page((folders / "pages" / "index.html").read_text("utf-8")).links[0] == "./c.html"
 
 
@@ -58,6 +69,38 @@ def test_a_nan_loss_comes_first(run: Run, folders: Path) -> None:
     assert ran.code == 0
     assert "b.pt: 2304 of 2304 values are not finite" in ran.err
     assert Page((folders / "pages" / "index.html").read_text("utf-8")).links == ["./b.png", "./c.png", "./a.png"]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
+def test_the_gallery_sorts_and_filters(
+    run: Run, folders: Path, browse: Callable[[Path], Any], axe: str, sized: Sized, width: int, dark: bool
+) -> None:
+    sized(width, 844, dark)
+    Image.fromarray(np.ones((H, W), np.uint8)).save(folders / "masks" / "b.png")  # no pixel of class 0
+    assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 20).code == 0
+    page = browse(folders / "pages" / "index.html")
+    scores = page.execute_script("return data.rows.map(({ name, figures }) => [figures['boundary F1'], name])")
+
+    def shown() -> list[str]:
+        script = "return findAll('#gallery li:not([hidden]) strong').map((one) => one.textContent)"
+        names: list[str] = page.execute_script(script)
+        return names
+
+    def choose(name: str, value: str) -> None:
+        script = "const menu = find(arguments[0]); menu.value = arguments[1]; menu.dispatchEvent(new Event('change'))"
+        page.execute_script(script, name, value)
+
+    choose("#sort", "boundary F1")
+    assert shown() == [name for _, name in sorted(scores)]
+    page.execute_script("find('#order').click()")
+    assert shown() == [name for _, name in sorted(scores, reverse=True)]
+    occurring = page.execute_script("return data.rows.filter(({ iou }) => iou[0] !== null).map(({ name }) => name)")
+    choose("#class", "0")
+    assert sorted(shown()) == sorted(occurring)
+    assert violations(page, axe) == []
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    page.execute_script("find('#search').value = 'B'; find('#search').dispatchEvent(new Event('input'))")
+    assert shown() == ["b"]
 
 
 NAMES = [

@@ -44,16 +44,13 @@ const updateLegend = () => {
 
 const makeLegend = () => {
   const { truth, prediction } = image.arrays;
-  const counts = new Map();
-  for (const label of truth.values) counts.set(label, (counts.get(label) ?? 0) + 1);
-  const present = new Set(counts.keys());
-  for (const label of prediction.values) present.add(label);
-  const labels = [...present].filter((label) => label < data.names.length).sort((a, b) => a - b);
-  const total = truth.values.length - (counts.get(truth.none) ?? 0);
+  const [counts, predicted] = [truth, prediction].map(countsOf);
+  const labels = [...data.names.keys()].filter((label) => counts[label] || predicted[label]);
+  const total = truth.values.length - counts[truth.none];
   const entries = labels.map((label) => {
     const name = data.names[label];
     const box = element("input", { type: "checkbox", checked: true, ariaLabel: `Show ${name}` });
-    const share = element("small", { textContent: `${((100 * (counts.get(label) ?? 0)) / Math.max(total, 1)).toFixed(1)} %` });
+    const share = element("small", { textContent: `${((100 * counts[label]) / Math.max(total, 1)).toFixed(1)} %` });
     const only = element("button", { ariaPressed: "false", title: "Show this class alone, or all" }, swatch(data.colors[label]), name, share);
     box.addEventListener("change", () => {
       box.checked ? filter.hidden.delete(label) : filter.hidden.add(label);
@@ -80,9 +77,7 @@ const makeLegend = () => {
 
 // Return the bin of each code, 255 for what has none, the numbers of pixels in the bins, and their borders.
 const histogramOf = ({ key, log, nothing }) => {
-  const { values } = image.arrays[key];
-  const perCode = new Float64Array(65536);
-  for (const code of values) perCode[code]++;
+  const perCode = countsOf(image.arrays[key]);
   const scaled = (code) => (log ? Math.log10(NUMBERS[code]) : NUMBERS[code]);
   const first = log || nothing === "zero" ? FIRST + 1 : FIRST;
   let [low, high] = [Infinity, -Infinity];

@@ -52,6 +52,13 @@ const openImage = ({ arrays: packed, layers, picture }) => {
   return opened;
 };
 
+// Count how often each label or code occurs.
+const countsOf = ({ values }) => {
+  const counts = new Float64Array(65536);
+  for (let at = 0; at < values.length; at++) counts[values[at]]++;
+  return counts;
+};
+
 const layerOf = (key) => image.layers.find((layer) => layer.key === key);
 const gridOf = (key) => image.arrays[key] ?? image.arrays.truth;
 

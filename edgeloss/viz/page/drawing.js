@@ -7,7 +7,11 @@ const rgba = (hex) => {
 };
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
 const scale = data.scale.map(rgba);
-const classColors = (absent) => Uint32Array.from({ length: 65536 }, (_, label) => rgba(data.colors[label] ?? absent));
+const classColors = (absent) => {
+  const colors = new Uint32Array(65536).fill(rgba(absent));
+  colors.set(data.colors.map(rgba));
+  return colors;
+};
 const labelColors = { truth: classColors(data.special.void), prediction: classColors(data.special.loud) };
 const CONTOURS = { truth: "#ffffff", prediction: "#ff6b35" };
 

@@ -1,0 +1,51 @@
+// The gallery: sort the images, and show those of a class or name.
+
+const cards = findAll("#gallery > li");
+const [sort, order, class_, search] = ["#sort", "#order", "#class", "#search"].map((id) => find(id));
+
+const SCORES = ["mean IoU", "boundary F1", "pixel accuracy"]; // the lowest is the worst
+
+// The worst come first; what is not finite is worst of the losses, and no score.
+const compareBy = (key) => {
+  if (key === "name") return (a, b) => data.rows[a].name.localeCompare(data.rows[b].name);
+  const label = class_.value;
+  const isScore = SCORES.includes(key);
+  const value = (at) => (key === "mean IoU" && label ? data.rows[at].iou[label] : data.rows[at].figures[key]) ?? Infinity;
+  return (a, b) => (value(a) === value(b) ? a - b : isScore ? value(a) - value(b) : value(b) - value(a));
+};
+
+const arrange = () => {
+  const places = [...cards.keys()].sort(compareBy(sort.value));
+  if (order.ariaPressed === "true") places.reverse();
+  find("#gallery").append(...places.map((at) => cards[at]));
+  const text = search.value.toLowerCase();
+  let count = 0;
+  cards.forEach((card, at) => {
+    const { name, iou } = data.rows[at];
+    const matches = name.toLowerCase().includes(text) && (!class_.value || (iou[class_.value] ?? null) !== null);
+    card.hidden = !matches;
+    count += matches;
+    for (const line of findAll("dl div", card)) {
+      const title = find("dt", line).textContent;
+      line.classList.toggle("by", title === sort.selectedOptions[0].textContent);
+    }
+    let own = find(".class", card);
+    if (!own) find("dl", card).append((own = element("div", { className: "class" }, element("dt"), element("dd"))));
+    own.hidden = !class_.value;
+    if (class_.value) {
+      find("dt", own).textContent = `IoU of ${class_.selectedOptions[0].textContent}`;
+      find("dd", own).textContent = `${(100 * (iou[class_.value] ?? 0)).toFixed(1)}%`;
+    }
+  });
+  find("#count").textContent = count < cards.length ? `${count} of ${cards.length} images` : "";
+};
+
+begin(() => {
+  for (const menu of [sort, class_]) menu.addEventListener("change", arrange);
+  search.addEventListener("input", arrange);
+  order.addEventListener("click", () => {
+    order.ariaPressed = String(order.ariaPressed !== "true");
+    arrange();
+  });
+  arrange();
+});

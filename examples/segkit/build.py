@@ -32,8 +32,12 @@ def open_data(config: Config) -> tuple[SegmentationDataset, SegmentationDataset]
         open_split = partial(open_dataset, data.layout, data.root, classes=data.classes, size=size, cache=data.cache)
         key = "data.train"
         train_set = open_split(data.train, augment=augment, seed=config.seed)
+        if len(train_set.classes) < 2:
+            raise ConfigError(f"data.classes: expected two classes or more, but got {train_set.classes}")
         key = "data.val"
         return train_set, open_split(data.val)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {error}") from error
 
@@ -59,7 +63,10 @@ def make_criterion(
             options["edge_class_weight"] = balanced_edge_class_weight(masks, num_classes, **label_options).tolist()
         for name in ("weight", "edge_class_weight"):
             if options.get(name) not in (None, "running"):
-                options[name] = torch.tensor(options[name], dtype=torch.float32)
+                try:
+                    options[name] = torch.tensor(options[name], dtype=torch.float32)
+                except (RuntimeError, TypeError, ValueError) as error:  # with torch's own message
+                    raise ValueError(f"{name}: expected a list of numbers, but got {options[name]!r}") from error
         options = {"upsample": True} | options  # for a network with an output stride
         criterion = EdgeAwareLoss(ignore_index=ignore_index, reduction="mean", sync_normalizer=True, **options)
         criterion.eval()(torch.zeros(1, num_classes, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64))

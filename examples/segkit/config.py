@@ -1,6 +1,7 @@
 """Configuration of a run: dataclasses give the types, YAML the values, and ``key=value`` arguments override them."""
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher
@@ -116,8 +117,15 @@ class Config:
     def __post_init__(self) -> None:
         """Check the ranges of values."""
         size, augment = self.data.size, self.data.augment
+        optim = self.optim
         rules = {
-            "seed must be at least 0": self.seed >= 0,
+            "optim.lr, weight_decay, warmup and power must be finite and at least 0": all(
+                0 <= value < math.inf for value in (optim.lr, optim.weight_decay, optim.warmup, optim.power)
+            ),
+            "optim.clip must be greater than 0": optim.clip is None or optim.clip > 0,
+            "data.workers must be at least 0": self.data.workers >= 0,
+            "panels and panel_every must be at least 0": min(self.panels, self.panel_every) >= 0,
+            "seed must be in [0, 2^32)": 0 <= self.seed < 2**32,
             "epochs must be at least 1": self.epochs >= 1,
             "batch_size must be at least 1": self.batch_size >= 1,
             "worst must be at least 0": self.worst >= 0,

@@ -40,6 +40,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("checkpoint_every=-1", "checkpoint_every must be at least 0"),
         ("resume=nowhere.pt", "nowhere.pt: expected a checkpoint, but there is no such file"),
         ("epochs=0", "epochs"),
+        ("seed=4294967296", "seed must be in [0, 2^32)"),
+        ("optim.lr=nan", "optim.lr, weight_decay, warmup and power must be finite and at least 0"),
+        ("optim.power=-1", "optim.lr, weight_decay, warmup and power must be finite and at least 0"),
+        ("optim.clip=0", "optim.clip must be greater than 0"),
+        ("data.workers=-1", "data.workers must be at least 0"),
+        ("panels=-1", "panels and panel_every must be at least 0"),
+        ("loss.weight=much", "loss: weight: expected a list of numbers, but got 'much'"),
+        ("loss.spacing=[1,1,1]", "loss: spacing: expected"),
         ("data=4", "data: expected a section of keys, but got 4"),
         ("data.size=[a,b]", "data.size[0]: expected list[int] | None, but got 'a'"),
         ("data.size=[32]", "data.size"),
@@ -63,6 +71,14 @@ def test_user_errors_are_one_line(
     assert run_in(tmp_path / "run", config, override) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
+
+
+def test_a_single_class_is_one_line(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classes = tmp_path / "classes.txt"
+    classes.write_text("0 ground\n255 void\n")
+    assert run_in(tmp_path / "run", config, f"data.classes={classes}") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("data.classes: expected two classes or more, but got ['ground']")
 
 
 @pytest.mark.parametrize(

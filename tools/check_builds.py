@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("builds", choices=("targets", "sanitized"))
     parser.add_argument("tests", nargs=argparse.REMAINDER, metavar="words for pytest")
     arguments = parser.parse_args()
+    progress.exit_on_sigterm()
     if arguments.builds == "targets":
         check_targets(arguments.tests or TARGET_TESTS)
     else:

@@ -6,6 +6,7 @@ Usage: python tools/progress.py [words for pip install]
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -57,17 +58,27 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
     start, progress, log = time.monotonic(), Progress(), []
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            log.append(line)
-            progress.show(line.strip())
+        try:
+            for line in process.stdout:
+                log.append(line)
+                progress.show(line.strip())
+        except BaseException:  # a signal ends the command too
+            process.kill()
+            raise
     if process.returncode:
         progress.print("failed; the whole output:")
         raise SystemExit("".join(log))
     progress.print(f"done in {time.monotonic() - start:.0f} s")
 
 
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, so that the processes that this one has started end with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def main() -> None:
     """Install; Python compiles the modules that are imported, which are a small part of all."""
+    exit_on_sigterm()
     run([sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar=off", "--no-compile", *sys.argv[1:]])
 
 

@@ -95,11 +95,14 @@ class Training:
         self.checkpoint = checkpoint_path(run, place.state)
         if self.checkpoint.exists():
             state = load_checkpoint(self.checkpoint, map_location=place.device)
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if isinstance(self.criterion, nn.Module):
-                self.criterion.load_state_dict(state["criterion"])
-            self.epoch, self.curves = state["epoch"], state["curves"]
+            load_weights(self.model, state["model"])
+            try:
+                self.optimizer.load_state_dict(state["optimizer"])
+                if isinstance(self.criterion, nn.Module):
+                    self.criterion.load_state_dict(state["criterion"])
+                self.epoch, self.curves = state["epoch"], state["curves"]
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{self.checkpoint}: expected a checkpoint of this run ({error!r})") from error
         self.curve = self.curves.setdefault(place.split_name(run), [])
 
     def train(self) -> None:

@@ -93,7 +93,7 @@ def _about(history: Sequence[Row], best: Row) -> str:
     skipped = round(sum(row.get("skipped") or 0.0 for row in history))
     values = {
         "epochs": str(history[-1]["epoch"]),
-        "hours": str(seconds),
+        "training time": str(seconds),
         "best mean IoU": shown("miou", best.get("val/miou")),
         "best epoch": str(best["epoch"]),
         "last mean IoU": shown("miou", history[-1].get("val/miou")),

@@ -261,7 +261,7 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     tiles = dict(zip(texts("header dt"), texts("header dd"), strict=True))
     assert tiles == {
         "epochs": "4",
-        "hours": "0:02:40",
+        "training time": "0:02:40",
         "best mean IoU": "75.0%",
         "best epoch": "2",
         "last mean IoU": "40.0%",

@@ -19,6 +19,9 @@ const number = (value) => {
   return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : size < 1000 ? value.toPrecision(3) : value.toFixed(0);
 };
 
+// A count, with its digits in groups.
+const grouped = (count) => count.toLocaleString("en-US");
+
 // Cells are compared as numbers where they are numbers; a dash, which means no value, comes last.
 const compared = (first, second, sign) => {
   const [a, b] = [first, second].map((text) => parseFloat(text));

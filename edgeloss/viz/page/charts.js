@@ -1,7 +1,6 @@
 // The legend, which hides classes, and the histograms, which choose ranges of values.
 
 const BINS = 60;
-const fullNumber = new Intl.NumberFormat("en-US");
 
 // Apply the filter, and say what it leaves.
 const applyFilter = () => {
@@ -11,7 +10,7 @@ const applyFilter = () => {
   const parts = [...filter.ranges].map(([key, { text }]) => `${layerOf(key).name} ${text}`);
   if (filter.pair) parts.push(filter.pair.map((label) => data.names[label] ?? "not finite").join(" → "));
   const about = parts.length ? ` (${parts.join("; ")})` : "";
-  find("#filter span").textContent = image.keep ? `${fullNumber.format(kept)} of ${fullNumber.format(image.keep.length)} pixels are shown${about}.` : "";
+  find("#filter span").textContent = image.keep ? `${grouped(kept)} of ${grouped(image.keep.length)} pixels are shown${about}.` : "";
   find("#clear").hidden = !image.keep;
   redraw();
 };

@@ -42,6 +42,7 @@ const drawCurves = (card, { title, share, epochs, series }) => {
   }
   const whole = ticksOf(first, last).filter((epoch) => Number.isInteger(epoch) && epoch >= first && epoch <= last);
   for (const epoch of whole) chart.append(label(String(epoch), across(epoch), HEIGHT - 6, "middle"));
+  chart.append(label("epoch", LEFT - 8, HEIGHT - 6, "end"));
   const xs = epochs.map(across);
   series.forEach((one, k) => {
     const ys = one.values.map(up);

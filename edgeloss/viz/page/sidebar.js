@@ -7,10 +7,10 @@ const swatch = (color) => {
   made.style.background = color;
   return made;
 };
-const named = (label, absent) =>
-  label in data.names
-    ? [swatch(data.colors[label]), data.names[label]]
-    : [swatch(data.special[absent]), absent === "void" ? "ignored" : "not finite"];
+const named = (label, absent) => {
+  const name = data.names[label] ?? (absent === "void" ? "ignored" : "not finite");
+  return [element("span", { className: "label" }, swatch(data.colors[label] ?? data.special[absent]), name)];
+};
 
 const nameOf = (label) => data.names[label] ?? "not finite";
 
@@ -127,9 +127,9 @@ const countMistakes = (top = 0, left = 0, bottom = Infinity, right = Infinity) =
 
 const summarize = () => {
   const { valid, wrong, most } = countMistakes();
-  const share = valid ? `${((100 * wrong) / valid).toFixed(1)} % of ${valid} labeled pixels are wrong.` : "All pixels are ignored.";
+  const share = valid ? `${((100 * wrong) / valid).toFixed(1)} % of ${grouped(valid)} labeled pixels are wrong.` : "All pixels are ignored.";
   const buttons = most.map(([true_, found, count]) => {
-    const made = element("button", { className: "pair" }, element("span", {}, ...named(true_, "void"), " → ", ...named(found, "loud")), String(count));
+    const made = element("button", { className: "pair" }, element("span", {}, ...named(true_, "void"), " → ", ...named(found, "loud")), grouped(count));
     made.addEventListener("click", () => filterPair([true_, found]));
     return made;
   });

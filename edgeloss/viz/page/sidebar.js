@@ -59,7 +59,7 @@ const terms = (y, x) =>
     return [log ? "|gradient|" : name, code === OFF_EDGES ? "no edge" : code === IGNORED ? "–" : number(NUMBERS[code])];
   });
 
-const NEIGHBOR_HEAD = ["down, right", "side", "class", "prob.", "loss", "share"];
+const NEIGHBOR_HEAD = ["offset", "side", "class", "prob.", "loss", "share"];
 const showPixel = (y, x) => {
   shown = [y, x];
   if (!image.complete) return;
@@ -90,7 +90,7 @@ const showPixel = (y, x) => {
     panel.append(
       title(`Neighbors and their probability of “${data.names[truth.values[at]]}”`),
       tableOf("neighbors", rows, NEIGHBOR_HEAD),
-      element("p", { className: "hint", textContent: "prob.: of the class of this pixel; loss: of this neighbor alone; share: of the gradient of its side’s term" }),
+      element("p", { className: "hint", textContent: "offset: rows down, columns right; prob.: of the class of this pixel; loss: of this neighbor alone; share: of the gradient of its side’s term" }),
     );
   }
   redraw();
@@ -183,9 +183,9 @@ const showWorst = () => {
   const buttons = blocks.map(({ row, column, size, sum }) => {
     const canvas = element("canvas", { width: 160, height: 160, ariaHidden: "true" });
     const across = Math.min(1.8 * size, columns, rows);
-    const frame = { left: column + 0.5 - across / 2, top: row + 0.5 - across / 2, dots: 160 / across };
-    drawLayer(canvas.getContext("2d"), frame, "errors", { opacity: 0.55 });
-    const [top, left] = [row, column].map((middle) => Math.round(middle + 0.5 - across / 2));
+    const top = Math.round(limited(row + 0.5 - across / 2, 0, rows - across));
+    const left = Math.round(limited(column + 0.5 - across / 2, 0, columns - across));
+    drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.55 });
     const [mistake] = countMistakes(top, left, Math.round(top + across), Math.round(left + across)).most;
     const names = mistake ? `${nameOf(mistake[0])} → ${nameOf(mistake[1])}` : nameOf(labelAt("truth", row, column));
     const text = element("span", {}, names, element("small", { textContent: sum < 1e9 ? ` ${number(sum)}` : " not finite" }));

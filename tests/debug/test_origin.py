@@ -143,8 +143,8 @@ def test_origin_without_a_line_of_the_user() -> None:
 
 def test_a_line_of_the_user_is_preferred_to_lines_of_the_package() -> None:
     def overflow(logits: Tensor, target: Tensor) -> Tensor:
-        weight = torch.full((3,), 3e38)
-        return edge_aware_loss(logits, target, weight=weight, reduction="sum", backend="reference")
+        weight = torch.full((3,), 1e12)
+        return edge_aware_loss(logits * 1e28, target, weight=weight, reduction="sum", backend="reference")
 
     origin = diagnose(overflow, *scene()).origin
     assert origin is not None

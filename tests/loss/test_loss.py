@@ -374,7 +374,7 @@ def test_balanced_edge_class_weight() -> None:
         assert weight[3] == 1
     with pytest.raises(ValueError, match="expected labels 0 to 1, or ignore_index=255, but got 2 at 1 pixel"):
         balanced_edge_class_weight([y], 2, **options)
-    with pytest.raises(ValueError, match="num_classes: expected at least 2, but got 1"):
+    with pytest.raises(ValueError, match="num_classes: expected an int, at least 2, but got 1"):
         balanced_edge_class_weight([y], 1)
     with pytest.raises(TypeError, match="target: expected class indices of dtype"):
         balanced_edge_class_weight([y.float()], 3)

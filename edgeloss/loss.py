@@ -113,7 +113,7 @@ class EdgeAwareLoss(nn.Module):
     :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts are summed across the
     ranks. Outputs with different numbers of classes need a module each.
 
-    **Edges that are learned.** With ``edge_focus`` γ > 0, by default 4, the weight of the edge terms in a step is
+    **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
     ``edge_weight`` · :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean
     of the probabilities that neighbors gave to what the labels say in the steps before, by default
     :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a uniform prediction; in the first step it is
@@ -166,7 +166,7 @@ class EdgeAwareLoss(nn.Module):
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
         false_edge_weight: float = 0.0,
-        edge_focus: float = 4.0,
+        edge_focus: float = 8.0,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,
         decay: float | None = None,

@@ -216,7 +216,7 @@ class Options:
         ),
     )
     edge_focus: float = field(
-        default=4.0,
+        default=8.0,
         metadata=_about(
             "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
             _check_weight,

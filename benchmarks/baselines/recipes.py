@@ -208,7 +208,7 @@ class Module(nn.Module):
         ignore_index: int,
         running: int = 1,
         edge_weight: float = 1.0,
-        edge_focus: float = 4.0,
+        edge_focus: float = 8.0,
         false_edge_weight: float = 0.0,
     ) -> None:
         """Create the loss."""

@@ -33,7 +33,7 @@ from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title,
 from quality.scores import METRICS, SHOWN
 from quality.tables import (
     BASELINE,
-    data_of,
+    by_data,
     group,
     markdown,
     markdown_by_data,
@@ -138,7 +138,9 @@ def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
     results = read_chosen(options, *[BASELINE] * (options.by == "data"))
     if options.by == "data":
-        plot_sets({data_of(rows[0]): summarize(rows) for rows in results.values()}, options.output / "quality-data.png")
+        plot_sets(
+            {data: summarize(rows) for data, rows in by_data(results).items()}, options.output / "quality-data.png"
+        )
         return
     for settings, rows in results.items():
         suffix = suffix_of(settings, results)

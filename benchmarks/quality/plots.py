@@ -64,7 +64,7 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     losses = list(dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"]))
-    colors = ["#d62728" if loss.startswith(OURS) else f"C{n}" for n, loss in enumerate(losses)]
+    colors = ["#d62728" if loss in OURS else f"C{n}" for n, loss in enumerate(losses)]
     figure = Figure(figsize=(4 * len(SHOWN) + 1, 1.6 + 0.22 * len(sets) * (len(losses) + 1)), layout="constrained")
     axes = figure.subplots(1, len(SHOWN), sharey=True)
     for axis, name in zip(axes, SHOWN, strict=True):

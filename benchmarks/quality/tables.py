@@ -90,10 +90,13 @@ def _pixels(size: tuple[int, ...]) -> str:
     return " × ".join(map(str, reversed(size)))
 
 
-def data_of(result: Row) -> str:
-    """Return the data set of a result as figures and tables of several name it."""
-    run = Run(**result["run"])
-    return run.data if run.masks == "masks" else f"{run.data}, {run.masks}"
+def by_data(results: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    """Name groups of results by their data sets, or by their settings where several have the same data set."""
+    names = [rows[0]["run"]["data"] for rows in results.values()]
+    return {
+        settings if names.count(name) > 1 else name: rows
+        for name, (settings, rows) in zip(names, results.items(), strict=True)
+    }
 
 
 def title_of(result: Row) -> str:
@@ -246,7 +249,7 @@ def markdown_by_epochs(results: Sequence[Row], baseline: str, metrics: Sequence[
 
 def markdown_by_data(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
-    tables = {data_of(rows[0]): summarize(rows, baseline) for rows in results.values()}
+    tables = {data: summarize(rows, baseline) for data, rows in by_data(results).items()}
     return "\n".join(
         [
             _table(

@@ -1,0 +1,468 @@
+"""Estimate the time of the CUDA kernels from their machine code: a model, not a measurement.
+
+Usage, from the repository's root: python tools/cuda_model.py [--device h200] [--hold total,loops] [--kernels WORD]
+
+Per launch, it counts the instructions of the machine code, and the bytes that the kernel moves, and takes
+
+    time = max(bytes / bandwidth, warp instructions / (0.65 · issue rate)) + 3 µs
+
+Instructions of both sides of a branch are counted, so that kernels with many rare cases seem slower than they are. The
+column `wait` is no part of the time: so long would the threads that fit on the device wait for memory if no iteration
+of a loop began to load before the last one has its data, at 0.6 µs each. Where it is the largest, the time is rather
+too short. It needs nvcc, but no device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import sass
+from check_cuda import compile_for, cubin_of, demangled, table
+from toolchain import CUDA_SOURCES, HEADERS, Unbuildable, find_nvcc, find_torch
+
+ISSUE_EFFICIENCY, LAUNCH, LATENCY, WARP = 0.65, 3e-6, 0.6e-6, 32
+# Shares of the pixels of street scenes at radius 1: edge pixels, and those with one next to them; and the share of
+# groups of 32 pixels with one of these.
+EDGE, NEAR, NEAR_WARPS = 0.05, 0.09, 0.36
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a GPU offers: `bandwidth` as a copy reaches it, in bytes per second."""
+
+    arch: int
+    processors: int
+    clock: float
+    bandwidth: float
+    shared: int  # bytes per processor
+    registers: int = 65536
+    warps: int = 64
+    blocks: int = 32
+
+    def resident_warps(self, kernel: sass.Kernel, shared: int) -> int:
+        """Return the warps of a kernel that run on a processor at a time."""
+        warps = -(-kernel.threads // WARP)
+        by_registers = self.registers // (-(-kernel.registers * WARP // 256) * 256 * warps)
+        by_shared = self.shared // (shared + 1024)  # the system takes 1 KiB per block
+        return warps * min(self.blocks, self.warps // warps, by_registers, by_shared)
+
+
+DEVICES = {
+    "h200": Device(90, 132, 1.98e9, 4.3e12, 228 * 1024),
+    "a100": Device(80, 108, 1.41e9, 1.75e12, 164 * 1024),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call: logits [B, C, *low] of a type, labels [B, *size]."""
+
+    batch: int
+    classes: int
+    size: tuple[int, int]
+    type: str  # float or c10::BFloat16
+    low: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        shape = [self.batch, self.classes, *(self.low or self.size)]
+        target = f" → {self.size[0]}×{self.size[1]}" if self.low else ""
+        return f"{shape}{target} {'float32' if self.type == 'float' else 'bfloat16'}"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a logit."""
+        return 4 if self.type == "float" else 2
+
+    @property
+    def pixels(self) -> int:
+        """Number of labels."""
+        return self.batch * math.prod(self.size)
+
+    @property
+    def cells(self) -> int:
+        """Number of pixels of the logits."""
+        return self.batch * math.prod(self.low or self.size)
+
+    @property
+    def logits(self) -> int:
+        """Bytes of the logits, and of their gradient."""
+        return self.cells * self.classes * self.itemsize
+
+    @property
+    def floor(self) -> int:
+        """Bytes to read the logits twice, to write the gradient, and 16 more per pixel, as in benchmarks/speed.py."""
+        return 3 * self.logits + 16 * self.pixels
+
+
+TYPES = ("float", "c10::BFloat16")
+CASES = [
+    Case(batch, classes, size, type_)
+    for type_ in TYPES
+    for batch, classes, size in ((8, 19, (512, 1024)), (8, 150, (512, 512)), (16, 2, (512, 512)))
+]
+LOW_CASES = [
+    Case(8, classes, size, type_, low)
+    for type_ in TYPES
+    for classes, low, size in ((150, (128, 128), (512, 512)), (19, (128, 256), (512, 1024)))
+]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the model must know of a kernel's launch that its machine code does not show.
+
+    Attributes:
+        kernel: its name; {T} is the type of the logits.
+        bytes: to and from the device's memory.
+        items: what its threads take: pixels, or entries of a list.
+        per_thread: items that a thread takes at a time.
+        is_repeated: whether the outermost loop takes one item after another; else a thread takes one and ends.
+        per_class: logits that a thread takes per iteration of its main loop, the one that loads most; None: as many as
+            it loads bytes of; 0: there is no loop over classes.
+        trips: how often each other loop of an item runs every time it is entered, in the order of their addresses, the
+            loops in a loop after it; 1 for the rest. A share of the warps for what only some of them do.
+        shared: bytes per block that the launch adds.
+    """
+
+    kernel: str
+    bytes: Callable[[Case], float]
+    items: Callable[[Case], float] = lambda case: case.pixels
+    per_thread: int = 1
+    is_repeated: bool = True
+    per_class: int | None = 0
+    trips: Callable[[Case], Sequence[float]] = lambda case: ()
+    shared: int = 0
+
+
+def _cells(case: Case) -> float:
+    return case.cells / 4 * math.ceil(case.classes / 4)
+
+
+# The scan for edges; then, of the warps that find one, the neighbors and the means of the two sides.
+def _edge_terms(case: Case) -> list[float]:
+    return [1, 3, *[0] * 7, NEAR_WARPS, 3, 3, 0, 2 * NEAR_WARPS, *[0] * 12]
+
+
+# In the order of a call: forward, then backward.
+TWO_READS = [
+    Launch("cross_entropy_kernel<{T}, float, false, false>", lambda c: c.logits + 18 * c.pixels, per_class=8),
+    Launch(
+        "edge_terms_kernel<{T}, float, false>",
+        lambda c: (3 + 72 * NEAR + 8 * EDGE) * c.pixels,
+        trips=_edge_terms,
+    ),
+    Launch("sums_kernel", lambda c: 0, lambda c: 0),
+    Launch(
+        "cross_entropy_backward_kernel<{T}, float, false>",
+        lambda c: 2 * c.logits + 10 * c.pixels,
+        per_class=8,
+        trips=lambda c: [0],
+    ),
+    # The scan, then the gradient of all classes again, sectors of 32 bytes at a time.
+    Launch(
+        "edge_terms_backward_kernel<{T}, float>",
+        lambda c: 3 * c.pixels + 4 * NEAR * c.logits,
+        trips=lambda c: [1, 3, 0, NEAR_WARPS, 1, 3, 3, *[0] * 12, c.classes],
+    ),
+]
+UPSAMPLED = [
+    Launch("cross_entropy_kernel<{T}, float, true, false>", lambda c: c.logits + 18 * c.pixels, per_class=8),
+    Launch(
+        "edge_terms_kernel<{T}, float, true>",
+        lambda c: (3 + 72 * NEAR + 8 * EDGE) * c.pixels,
+        trips=_edge_terms,
+    ),
+    Launch("sums_kernel", lambda c: 0, lambda c: 0),
+    # An item is 4 classes of 4 low-resolution pixels, which 20 rows of 8 pixels are mixed from.
+    Launch(
+        "upsampled_backward_kernel<{T}, float, false>",
+        lambda c: 2 * c.logits + 10 * c.pixels,
+        _cells,
+        trips=lambda c: [1, 20, 8],
+    ),
+    Launch("near_edge_kernel<{T}, float>", lambda c: 4 * c.pixels, trips=lambda c: [1, 3, 0]),
+    # One cell at a time; a warp comes by many pixels near an edge, each for all classes in turn.
+    Launch(
+        "upsampled_backward_kernel<{T}, float, true>",
+        lambda c: c.logits + 10 * c.pixels,
+        lambda c: 4 * NEAR_WARPS * _cells(c),
+        trips=lambda c: [1, 8, 0.5, 1, 8, 8, NEAR_WARPS, 3, 3, *[0] * 13],
+    ),
+]
+# What the model applies to: calls, and the launches of each, forward and backward.
+PATHS = {"two reads": (CASES, TWO_READS), "upsampled": (LOW_CASES, UPSAMPLED)}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The figures of a launch. Times in seconds; instructions are those of one thread."""
+
+    kernel: str
+    registers: int
+    occupancy: float
+    loop: float | None  # instructions per logit in the main loop
+    per_item: float  # instructions, those of all loops included
+    instructions: float  # of all threads
+    bytes: float
+    memory: float
+    issue: float
+    wait: float
+    local: int  # instructions that access local memory
+
+    @property
+    def time(self) -> float:
+        """The model's time."""
+        return max(self.memory, self.issue) + LAUNCH
+
+
+def estimate(kernel: sass.Kernel, launch: Launch, case: Case, device: Device) -> Estimate:
+    """Apply the model to one launch."""
+    item = kernel.body
+    if launch.is_repeated and item.inner:  # what comes before and after runs once a thread
+        item = max(item.inner, key=lambda loop: sum(len(inner.own) for inner in loop.walk()))
+    loops = [loop for loop in item.walk() if loop is not item]
+    main = None
+    if launch.per_class != 0:
+        main = max(loops, key=lambda loop: sum(i.loaded for i in loop.own), default=item)
+    others = [loop for loop in loops if loop is not main]
+    named = launch.trips(case)
+    if len(named) > len(others):
+        raise SystemExit(f"{launch.kernel}: expected trips of {len(others)} loops at most, but got {len(named)}")
+    trips = {id(loop): count for loop, count in zip(others, named, strict=False)}
+    logits = launch.per_thread * case.classes
+    if main and main is not item:
+        logits = launch.per_class or sum(i.loaded for i in main.own) // case.itemsize
+        trips[id(main)] = launch.per_thread * case.classes // logits
+
+    def count(loop: sass.Loop) -> tuple[float, float]:  # instructions and waits, whenever the loop is entered
+        inner = [count(each) for each in loop.inner]
+        instructions = len(loop.own) + sum(each[0] for each in inner)
+        waits = any(i.loaded for i in loop.own) + sum(each[1] for each in inner)
+        times = trips.get(id(loop), 1)
+        return times * instructions, times * waits
+
+    instructions, waits = count(item)
+    resident = device.resident_warps(kernel, kernel.shared + launch.shared)
+    warps = launch.items(case) / launch.per_thread / WARP
+    return Estimate(
+        kernel=launch.kernel.format(T=case.type),
+        registers=kernel.registers,
+        occupancy=resident / device.warps,
+        loop=len(main.own) / logits if main else None,
+        per_item=instructions / launch.per_thread,
+        instructions=warps * WARP * instructions,
+        bytes=launch.bytes(case),
+        memory=launch.bytes(case) / device.bandwidth,
+        issue=warps * instructions / (device.processors * 4 * device.clock * ISSUE_EFFICIENCY),
+        wait=warps * waits * LATENCY / (device.processors * max(resident, 1)),
+        local=kernel.local,
+    )
+
+
+@dataclass(frozen=True)
+class Total:
+    """The figures of a call."""
+
+    path: str
+    case: Case
+    launches: list[Estimate]
+    floor: float  # seconds
+
+    @property
+    def time(self) -> float:
+        """Time as a multiple of the floor's."""
+        return sum(launch.time for launch in self.launches) / self.floor
+
+    @property
+    def bytes(self) -> float:
+        """Bytes as a multiple of the floor's."""
+        return sum(launch.bytes for launch in self.launches) / self.case.floor
+
+    @property
+    def loop(self) -> float:
+        """The most instructions per logit in a main loop."""
+        return max((launch.loop for launch in self.launches if launch.loop is not None), default=0.0)
+
+    @property
+    def per_logit(self) -> float:
+        """The most instructions per pixel and class in a launch."""
+        return max(launch.instructions for launch in self.launches) / (self.case.pixels * self.case.classes)
+
+    @property
+    def local(self) -> int:
+        """Instructions that access local memory."""
+        return sum(launch.local for launch in self.launches)
+
+
+def estimates(kernels: dict[str, sass.Kernel], device: Device) -> list[Total]:
+    """Apply the model to every case of every path."""
+    totals = []
+    for path, (cases, launches) in PATHS.items():
+        for case in cases:
+            found = []
+            for launch in launches:
+                name = launch.kernel.format(T=case.type)
+                if name not in kernels:
+                    raise SystemExit(f"cuda_model: there is no kernel {name}; update PATHS in tools/cuda_model.py")
+                found.append(estimate(kernels[name], launch, case, device))
+            totals.append(Total(path, case, found, case.floor / device.bandwidth))
+    return totals
+
+
+# --------------------------------------------------------------------------------------------------------------- bounds
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A figure of some calls, and the most that it may be."""
+
+    figure: str  # an attribute of Total
+    most: float
+    path: str = ""  # all
+    classes: tuple[int, ...] = (2, 19, 150)
+
+    def figures(self, totals: Sequence[Total]) -> list[tuple[str, float]]:
+        """Return the figure of each call that the bound is for."""
+        chosen = [t for t in totals if self.path in ("", t.path) and t.case.classes in self.classes]
+        return [(total.case.name, getattr(total, self.figure)) for total in chosen]
+
+
+BOUNDS = {
+    "time": Bound("time", 1.25, "two reads", (19, 150)),
+    "time-binary": Bound("time", 2.5, "two reads", (2,)),
+    "time-one-read": Bound("time", 1.0, "one read"),
+    "bytes": Bound("bytes", 1.07, "two reads", (19, 150)),
+    "loops": Bound("loop", 12, "two reads", (19, 150)),
+    "upsampled": Bound("per_logit", 15, "upsampled"),
+    "local": Bound("local", 0),
+}
+
+
+def judge(totals: Sequence[Total], held: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a line per bound, and those of held bounds that a figure exceeds."""
+    lines, failed = [], []
+    for name, bound in BOUNDS.items():
+        figures = bound.figures(totals)
+        above = [f"{case} {value:.3g}" for case, value in figures if value > bound.most]
+        if not figures:
+            state = "no such kernels"
+        elif above:
+            state = ("EXCEEDED" if name in held else "not reached") + ": " + ", ".join(above)
+        else:
+            state = f"holds, at most {max(value for _, value in figures):.3g}"
+        lines.append(f"{name} ≤ {bound.most:g}: {state}")
+        if name in held and (above or not figures):
+            failed.append(lines[-1])
+    return lines, failed
+
+
+# ------------------------------------------------------------------------------------------------------------------ run
+
+
+def compiled(arch: int) -> list[Path]:
+    """Return the cubins of all CUDA sources, and compile those that are older than a source."""
+    try:
+        nvcc, torch = find_nvcc(), find_torch()
+    except Unbuildable as reason:
+        print(f"cuda_model: skipped: {reason}")
+        raise SystemExit(0) from None
+    if torch is None:
+        raise SystemExit("cuda_model: no torch from 2.10 on is installed")
+
+    def compile_if_stale(source: Path) -> Path:
+        cubin = cubin_of(source, arch)
+        newest = max(path.stat().st_mtime for path in (source, *HEADERS))
+        if not cubin.exists() or cubin.stat().st_mtime < newest:
+            compile_for(source, arch, nvcc, torch)
+        return cubin
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_if_stale, CUDA_SOURCES))
+
+
+def kernels_of(cubins: Sequence[Path]) -> dict[str, sass.Kernel]:
+    """Return the kernels of cubins by their names."""
+    kernels = [kernel for cubin in cubins for kernel in sass.read(cubin)]
+    return dict(zip(demangled([kernel.name for kernel in kernels]), kernels, strict=True))
+
+
+def show(kernel: sass.Kernel) -> str:
+    """Format the loops of a kernel: instructions, bytes loaded and stored."""
+    lines = []
+
+    def add(loop: sass.Loop, depth: int) -> None:
+        loaded, stored = (sum(getattr(i, kind) for i in loop.own) for kind in ("loaded", "stored"))
+        lines.append(f"{'  ' * depth}{loop.head:#x}: {len(loop.own)} instructions, {loaded} + {stored} bytes")
+        for inner in loop.inner:
+            add(inner, depth + 1)
+
+    add(kernel.body, 1)
+    return "\n".join(lines)
+
+
+def report(totals: Sequence[Total]) -> str:
+    """Format all figures as a table, times in µs."""
+    rows: list[Sequence[object]] = [
+        ("", "registers", "occupancy", "loop/logit", "per item", "MB", "memory", "issue", "wait", "time", "× floor")
+    ]
+    for total in totals:
+        floor = f"floor {total.case.floor / 1e6:.0f} MB, {total.floor * 1e6:.0f} µs"
+        rows.append((f"{total.case.name}, {total.path} ({floor})", *[""] * 10))
+        for launch in total.launches:
+            loop = "" if launch.loop is None else f"{launch.loop:.1f}"
+            moved = [f"{launch.bytes / 1e6:.0f}"]
+            times = [f"{1e6 * t:.0f}" for t in (launch.memory, launch.issue, launch.wait, launch.time)]
+            occupancy = f"{launch.occupancy:.0%}"
+            shown = (f"  {launch.kernel}", launch.registers, occupancy, loop, f"{launch.per_item:.0f}")
+            rows.append((*shown, *moved, *times, ""))
+        sums = [sum(getattr(launch, name) for launch in total.launches) for name in ("bytes", "time")]
+        together = f"  together, bytes {total.bytes:.2f} × floor"
+        last = (f"{sums[0] / 1e6:.0f}", *[""] * 3, f"{sums[1] * 1e6:.0f}", f"{total.time:.2f}")
+        rows.append((together, *[""] * 4, *last))
+    return table(rows)
+
+
+def main() -> None:
+    """Print the table, and fail where a bound that is held does not hold."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--device", choices=DEVICES, default="h200", help="figures of (default: %(default)s)")
+    names = ", ".join(f"{name} ({bound.figure} ≤ {bound.most:g})" for name, bound in BOUNDS.items())
+    parser.add_argument(
+        "--hold", default="", metavar="NAMES", help=f"fail where one of these bounds is exceeded: {names}"
+    )
+    parser.add_argument("--cubins", nargs="+", type=Path, metavar="FILE", help="read these, and compile nothing")
+    parser.add_argument(
+        "--kernels", metavar="WORD", help="print the loops of kernels with this word in their names only"
+    )
+    options = parser.parse_args()
+    held = [name for name in options.hold.split(",") if name]
+    if unknown := sorted(set(held) - set(BOUNDS)):
+        parser.error(f"--hold: expected names of {', '.join(BOUNDS)}, but got {', '.join(unknown)}")
+    device = DEVICES[options.device]
+    kernels = kernels_of(options.cubins or compiled(device.arch))
+    if options.kernels is not None:
+        for name, kernel in kernels.items():
+            if options.kernels in name:
+                print(f"{name}: {kernel.registers} registers, {kernel.shared} bytes shared\n{show(kernel)}")
+        return
+    totals = estimates(kernels, device)
+    print(f"A model of {options.device} from the machine code of sm_{device.arch}; nothing was measured. Times in µs.")
+    print(report(totals))
+    lines, failed = judge(totals, held)
+    print("\n".join(["bounds:", *lines]))
+    if failed:
+        raise SystemExit("\n".join(["cuda_model: exceeded", *failed]))
+
+
+if __name__ == "__main__":
+    main()

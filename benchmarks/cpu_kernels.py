@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Time the CPU kernels on one thread: the loss with several options, forward and backward, over cross-entropy.
+
+Every case runs in a process of its own, where the losses take turns; the table shows ratios of medians to eager
+``F.cross_entropy`` without further options on the same logits and labels, or to ``F.binary_cross_entropy_with_logits``
+for a single logit. *edge_aware_loss* keeps nothing between calls; *EdgeAwareLoss* has its defaults, which count and
+follow the edges.
+
+On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits the cross-entropy of torch to AVX2; for a build of the kernels for AVX2 see
+tools/check_builds.py, and name its directory in PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss
+from label_maps import VOID, edge_fraction, regions, scenes
+from measure import INSTRUCTIONS, Run, alone, median_seconds, processor
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed.
+
+    Attributes:
+        name: in the table.
+        shape: of the logits, [B, C, *S].
+        bar: the largest accepted ratio with AVX-512.
+        options: of the loss.
+        dtype: of the logits.
+        weighted: with class weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bar: float
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    weighted: bool = False
+
+
+STREET = (4, 19, 512, 512)
+CASES = [
+    Case("19 classes", STREET, 0.33),
+    Case("weights, smoothing", STREET, 0.42, {"label_smoothing": 0.1}, weighted=True),
+    Case("power -1", STREET, 0.45, {"power": -1.0}),
+    Case("radius 2", STREET, 0.45, {"radius": 2}),
+    Case("radius 3, decay 2", STREET, 0.65, {"radius": 3, "decay": 2.0}),
+    Case("bfloat16", STREET, 0.40, dtype=torch.bfloat16),
+    Case("150 classes", (2, 150, 512, 512), 0.30),
+    Case("2 classes", (8, 2, 512, 512), 0.6),
+    Case("binary", (8, 1, 512, 512), 0.9),
+    Case("volume", (1, 4, 64, 128, 128), 0.4),
+    Case("small", (1, 19, 64, 64), 1.5),
+]
+
+
+def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute the cross-entropy of one logit per pixel; the labels have no void."""
+    return F.binary_cross_entropy_with_logits(logits[:, 0], target.to(logits.dtype))
+
+
+def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[str, float]]:
+    """Return the fraction of edge pixels and the median seconds of each loss."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    batch, logit_count, *size = case.shape
+    classes, radius = max(2, logit_count), case.options.get("radius", 1)
+    if masks is None or len(size) == 3 or case.name == "small":  # a crop of a scene may have no edge at all
+        labels = regions(batch, tuple(size), classes, radius)
+    else:
+        labels = scenes(masks, batch, tuple(size), classes)
+    if logit_count == 1:
+        labels[labels == VOID] = 0  # the binary cross-entropy of torch ignores no pixel
+    logits = torch.randn(case.shape).to(case.dtype).requires_grad_()
+    target = torch.from_numpy(labels).long()
+    options = case.options | {"ignore_index": VOID, "backend": "fused"}
+    if case.weighted:
+        options["weight"] = torch.rand(classes) + 0.5
+    losses = {
+        "cross-entropy": binary_cross_entropy if logit_count == 1 else partial(F.cross_entropy, ignore_index=VOID),
+        "edge_aware_loss": partial(edge_aware_loss, **options),
+        "EdgeAwareLoss": EdgeAwareLoss(**options),
+    }
+
+    def run_of(loss: Any) -> Run:  # noqa: ANN401
+        def run() -> None:
+            loss(logits, target).backward()
+            logits.grad = None  # here, so that each loss pays for freeing its own gradient
+
+        return run
+
+    runs = {name: run_of(loss) for name, loss in losses.items()}
+    rounds *= max(1, min(100, 2**21 // logits.numel()))
+    median_seconds(runs, max(2, rounds // 10))
+    return edge_fraction(labels, radius), median_seconds(runs, rounds)
+
+
+def main() -> int:
+    """Time the cases and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated)")
+    parser.add_argument("--only", nargs="+", metavar="WORD", default=[""], help="cases whose name has one of the words")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per case (default: %(default)s)")
+    options = parser.parse_args()
+    print(f"{processor()}, torch for {INSTRUCTIONS}, torch {torch.__version__}, one thread of {os.cpu_count()}\n")
+    print("| case | logits | edge pixels | cross-entropy, ms | edge_aware_loss | EdgeAwareLoss | bar |")
+    print("|---|---|--:|--:|--:|--:|--:|")
+    for case in CASES:
+        if not any(word in case.name for word in options.only):
+            continue
+        fraction, seconds = alone(measure, case, options.masks, options.rounds)
+        plain, functional, module = seconds.values()
+        dtype = str(case.dtype).removeprefix("torch.")
+        print(
+            f"| {case.name} | {list(case.shape)} {dtype} | {fraction:.1%} | {plain * 1e3:.2f}"
+            f" | **{functional / plain:.2f}** | {module / plain:.2f} | {case.bar:.2f} |",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "passes.h"
+#include "vectorize.h"
 
 namespace edgeloss {
 
@@ -48,17 +49,18 @@ template struct Gathered<double>;
 namespace {
 
 // Adds what edge pixel e gives, in the lanes, to the sums of the pixels there, counted from `start`: to same, and to
-// other where the pixel's k is its own or still -1; to `more` what is left.
+// other where the pixel's k is its own or still -1; to `more` what is left. is_pair: two classes.
 template <int64_t Width, typename A>
-EDGELOSS_INLINE void add_share(const Group<A>& group, int64_t e, int64_t start, const Lanes<A>& lanes,
-                               Gathered<A>& sums) {
-  const int64_t width = Width ? Width : lanes.width, i = e * width, p = lanes.first[e] - start;
+EDGELOSS_INLINE void add_share(const LaneArrays<A>& lanes, int64_t lane_count, bool is_pair, int32_t own, int64_t e,
+                               int64_t p, Gathered<A>& sums) {
+  const int64_t width = Width ? Width : lane_count, i = e * width;
   const A *same = lanes.same.share + i, *other = lanes.other.share + i;
   A *same_sum = sums.same.data() + p, *other_sum = sums.other.data() + p;
-  const int32_t *label = lanes.label + i, own = group.k[e];
+  const int32_t* label = lanes.label + i;
   int32_t* seen = sums.k.data() + p;
   if constexpr (Width > 0) {
     add_to<Width>(same, same_sum);
+    if (is_pair) return add_to<Width>(other, same_sum);
     VectorOf<int32_t, Width> labels, before;
     load(label, labels);
     load(seen, before);
@@ -73,7 +75,8 @@ EDGELOSS_INLINE void add_share(const Group<A>& group, int64_t e, int64_t start, 
       return;
     }
   } else {
-    for (int64_t j = 0; j < width; ++j) same_sum[j] += same[j];
+    for (int64_t j = 0; j < width; ++j) same_sum[j] += is_pair ? same[j] + other[j] : same[j];
+    if (is_pair) return;
   }
   for (int64_t j = 0; j < width; ++j) {
     if (label[j] < 0 || label[j] == own) continue;
@@ -89,20 +92,25 @@ EDGELOSS_INLINE void add_share(const Group<A>& group, int64_t e, int64_t start, 
 // Adds the shares in the lanes of a group.
 template <typename A>
 void add_shares(const Group<A>& group, int64_t start, const Lanes<A>& lanes, Gathered<A>& sums) {
-  int64_t first = 0,
-          last = group.count - 1;  // in order, but for those that see nothing
+  int64_t first = 0, last = group.count - 1;  // in order, but for those that see nothing
   while (lanes.first[first] < 0) ++first;
   while (lanes.first[last] < 0) --last;
   sums.approach(lanes.first[first] - start, lanes.first[last] - start);
-  with_width(lanes.width, [&](auto constant) __attribute__((always_inline)) {
-    // Every fourth in turn: neighbors write to the same pixels, and a processor waits where it reads half of what it
-    // has just written.
-    for (int64_t turn = 0; turn < 4; ++turn) {
-      for (int64_t e = turn; e < group.count; e += 4) {
-        if (lanes.first[e] >= 0) add_share<decltype(constant)::value>(group, e, start, lanes, sums);
-      }
-    }
-  });
+  vectorized<A>([=, arrays = static_cast<const LaneArrays<A>&>(lanes), first = lanes.first.data(), k = &group.k[0],
+                 count = group.count, width = lanes.width, is_pair = group.call.g.classes == 2, sums = &sums]()
+                    EDGELOSS_LOOP {
+                      with_width(width, [=](auto constant) EDGELOSS_LOOP {
+                        // Every few in turn: neighbors write to the same pixels, and a processor waits where it reads
+                        // half of what it has just written.
+                        constexpr int64_t kWidth = decltype(constant)::value, kTurns = kWidth ? kWidth : 4;
+                        for (int64_t turn = 0; turn < kTurns; ++turn) {
+                          for (int64_t e = turn; e < count; e += kTurns) {
+                            if (first[e] >= 0)
+                              add_share<kWidth>(arrays, width, is_pair, k[e], e, first[e] - start, *sums);
+                          }
+                        }
+                      });
+                    });
 }
 
 // Repeats on the lanes what the shares of a group need of its sides. means: plain ones.
@@ -154,7 +162,7 @@ void gather_rows(const Call<A>& call, const Upstream<A>& upstream, const Chunk& 
       group.terms_of_logs(lanes, value, sides);
     }
     fill_sides(call, upstream, group, sides, means, lanes);
-    group.for_each_row_seen(start, stop, true, lanes, [&] {
+    group.for_each_row_seen(start, stop, !means || call.power() != A(0), lanes, [&] {
       if (means) {
         mean_shares(lanes, n * lanes.width, call.lane_options);
       } else {
@@ -214,41 +222,35 @@ namespace {
 template <typename A>
 void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& state, Factors<A>& factors,
                   Workspace<A>& space) {
-  const int64_t n = state.tile.n;
-  const A smoothing = call.label_smoothing, uniform = smoothing / static_cast<A>(call.g.classes);
-  const A total_weight = call.total_weight(), ce_sum = upstream.of_sum(Row::kCrossEntropy);
-  A *alpha = factors.alpha, *at_y = factors.at_y;
-  fill_factors(state.label, n, (A(1) - smoothing + uniform * total_weight) * ce_sum, (A(1) - smoothing) * ce_sum,
-               factors);
-  if (call.weight || call.pixel_weight || upstream.map[Row::kCrossEntropy]) {
-    for (int64_t j = 0; j < n; ++j) {
-      if (factors.y[j] < 0) continue;
-      const int64_t i = state.pixels.at(j);
-      const A ce = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
-      at_y[j] = ce * (A(1) - smoothing) * call.weight_of(factors.y[j]);
-      alpha[j] = at_y[j] + ce * uniform * total_weight;
-    }
+  const Tile<A>& tile = state.tile;
+  const bool varies = call.pixel_weight || upstream.map[Row::kCrossEntropy];
+  A arrives[kTile];
+  for (int64_t j = 0; varies && j < tile.n; ++j) {
+    const int64_t i = state.label[j] < 0 ? 0 : state.pixels.at(j);
+    arrives[j] = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
   }
-  space.corrections.clear();
+  fill_factors(state.label, tile.n, upstream.of_sum(Row::kCrossEntropy), varies ? arrives : nullptr, state.shares.same,
+               call.smoothing, factors);
+  auto& corrections = space.corrections;
+  corrections.clear();
   if (!state.shares.same) return;
-  for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
-    alpha[j] += state.shares.same[j];
-    at_y[j] += state.shares.same[j];
-  }
   const auto correct = [&](int64_t j, int64_t k, A value) {
-    const bool likely = is_likely(state.tile.x[k * state.tile.ld + j], state.m[j], state.r[j]);
-    if (!likely) alpha[j] -= value;
-    space.corrections.push_back({j, k, value, likely});
+    corrections.add(j, k, tile.x[k * tile.ld + j], state.m[j], state.r[j], value);
   };
   const int32_t* k = state.shares.k;
-  for (int64_t j = 0; j < n; ++j) {
-    if (j + 4 <= n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
+  for (int64_t j = 0; j < tile.n; ++j) {
+    if (j + 4 <= tile.n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
       j += 3;  // all four are -1
     } else if (k[j] >= 0) {
       correct(j, k[j], state.shares.other[j]);
     }
   }
   for (const Share<A>& share : space.more) correct(share.pixel, share.k, share.sum);
+  multiply_by_slopes(corrections.x.data(), corrections.m.data(), corrections.r.data(), corrections.count(),
+                     corrections.value.data());
+  for (int64_t i = 0; i < corrections.count(); ++i) {
+    if (!corrections.is_likely(i)) factors.alpha[corrections.j[i]] -= corrections.value[i];
+  }
 }
 
 }  // namespace
@@ -259,26 +261,21 @@ void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileS
   const Tile<A>& tile = state.tile;
   Factors<A> factors;
   find_factors(call, upstream, state, factors, space);
-  tile_softmax(tile, factors, state.m, state.r, g, ld);
-  for (const auto& c : space.corrections) {
-    g[c.k * ld + c.j] += c.value;
-    if (!c.likely) continue;
+  tile_softmax(tile, factors, call.smoothing, state.m, state.r, g, ld);
+  const auto& corrections = space.corrections;
+  for (int64_t i = 0; i < corrections.count(); ++i) {
+    const int64_t j = corrections.j[i], k = corrections.k[i];
+    const A value = corrections.value[i];
+    g[k * ld + j] += value;
+    if (!corrections.is_likely(i)) continue;
     // The others' shares, from logits that may lie so far below the top that r is 0.
     const Logits<A, A> x = {tile.x, tile.ld, 1, false};
-    LogSumExp<A> others = {state.m[c.j], state.r[c.j]};
-    if (!is_near(others.sum)) others = sum_others<A>(x, c.j, tile.classes, c.k);
+    LogSumExp<A> others = {state.m[j], state.r[j]};
+    if (!is_near(others.sum)) others = sum_others<A>(x, j, tile.classes, k);
     for (int64_t other = 0; other < tile.classes; ++other) {
-      if (other == c.k) continue;
-      g[other * ld + c.j] -= c.value / others.sum * exp_negative(x.at(c.j, other) - others.max);
+      if (other == k) continue;
+      g[other * ld + j] -= value / others.sum * exp_negative(x.at(j, other) - others.max);
     }
-  }
-  if (call.label_smoothing == A(0)) return;
-  const A uniform = call.label_smoothing / static_cast<A>(call.g.classes);
-  for (int64_t j = 0; j < tile.n; ++j) {
-    if (state.label[j] < 0) continue;
-    const int64_t i = state.pixels.at(j);
-    const A ce = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
-    for (int64_t c = 0; c < tile.classes; ++c) g[c * ld + j] -= ce * uniform * call.weight_of(c);
   }
 }
 

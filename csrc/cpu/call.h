@@ -44,14 +44,14 @@ struct Call {
   const Tensor& logits;
   Steps steps;
   const Upsample<A>* up;       // null where the logits are of the labels' resolution
-  const A* weight;             // [C] or null
   const A* pixel_weight;       // [B, P] or null
   const A* edge_class_weight;  // [C] or null
-  A label_smoothing;
+  Smoothing<A> smoothing;
   LaneOptions<A> lane_options;
   SidePacking packing;
   int16_t* label;             // [B, P]
   int16_t* predicted;         // [B, P], in forward, or null: false edges are not wanted
+  A* own_term;                // [B, P], in forward, or null: log p(y), all that edges of two classes read
   A *m, *r;                   // [B, P] each; null of two classes that are not upsampled
   uint8_t* edge;              // [B, P], the edge mask, or null
   A* sides;                   // [B, P, 2, packing.count()], same and other side
@@ -66,15 +66,15 @@ struct Call {
         logits(inputs.logits),
         steps(inputs.logits),
         up(up ? &*up : nullptr),
-        weight(data_or_null<A>(inputs.weight)),
         pixel_weight(data_or_null<A>(inputs.pixel_weight)),
         edge_class_weight(data_or_null<A>(inputs.edge_class_weight)),
-        label_smoothing(static_cast<A>(options.label_smoothing)),
+        smoothing(data_or_null<A>(inputs.weight), g.classes, static_cast<A>(options.label_smoothing)),
         lane_options{static_cast<A>(options.power), options.has_decay() ? static_cast<A>(1 / options.decay) : A(0),
                      options.has_decay()},
         packing(options),
         label(static_cast<int16_t*>(saved.label.mutable_data_ptr())),
         predicted(nullptr),
+        own_term(nullptr),
         m(data_of<A>(saved.stats)),
         r(m ? m + g.batch * g.pixels : nullptr),
         edge(data_of<uint8_t>(saved.flags)),
@@ -96,15 +96,9 @@ struct Call {
   bool has_decay() const { return lane_options.has_decay; }
   Stored<A> image(int64_t b) const { return stored<A>(logits, steps, b, g.logits == 1); }
   Reader<A> reader(int64_t b) const { return {image(b), up}; }
-  A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
   A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
   A edge_weight_of(int64_t i) const {
     return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[label[i]] : pixel_weight_of(i);
-  }
-  A total_weight() const {
-    A sum = 0;
-    for (int64_t c = 0; c < g.classes; ++c) sum += weight_of(c);
-    return sum;
   }
 
   // Both sides of n edge pixels from the place `at` of the list on.

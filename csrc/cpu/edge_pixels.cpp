@@ -136,27 +136,29 @@ void Group<A>::fill(int64_t dz, int64_t dy, bool logits, Lanes<A>& lanes) const 
     fill_labels<kWidth>(*this, dz == 0 && dy == 0, lanes);
     if (call.has_decay()) fill_numbers<kWidth>(*this, call.field, lanes, lanes.d);
     if (!logits) return;
+    if (call.own_term) return fill_numbers<kWidth>(*this, call.own_term, lanes, lanes.t);
     if (call.m) {
       fill_numbers<kWidth>(*this, call.m, lanes, lanes.m);
       fill_numbers<kWidth>(*this, call.r, lanes, lanes.r);
     }
     if (!call.up) x.by_type([&](const auto* data) { fill_logits<kWidth>(*this, x, data, lanes); });
   });
-  if (logits && call.up) {
+  if (!logits || call.own_term) return;
+  if (call.up) {
     const int64_t in_row = std::min(lanes.width, g.width);
     for (int64_t e = 0; e < count; ++e) {
       if (lanes.first[e] < 0) continue;
       const RowTaps<A> taps = call.up->row_taps(z[e] + dz, y[e] + dy);
       call.up->along_row(x, taps, column[e], in_row, k[e], lanes.x + e * lanes.width);
     }
-  } else if (logits && !call.m) {
+  } else if (!call.m) {
     statistics_of_two(lanes.first_logit, lanes.second_logit, count * lanes.width, lanes.m, lanes.r);
   }
 }
 
 template <typename A>
 void Group<A>::find_terms(Lanes<A>& lanes) const {
-  if (!log_terms(lanes, count * lanes.width)) return;
+  if (call.own_term || !log_terms(lanes, count * lanes.width)) return;
   const Reader<A> x = call.reader(image);
   for (int64_t e = 0; e < count; ++e) {
     for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
@@ -170,31 +172,19 @@ void Group<A>::find_terms(Lanes<A>& lanes) const {
 template <typename A>
 void Group<A>::terms_of_logs(Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) const {
   const int64_t width = lanes.width;
-  std::vector<A> t[kEdges][2], d[kEdges][2];
+  WindowTerms<A> terms = {count, {}, {}, {}};
   for_each_row_seen(0, call.g.pixels, true, lanes, [&] {
     find_terms(lanes);
-    for (int64_t e = 0; e < count; ++e) {
-      for (int64_t i = e * width; i < (e + 1) * width; ++i) {
-        if (lanes.label[i] < 0) continue;
-        const int side = lanes.label[i] != k[e];
-        t[e][side].push_back(lanes.t[i]);
-        d[e][side].push_back(call.has_decay() ? lanes.d[i] : A(0));
+    for (int64_t j = 0; j < width; ++j) {
+      for (int64_t e = 0, i = j; e < count; ++e, i += width) {
+        const bool exists = lanes.label[i] >= 0;
+        terms.t.push_back(exists ? lanes.t[i] : A(0));
+        terms.d.push_back(exists && call.has_decay() ? lanes.d[i] : A(0));
+        terms.side.push_back(exists ? lanes.label[i] != k[e] : -1);
       }
     }
   });
-  for (int64_t e = 0; e < count; ++e) {
-    for (int s = 0; s < 2; ++s) {
-      Side<A>& side = sides[2 * e + s];
-      side = Side<A>();
-      value[s][e] = 0;
-      if (t[e][s].empty()) continue;
-      std::vector<A>& log_w = d[e][s];
-      side.nearest = *std::min_element(log_w.begin(), log_w.end());
-      for (A& w : log_w) w = (side.nearest - w) * call.lane_options.inverse_decay;
-      const int64_t n = static_cast<int64_t>(log_w.size());
-      value[s][e] = negative_log_mean(t[e][s].data(), log_w.data(), n, call.power(), side);
-    }
-  }
+  for (int side = 0; side < 2; ++side) power_means(terms, side, call.lane_options, value[side], sides);
 }
 
 template struct Group<float>;

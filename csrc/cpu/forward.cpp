@@ -341,6 +341,9 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   };
   const Tensor prediction = scratch(false_edges, ScalarType::Short);
   const Tensor term = scratch(false_edges && !call.false_edges.term, kScalarType<A>);
+  // Of two classes, 1 - p(k) is the probability of the other one.
+  const Tensor own_term = scratch(options.edges && g.classes == 2 && options.power != 1, kScalarType<A>);
+  call.own_term = data_of<A>(own_term);
   call.predicted = data_of<int16_t>(prediction);
   call.edge_counts = data_of<int64_t>(outputs.edge_counts);
   if (term.numel() > 0) call.false_edges.term = data_of<A>(term);
@@ -378,29 +381,28 @@ template <typename A>
 void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A* ce, Sums& sums) {
   const Tile<A>& tile = statistics.tile;
   const int64_t n = tile.n;
-  const A smoothing = call.label_smoothing;
   const double valid = static_cast<double>(n - std::count(statistics.y, statistics.y + n, kIgnored));
   sums[Row::kValid] += valid;
+  for (int64_t j = 0; call.own_term && j < n; ++j) {
+    if (statistics.y[j] >= 0) call.own_term[statistics.pixels.at(j)] = -statistics.nll[j];
+  }
   const double plain_sum = tile_cross_entropy(statistics.nll, statistics.y, n, ce);
-  if (!call.weight && !call.pixel_weight && smoothing == A(0)) {
+  if (!call.smoothing.weight && !call.pixel_weight && call.smoothing.smoothing == A(0)) {
     sums[Row::kCrossEntropy] += plain_sum;
     sums[Row::kWeight] += valid;
     return;
   }
-  const A total_weight = call.total_weight();
-  for (int64_t j = 0; j < n; ++j) {
-    if (statistics.y[j] < 0) continue;
-    const A w = call.weight_of(statistics.y[j]), v = call.pixel_weight_of(statistics.pixels.at(j));
-    ce[j] *= w;
-    if (smoothing != A(0)) {
-      A every = total_weight * log1p_positive(statistics.r[j]);
-      for (int64_t c = 0; c < tile.classes; ++c)
-        every -= call.weight_of(c) * (tile.x[c * tile.ld + j] - statistics.m[j]);
-      ce[j] = (A(1) - smoothing) * ce[j] + smoothing / static_cast<A>(tile.classes) * every;
-    }
-    sums[Row::kCrossEntropy] += static_cast<double>(v) * ce[j];
-    sums[Row::kWeight] += static_cast<double>(v) * w;
+  A w[kTile];
+  smooth_cross_entropy(tile, statistics.y, statistics.m, statistics.r, call.smoothing, ce, w);
+  if (!call.pixel_weight) {
+    sums[Row::kCrossEntropy] += row_sum(ce, n);
+    sums[Row::kWeight] += row_sum(w, n);
+    return;
   }
+  A v[kTile];
+  for (int64_t j = 0; j < n; ++j) v[j] = statistics.y[j] < 0 ? A(0) : call.pixel_weight[statistics.pixels.at(j)];
+  sums[Row::kCrossEntropy] += weighted_sum(ce, v, n);
+  sums[Row::kWeight] += weighted_sum(w, v, n);
 }
 
 template void cross_entropy_tile(const Call<float>&, const Statistics<float>&, float*, Sums&);

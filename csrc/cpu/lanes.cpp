@@ -43,6 +43,57 @@ EDGELOSS_INLINE A log_weight(const LaneArrays<A>& lanes, int64_t i, Bits<A> same
   return (select(same, lanes.same.nearest[i], lanes.other.nearest[i]) - lanes.d[i]) * inverse_decay;
 }
 
+// The sums of negative_log_mean of math.h over one side of many edge pixels.
+template <typename A>
+struct SideSums {
+  A nearest[kEdges], weights[kEdges], mean[kEdges], first[kEdges];
+  A largest[kEdges], top[kEdges];  // exponent around the mean; exponent of a term
+  A sum[kEdges], small[kEdges], log_sum[kEdges];
+
+  EDGELOSS_INLINE void clear(int64_t n, A q) {
+    for (int64_t e = 0; e < n; ++e) {
+      nearest[e] = INFINITY;
+      first[e] = q > A(0) ? -INFINITY : INFINITY;
+      top[e] = -INFINITY;
+      weights[e] = mean[e] = largest[e] = sum[e] = small[e] = A(0);
+    }
+  }
+  EDGELOSS_INLINE A log_weight(int64_t e, A d, const LaneOptions<A>& options) const {
+    return (nearest[e] - d) * options.inverse_decay;
+  }
+  EDGELOSS_INLINE void add_distance(int64_t e, Bits<A> on, A d) {
+    const A own = select(on, d, A(INFINITY));
+    nearest[e] = own < nearest[e] ? own : nearest[e];
+  }
+  EDGELOSS_INLINE void add_moments(int64_t e, Bits<A> on, A t, A d, const LaneOptions<A>& options) {
+    const A w = exp_negative(log_weight(e, d, options)), own = select(on, t, first[e]);
+    weights[e] += select(on, w);
+    mean[e] += select(on, w * t);
+    first[e] = (options.power > A(0)) == (own > first[e]) ? own : first[e];
+  }
+  EDGELOSS_INLINE void add_range(int64_t e, Bits<A> on, A t, A d, const LaneOptions<A>& options) {
+    const A exponent = select(on, std::abs(options.power * (t - mean[e])));
+    const A v = select(on, log_weight(e, d, options) + options.power * (t - first[e]), A(-INFINITY));
+    largest[e] = exponent > largest[e] ? exponent : largest[e];
+    top[e] = v > top[e] ? v : top[e];
+  }
+  EDGELOSS_INLINE void add_exponentials(int64_t e, Bits<A> on, A t, A d, const LaneOptions<A>& options) {
+    const A log_w = log_weight(e, d, options), exponent = options.power * (t - mean[e]);
+    sum[e] += select(on, exp_negative(log_w + options.power * (t - first[e]) - top[e]));
+    const A below_one = exponent > A(1) ? A(1) : exponent;
+    small[e] += select(on, exp_negative(log_w) * expm1_of_unit(below_one < A(-1) ? A(-1) : below_one));
+  }
+  EDGELOSS_INLINE A finish(int64_t e, A q) {
+    const Bits<A> any = mask_of<A>(weights[e] > A(0)), is_small = mask_of<A>(largest[e] <= A(1));
+    const A total = select(any, weights[e], A(1)), log = top[e] + log_positive(select(any, sum[e], A(1)));
+    log_sum[e] = sum[e] == sum[e] ? log : sum[e];  // log_positive hides nan
+    const A by_mean = mean[e] + log1p_positive(select(is_small & any, small[e] / total)) / q;
+    const A by_first = first[e] + (log_sum[e] - log_positive(total)) / q;
+    const A log_m = select(is_small, by_mean, by_first);
+    return select(any, log_m > A(0) ? A(0) : A(0) - log_m);
+  }
+};
+
 // Calls body(condition) with a constant.
 template <typename F>
 EDGELOSS_INLINE void with_constant(bool condition, const F& body) {
@@ -166,17 +217,11 @@ void mean_shares(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& op
         EDGELOSS_INDEPENDENT
         for (int64_t i = 0; i < n; ++i) {
           const Masks<A> is(l, i);
-          A p, complement;
-          probabilities(l.x[i], l.m[i], l.r[i], p, complement);
-          const bool likely = is_likely(l.x[i], l.m[i], l.r[i]);
-          // Of probabilities π is in proportion to w · complement, which the slope divides by where k is not likely.
-          const A leak = decltype(logs)::value ? other_slope(p, complement, likely)
-                                               : select(mask_of<A>(likely), complement * p, p);
-          A w = A(1);
+          A w = A(1), p = A(1), complement = A(1);
           if (decltype(decays)::value) w = exp_negative(log_weight(l, i, is.same, inverse_decay));
-          const A on_same = l.same.upstream[i] * w;
-          l.same.share[i] = select(is.same, decltype(logs)::value ? on_same : on_same * p);
-          l.other.share[i] = select(is.other, l.other.upstream[i] * w * leak);
+          if (!decltype(logs)::value) probabilities(l.x[i], l.m[i], l.r[i], p, complement);
+          l.same.share[i] = select(is.same, l.same.upstream[i] * w * p);
+          l.other.share[i] = select(is.other, l.other.upstream[i] * w * complement);
         }
       });
     });
@@ -192,13 +237,51 @@ void log_shares(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& opt
       const A log_w = log_weight(l, i, is.same, inverse_decay);
       const A q_t = power * (l.t[i] - select(is.same, l.same.first[i], l.other.first[i]));
       const A pi = exp_negative(log_w + q_t - select(is.same, l.same.log_sum[i], l.other.log_sum[i]));
-      A p, complement;
-      probabilities(l.x[i], l.m[i], l.r[i], p, complement);
-      const A slope = other_slope(p, complement, is_likely(l.x[i], l.m[i], l.r[i]));
       l.same.share[i] = select(is.same, l.same.upstream[i] * pi);
-      l.other.share[i] = select(is.other, l.other.upstream[i] * pi * slope);
+      l.other.share[i] = select(is.other, l.other.upstream[i] * pi);
     }
   });
+}
+
+template <typename A>
+void multiply_by_slopes(const A* x, const A* m, const A* r, int64_t n, A* value) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) {
+      A p, complement;
+      probabilities(x[i], m[i], r[i], p, complement);
+      const Bits<A> likely = mask_of<A>(is_likely(x[i], m[i], r[i]));
+      value[i] *= select(likely, p, p / complement);
+    }
+  });
+}
+
+template <typename A>
+void power_means(const WindowTerms<A>& terms, int side, const LaneOptions<A>& options, A* value, Side<A>* sides) {
+  SideSums<A> sums;
+  const int64_t n = terms.count;
+  vectorized<A>([=, t = terms.t.data(), d = terms.d.data(), of = terms.side.data(), places = terms.places(),
+                 s = &sums]() EDGELOSS_LOOP {
+    s->clear(n, options.power);
+    const auto for_each_place = [=](const auto& body) EDGELOSS_LOOP {
+      for (int64_t i = 0; i < places * n; i += n) {
+        EDGELOSS_INDEPENDENT
+        for (int64_t e = 0; e < n; ++e) body(e, mask_of<A>(of[i + e] == side), t[i + e], d[i + e]);
+      }
+    };
+    for_each_place([=](int64_t e, Bits<A> on, A, A d) EDGELOSS_LOOP { s->add_distance(e, on, d); });
+    for_each_place([=](int64_t e, Bits<A> on, A t, A d) EDGELOSS_LOOP { s->add_moments(e, on, t, d, options); });
+    EDGELOSS_INDEPENDENT
+    for (int64_t e = 0; e < n; ++e) s->mean[e] /= s->weights[e];
+    for_each_place([=](int64_t e, Bits<A> on, A t, A d) EDGELOSS_LOOP { s->add_range(e, on, t, d, options); });
+    for_each_place([=](int64_t e, Bits<A> on, A t, A d) EDGELOSS_LOOP { s->add_exponentials(e, on, t, d, options); });
+    EDGELOSS_INDEPENDENT
+    for (int64_t e = 0; e < n; ++e) value[e] = s->finish(e, options.power);
+  });
+  for (int64_t e = 0; e < n; ++e) {
+    sides[2 * e + side] = Side<A>();
+    if (sums.weights[e] > A(0)) sides[2 * e + side] = {sums.first[e], sums.log_sum[e], sums.nearest[e], A(0)};
+  }
 }
 
 template <typename A>
@@ -226,15 +309,17 @@ void finish_means(const A* mean, const A* complement, int64_t n, A* value, A* in
   });
 }
 
-#define EDGELOSS_INSTANTIATE(A)                                                          \
-  template struct Lanes<A>;                                                              \
-  template void least_distance(const LaneArrays<A>&, int64_t);                           \
-  template void sum_probabilities(const LaneArrays<A>&, int64_t, const LaneOptions<A>&); \
-  template bool log_terms(const LaneArrays<A>&, int64_t);                                \
-  template void sum_logs(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);          \
-  template void mean_shares(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);       \
-  template void log_shares(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);        \
-  template void finish_logs(const A*, const A*, int64_t, A*, A*);                        \
+#define EDGELOSS_INSTANTIATE(A)                                                               \
+  template struct Lanes<A>;                                                                   \
+  template void least_distance(const LaneArrays<A>&, int64_t);                                \
+  template void sum_probabilities(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);      \
+  template bool log_terms(const LaneArrays<A>&, int64_t);                                     \
+  template void sum_logs(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);               \
+  template void mean_shares(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);            \
+  template void log_shares(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);             \
+  template void multiply_by_slopes(const A*, const A*, const A*, int64_t, A*);                \
+  template void power_means(const WindowTerms<A>&, int, const LaneOptions<A>&, A*, Side<A>*); \
+  template void finish_logs(const A*, const A*, int64_t, A*, A*);                             \
   template void finish_means(const A*, const A*, int64_t, A*, A*);
 EDGELOSS_INSTANTIATE(float)
 EDGELOSS_INSTANTIATE(double)

@@ -128,14 +128,32 @@ bool log_terms(const LaneArrays<A>& lanes, int64_t n);
 template <typename A>
 void sum_logs(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& options);
 
-// upstream · π of each neighbor on the same side, and upstream · π · slope on the other, where the means are plain
-// ones, of logarithms (power 0) or of probabilities.
+// upstream · π of each neighbor, where the means are plain ones: of logarithms (power 0), which read no logits, or of
+// probabilities.
 template <typename A>
 void mean_shares(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& options);
 
 // The same where they were computed by logarithms.
 template <typename A>
 void log_shares(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& options);
+
+// value *= the other side's slope, from the logit x of class k.
+template <typename A>
+void multiply_by_slopes(const A* x, const A* m, const A* r, int64_t n, A* value);
+
+// The terms of the windows of `count` edge pixels, [place in the window, edge pixel].
+template <typename A>
+struct WindowTerms {
+  int64_t count;
+  std::vector<A> t, d;
+  std::vector<int32_t> side;  // 0 on the same side, 1 on the other, -1: no neighbor
+
+  int64_t places() const { return static_cast<int64_t>(t.size()) / count; }
+};
+
+// -log M_q of one side, as negative_log_mean of math.h has it, and what backward needs of it.
+template <typename A>
+void power_means(const WindowTerms<A>& terms, int side, const LaneOptions<A>& options, A* value, Side<A>* sides);
 
 // -log M_0 of n sides from Σ w t and Σ w, and 1 / Σ w for backward.
 template <typename A>

@@ -53,7 +53,8 @@ struct Share {
 };
 
 // What the edge pixels around give the pixels of a chunk: Σ upstream · π on the pixel's own side, and on the other side
-// Σ upstream · π · slope for each class k that edge pixels look at.
+// the same for each class k that edge pixels look at, where the pixel's slope is still a factor. Of two classes all is
+// on the own side: 1 - p(k) is then the probability of the pixel's own class.
 template <typename A>
 struct Gathered {
   std::vector<A> same,
@@ -71,18 +72,35 @@ struct Gathered {
   TileShares<A> from(int64_t pixel) const { return {same.data() + pixel, other.data() + pixel, k.data() + pixel}; }
 };
 
+// Additions of `value` to class k of pixel j of a tile, after the rest; likely ones concern all other classes too.
+template <typename A>
+struct Corrections {
+  std::vector<int64_t> j, k;
+  std::vector<A> x, m, r, value;  // x: the logit of class k
+
+  int64_t count() const { return static_cast<int64_t>(j.size()); }
+  bool is_likely(int64_t i) const { return edgeloss::is_likely(x[i], m[i], r[i]); }
+  void clear() {
+    j.clear();
+    k.clear();
+    for (auto* numbers : {&x, &m, &r, &value}) numbers->clear();
+  }
+  void add(int64_t pixel, int64_t of_class, A logit, A max, A rest, A share) {
+    j.push_back(pixel);
+    k.push_back(of_class);
+    x.push_back(logit);
+    m.push_back(max);
+    r.push_back(rest);
+    value.push_back(share);
+  }
+};
+
 // What the backward pass of a thread works in.
 template <typename A>
 struct Workspace {
-  // An addition to one class of one pixel of a tile, after the rest; `likely` ones concern all other classes too.
-  struct Correction {
-    int64_t j, k;
-    A value;
-    bool likely;
-  };
   std::vector<A> buffer;
   std::vector<A> sums;  // of a box
-  std::vector<Correction> corrections;
+  Corrections<A> corrections;
   std::vector<Share<A>> more;  // of a tile
   Gathered<A> gathered;
   Lanes<A> lanes;

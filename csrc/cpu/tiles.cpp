@@ -120,6 +120,18 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
   }
 }
 
+// w = weight(y), where weight may be null for ones; 0 where y is no class.
+template <typename A>
+EDGELOSS_INLINE void weights_of(const A* weight, const int32_t* y, int64_t n, A* w) {
+  if (weight) {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : weight[std::max(y[j], 0)];
+  } else {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : A(1);
+  }
+}
+
 template <typename A>
 EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
   double parts[16] = {};
@@ -247,6 +259,16 @@ double row_sum(const A* value, int64_t n) {
 }
 
 template <typename A>
+double weighted_sum(const A* value, const A* weight, int64_t n) {
+  return vectorized<A>([=]() EDGELOSS_LOOP {
+    double product[kTile];
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) product[j] = static_cast<double>(value[j]) * static_cast<double>(weight[j]);
+    return sum_in_parts(product, n);
+  });
+}
+
+template <typename A>
 double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
     // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others
@@ -258,59 +280,106 @@ double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
 }
 
 template <typename A>
-void fill_factors(const int16_t* label, int64_t n, A alpha, A at_y, Factors<A>& factors) {
-  vectorized<A>([=, out = &factors]() EDGELOSS_LOOP {
+void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, const A* r, const Smoothing<A>& smoothing,
+                          A* ce, A* w) {
+  vectorized<A>([=, weight = smoothing.weight, own = A(1) - smoothing.smoothing, uniform = smoothing.of_others(),
+                 total = smoothing.total]() EDGELOSS_LOOP {
+    const int64_t n = tile.n;
+    weights_of(weight, y, n, w);
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) ce[j] *= w[j];
+    if (uniform == A(0)) return;
+    A every[kTile];
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) every[j] = total * log1p_positive(r[j]);
+    for (int64_t c = 0; c < tile.classes; ++c) {
+      const A* row = tile.x + c * tile.ld;
+      const A of_class = weight ? weight[c] : A(1);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) every[j] -= of_class * (row[j] - m[j]);
+    }
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) ce[j] = y[j] < 0 ? A(0) : own * ce[j] + uniform * every[j];
+  });
+}
+
+template <typename A>
+void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrives, const A* same,
+                  const Smoothing<A>& smoothing, Factors<A>& factors) {
+  vectorized<A>([=, out = &factors, weight = smoothing.weight, own = A(1) - smoothing.smoothing,
+                 uniform = smoothing.of_others(), total = smoothing.total]() EDGELOSS_LOOP {
+    A *alpha = out->alpha, *at_y = out->at_y, *spread = out->uniform;
+    int32_t* y = out->y;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) y[j] = label[j];
+    weights_of(weight, y, n, at_y);
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      out->y[j] = label[j];
-      out->alpha[j] = label[j] < 0 ? A(0) : alpha;
-      out->at_y[j] = label[j] < 0 ? A(0) : at_y;
+      const A ce = y[j] < 0 ? A(0) : arrives ? arrives[j] : everywhere;
+      spread[j] = ce * uniform;
+      at_y[j] *= ce * own;
+      alpha[j] = at_y[j] + spread[j] * total;
+    }
+    if (!same) return;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {  // ∂S = π (p(c) - δ_cy)
+      alpha[j] += same[j];
+      at_y[j] += same[j];
     }
   });
 }
 
 template <typename A>
-void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const A* m, const A* r, A* g, int64_t ld_g) {
-  vectorized<A>([=, alpha = factors.alpha, at_y = factors.at_y, y = factors.y]() EDGELOSS_LOOP {
+void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothing<A>& smoothing, const A* m, const A* r,
+                  A* g, int64_t ld_g) {
+  vectorized<A>([=, alpha = factors.alpha, at_y = factors.at_y, spread = factors.uniform, y = factors.y,
+                 weight = smoothing.weight, total = smoothing.total,
+                 smooths = smoothing.smoothing != A(0)]() EDGELOSS_LOOP {
     const int64_t n = tile.n, ld = tile.ld;
+    const bool is_pair = tile.classes == 2;
     A scale[kTile];
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
-    if (tile.classes == 2) {  // one of them is the max, and r is what the other one comes to
-      for (int64_t c = 0; c < 2; ++c) {
-        const A* row = tile.x + c * ld;
-        A* out = g + c * ld_g;
-        EDGELOSS_INDEPENDENT
-        for (int64_t j = 0; j < n; ++j) {
-          const A value = scale[j] * (row[j] == m[j] ? A(1) : r[j]) - (y[j] == c ? at_y[j] : A(0));
-          out[j] = y[j] < 0 ? A(0) : value;
-        }
-      }
-      return;
-    }
+    for (int64_t j = 0; j < n; ++j) scale[j] = (is_pair ? A(1) : alpha[j]) / (A(1) + r[j]);
     for (int64_t c = 0; c < tile.classes; ++c) {
       const A* row = tile.x + c * ld;
       A* out = g + c * ld_g;
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) {
-        const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
-        out[j] = y[j] < 0 ? A(0) : value;
+      if (is_pair) {  // one of them is the max, and r is what the other one comes to: 1 - p has all its digits
+        EDGELOSS_INDEPENDENT
+        for (int64_t j = 0; j < n; ++j) {
+          const bool top = row[j] == m[j], own = y[j] == static_cast<int32_t>(c);
+          const A p = scale[j] * (top ? A(1) : r[j]), complement = scale[j] * (top ? r[j] : A(1));
+          // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
+          const A value = (own ? spread[j] * total : alpha[j]) * p - (own ? at_y[j] : A(0)) * complement;
+          out[j] = y[j] < 0 ? A(0) : value;
+        }
+      } else {
+        EDGELOSS_INDEPENDENT
+        for (int64_t j = 0; j < n; ++j) {
+          const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
+          out[j] = y[j] < 0 ? A(0) : value;
+        }
       }
+      if (!smooths) continue;
+      const A of_class = weight ? weight[c] : A(1);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) out[j] -= spread[j] * of_class;
     }
   });
 }
 
-#define EDGELOSS_INSTANTIATE(A)                                                                    \
-  template bool fits_in_place(const Stored<A>&, int64_t, int64_t);                                 \
-  template void read_tile(const Stored<A>&, int64_t, int64_t, int64_t, A*, int64_t);               \
-  template void write_tile(const A*, int64_t, int64_t, int64_t, const Stored<A, void*>&, int64_t); \
-  template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                       \
-  template void statistics_of_two(const A*, const A*, int64_t, A*, A*);                            \
-  template void tile_prediction(const Tile<A>&, const int32_t*, const A*, int16_t*);               \
-  template double row_sum(const A*, int64_t);                                                      \
-  template double tile_cross_entropy(const A*, const int32_t*, int64_t, A*);                       \
-  template void fill_factors(const int16_t*, int64_t, A, A, Factors<A>&);                          \
-  template void tile_softmax(const Tile<A>&, const Factors<A>&, const A*, const A*, A*, int64_t);
+#define EDGELOSS_INSTANTIATE(A)                                                                                        \
+  template bool fits_in_place(const Stored<A>&, int64_t, int64_t);                                                     \
+  template void read_tile(const Stored<A>&, int64_t, int64_t, int64_t, A*, int64_t);                                   \
+  template void write_tile(const A*, int64_t, int64_t, int64_t, const Stored<A, void*>&, int64_t);                     \
+  template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                                           \
+  template void statistics_of_two(const A*, const A*, int64_t, A*, A*);                                                \
+  template void tile_prediction(const Tile<A>&, const int32_t*, const A*, int16_t*);                                   \
+  template double row_sum(const A*, int64_t);                                                                          \
+  template double weighted_sum(const A*, const A*, int64_t);                                                           \
+  template double tile_cross_entropy(const A*, const int32_t*, int64_t, A*);                                           \
+  template void smooth_cross_entropy(const Tile<A>&, const int32_t*, const A*, const A*, const Smoothing<A>&, A*, A*); \
+  template void fill_factors(const int16_t*, int64_t, A, const A*, const A*, const Smoothing<A>&, Factors<A>&);        \
+  template void tile_softmax(const Tile<A>&, const Factors<A>&, const Smoothing<A>&, const A*, const A*, A*, int64_t);
 EDGELOSS_INSTANTIATE(float)
 EDGELOSS_INSTANTIATE(double)
 

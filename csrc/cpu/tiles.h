@@ -96,23 +96,51 @@ void tile_prediction(const Tile<A>& tile, const int32_t* y, const A* m, int16_t*
 template <typename A>
 double row_sum(const A* value, int64_t n);
 
+// Σ value · weight, in parts whose order is fixed.
+template <typename A>
+double weighted_sum(const A* value, const A* weight, int64_t n);
+
 // ce = nll where y is a class, else 0; returns their sum.
 template <typename A>
 double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce);
 
-// The gradient of a tile is alpha · p(c) - at_y · [c = y], but for corrections.
+// Class weights and label smoothing.
+template <typename A>
+struct Smoothing {
+  const A* weight;  // [C], or null for ones
+  int64_t classes;
+  A smoothing;
+  A total;  // Σ weight
+
+  Smoothing(const A* weight, int64_t classes, A smoothing)
+      : weight(weight), classes(classes), smoothing(smoothing), total(0) {
+    for (int64_t c = 0; c < classes; ++c) total += of_class(c);
+  }
+  EDGELOSS_INLINE A of_class(int64_t c) const { return weight ? weight[c] : A(1); }
+  A of_others() const { return smoothing / static_cast<A>(classes); }
+};
+
+// Makes of nll in `ce` the cross-entropy with class weights and smoothing; w = weight(y), or 0 where y is no class.
+template <typename A>
+void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, const A* r, const Smoothing<A>& smoothing,
+                          A* ce, A* w);
+
+// The gradient of a tile is alpha · p(c) - at_y · [c = y] - uniform · weight(c), but for corrections.
 template <typename A>
 struct Factors {
-  A alpha[kTile], at_y[kTile];
+  A alpha[kTile], at_y[kTile], uniform[kTile];
   int32_t y[kTile];
 };
 
-// y of n pixels, and both factors, each the same on all that are valid and 0 elsewhere.
+// y of n pixels, and the factors, 0 where it is no class, from what arrives at the cross-entropy, or `everywhere` where
+// that is null, and the shares of the same side, which may be null.
 template <typename A>
-void fill_factors(const int16_t* label, int64_t n, A alpha, A at_y, Factors<A>& factors);
+void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrives, const A* same,
+                  const Smoothing<A>& smoothing, Factors<A>& factors);
 
-// g[c · ld_g + j] = alpha · p(c) - at_y · [c = y] where y is a class; exactly 0 elsewhere, for any logits.
+// The gradient to g[c · ld_g + j] where y is a class; exactly 0 elsewhere, for any logits.
 template <typename A>
-void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const A* m, const A* r, A* g, int64_t ld_g);
+void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothing<A>& smoothing, const A* m, const A* r,
+                  A* g, int64_t ld_g);
 
 }  // namespace edgeloss

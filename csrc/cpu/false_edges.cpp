@@ -6,8 +6,8 @@
 namespace edgeloss {
 namespace {
 
-// e^x - 1 for x ≤ 0.
-EDGELOSS_INLINE float expm1_negative(float x) { return x > -0.34f ? expm1_small(x) : exp_negative(x) - 1.0f; }
+// e^x - 1 for x ≤ 1.
+EDGELOSS_INLINE float expm1_negative(float x) { return std::abs(x) < 0.34f ? expm1_small(x) : exp_negative(x) - 1.0f; }
 EDGELOSS_INLINE double expm1_negative(double x) { return std::expm1(x); }
 
 // Calls body(i) for the places around, without the middle one in its own row.
@@ -42,6 +42,14 @@ void least_around(const A* term, int64_t n, int64_t reach, bool own, A* least) {
 }
 
 template <typename A>
+void center_exponents(int64_t n, A scale, A* least) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) least[j] = scale * std::abs(least[j]) <= A(1) ? A(0) : least[j];
+  });
+}
+
+template <typename A>
 void sum_exponentials(const A* term, int64_t n, int64_t reach, bool own, const A* least, A scale, A* sum, A* less_one) {
   vectorized<A>([=]() EDGELOSS_LOOP {
     for_each_place(reach, own, [=](int64_t i) EDGELOSS_LOOP {
@@ -64,7 +72,7 @@ void exponential_shares(const A* arrives, const A* least, int64_t n, int64_t rea
       EDGELOSS_INDEPENDENT
       for (int64_t j = 0; j < n; ++j) {
         const A v = scale * (least[j + i] - term[j]);
-        sum[j] += arrives[j + i] * exp_negative(v < A(0) ? v : A(0));  // above 0 where nothing arrives
+        sum[j] += arrives[j + i] * exp_negative(v < A(1) ? v : A(1));  // above 1 where nothing arrives
       }
     });
   });
@@ -103,6 +111,7 @@ void tile_terms(const A* nll, const int32_t* y, int64_t n, const FalseEdges<A>& 
 #define EDGELOSS_INSTANTIATE(A)                                                                  \
   template void sum_around(const A*, int64_t, int64_t, bool, A*);                                \
   template void least_around(const A*, int64_t, int64_t, bool, A*);                              \
+  template void center_exponents(int64_t, A, A*);                                                \
   template void sum_exponentials(const A*, int64_t, int64_t, bool, const A*, A, A*, A*);         \
   template void exponential_shares(const A*, const A*, int64_t, int64_t, bool, const A*, A, A*); \
   template void finish_false_edges(const uint8_t*, int64_t, const Around<A>&, A, A*, A*);        \

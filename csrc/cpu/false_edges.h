@@ -23,7 +23,7 @@ struct FalseEdges {
   A power;
   A* term;   // [B, P]; at power 0 in forward only
   A* share;  // [B, P], π of the neighbor that counts most, 0 where there is no false edge; of the rows that have one
-  A* least;  // [B, P], the least term of the neighbors, of the same rows; not at power 0
+  A* least;  // [B, P], the least term of the neighbors, or 0, of the same rows; not at power 0
   int32_t* count;  // [B, D · H], false edges of each row
 
   bool exist() const { return share != nullptr; }
@@ -42,6 +42,10 @@ void sum_around(const A* row, int64_t n, int64_t reach, bool own, A* sum);
 
 template <typename A>
 void least_around(const A* term, int64_t n, int64_t reach, bool own, A* least);
+
+// Replaces least terms by 0 where the exponents need none: log Σ e^v would cancel most of a large one.
+template <typename A>
+void center_exponents(int64_t n, A scale, A* least);
 
 // Adds e^v and e^v - 1 with v = -scale (term - least), of places that are not ignored.
 template <typename A>
@@ -148,6 +152,7 @@ class RowWindows {
       });
     };
     sweep([&](const A* term, int64_t x, int64_t n, bool own) { least_around(term, n, reach_, own, least + x); });
+    center_exponents(g_.width, scale, least);
     sweep([&](const A* term, int64_t x, int64_t n, bool own) {
       sum_exponentials(term, n, reach_, own, least + x, scale, sum_.data() + x, less_one_.data() + x);
     });

@@ -23,6 +23,7 @@ class Problem:
         tensors: weight [C], edge_class_weight [C], pixel_weight [B, *S], distance [B, *S], where given.
         normalizer: (W, E), where given.
         upstream: the gradient of the map with ``reduction="none"``, [B, *S].
+        dtype: float32 or float64, in which the loss is computed that is compared.
     """
 
     x: Array
@@ -31,6 +32,7 @@ class Problem:
     tensors: dict[str, Array] = field(default_factory=dict)
     normalizer: tuple[float, float] | None = None
     upstream: Array = None
+    dtype: Any = np.float64
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Answer:
         gradient: [B, C, *S'].
         maps: by name, [B, *S].
         scale: per pixel the sum of what adds up in the gradient of its logits, without signs, [B, 1, *S'].
+        slack: the part of it that may be lost, or arrive at the next pixel, in the arithmetic of the problem's dtype.
         condition: by how much rounding of an input may grow: 1 + |q| max |t| + max d / decay.
         top_gap: the least distance between the two largest logits of a pixel.
     """
@@ -50,6 +53,7 @@ class Answer:
     gradient: Array
     maps: dict[str, Array]
     scale: Array
+    slack: Array
     condition: float
     top_gap: float
 
@@ -119,6 +123,16 @@ def interpolation(low: int, high: int) -> Array:
     return matrix
 
 
+def position_rounding(low: int, high: int, eps: float) -> Array:
+    """Return by how much the elements of ``interpolation`` change where positions are rounded, [high, low].
+
+    A position is (i + 1/2) · low / high - 1/2, and at most two roundings of its first part move it. Beyond an integer,
+    which no rounding knows from its neighbors, it belongs to another pair of pixels.
+    """
+    at = np.maximum((np.arange(high, dtype=WIDE) + WIDE(0.5)) * low / high - WIDE(0.5), 0)[:, None]
+    return np.where(np.abs(np.arange(low) - at) < 1 + WIDE(1e-9), 2 * eps * (at + WIDE(0.5)), 0)
+
+
 def along_axes(x: Array, matrices: list[Array]) -> Array:
     """Multiply the spatial axes of [B, C, *S] by a matrix each."""
     for axis, matrix in enumerate(matrices, start=2):
@@ -159,16 +173,21 @@ def solve(problem: Problem) -> Answer:
     flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
     parts = _Terms(problem, Softmax(flat), flat, label.ravel(), valid)
     loss, factors = parts.loss()
-    gradient, scale = parts.gradient(factors)
+    gradient, scale, lost = parts.gradient(factors)
 
-    def image(values: Array) -> Array:
+    def image(values: Array, matrices: list[Array] = matrices) -> Array:
         values = np.moveaxis(values.reshape(*y.shape, -1), -1, 1)[:, 1 if x.shape[1] == 1 and values.ndim == 2 else 0 :]
         return along_axes(values, [m.T for m in matrices]) if upsampled else values
 
+    slack = image(lost)
+    if upsampled:
+        sizes, eps = zip(x.shape[2:], y.shape[1:], strict=True), np.finfo(problem.dtype).eps
+        moved = [m + position_rounding(*s, eps) for m, s in zip(matrices, sizes, strict=True)]
+        slack = slack + image(scale, moved) - image(scale)
     ordered = np.sort(flat, 1)
     gap = (ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf)
     maps = {name: values.reshape(y.shape) for name, values in parts.maps.items()}
-    return Answer(loss, image(gradient), maps, image(scale), parts.condition, float(gap))
+    return Answer(loss, image(gradient), maps, image(scale), slack, parts.condition, float(gap))
 
 
 class _Terms:
@@ -195,6 +214,12 @@ class _Terms:
         weights = np.broadcast_to(log_w, same.shape)
         found = [power_mean(t[s], weights if s < 2 else np.zeros_like(weights), sides[s], q) for s in range(3)]
         self.values, self.pi = zip(*found, strict=True)
+        # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
+        # class that adds up in them, may be 0.
+        kind = np.finfo(problem.dtype)
+        least, rounding = np.log(2 * self.classes * WIDE(kind.tiny)), 2 * self.classes * kind.eps
+        under = [(t[s] < least) | (weights < least) for s in range(3)]
+        self.lost = [np.where(under[s] & (self.pi[s] < rounding) & (q == 1), self.pi[s], 0) for s in range(3)]
         used = max(float(np.abs(t[s][sides[s]]).max(initial=0)) for s in range(3))
         self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
         self.maps = dict(zip(("same_side", "other_side", "false_edge"), self.values, strict=True))
@@ -229,16 +254,19 @@ class _Terms:
         upstream = self.problem.upstream.astype(WIDE).ravel()
         return value.reshape(self.shape), (ce_factor * upstream, edge_factor * upstream)
 
-    def gradient(self, factors: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Return the gradient [N, C], and the sum of what adds up in it without signs [N]."""
+    def gradient(self, factors: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        """Return the gradient [N, C], the sum of what adds up in it without signs, and what may be lost of it, [N]."""
         o, p, (ce, edge) = self.problem.options, self.softmax.p, factors
         one_hot, smoothing = np.eye(self.classes, dtype=WIDE)[self.y], WIDE(o["label_smoothing"])
         own, uniform = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
         result = ce[:, None] * ((own + uniform.sum())[:, None] * p - own[:, None] * one_hot - uniform)
         scale = np.abs(ce) * (own + uniform.sum())
+        lost = np.zeros_like(scale)
         weights = o["same_side_weight"] * self.u, o["other_side_weight"] * self.u, o["false_edge_weight"]
         for side, weight in enumerate(weights):
-            arrives = self.pi[side] * (edge * WIDE(1) * weight)[:, None]  # [i, n]
+            upstream = (edge * WIDE(1) * weight)[:, None]
+            arrives = self.pi[side] * upstream  # [i, n]
+            lost += np.abs(self.lost[side] * upstream).sum(0)
             if side != 1:
                 share = arrives.sum(0)
                 result += share[:, None] * (p - one_hot)
@@ -247,4 +275,4 @@ class _Terms:
             leak = (arrives.T @ one_hot) * p  # [n, k]
             result += leak - np.einsum("nk,nkc->nc", leak, self.softmax.shares)
             scale += (np.abs(arrives).T @ one_hot * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
-        return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0)
+        return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0), np.where(self.valid, lost, 0)

@@ -292,22 +292,23 @@ namespace {
 // The backward pass of a chunk.
 template <typename A>
 void backward_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
-                    const Stored<A, void*>& out, Workspace<A>& space) {
+                    const Stored<A, void*>& out, bool streams, Workspace<A>& space) {
   const Geometry& g = call.g;
   const Stored<A> x = call.image(chunk.image);
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
-  const bool in_place = fits_in_place(x, g.classes, step) && out.pixel_step == 1;
-  const int64_t ld = in_place ? x.class_step : step, out_ld = in_place ? out.class_step : step;
-  space.buffer.resize(in_place ? 0 : 2 * g.classes * step);
+  const bool reads_in_place = fits_in_place(x, g.classes, step);
+  const bool writes_in_place = reads_in_place && out.pixel_step == 1 && !streams;
+  const int64_t ld = reads_in_place ? x.class_step : step, out_ld = writes_in_place ? out.class_step : step;
+  space.buffer.resize(2 * g.classes * step);
   Gathered<A>& gathered = space.gathered;
   if (call.list.row_first) gather_chunk(call, upstream, chunks, chunk, space);
   auto more = gathered.more.begin();
 
   for (int64_t p = start; p < last; p += step) {
     const int64_t n = std::min(step, last - p), i = chunk.image * g.pixels + p;
-    if (!in_place) read_tile(x, g.classes, p, n, space.buffer.data(), step);
-    const A* logits = in_place ? static_cast<const A*>(x.data) + p : space.buffer.data();
-    A* gradient = in_place ? static_cast<A*>(out.data) + p : space.buffer.data() + g.classes * step;
+    if (!reads_in_place) read_tile(x, g.classes, p, n, space.buffer.data(), step);
+    const A* logits = reads_in_place ? static_cast<const A*>(x.data) + p : space.buffer.data();
+    A* gradient = writes_in_place ? static_cast<A*>(out.data) + p : space.buffer.data() + g.classes * step;
     A own_m[kTile], own_r[kTile];
     const A *m = call.m ? call.m + i : own_m, *r = call.m ? call.r + i : own_r;
     if (!call.m) statistics_of_two(logits, logits + ld, n, own_m, own_r);
@@ -320,11 +321,13 @@ void backward_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chun
     gradient_tile(call, upstream, {{logits, ld, g.classes, n}, {i, nullptr}, call.label + i, m, r, shares}, gradient,
                   out_ld, space);
     // Of a binary pixel, the second class has the logit.
-    if (!in_place) write_tile(gradient + (g.logits == 1 ? step : 0), step, g.logits, n, out, p);
+    if (!writes_in_place) write_tile(gradient + (g.logits == 1 ? step : 0), step, g.logits, n, out, p, streams);
   }
 }
 
 // ------------------------------------------------------------------------------------------------------------ operator
+
+constexpr int64_t kStreamed = 1 << 23;  // bytes of a gradient that is not in cache when the next operator reads it
 
 // A new tensor's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
 void want_large_pages(void* data, int64_t bytes) {
@@ -346,7 +349,8 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, inputs.logits);
   Tensor grad = torch::stable::empty_like(inputs.logits);
-  want_large_pages(grad.mutable_data_ptr(), grad.numel() * static_cast<int64_t>(grad.element_size()));
+  const int64_t bytes = grad.numel() * static_cast<int64_t>(grad.element_size());
+  want_large_pages(grad.mutable_data_ptr(), bytes);
   const Call<A> call(g, up, inputs, saved, options);
   const Upstream<A> upstream(gradients);
   if (up) {
@@ -358,8 +362,10 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     Workspace<A> space(g);
     for (int64_t i, end; tasks.take(i, end);) {
       const Chunk chunk = chunks.at(i);
-      backward_chunk(call, upstream, chunks, chunk, stored_output<A>(grad, steps, chunk.image), space);
+      backward_chunk(call, upstream, chunks, chunk, stored_output<A>(grad, steps, chunk.image), bytes >= kStreamed,
+                     space);
     }
+    end_streams();
   });
   return grad;
 }

@@ -1,6 +1,10 @@
 // The loops of tiles.h.
 #include "tiles.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <cstdlib>
 
 #include "vectorize.h"
@@ -28,9 +32,28 @@ void widen_row(const T* from, int64_t step, int64_t n, A* row) {
   });
 }
 
+// Copies whole lines of the cache to memory, past the cache.
+void stream(const void* from, int64_t bytes, void* to) {
+#ifdef __SSE2__
+  constexpr int64_t kLine = 64, kPart = sizeof(__m128i);
+  if (reinterpret_cast<uintptr_t>(to) % kLine == 0 && bytes % kLine == 0) {
+    const auto* parts = static_cast<const __m128i*>(from);
+    auto* out = static_cast<__m128i*>(to);
+    for (int64_t i = 0; i < bytes / kPart; ++i) _mm_stream_si128(out + i, _mm_loadu_si128(parts + i));
+    return;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
 // out[j · step] = row[j].
 template <typename T, typename A>
-void narrow_row(const A* row, int64_t step, int64_t n, T* out) {
+void narrow_row(const A* row, int64_t step, int64_t n, bool streams, T* out) {
+  if (streams && step == 1) {
+    T piece[kTile];
+    if (!std::is_same_v<T, A>) narrow_row(row, 1, n, false, &piece[0]);
+    return stream(std::is_same_v<T, A> ? static_cast<const void*>(row) : piece, n * sizeof(T), out);
+  }
   if (std::is_same_v<T, A> && step == 1) {
     std::memcpy(out, row, n * sizeof(A));
     return;
@@ -185,12 +208,19 @@ void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* til
 }
 
 template <typename A>
-void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p) {
+void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p,
+                bool streams) {
   out.by_type([&](auto* data) {
     for (int64_t c = 0; c < count; ++c) {
-      narrow_row(tile + c * ld, out.pixel_step, n, data + c * out.class_step + p * out.pixel_step);
+      narrow_row(tile + c * ld, out.pixel_step, n, streams, data + c * out.class_step + p * out.pixel_step);
     }
   });
+}
+
+void end_streams() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
 }
 
 int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y) {
@@ -349,7 +379,8 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
           const bool top = row[j] == m[j], own = y[j] == static_cast<int32_t>(c);
           const A p = scale[j] * (top ? A(1) : r[j]), complement = scale[j] * (top ? r[j] : A(1));
           // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
-          const A value = (own ? spread[j] * total : alpha[j]) * p - (own ? at_y[j] : A(0)) * complement;
+          const A all = alpha[j], at = at_y[j], rest = spread[j] * total;
+          const A value = (own ? rest : all) * p - (own ? at : A(0)) * complement;
           out[j] = y[j] < 0 ? A(0) : value;
         }
       } else {
@@ -370,7 +401,7 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
 #define EDGELOSS_INSTANTIATE(A)                                                                                        \
   template bool fits_in_place(const Stored<A>&, int64_t, int64_t);                                                     \
   template void read_tile(const Stored<A>&, int64_t, int64_t, int64_t, A*, int64_t);                                   \
-  template void write_tile(const A*, int64_t, int64_t, int64_t, const Stored<A, void*>&, int64_t);                     \
+  template void write_tile(const A*, int64_t, int64_t, int64_t, const Stored<A, void*>&, int64_t, bool);               \
   template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                                           \
   template void statistics_of_two(const A*, const A*, int64_t, A*, A*);                                                \
   template void tile_prediction(const Tile<A>&, const int32_t*, const A*, int16_t*);                                   \

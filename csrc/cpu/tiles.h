@@ -73,9 +73,14 @@ bool fits_in_place(const Stored<A>& x, int64_t classes, int64_t n);
 template <typename A>
 void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld);
 
-// Writes a tile of `count` logits of n pixels to where pixel p and those after it are stored.
+// Writes a tile of `count` logits of n pixels to where pixel p and those after it are stored. streams: where nothing
+// reads it soon; then n ≤ kTile. Stores past the cache do not fetch the lines that they overwrite from memory first.
 template <typename A>
-void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p);
+void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p,
+                bool streams);
+
+// Makes what this thread has streamed visible to the others.
+void end_streams();
 
 // The labels of n pixels from the first on, kIgnored where they do not count; returns how many are out of range.
 int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y);

@@ -113,7 +113,7 @@ struct BoxSums {
         A* sum = at(slice, row);
         for (int64_t c = 0; c < logits; ++c)
           sum[c * stride() + 1] += sum[c * stride()];  // the first has none before it
-        write_tile(sum + 1, stride(), logits, up.cells, out, (slice * up.along_y.low + row) * up.cells);
+        write_tile(sum + 1, stride(), logits, up.cells, out, (slice * up.along_y.low + row) * up.cells, false);
       }
     }
   }

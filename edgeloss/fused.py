@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import REDUCED_ROWS, Evaluation, TermMaps
+from edgeloss.reduction import Evaluation, TermMaps
 from edgeloss.reference import FAR, NO_POWER
 
 operators = torch.ops.edgeloss
@@ -80,30 +80,29 @@ def evaluate(
     if distance is not None:
         wide = (distance.to(widest(distance.device)) / unit).clamp(max=FAR)
         distance = wide.to(result_dtype(logits)).contiguous()
-    outputs = Outputs.from_tensors(
-        operators.edge_loss(
-            logits if is_evenly_spaced(logits) else logits.contiguous(),
-            target.contiguous(),
-            *(
-                None if weight is None else weight.contiguous()
-                for weight in (inputs.weight, inputs.pixel_weight, inputs.edge_class_weight)
-            ),
-            distance,
-            options.ignore_index,
-            options.label_smoothing,
-            radius_per_axis(options.radius, dims),
-            0.0 if abs(options.power) <= NO_POWER else options.power,
-            decay,
-            [s / unit for s in spacing_per_axis(options.spacing, dims)],
-            edges,
-            false_edges,
-            maps,
-            count_edges,
-            _VALIDATE[options.validate],
-        )
+    call = operators.edge_loss if torch.compiler.is_compiling() else _EdgeLoss.apply
+    tensors = call(  # type: ignore[no-untyped-call]
+        logits if is_evenly_spaced(logits) else logits.contiguous(),
+        target.contiguous(),
+        *(
+            None if weight is None else weight.contiguous()
+            for weight in (inputs.weight, inputs.pixel_weight, inputs.edge_class_weight)
+        ),
+        distance,
+        options.ignore_index,
+        options.label_smoothing,
+        radius_per_axis(options.radius, dims),
+        0.0 if abs(options.power) <= NO_POWER else options.power,
+        decay,
+        [s / unit for s in spacing_per_axis(options.spacing, dims)],
+        edges,
+        false_edges,
+        maps,
+        count_edges,
+        _VALIDATE[options.validate],
     )
-    terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
-    return Evaluation(outputs.sums[REDUCED_ROWS], terms, outputs.edge_counts if count_edges else None)
+    terms = _term_maps(Outputs.from_tensors(tensors), inputs, options, edges, false_edges) if maps else None
+    return Evaluation(tensors[0], terms, tensors[1] if count_edges else None)
 
 
 def _decay_and_unit(options: Options) -> tuple[float, float]:
@@ -200,25 +199,47 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     saved = outputs.saved if given.distance is None else outputs.saved._replace(field=given.distance)
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
     ctx.options = given.label_smoothing, given.radius, given.power, given.decay
-    ctx.rows = outputs.sums.shape[0]
+    ctx.rows, ctx.has_maps = outputs.sums.shape[0], given.maps
     ctx.set_materialize_grads(False)
 
 
 def _edge_loss_backward(
     ctx: Any,  # noqa: ANN401
     sums: Tensor | None,
-    edge_counts: None,
-    ce: Tensor | None,
-    same: Tensor | None,
-    other: Tensor | None,
-    false_edge: Tensor | None,
+    edge_counts: None = None,
+    ce: Tensor | None = None,
+    same: Tensor | None = None,
+    other: Tensor | None = None,
+    false_edge: Tensor | None = None,
     *saved: None,
 ) -> tuple[Tensor | None, ...]:
+    state = ctx.saved_tensors
     if sums is None:
-        sums = ctx.saved_tensors[0].new_zeros(ctx.rows, dtype=torch.float64)
+        sums = state[0].new_zeros(ctx.rows, dtype=torch.float64)
     maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in (ce, same, other, false_edge)]
-    gradient = operators.edge_loss_backward(sums.contiguous(), *maps, *ctx.saved_tensors, *ctx.options)
+    gradient = operators.edge_loss_backward(sums.contiguous(), *maps, *state, *ctx.options)
     return _only(gradient, len(_EdgeLossInputs._fields))
+
+
+class _EdgeLoss(torch.autograd.Function):
+    """The operator ``edge_loss``, with the derivative that torch.library has of it, but less work around each call.
+
+    It returns all of the operator's results where the maps are asked for, else the sums and counts.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+        with torch._C._AutoDispatchBelowAutograd():
+            tensors: tuple[Tensor, ...] = operators.edge_loss.default(*args)
+        _setup_context(ctx, args, tensors)
+        return tensors if ctx.has_maps else tensors[:2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
+            return _edge_loss_backward(ctx, *grads)
+        with torch._C._AutoDispatchBelowAutograd():
+            return _edge_loss_backward(ctx, *grads)
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:

@@ -50,8 +50,20 @@ def check_inputs(
     pixel_weight: Tensor | None,
     distance: Tensor | None,
     normalizer: tuple[float | Tensor, float | Tensor] | None,
+    is_counted: bool = False,
 ) -> Inputs:
     """Check the tensors of a call, except for the values of labels and distance.
+
+    Args:
+        logits: [B, C, *S].
+        target: [B, *S].
+        options: of the call.
+        weight: class weights [C] of the cross-entropy.
+        edge_class_weight: class weights [C] of the edge terms.
+        pixel_weight: [B, *S].
+        distance: [B, *S].
+        normalizer: denominators (W, E).
+        is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -59,7 +71,7 @@ def check_inputs(
     """
     class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
     for name, values in class_weights.items():
-        if values is not None:
+        if values is not None and not (is_counted and name == "edge_class_weight"):
             check_weight(values, options.validate, name=name)
     check_logits(logits)
     check_target(target)

@@ -314,6 +314,7 @@ class EdgeAwareLoss(nn.Module):
             edge_scale=step.edge_scale,
             weight=self.weight,
             edge_class_weight=step.edge_class_weight,
+            is_counted=self._is_running(),
             pixel_weight=pixel_weight,
             distance=distance,
             normalizer=normalizer,

@@ -28,15 +28,14 @@ R = TypeVar("R")
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function name the nearest of its keywords in the error for an unknown one."""
-    known = tuple(inspect.signature(function).parameters)
+    known = inspect.signature(function).parameters.keys()
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
+        for name in kwargs.keys() - known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
         return function(*args, **kwargs)
 
     return checked

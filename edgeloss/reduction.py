@@ -31,8 +31,8 @@ class SumRow(IntEnum):
     WRONG = 8  # the number of labels out of range; of the kernels only
 
 
+DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.EDGE_WEIGHT + 1)  # W and Σ_E v · u
 TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.FALSE_EDGE + 1)  # the rows that are terms of the loss
-REDUCED_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.EDGES + 1)  # the rows that this module reads
 
 
 class LossMaps(NamedTuple):
@@ -79,8 +79,8 @@ class Evaluation(NamedTuple):
     """What a backend returns.
 
     Attributes:
-        sums: [8], a row for each :class:`SumRow` but ``WRONG``, in float64 where the device has it; the terms are
-            differentiable.
+        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it; the
+            terms are differentiable.
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class; None unless asked for.
     """
@@ -156,7 +156,7 @@ def is_shared(options: Options) -> bool:
 
 def shared_denominators(sums: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
     """Return the W and E that the loss divides by: those of the batch, the user's, or the mean over the ranks."""
-    w, e = inputs.normalizer or (sums.detach()[SumRow.WEIGHT], sums.detach()[SumRow.EDGE_WEIGHT])
+    w, e = inputs.normalizer or sums.detach()[DENOMINATOR_ROWS].unbind()
     if options.reduction == "sum":
         return torch.ones_like(w), torch.ones_like(e)
     if is_shared(options):
@@ -201,7 +201,7 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
     All are 0 where the edge term is not finite: the optimizer skips such a step, but the running sums would keep it.
 
     Args:
-        sums: [8], those of an :class:`Evaluation`.
+        sums: those of an :class:`Evaluation`.
         options: of the call.
         classes: C ≥ 2.
     """
@@ -273,9 +273,10 @@ def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
         e: Σ_E v · u, 0-d.
         options: of the call.
     """
+    # Few operations: of a small image they take as long as the kernels.
+    per_w, per_e = torch.stack([w, e]).reciprocal_().nan_to_num_(posinf=0.0).unbind()
     ce_weight, *edge_weights = term_weights(options).values()
-    scale = torch.stack([ce_weight / w, *(weight / e for weight in edge_weights)])
-    return (terms * torch.nan_to_num(scale, 0.0, 0.0, 0.0)).sum()
+    return torch.dot(terms, torch.stack([ce_weight * per_w, *(weight * per_e for weight in edge_weights)]))
 
 
 def term_values(sums: Tensor, w: Tensor, e: Tensor, options: Options) -> Terms:

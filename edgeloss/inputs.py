@@ -381,6 +381,18 @@ def valid_pixel_weight(pixel_weight: Tensor, valid: Tensor, validate: Validate, 
     return pixel_weight.to(dtype)
 
 
+def check_that(holds: Tensor, message: str) -> None:
+    """Check a condition on values, 0-d; waits for the device.
+
+    Raises:
+        ValueError: with the message; under torch.compile a RuntimeError.
+    """
+    if torch.compiler.is_compiling():  # a condition on values would break the graph
+        torch._assert_async(holds, message)
+    elif not holds:
+        raise ValueError(message)
+
+
 def check_mask(mask: Tensor, like: Tensor) -> None:
     """Check type, shape and device of a mask of pixels.
 

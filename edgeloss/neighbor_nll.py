@@ -18,8 +18,10 @@ from edgeloss.inputs import (
     check_non_negative,
     check_pair,
     check_target,
+    check_that,
     check_values,
 )
+from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Backend, check_option, radius_per_axis, suggest_keywords
 from edgeloss.reference import Grid, gathered, log_sum_of_chosen, negative_log_mean, offsets, take
 
@@ -81,7 +83,7 @@ def neighbor_nll(
     check_values("logits", logits)
     batch, classes, *size = logits.shape
     radius = radius_per_axis(radius, len(size))
-    count = math.prod(2 * r + 1 for r in radius) - 1
+    count = math.prod([2 * r + 1 for r in radius]) - 1
     check_map("weight", weight, logits[:, 0], [batch, count, *size])
     reason = library.why_reference(backend, logits)
     reads_values = reason is not None or logits.device.type == "cpu"
@@ -112,15 +114,19 @@ def _check_index(
     if isinstance(index, Tensor) and index.shape == logits.shape:
         if index.device != logits.device:
             raise ValueError(f"index: expected device {logits.device}, as the logits, but got {index.device}")
-        if reads_values and index.dtype != torch.bool and not ((index == 0) | (index == 1)).all():
-            raise ValueError("index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
+        if reads_values and index.dtype != torch.bool:
+            is_indicator = ((index == 0) | (index == 1)).all()
+            check_that(is_indicator, "index: expected an indicator [B, C, *S] of 0 and 1, but got other values")
         index = index.bool()
-        if reads_values and not (any_class := index.any(1)).all() and (on_mask() & ~any_class).any():
-            raise ValueError("index: expected at least one class per pixel of the mask, but got a pixel without any")
+        any_class = index.any(1)
+        if reads_values and (torch.compiler.is_compiling() or not any_class.all()):
+            one = "index: expected at least one class per pixel of the mask, but got a pixel without any"
+            check_that(~(on_mask() & ~any_class).any(), one)
         return index
     check_target(index, name="index")
     check_pair(logits, index, name="index")
-    if reads_values and (((y := index.long()) < 0) | (y >= classes)).any():
+    y = index.long()
+    if reads_values and (torch.compiler.is_compiling() or ((y < 0) | (y >= classes)).any()):
         index = torch.where(on_mask(), y, 0)
         check_labels(index, classes, name="index")
     return index
@@ -141,6 +147,7 @@ def by_kernels(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | Non
     return value
 
 
+@opaque_to_compilers(lambda x, index, weight, mask, radius: x.new_empty(mask.shape))
 def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Sequence[int]) -> Tensor:
     """Return -log(Σ_n w_in P_in / Σ_n w_in) over the neighbors n of i inside the image, [B, *S]; 0 off the mask.
 
@@ -199,6 +206,7 @@ def weighted_pairs(weight: Tensor, center: Tensor, radius: Sequence[int]) -> tup
     return torch.cat(rows), torch.cat(neighbors), torch.cat(weights)
 
 
+@opaque_to_compilers(lambda weight, radius: weight.new_empty(weight[:, 0].shape, dtype=torch.bool))
 def has_neighbors(weight: Tensor, radius: Sequence[int]) -> Tensor:
     """Return where some neighbor inside the image has weight, [B, *S] bool."""
     like = weight[:, 0]

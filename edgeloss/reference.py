@@ -42,6 +42,7 @@ from torch import Tensor
 
 from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
+from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import Evaluation, TermMaps, count_edge_pixels, sum_rows
 from edgeloss.reduction import LossMaps as LossMaps
@@ -104,15 +105,11 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
         x = x.flatten(2)[..., :0].reshape(*x.shape[:2], *size)
     elif x.shape[2:] != size:
         mode = "bilinear" if len(size) == 2 else "trilinear"
-
-        def interpolated(low: Tensor) -> Tensor:
-            return F.interpolate(low, size, mode=mode, align_corners=False)
-
         # Interpolation multiplies cells that it does not need by 0, and 0 · nan is nan: cells without support among the
         # valid pixels are set to 0 first. The support is the adjoint of the interpolation, applied to the valid pixels.
-        adjoint = torch.func.vjp(interpolated, torch.zeros_like(x[:, :1]))[1]
-        (support,) = adjoint(valid[:, None].to(x.dtype))
-        x = interpolated(torch.where(support > 0, x, 0.0))
+        adjoint = getattr(torch.ops.aten, f"upsample_{mode}{len(size)}d_backward")
+        support = adjoint(valid[:, None].to(x.dtype), size, [len(x), 1, *x.shape[2:]], False)
+        x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
     if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
         x = torch.cat([torch.zeros_like(x), x], 1)
     return x
@@ -160,6 +157,7 @@ def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
     return _window_max(mask.to(torch.float32), radius) > 0
 
 
+@opaque_to_compilers(lambda x, y, *_: (x.new_empty(y.shape), x.new_empty(y.shape)))
 def edge_terms(
     x: Tensor,
     y: Tensor,
@@ -231,6 +229,7 @@ def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
     return term(pairs.is_same), term(~pairs.is_same)
 
 
+@opaque_to_compilers(lambda y, *_: y.new_empty(y.shape, dtype=widest(y.device)))
 def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
     """Return d [B, *S] at the pixels of the bool mask ``read``, inf elsewhere; see :func:`local_distance`."""
     at = read.flatten().nonzero().squeeze(1)

@@ -110,7 +110,7 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
 	@$(BIN)/python tools/check_builds.py targets
 
-sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; look for races on CUDA
 	@$(BIN)/python tools/check_builds.py sanitized
 
 clean:  ## remove .venv, caches and runs

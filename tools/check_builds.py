@@ -3,10 +3,12 @@
 Usage, from the repository's root: python tools/check_builds.py {targets,sanitized} [words for pytest]
 
 targets: for AVX2 alone and for SSE2 alone. The library holds every loop for AVX-512, AVX2 and SSE2, and the other tests
-see only those of the processor that they run on. It needs g++ and an x86-64 processor.
+see only those of the processor that they run on. The CUDA kernels, stepped on the host, with products and sums fused
+into one operation, as nvcc does. It needs g++ and an x86-64 processor.
 
 sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the first access outside of an array, use
-of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. It needs g++.
+of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. These also with
+ThreadSanitizer, which stops where two threads of a block use one address without a barrier between. It needs g++.
 
 The builds are in build/AVX2, build/SSE2 and build/sanitized, apart from that of the environment.
 """
@@ -35,6 +37,10 @@ SANITIZED_TESTS = ["tests/kernels", "tests/loss/test_numerics.py", "tests/loss/t
 SANITIZED_TESTS += ["tests/loss/test_gradients.py"]
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
 SANITIZED_TESTS += ["-k", "not [reference and not camvid and not compile and not one_graph"]
+STEPPED_TESTS = [*(f"tests/kernels/{name}" for name in NUMERICAL), "-k", "stepped"]
+CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
+RACES = "g++ -O1 -g -fsanitize=thread"
+RACE_FOUND = 66  # the status of a process that ThreadSanitizer ends
 STATE = "import edgeloss; print(edgeloss.__file__, edgeloss.backends()['cpu'])"
 
 
@@ -54,11 +60,8 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     options = ["-n", "auto", "--dist", "worksteal"]
     if sanitized:
         print(f"==> {name}: building the CUDA kernels for the host", flush=True)
-        env |= {"CXX": f"g++ {SANITIZERS}", "LD_PRELOAD": preload()} | SANITIZER_OPTIONS
-        # Before the tests, as the compiler would run under the preloaded runtimes.
-        shim = "import host_shim; host_shim.build(host_shim.compiler())"
-        build_env = {**os.environ, "CXX": env["CXX"], "PYTHONPATH": "tests"}
-        subprocess.run([sys.executable, "-c", shim], env=build_env, check=True)
+        env |= {"CXX": f"g++ {SANITIZERS}", "LD_PRELOAD": preload("libasan.so", "libubsan.so")} | SANITIZER_OPTIONS
+        build_stepped(env["CXX"])  # before the tests, as the compiler would run under the preloaded runtimes
         # By file descriptors pytest would capture, and lose, what a process reports as it dies.
         options += ["--capture=sys"]
     state = subprocess.run([sys.executable, "-c", STATE], env=env, capture_output=True, text=True)
@@ -71,10 +74,44 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
         raise SystemExit(done.returncode)
 
 
-def preload() -> str:
+def preload(*runtimes: str) -> str:
     """Return the sanitizers' runtimes, to which Python is not linked, and libstdc++ for their view of exceptions."""
-    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    names = (*runtimes, "libstdc++.so")
     return " ".join(subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names)
+
+
+def build_stepped(compiler: str) -> str:
+    """Build the CUDA kernels for the host, and return the path of the library."""
+    shim = "import host_shim; print(host_shim.build(host_shim.compiler()))"
+    env = {**os.environ, "CXX": compiler, "PYTHONPATH": os.pathsep.join(["tests", str(Path.cwd())])}
+    return subprocess.run(
+        [sys.executable, "-c", shim], env=env, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
+
+
+def check_contracted() -> None:
+    """Run the tests of the stepped kernels with products and sums in one operation."""
+    print("==> contracted: building the CUDA kernels for the host, and running the tests", flush=True)
+    build_stepped(CONTRACTED)
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *STEPPED_TESTS]
+    env = {key: value for key, value in os.environ.items() if key != "CI"}
+    if code := subprocess.run(command, env=env | {"CXX": CONTRACTED, "OMP_NUM_THREADS": "1"}).returncode:
+        raise SystemExit(code)
+
+
+def check_races() -> None:
+    """Look for races between the threads of a block; with a barrier that orders nothing there must be one."""
+    print("==> races: building the CUDA kernels for the host", flush=True)
+    library = build_stepped(RACES)
+    options = f"halt_on_error=1 exitcode={RACE_FOUND} report_signal_unsafe=0 ignore_noninstrumented_modules=1"
+    env = os.environ | {"LD_PRELOAD": preload("libtsan.so"), "TSAN_OPTIONS": options, "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "tests/host_shim/races.py", library]
+    if code := subprocess.run(command, env=env).returncode:
+        raise SystemExit(code)
+    muted = subprocess.run(command, env=env | {"MUTED_BARRIER": "0"}, capture_output=True, text=True)
+    if muted.returncode != RACE_FOUND or "SUMMARY: ThreadSanitizer: data race csrc/" not in muted.stderr:
+        raise SystemExit(f"check_builds: a missing barrier was not found: {muted.stdout}{muted.stderr}")
+    print("==> races: a barrier that orders nothing was found")
 
 
 def check_targets(tests: list[str]) -> None:
@@ -101,8 +138,12 @@ def main() -> None:
     progress.exit_on_sigterm()
     if arguments.builds == "targets":
         check_targets(arguments.tests or TARGET_TESTS)
+        if not arguments.tests:
+            check_contracted()
     else:
         check("sanitized", SANITIZERS, arguments.tests or SANITIZED_TESTS, sanitized=True)
+        if not arguments.tests:
+            check_races()
 
 
 if __name__ == "__main__":

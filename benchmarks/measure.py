@@ -23,6 +23,8 @@ import torch
 
 INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()  # of this CPU: AVX512, AVX2 or less
 
+SLEEP = 4_000_000  # clock cycles of a GPU, of 2 GHz at most
+
 Run = Callable[[], object]
 T = TypeVar("T")
 
@@ -120,14 +122,15 @@ def stopwatch(device: str) -> Callable[[Run], float]:
 
         return on_cpu
 
-    # Writing 2 GiB evicts the logits from the cache. It takes the device longer than Python takes to enqueue the run,
-    # so the device does not idle between the two events.
+    # Writing 2 GiB evicts the logits from the cache. The device then sleeps 2 ms or more, longer than Python takes to
+    # enqueue the run, so that it does not wait for Python between the two events.
     eviction = torch.empty(2**31, dtype=torch.uint8, device=device)
 
     def on_cuda(run: Run) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         eviction.zero_()
+        torch.cuda._sleep(SLEEP)
         start.record()
         run()
         end.record()

@@ -29,9 +29,9 @@ HOST_FLAGS = ["-std=c++17", "-O3", *VECTORIZE, "-fPIC", "-fvisibility=hidden", "
 CUDA_FLAGS = ["-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", "--expt-relaxed-constexpr"]
 CUDA_FLAGS += ["--threads=0", "-DUSE_CUDA", *DEFINES]
 
-# The default: kernels for sm_80 run on 8.x devices, those for sm_90 on 9.x, and PTX is compiled by the driver for all
-# that come after.
-DEFAULT_ARCHITECTURES = "80;90+PTX"
+# The default, of those that nvcc knows: kernels for sm_80 run on 8.x devices, those for sm_90 on 9.x and so on, and PTX
+# of the last is compiled by the driver, at the first call, for all that come after.
+DEFAULT_ARCHITECTURES = (80, 90, 100, 120)
 WHEEL_ARCHITECTURES = "75;80;86;89;90;100;120+PTX"
 OLDEST_NVCC = (12, 0)  # torch from 2.10 on is itself built for CUDA 12 and later
 
@@ -188,8 +188,11 @@ def architectures(nvcc: Nvcc) -> Architectures:
         Unbuildable: if nvcc can't compile for one of them.
         SystemExit: if the variable is not valid.
     """
-    chosen = parse_architectures(os.environ.get("EDGELOSS_CUDA_ARCHS") or DEFAULT_ARCHITECTURES)
     known = {int(arch) for arch in re.findall(r"^sm_(\d+)\s*$", _output([nvcc.path, "--list-gpu-code"]), re.MULTILINE)}
+    if not (text := os.environ.get("EDGELOSS_CUDA_ARCHS")):
+        usual = [arch for arch in DEFAULT_ARCHITECTURES if arch in known]
+        return Architectures(usual, usual[-1:])
+    chosen = parse_architectures(text)
     unknown = sorted({*chosen.cubins, *chosen.ptx} - known)
     if unknown:
         names = ", ".join(f"sm_{arch}" for arch in unknown)

@@ -1,12 +1,18 @@
 """An edge-aware segmentation loss for PyTorch, called like ``torch.nn.CrossEntropyLoss``."""
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgeloss import debug, doctor, fields, functional, metrics, numerics
-from edgeloss.debug import diagnose, tree
-from edgeloss.library import backends, check
-from edgeloss.loss import EdgeAwareLoss
-from edgeloss.reference import LossMaps
+# The command, `edgeloss` or `python -m edgeloss.cli`, answers --help without torch, whose import takes seconds. All
+# other programs import everything here, and with it the operators that torch.load and torch.compile use.
+if TYPE_CHECKING or Path((sys.argv or [""])[0]).stem not in ("edgeloss", "-m"):
+    from edgeloss import debug, doctor, fields, functional, metrics, numerics
+    from edgeloss.debug import diagnose, tree
+    from edgeloss.library import backends, check
+    from edgeloss.loss import EdgeAwareLoss
+    from edgeloss.reference import LossMaps
 
 __all__ = [
     "EdgeAwareLoss",

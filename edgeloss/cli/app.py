@@ -12,7 +12,6 @@ from edgeloss.cli.info import info
 from edgeloss.cli.messages import say
 from edgeloss.cli.metrics import metrics
 from edgeloss.cli.view import view
-from edgeloss.io import InputError
 
 app = typer.Typer(
     help="Show where a segmentation network fails at edges.",
@@ -34,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         app(arguments, prog_name="edgeloss")
-    except (InputError, ImportError) as error:  # an ImportError names the extra to install
+    except (ValueError, ImportError) as error:  # an ImportError names the extra to install
+        from edgeloss.io import InputError  # here, so that --help does not import torch
+
+        if not isinstance(error, (InputError, ImportError)):
+            raise
         say(f"error: {error}")
         sys.exit(2)

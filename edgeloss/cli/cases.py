@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from edgeloss import inputs
@@ -13,8 +14,10 @@ from edgeloss.io import (
     IMAGE_SUFFIXES,
     LABEL_PROBABILITY,
     LABEL_SUFFIXES,
+    VOID_INDEX,
     InputError,
     PredictionKind,
+    Rgb,
     files_by_stem,
     read_image,
     read_labels,
@@ -112,7 +115,25 @@ class Case(NamedTuple):
     non_finite: int
 
 
-def read_case(files: CaseFiles, *, kind: PredictionKind | None, num_classes: int | None, ignore_index: int) -> Case:
+class Relabel(NamedTuple):
+    """A rule that replaces the labels first, first + 1, ..., last by to, to + 1, ..."""
+
+    first: int
+    last: int
+    to: int
+
+
+def read_case(
+    files: CaseFiles,
+    *,
+    kind: PredictionKind | None,
+    num_classes: int | None,
+    ignore_index: int,
+    colors: Mapping[Rgb, int] | None = None,
+    remap: Sequence[Relabel] = (),
+    key: str | None = None,
+    mask_key: str | None = None,
+) -> Case:
     """Read the files of one case and check that they fit each other.
 
     Args:
@@ -120,6 +141,10 @@ def read_case(files: CaseFiles, *, kind: PredictionKind | None, num_classes: int
         kind: what the prediction holds, see :func:`edgeloss.io.read_prediction`.
         num_classes: C. None takes the number of channels or, for labels, as many classes as occur.
         ignore_index: the label of ignored pixels.
+        colors: the label of each color of masks and predicted labels in RGB.
+        remap: the labels to replace in masks and predicted labels, all at once.
+        key: the name of the prediction in a file of several arrays.
+        mask_key: the name of the labels in such a file.
 
     Returns:
         The case.
@@ -127,13 +152,15 @@ def read_case(files: CaseFiles, *, kind: PredictionKind | None, num_classes: int
     Raises:
         InputError: if a file cannot be used, or sizes, classes or labels do not fit.
     """
-    prediction, mask = read_prediction(files.prediction, kind), read_labels(files.mask)
+    prediction = read_prediction(files.prediction, kind, colors=colors, key=key)
+    mask = _replaced(read_labels(files.mask, colors=colors, key=mask_key), remap)
     image = None if files.image is None else read_image(files.image)
     _check_sizes(files, prediction.values, mask, image)
     (height, width), (h, w) = mask.shape, prediction.values.shape[-2:]
     values, void = prediction.values, mask == ignore_index
     channels = prediction.num_classes
     if channels is None:
+        values = _replaced(values, remap)
         if (h, w) == (height, width):  # labels of ignored pixels are not read, as logits are not
             values = values.masked_fill(void, 0)
         channels = num_classes or max(2, 1 + int(values.max()), 1 + int(mask.masked_fill(void, 0).max()))
@@ -165,6 +192,13 @@ def read_case(files: CaseFiles, *, kind: PredictionKind | None, num_classes: int
     )
 
 
+def _replaced(labels: Tensor, rules: Sequence[Relabel]) -> Tensor:
+    replaced = labels
+    for first, last, to in rules:
+        replaced = torch.where((labels >= first) & (labels <= last), labels + (to - first), replaced)
+    return replaced
+
+
 def _check_sizes(files: CaseFiles, values: Tensor, mask: Tensor, image: Tensor | None) -> None:
     (height, width), (h, w) = mask.shape, values.shape[-2:]
     if image is not None and image.shape[1:] != mask.shape:
@@ -184,4 +218,6 @@ def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, pa
     try:
         inputs.check_labels(labels, num_classes, ignore_index, name=str(path))
     except ValueError as error:
-        raise InputError(str(error)) from error
+        # The ignore index 255 in int8.
+        hint = "; if -1 marks void, pass --remap -1:255" if ignore_index == VOID_INDEX and (labels == -1).any() else ""
+        raise InputError(f"{error}{hint}") from error

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeloss import debug
-from edgeloss.cli.cases import match_files
-from edgeloss.cli.messages import errors_named
-from edgeloss.cli.options import (
-    AsJson,
-    ClassesOption,
-    IgnoreIndex,
-    Kind,
-    Mask,
-    Pred,
-    PredKind,
-    Reader,
-    make_criterion,
-    with_loss_options,
-)
+from edgeloss.cli.messages import errors_named, say_wrote, with_progress, write
+from edgeloss.cli.options import AsJson, FileOptions, with_shared_options
 from edgeloss.cli.tables import to_json
 from edgeloss.cli.view import PICTURE_SUFFIXES
-from edgeloss.io import InputError, atomic_write
+
+if TYPE_CHECKING:
+    from edgeloss.debug import Report
 
 
-@with_loss_options
+@with_shared_options
 def diagnose(
     *,
-    pred: Pred,
-    mask: Mask,
-    classes: ClassesOption = None,
-    ignore_index: IgnoreIndex = None,
-    pred_kind: Kind = PredKind.auto,
+    source: FileOptions,
     as_json: AsJson = False,
-    figure: Annotated[Path | None, typer.Option(help="A .png, .pdf or .svg file to draw the gradient to.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files."),
+    ] = None,
     loss: Mapping[str, Any],
 ) -> None:
-    """Report problems of a prediction, its labels, its loss and its gradient.
+    """Report problems of predictions, their labels, their loss and its gradient.
+
+    For folders, files are matched by name, and each image has its own report.
 
     The exit code is 1 if a value is not finite.
 
@@ -48,23 +38,46 @@ def diagnose(
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
       edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
+      edgeloss diagnose --pred logits --mask masks --classes 11
     """  # noqa: D301
-    reader = Reader.from_options(classes, ignore_index, pred_kind)
+    from edgeloss import debug
+    from edgeloss.cli.reader import Reader, find_cases, make_criterion
+    from edgeloss.io import InputError
+
+    reader = Reader.from_options(source)
     criterion = make_criterion(loss, reader.ignore_index)
-    files = match_files(pred, mask)
-    if pred.is_dir():
-        raise InputError(f"{pred}: expected the file of one image, but got a folder")
-    if figure is not None and figure.suffix.lower() not in PICTURE_SUFFIXES:
+    cases, several = find_cases(source), source.pred.is_dir()
+    if figure is not None and not several and figure.suffix.lower() not in PICTURE_SUFFIXES:
         raise InputError(
             f"{figure}: expected a figure in one of {', '.join(PICTURE_SUFFIXES)}, but got"
             f" {figure.suffix or 'no suffix'}"
         )
-    case = reader.read(files[0])
-    with errors_named(pred):
-        diagnosis = debug.diagnose(criterion, case.logits, case.target)
-    typer.echo(to_json(diagnosis.to_dict()) if as_json else str(diagnosis))
-    if figure is not None:
-        with errors_named(pred), atomic_write(figure) as file:
-            diagnosis.figure().savefig(file, format=figure.suffix.lower()[1:])
-    if not diagnosis.ok:
+    found: dict[str, Report] = {}
+    for files in with_progress(cases):
+        case = reader.read(files)
+        with errors_named(files.prediction):
+            diagnosis = found[files.name] = debug.diagnose(criterion, case.logits, case.target)
+            if figure is not None:
+                _draw(diagnosis, figure / f"{files.name}.png" if several else figure)
+        if not as_json:
+            typer.echo(f"{files.name}: {diagnosis}\n" if several else str(diagnosis))
+    bad = [name for name, diagnosis in found.items() if not diagnosis.ok]
+    if not several and as_json:
+        typer.echo(to_json(diagnosis.to_dict()))
+    elif as_json:
+        images = {name: diagnosis.to_dict() for name, diagnosis in found.items()}
+        typer.echo(to_json({"ok": not bad, "images": images}))
+    elif several:
+        typer.echo(f"{len(found)} images; not finite: {', '.join(bad) or 'none'}")
+    if bad:
         raise typer.Exit(1)
+
+
+def _draw(diagnosis: Report, path: Path) -> None:
+    """Write the figure of a diagnosis."""
+    import io
+
+    file = io.BytesIO()
+    diagnosis.figure().savefig(file, format=path.suffix.lower()[1:])
+    write(path, file.getvalue())
+    say_wrote(path, file.tell())

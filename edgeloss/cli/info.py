@@ -9,10 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
-from edgeloss import library
 from edgeloss.cli.options import AsJson
 from edgeloss.cli.tables import to_json
 
@@ -27,6 +25,10 @@ def info(*, as_json: AsJson = False) -> None:
       edgeloss info
       edgeloss info --json
     """  # noqa: D301
+    import torch
+
+    from edgeloss import library
+
     cuda = torch.version.cuda
     facts: dict[str, Any] = {
         "edgeloss": _version("edgeloss"),

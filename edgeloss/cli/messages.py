@@ -1,14 +1,13 @@
-"""Notes, errors and progress on stderr."""
+"""Notes, errors and progress on stderr, and output files."""
 
 from __future__ import annotations
 
 import sys
+import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
-
-from edgeloss.io import InputError
 
 Item = TypeVar("Item")
 
@@ -23,9 +22,34 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def write(path: Path, content: bytes) -> None:
+    """Write an output file, whose folder is created."""
+    from edgeloss.io import atomic_write
+
+    with suppress(OSError):  # opening the file raises the same error
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def say_wrote(path: Path, size: int, others: int = 0) -> None:
+    """Print what was written: a file, and how many others with it, of ``size`` bytes together."""
+    more = f" and {others} page{'' if others == 1 else 's'}" if others else ""
+    unit, divisor = ("MB", 1e6) if size >= 99_950 else ("kB", 1e3)
+    say(f"wrote {path}{more} ({size / divisor:.1f} {unit})")
+
+
+def open_page(path: Path) -> None:
+    """Open a page in the browser."""
+    if not webbrowser.open(path.resolve().as_uri()):
+        say(f"note: no browser found; open {path} yourself")
+
+
 @contextmanager
 def errors_named(path: Path) -> Iterator[None]:
     """Turn errors of the library about the contents of a file into an InputError that names the file."""
+    from edgeloss.io import InputError
+
     try:
         yield
     except InputError:

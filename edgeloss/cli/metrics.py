@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from edgeloss.cli.cases import CaseFiles, match_files
-from edgeloss.cli.messages import with_progress
-from edgeloss.cli.options import CLASSES_HELP, IgnoreIndex, Kind, Mask, Pred, PredKind, Reader, SkipMissing
+from edgeloss.cli.messages import say_wrote, write
+from edgeloss.cli.options import CLASSES_HELP, FileOptions, with_shared_options
 from edgeloss.cli.tables import mean_of_present, to_csv, to_json, to_table
-from edgeloss.io import InputError, atomic_write
-from edgeloss.reference import readable_logits
 
 
 class TableFormat(str, enum.Enum):
@@ -26,14 +21,11 @@ class TableFormat(str, enum.Enum):
     json = "json"
 
 
+@with_shared_options
 def metrics(
     *,
-    pred: Pred,
-    mask: Mask,
-    classes: Annotated[str, typer.Option(metavar="N|FILE", help=CLASSES_HELP)],
-    ignore_index: IgnoreIndex = None,
-    pred_kind: Kind = PredKind.auto,
-    skip_missing: SkipMissing = False,
+    source: FileOptions,
+    classes: Annotated[str, typer.Option(metavar="N|FILE", help=CLASSES_HELP, show_default=False)],  # required here
     table_format: Annotated[TableFormat, typer.Option("--format", help="The output format.")] = TableFormat.table,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: Annotated[
@@ -52,12 +44,13 @@ def metrics(
       edgeloss metrics --pred predictions --mask masks --classes 11
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
     """  # noqa: D301
-    import edgeloss.metrics  # noqa: F401  # first: its error names the extra to install
+    from edgeloss.cli.reader import Reader, find_cases
+    from edgeloss.cli.scores import compute_scores
 
-    reader = Reader.from_options(classes, ignore_index, pred_kind)
+    reader = Reader.from_options(source)
     assert reader.num_classes is not None
-    cases = match_files(pred, mask, skip_missing=skip_missing)
-    scores = _compute(cases, reader, reader.num_classes)
+    cases = find_cases(source)
+    scores = compute_scores(cases, reader, reader.num_classes)
     names = reader.names or [str(c) for c in range(reader.num_classes)]
     rows = {name: {metric: values[c] for metric, values in scores.items()} for c, name in enumerate(names)}
     mean = {metric: mean_of_present(values) for metric, values in scores.items()}
@@ -69,28 +62,6 @@ def metrics(
     if output is None:
         typer.echo(text)
     else:
-        with atomic_write(output) as file:
-            file.write(f"{text}\n".encode())
-
-
-def _compute(cases: Sequence[CaseFiles], reader: Reader, num_classes: int) -> dict[str, list[float]]:
-    """Return the score of each class by each metric."""
-    from torchmetrics.classification import MulticlassJaccardIndex
-
-    from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-
-    options: dict[str, Any] = {"ignore_index": reader.ignore_index, "average": "none"}
-    metrics = {
-        "iou": MulticlassJaccardIndex(num_classes, zero_division=math.nan, **options),
-        "boundary_iou": BoundaryIoU(num_classes, **options),
-        **{f"boundary_f1_{radius}px": BoundaryF1(num_classes, radius=radius, **options) for radius in (1, 3, 5)},
-        "trimap_iou_3px": TrimapIoU(num_classes, radius=3, **options),
-    }
-    for files in with_progress(cases):
-        case = reader.read(files)
-        if case.non_finite:
-            raise InputError(f"{files.prediction}: expected finite values, but got {case.non_finite} others")
-        labels = readable_logits(case.logits, case.target != reader.ignore_index).argmax(1)
-        for metric in metrics.values():
-            metric.update(labels, case.target)
-    return {name: metric.compute().tolist() for name, metric in metrics.items()}
+        content = f"{text}\n".encode()
+        write(output, content)
+        say_wrote(output, len(content))

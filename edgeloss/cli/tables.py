@@ -11,16 +11,23 @@ from typing import Any
 
 
 def to_json(content: Any) -> str:  # noqa: ANN401
-    """Return strict JSON, with null for non-finite numbers."""
+    """Return strict JSON: numbers with six digits, and null for those that are not finite."""
 
     def strict(part: Any) -> Any:  # noqa: ANN401
         if isinstance(part, Mapping):
             return {key: strict(value) for key, value in part.items()}
         if isinstance(part, (list, tuple)):
             return [strict(value) for value in part]
-        return None if isinstance(part, float) and not math.isfinite(part) else part
+        if isinstance(part, float):
+            return rounded(part) if math.isfinite(part) else None
+        return part
 
     return json.dumps(strict(content), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def rounded(value: float) -> float:
+    """Return a number to six digits: those beyond are noise of float32."""
+    return float(f"{value:.6g}")
 
 
 def mean_of_present(values: Sequence[float]) -> float:
@@ -35,7 +42,7 @@ def to_csv(rows: Mapping[str, Mapping[str, float]], mean: Mapping[str, float]) -
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["class", *mean])
     for name, scores in [*rows.items(), ("mean", mean)]:
-        writer.writerow([name, *("" if math.isnan(value) else value for value in scores.values())])
+        writer.writerow([name, *("" if math.isnan(value) else rounded(value) for value in scores.values())])
     return text.getvalue().rstrip("\n")
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss.io import VOID_INDEX, check_file, read_classes
+from edgeloss.io import PALETTES, VOID_INDEX, check_file, read_classes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 MASK_SUFFIXES = (".png",)
@@ -89,7 +89,8 @@ def find(layout: str, root: str | Path, split: str, *, classes: str | Path | Non
 
 def colors(layout: str) -> Colors | None:
     """Return the class colors of a data set's own tools, or None if it has none."""
-    return {"camvid": _CAMVID_COLORS, "cityscapes": _CITYSCAPES_COLORS, "voc": _voc_colors()}.get(layout)
+    palette = PALETTES.get(layout, {})
+    return np.array([rgb for k, rgb in palette.items() if k != VOID_INDEX], dtype=np.uint8) if palette else None
 
 
 def pair_folders(images: Path, masks: Path) -> list[Pair]:
@@ -149,7 +150,7 @@ def _cityscapes(root: Path, split: str) -> Split:
         return Split(by_train_id, list(_CITYSCAPES))
     # Ids 0 to 33; those without a class are void, and so is -1 of license plates, which 8 bits store as 255.
     labels = dict.fromkeys([*range(34), 255], VOID_INDEX)
-    labels |= {label: train_id for train_id, (label, _) in enumerate(_CITYSCAPES.values())}
+    labels |= {label: train_id for train_id, label in enumerate(_CITYSCAPES.values())}
     return Split(_existing(pairs("labelIds"), images), list(_CITYSCAPES), labels=labels)
 
 
@@ -232,47 +233,32 @@ def _existing(pairs: list[Pair], root: Path) -> list[Pair]:
     return pairs
 
 
-# -------------------------------------------------------------------------------------------------- classes and colors
-
-
-def _rgb(codes: str) -> Colors:
-    return np.array([tuple(bytes.fromhex(code)) for code in codes.split()], dtype=np.uint8)
+# ------------------------------------------------------------------------------------------------------------- classes
 
 
 _CAMVID = ["sky", "building", "pole", "road", "sidewalk", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"]
-_CAMVID_COLORS = _rgb("808080 800000 c0c080 804080 0000c0 808000 c08080 404080 400080 404000 0080c0")
 
-_CITYSCAPES = {  # in the order of their trainIds: label id and color
-    "road": (7, "804080"),
-    "sidewalk": (8, "f423e8"),
-    "building": (11, "464646"),
-    "wall": (12, "66669c"),
-    "fence": (13, "be9999"),
-    "pole": (17, "999999"),
-    "traffic light": (19, "faaa1e"),
-    "traffic sign": (20, "dcdc00"),
-    "vegetation": (21, "6b8e23"),
-    "terrain": (22, "98fb98"),
-    "sky": (23, "4682b4"),
-    "person": (24, "dc143c"),
-    "rider": (25, "ff0000"),
-    "car": (26, "00008e"),
-    "truck": (27, "000046"),
-    "bus": (28, "003c64"),
-    "train": (31, "005064"),
-    "motorcycle": (32, "0000e6"),
-    "bicycle": (33, "770b20"),
+_CITYSCAPES = {  # in the order of their trainIds, with their label ids
+    "road": 7,
+    "sidewalk": 8,
+    "building": 11,
+    "wall": 12,
+    "fence": 13,
+    "pole": 17,
+    "traffic light": 19,
+    "traffic sign": 20,
+    "vegetation": 21,
+    "terrain": 22,
+    "sky": 23,
+    "person": 24,
+    "rider": 25,
+    "car": 26,
+    "truck": 27,
+    "bus": 28,
+    "train": 31,
+    "motorcycle": 32,
+    "bicycle": 33,
 }
-_CITYSCAPES_COLORS = _rgb(" ".join(code for _, code in _CITYSCAPES.values()))
 
 _VOC = ["background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"]
 _VOC += ["diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"]
-
-
-def _voc_colors() -> Colors:
-    """Return the palette of the data set.
-
-    Bits 0, 1, 2 of a label are the highest bits of red, green and blue; bits 3, 4, 5 are the next ones.
-    """
-    label = np.arange(len(_VOC), dtype=np.uint8)[:, None] >> np.arange(3, dtype=np.uint8)  # [C, RGB]
-    return np.asarray((label & 1) << 7 | (label >> 3 & 1) << 6 | (label >> 6 & 1) << 5, dtype=np.uint8)

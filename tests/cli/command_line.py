@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -41,6 +42,12 @@ def mask_array() -> np.ndarray[Any, np.dtype[np.uint8]]:
     mask[:, 26:28] = 2
     mask[0] = 255
     return mask
+
+
+def wrote(path: Path, others: int = 0) -> str:
+    """Return the pattern of the line about what was written."""
+    more = f" and {others} page{'s' * (others > 1)}" if others else ""
+    return re.escape(f"edgeloss: wrote {path}{more} (") + r"[0-9]+\.[0-9] [kM]B\)\n"
 
 
 def half_logits(seed: int = 0) -> Tensor:

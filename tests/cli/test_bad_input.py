@@ -90,16 +90,27 @@ BAD_FILES = {
     "larger than the mask": Bad(
         "pred.npy", _array(C, H + 1, W), "or the same picture in lower resolution, but got 25 × 32"
     ),
-    "float labels": Bad(
+    "quantized logits": Bad(
         "pred.npy",
-        _array(C, H, W, dtype=np.int64),
-        "expected integer labels [H, W], but got int64 [3, 24, 32]",
+        _array(C, H, W, dtype=np.uint8),
+        "expected labels [H, W] or floating logits [C, H, W], but got uint8 [3, 24, 32]; store logits or probabilities"
+        " [C, H, W] in a floating dtype",
+    ),
+    "quantized tensor": Bad(
+        "pred.pt",
+        lambda path: torch.save(torch.zeros(C, H, W, dtype=torch.int8), path),
+        "but got int8 [3, 24, 32]; store logits",
+    ),
+    "void in int8": Bad(
+        "mask.npy",
+        lambda path: np.save(path, np.full((H, W), -1, np.int8)),
+        "but got -1 at 768 pixels, first at [0, 0]; if -1 marks void, pass --remap -1:255",
     ),
     "missing": Bad("pred.npy", lambda path: path.unlink(), "no such file or folder"),
     "colored mask": Bad(
         "mask.png",
-        _image(np.zeros((H, W, 3), np.uint8)),
-        "expected one channel of class indices, but got colors (mode RGB)",
+        _image(np.full((H, W, 3), (200, 0, 0), np.uint8)),
+        "expected class indices, but got colors, (200, 0, 0) at [0, 0]; pass their palette (--palette)",
     ),
     "label out of range": Bad(
         "mask.png",
@@ -130,7 +141,8 @@ def test_bad_files_are_one_line_that_names_them(
     pred = path if path.name.startswith("pred") else folder / "pred.npy"
     output = folder / "panel.png"
     output.write_bytes(b"from before")
-    ran = run("view", *arguments(folder, pred.name), "--image", folder / "a.png", "-o", output)
+    mask = path if path.name.startswith("mask") else folder / "mask.png"
+    ran = run("view", "--pred", pred, "--mask", mask, "--image", folder / "a.png", "-o", output)
     assert ran.code == 2
     assert ran.err.startswith(f"edgeloss: error: {path}: ")
     assert bad.message in ran.err
@@ -169,9 +181,12 @@ def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str)
         (["--palette", "reds.txt"], 'reds.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),
         (["--classes", "gap.txt"], "gap.txt, line 2: expected the indices of 2 classes to be 0 to 1"),
         (["--pred-kind", "probabilities"], "pred.npy: expected probabilities in [0, 1] that sum to 1"),
+        (["--palette", "VOC"], "VOC: expected a file, or one of ade20k, camvid, cityscapes, voc, but got neither"),
+        (["--remap", "1:2:3"], "--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got '1:2:3'"),
+        (["--mask", "several.npz"], "several.npz: expected one array, or one named labels, label, mask,"),
+        (["--pred", "several.npz", "--key", "c"], "several.npz: expected an array named c, but got a, b"),
         (["--pred-kind", "labels"], "pred.npy: expected integer labels [H, W], but got float32 [3, 12, 16]"),
         (["-o", "panel.gif"], "panel.gif: expected an output in one of .png, .pdf, .svg, .html, but got .gif"),
-        (["-o", "none/panel.png"], "panel.png: can't be written (No such file or directory)"),
         (["-o", "a.png/panel.png"], "panel.png: can't be written (Not a directory)"),
         (["-o", "folder.png"], "folder.png: expected a file to write to, but got something else"),
         (["-o", "mask.png"], "mask.png: expected a path other than the inputs, but got one of them"),
@@ -185,6 +200,7 @@ def test_bad_options_are_one_line(
     (folder / "reds.txt").write_text("0 1 2 3\n1 256 0 0\n")
     (folder / "gap.txt").write_text("0 ground\n2 box\n")
     (folder / "folder.png").mkdir()
+    np.savez(folder / "several.npz", a=np.zeros((H, W)), b=np.zeros((H, W)))
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     ran = run("view", "--mask", "mask.png", "--pred", "pred.npy", "-o", "panel.png", *options)

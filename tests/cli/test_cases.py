@@ -14,6 +14,8 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.cli.cases import Case, CaseFiles, read_case
+from edgeloss.cli.options import FileOptions
+from edgeloss.cli.reader import Reader, find_cases
 from edgeloss.io import InputError, PredictionKind
 
 
@@ -118,3 +120,20 @@ def test_label_under_void_is_not_read(folder: Path) -> None:
         InputError, match=r"pred\.png: expected labels 0 to 2, but got 255 at 1 pixel, first at \[5, 7\]"
     ):
         read(folder, "pred.png", num_classes=C)
+
+
+@pytest.mark.parametrize(
+    ("remap", "stored", "labels"),
+    [
+        ("255:1", [0, 255], [0, 1]),
+        ("0:255,1-150:0", [0, 1, 2], [255, 0, 1]),
+        ("0:1,1:0", [0, 1], [1, 0]),  # all at once
+        ("-1:255", [0, -1], [0, 255]),
+    ],
+)
+def test_remap_replaces_labels(tmp_path: Path, remap: str, stored: list[int], labels: list[int]) -> None:
+    np.save(tmp_path / "mask.npy", np.array([stored], np.int16))
+    np.save(tmp_path / "pred.npy", np.zeros((C, 1, len(stored)), np.float32))
+    source = FileOptions(tmp_path / "pred.npy", tmp_path / "mask.npy", remap=remap)
+    (files,) = find_cases(source)
+    assert Reader.from_options(source).read(files).target.tolist() == [[labels]]

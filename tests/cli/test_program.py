@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import Run, arguments, process
+from command_line import Run, arguments, process, wrote
 
 
 @pytest.mark.parametrize("command", ["view", "metrics", "diagnose", "info"])
@@ -35,11 +35,33 @@ def test_info(run: Run) -> None:
 
 def test_runs_as_a_program(folder: Path) -> None:
     ran = process("view", *arguments(folder), "-o", folder / "panel.png")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert re.fullmatch(wrote(folder / "panel.png"), ran.stderr)
     (folder / "mask.png").write_bytes(b"")
     ran = process("view", *arguments(folder), "-o", folder / "panel.png")
     assert ran.returncode == 2
     assert re.fullmatch(r"edgeloss: error: .*mask\.png: can't be read as an image \(.*\)\n", ran.stderr)
+
+
+def test_help_needs_no_torch() -> None:
+    """Importing torch takes longer than a help should."""
+    code = """
+import sys
+sys.argv[0] = "/bin/edgeloss"  # the script of the package
+from edgeloss.cli import main
+try:
+    main(["view", "--help"])
+finally:
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    ran = process(code=code)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "--edge-weight" in ran.stdout
+
+
+def test_other_programs_import_all_names() -> None:
+    ran = process(code="import edgeloss; print([n for n in edgeloss.__all__ if not hasattr(edgeloss, n)])")
+    assert ran.stdout == "[]\n", ran.stderr
 
 
 def test_the_library_does_not_import_the_command() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+import webbrowser
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from command_line import H, Run, W, arguments, half_logits, mask_array
+from command_line import C, H, Run, W, arguments, half_logits, mask_array, wrote
 from PIL import Image
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss, viz
+from edgeloss import EdgeAwareLoss, io, viz
 
 
 class Drawn(NamedTuple):
@@ -40,7 +43,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Drawn]:
 def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> None:
     output = folder / "panel.png"
     loss = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25, "--false-edge-weight", 0.5]
-    assert run("view", *arguments(folder), "--image", folder / "a.png", "-o", output, "--terms", *loss) == (0, "", "")
+    ran = run("view", *arguments(folder), "--image", folder / "a.png", "-o", output, "--terms", *loss)
+    assert (ran.code, ran.out) == (0, "")
+    assert re.fullmatch(wrote(output), ran.err)
     assert output.read_bytes().startswith(b"\x89PNG")
     (call,) = drawn
     assert torch.equal(call.logits[0], half_logits())
@@ -74,7 +79,7 @@ def test_names_and_colors_come_from_files(run: Run, folder: Path, drawn: list[Dr
     mask[mask == 255] = 9
     Image.fromarray(mask).save(folder / "mask.png")
     options = ["--classes", folder / "classes.txt", "--palette", folder / "colors.txt"]
-    assert run("view", *arguments(folder), "-o", folder / "panel.png", *options) == (0, "", "")
+    assert run("view", *arguments(folder), "-o", folder / "panel.png", *options).code == 0
     (call,) = drawn
     assert call.options["class_names"] == ["ground", "$box^$", "_bar"]
     assert call.options["palette"] == [(1, 2, 3), (255, 0, 9), (10, 11, 12)]
@@ -86,7 +91,7 @@ def test_notes_non_finite_values_and_draws_them(run: Run, folder: Path) -> None:
     logits[0, 3, 4], logits[1, 3, 4] = float("nan"), float("inf")
     np.save(folder / "pred.npy", logits.numpy())
     ran = run("view", *arguments(folder), "-o", folder / "panel.png")
-    assert ran == (0, "", f"edgeloss: note: {folder / 'pred.npy'}: 2 of 576 values are not finite\n")
+    assert ran.err.startswith(f"edgeloss: note: {folder / 'pred.npy'}: 2 of 576 values are not finite\n")
     assert (folder / "panel.png").exists()
 
 
@@ -95,13 +100,56 @@ def test_notes_a_binary_mask_whose_class_1_is_void(run: Run, folder: Path) -> No
     np.save(folder / "pred.npy", half_logits()[:1].numpy())
     ran = run("view", *arguments(folder), "-o", folder / "panel.png")
     assert ran.code == 0
-    assert ran.err.endswith("mask.png: holds only 0 and 255, which is ignored; store class 1 as 1\n")
+    assert "mask.png: holds only 0 and 255, which is ignored; for class 1, --remap 255:1\n" in ran.err
+    ran = run("view", *arguments(folder), "-o", folder / "panel.png", "--remap", "255:1")
+    assert re.fullmatch(wrote(folder / "panel.png"), ran.err)
 
 
 def test_view_writes_a_report(run: Run, folder: Path) -> None:
     (folder / "<b>$x$.npy").write_bytes((folder / "pred.npy").read_bytes())
-    assert run("view", *arguments(folder, "<b>$x$.npy"), "-o", folder / "report.html") == (0, "", "")
+    assert run("view", *arguments(folder, "<b>$x$.npy"), "-o", folder / "report.html").code == 0
     page = (folder / "report.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert "&lt;b&gt;$x$: logits of 12 × 16 pixels, upsampled" in page
     assert "<b>$x$" not in page
+
+
+def test_notes_a_mask_without_a_valid_pixel(run: Run, folder: Path) -> None:
+    Image.fromarray(np.full((H, W), 255, np.uint8)).save(folder / "mask.png")
+    ran = run("view", *arguments(folder), "-o", folder / "panel.png")
+    assert ran.code == 0
+    assert "mask.png: all pixels have the label 255, which is ignored: no loss, no score\n" in ran.err
+
+
+def test_creates_the_folder_and_prints_figures(run: Run, folder: Path) -> None:
+    output = folder / "new" / "pages" / "panel.png"
+    ran = run("view", *arguments(folder), "-o", output, "--dpi", 20, "--json")
+    figures = json.loads(ran.out)
+    assert (figures["page"], figures["bytes"]) == (str(output), output.stat().st_size)
+    assert 0 <= figures["mean_iou"] <= 1
+    assert list(figures["iou"]) == ["0", "1", "2"]
+    assert all(figures[name] == float(f"{figures[name]:.6g}") for name in ("edge", "cross_entropy"))
+    assert re.fullmatch(wrote(output), ran.err)
+
+
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_opens_the_page(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, has_browser: bool) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) or has_browser)
+    ran = run("view", *arguments(folder), "-o", folder / "panel.png", "--dpi", 20, "--open")
+    assert ran.code == 0
+    assert opened == [(folder / "panel.png").as_uri()]
+    assert ("no browser found" in ran.err) == (not has_browser)
+
+
+def test_reads_colors_and_named_arrays(run: Run, folder: Path, drawn: list[Drawn]) -> None:
+    colors = io.read_palette("voc")
+    mask = np.array([[colors[label] for label in row] for row in mask_array().tolist()], np.uint8)
+    Image.fromarray(mask).save(folder / "mask.png")
+    np.savez(folder / "both.npz", first=half_logits(1).numpy(), second=half_logits(2).numpy())
+    options = ["--palette", "voc", "--key", "second"]
+    assert run("view", *arguments(folder, "both.npz"), "-o", folder / "panel.png", *options).code == 0
+    (call,) = drawn
+    assert torch.equal(call.target[0], torch.from_numpy(mask_array()).long())
+    assert torch.equal(call.logits[0], half_logits(2))
+    assert call.options["palette"] == [colors[c] for c in range(C)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from accessibility import Sized, violations
-from command_line import ROOT, C, H, Page, Run, W, view_folders
+from command_line import ROOT, C, H, Page, Run, W, view_folders, wrote
 from PIL import Image
 from torch import Tensor
 
@@ -26,7 +28,10 @@ def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: P
     (folders / "masks" / "Thumbs.db").write_bytes(b"")
     (folders / "masks" / ".hidden.png").write_bytes(b"")
     output = folders / "new" / "pages"
-    assert run(*view_folders(folders), "-o", output, "--dpi", 40) == (0, "", "")
+    ran = run(*view_folders(folders), "-o", output, "--dpi", 40, "--json")
+    assert ran.code == 0
+    assert re.fullmatch(wrote(output / "index.html", 3), ran.err)
+    assert [Path(page["page"]).name for page in json.loads(ran.out)["pages"]] == ["a.png", "b.png", "c.png"]
     assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.png", "c.png", "index.html"]
     page = Page((output / "index.html").read_text("utf-8"))
     assert page.links == ["./c.png", "./a.png", "./b.png"]
@@ -41,7 +46,7 @@ def test_the_index_lists_false_edges_if_they_have_a_weight(run: Run, folders: Pa
     torch.save(torch.randn(C, H, W), folders / "preds" / "a.pt")
     for weight in (0, 0.5):
         options = ["-o", folders / "pages", "--dpi", 20, "--false-edge-weight", weight]
-        assert run(*view_folders(folders), *options) == (0, "", "")
+        assert run(*view_folders(folders), *options).code == 0
         page = Page((folders / "pages" / "index.html").read_text("utf-8"))
         assert ("false edge" in page.texts) == (weight > 0)
     figures = page.texts[page.texts.index("a") :]
@@ -121,7 +126,7 @@ def test_names_with_markup_are_text(run: Run, folders: Path) -> None:
         for name in NAMES:
             (folders / kind / f"{name}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
     output = folders / "pages"
-    assert run(*view_folders(folders), "-o", output, "--dpi", 20) == (0, "", "")
+    assert run(*view_folders(folders), "-o", output, "--dpi", 20).code == 0
     page = Page((output / "index.html").read_text("utf-8"))
     linked = {urllib.parse.unquote(urllib.parse.urlsplit(link).path) for link in page.links}
     assert linked == {f"./{name}.png" for name in ["a", "b", "c", *NAMES]}

@@ -30,6 +30,40 @@ def test_reads_masks_by_index_and_of_16_bits(tmp_path: Path) -> None:
     assert io.read_labels(tmp_path / "deep.png").tolist() == [[300, 1]]
 
 
+def test_reads_colors_and_gray_values_in_color(tmp_path: Path) -> None:
+    colors = io.color_labels("cityscapes")
+    path = tmp_path / "colors.png"
+    pixels = np.array([[(128, 64, 128), (0, 0, 0), (119, 11, 32), (111, 74, 0)]], np.uint8)
+    Image.fromarray(np.dstack([pixels, np.full((1, 4), 255, np.uint8)])).save(path)  # RGBA, as Cityscapes stores them
+    assert io.read_labels(path, colors=colors).tolist() == [[0, 255, 18, 255]]
+    pixels[0, 1] = 1, 2, 3
+    Image.fromarray(pixels).save(path)
+    with pytest.raises(
+        InputError, match=r"expected colors of the palette, but got 1 others, such as \(1, 2, 3\) at \[0, 1"
+    ):
+        io.read_labels(path, colors=colors)
+    Image.fromarray(np.array([[(3, 3, 3), (255, 255, 255)]], np.uint8)).save(path)
+    assert io.read_labels(path).tolist() == io.read_labels(path, colors=colors).tolist() == [[3, 255]]
+
+
+@pytest.mark.parametrize(("name", "classes"), {"ade20k": 150, "camvid": 11, "cityscapes": 19, "voc": 21}.items())
+def test_palettes_have_a_color_for_each_class(name: str, classes: int) -> None:
+    palette, labels = io.read_palette(name), io.color_labels(name)
+    assert sorted(palette) == [*range(classes), io.VOID_INDEX]
+    assert all(0 <= channel <= 255 for color in palette.values() for channel in color)
+    differing = [k for k, color in palette.items() if labels[color] != k]
+    assert differing == ([48] if name == "ade20k" else [])  # a skyscraper has the color of a road
+
+
+def test_chooses_an_array_by_its_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "both.npz", logits=LOGITS.numpy(), labels=LABELS)
+    assert io.read_prediction(tmp_path / "both.npz").kind == "logits"
+    assert io.read_labels(tmp_path / "both.npz").tolist() == LABELS.tolist()
+    assert io.read_prediction(tmp_path / "both.npz", key="labels").kind == "labels"
+    torch.save({"a": LOGITS, "b": 2 * LOGITS}, tmp_path / "both.pt")
+    assert torch.equal(io.read_prediction(tmp_path / "both.pt", key="b").values, 2 * LOGITS)
+
+
 def test_turns_an_image_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # its top is the right-hand side

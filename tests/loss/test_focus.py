@@ -17,7 +17,7 @@ from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.cli.options import with_loss_options
+from edgeloss.cli.options import with_shared_options
 from edgeloss.functional import edge_aware_loss, loss_maps
 from edgeloss.viz import panel
 
@@ -234,7 +234,7 @@ def test_only_the_module_has_it() -> None:
     x, y = steps(1)[0]
     with pytest.raises(TypeError, match="unexpected keyword argument 'edge_focus'"):
         edge_aware_loss(x, y, edge_focus=1.0)  # type: ignore[call-arg]
-    command = with_loss_options(lambda loss: None)
+    command = with_shared_options(lambda source, loss: None)
     assert "edge_weight" in inspect.signature(command).parameters
     assert "edge_focus" not in inspect.signature(command).parameters
     assert "edge_focus=0.7" in repr(focused())

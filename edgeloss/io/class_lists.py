@@ -1,0 +1,69 @@
+"""Class lists: text files with one class per line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from edgeloss.io.files import VOID_INDEX, InputError
+from edgeloss.io.lines import indexed_lines
+
+
+class Classes(NamedTuple):
+    """A class list.
+
+    Attributes:
+        names: of classes 0..C-1, in order.
+        ignore_index: the label of ignored pixels; None if the list does not name one.
+    """
+
+    names: list[str]
+    ignore_index: int | None
+
+
+def read_classes(path: str | Path) -> Classes:
+    r"""Read class names from a text file with one "<index> <name>" per line.
+
+    Blank lines are skipped. A line with index 255 or the name "void" is the ignore index instead of a class.
+
+    Args:
+        path: the file, in UTF-8.
+
+    Returns:
+        The names and the ignore index.
+
+    Raises:
+        InputError: if the file cannot be read, a line is malformed or repeats an index or a name, or the indices are
+            not 0..C-1. The message names file and line.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "classes.txt"
+        ...     _ = path.write_text("0 road\n1 car\n255 void\n")
+        ...     read_classes(path)
+        Classes(names=['road', 'car'], ignore_index=255)
+    """
+    names: dict[int, str] = {}
+    line_numbers: dict[int, int] = {}
+    ignore_index: int | None = None
+    for number, index, name in indexed_lines(path, "<index> <name>"):
+        where = f"{path}, line {number}"
+        line_numbers[index] = number
+        if index == VOID_INDEX or name.lower() == "void":
+            if ignore_index is not None:
+                raise InputError(f"{where}: second void line, the first is line {line_numbers[ignore_index]}")
+            ignore_index = index
+        elif name in names.values():
+            raise InputError(f"{where}: name {name!r} occurs twice")
+        else:
+            names[index] = name
+    if not names:
+        raise InputError(f"{path}: expected at least one class, but got none")
+    for index in names:
+        if index >= len(names):
+            raise InputError(
+                f"{path}, line {line_numbers[index]}: expected the indices of {len(names)} classes to be 0 to"
+                f" {len(names) - 1} without a gap, but got {index}"
+            )
+    return Classes([names[index] for index in range(len(names))], ignore_index)

@@ -98,4 +98,4 @@ class Report:
 
         if self.gradient is None:
             raise ValueError(f"gradient: expected one to draw, but got none from {self.name}; see the findings")
-        return gradient_figure(self.gradient, self._ignored, title=f"log10 |gradient| of {self.name}")
+        return gradient_figure(self.gradient, self._ignored, title=f"|gradient| of {self.name}")

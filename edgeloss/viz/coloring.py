@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgb
 from torch import Tensor
 
 from edgeloss.viz.arrays import Arrays
-from edgeloss.viz.palette import LOUD, NOTHING, VOID, distinct_colors
+from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG, distinct_colors
 
 _Array = npt.NDArray[Any]
 Extend = Literal["neither", "min", "max", "both"]
@@ -34,6 +34,8 @@ class ColoredMap(NamedTuple):
         norm: the range of the colors.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
         outline: the color of the borders between the true labels.
+        unit: of the values.
+        log: the values are log10 of those of the statistics.
     """
 
     name: str
@@ -44,6 +46,8 @@ class ColoredMap(NamedTuple):
     norm: Normalize
     extend: Extend
     outline: str
+    unit: str
+    log: bool
 
 
 def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
@@ -54,17 +58,18 @@ def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
         terms: append the same side, the other side and, if the arrays have them, the false edges.
     """
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
-    same_size = arrays.gradient.shape == void.shape  # cells of a lower resolution have no label of their own
-    cell_void = void if same_size else np.zeros(arrays.gradient.shape, dtype=bool)
-    zero = (arrays.gradient == 0) & ~cell_void
+    zero = arrays.gradient == 0
+    # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
+    cell_void = reduce_blocks(np.logical_or, void, zero.shape[1:]) & zero
 
     def on_edges(name: str, values: _Array, edges: _Array = edges) -> ColoredMap:
-        return color_map(name, values, edges, void, ~edges & ~void, outline="black")
+        return color_map(name, values, edges, void, ~edges & ~void, outline="black", unit="nats")
 
+    nothing = np.zeros_like(void)
     maps = [
-        color_map("cross-entropy", arrays.maps["cross_entropy"], ~void, void, np.zeros_like(void), outline="white"),
+        color_map("cross-entropy", arrays.maps["cross_entropy"], ~void, void, nothing, outline="white", unit="nats"),
         on_edges("edge map", arrays.maps["edge"]),
-        color_map("log10 |gradient|", arrays.gradient, ~cell_void, cell_void, zero, outline="white", log=True),
+        color_map("|gradient|", arrays.gradient, ~cell_void, cell_void, zero & ~cell_void, outline="white", log=True),
     ]
     if terms:
         maps += [on_edges("same side", arrays.maps["same_side"]), on_edges("other side", arrays.maps["other_side"])]
@@ -81,6 +86,7 @@ def color_map(
     nothing: _Array,
     *,
     outline: str,
+    unit: str = "",
     log: bool = False,
 ) -> ColoredMap:
     """Return a map with its statistics and the range of its colors.
@@ -94,6 +100,7 @@ def color_map(
         void: [B, h, w] bool, the pixels to draw gray.
         nothing: [B, h, w] bool, the pixels to draw black.
         outline: the color of the borders between the true labels.
+        unit: of the values.
         log: color log10 of the values; the statistics remain those of the values.
     """
     finite = np.isfinite(values)
@@ -107,7 +114,7 @@ def color_map(
     if log:
         values = np.log10(np.maximum(values, np.nextafter(0, 1)))  # finite at 0, which is drawn black
     norm, extend = _norm(values[counted & finite & ~nothing], log)
-    return ColoredMap(name, stats, np.ma.array(values, mask=~finite), void, nothing, norm, extend, outline)
+    return ColoredMap(name, stats, np.ma.array(values, mask=~finite), void, nothing, norm, extend, outline, unit, log)
 
 
 def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:
@@ -116,6 +123,43 @@ def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:
     for color, mask in {NOTHING: colored.nothing, VOID: colored.void}.items():
         colors[mask] = np.rint(255 * np.array(color))
     return np.asarray(colors)
+
+
+def reduce_blocks(ufunc: np.ufunc, values: _Array, shape: tuple[int, ...]) -> _Array:
+    """Reduce the last two axes to ``shape``, or leave those that are not longer: block by block, without a gap.
+
+    Args:
+        ufunc: such as ``np.maximum``.
+        values: [..., H, W].
+        shape: (h, w), at least 1.
+
+    Returns:
+        [..., min(h, H), min(w, W)].
+
+    Example:
+        >>> reduce_blocks(np.maximum, np.array([[0, 1, 2, 3, 4]]), (1, 2)).tolist()
+        [[1, 4]]
+    """
+    for axis, size in zip((-2, -1), shape, strict=True):
+        if size < (length := values.shape[axis]):
+            values = ufunc.reduceat(values, np.arange(size) * length // size, axis=axis)
+    return values
+
+
+def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> _Array:
+    """Return the wrong pixels in red: over the image in gray, or next to right ones in blue.
+
+    Args:
+        target: [H, W] labels, -1 at ignored pixels, which are gray.
+        prediction: [H, W] labels.
+        image: [H, W, 3] in [0, 1], or None.
+
+    Returns:
+        [H, W, 3] in [0, 1].
+    """
+    wrong, void = (target != prediction)[..., None], (target < 0)[..., None]
+    right = np.array(RIGHT) if image is None else 0.15 + 0.7 * image.mean(axis=-1, keepdims=True)
+    return np.where(void, VOID, np.where(wrong, WRONG, right))
 
 
 def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:

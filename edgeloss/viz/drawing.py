@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
+import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from edgeloss.viz.coloring import CMAP, Extend
-from edgeloss.viz.palette import LOUD
+from edgeloss.viz.coloring import CMAP, ColoredMap, reduce_blocks
+from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 # Lengths in inches.
-MARGIN = 0.12
-GAP = 0.14  # between neighboring pictures
+MARGIN = 0.15
+GAP = 0.16  # between neighboring pictures
 CAPTION = 0.40  # the two lines above a picture
 TITLE = 0.28
-BAR = 0.09  # width of a color bar
+BAR = 0.08  # height of a color bar
 BAR_GAP = 0.05  # between a picture and its color bar
-TICKS = 0.42  # the numbers of a color bar
+TICKS = 0.16  # the numbers below a color bar
+UNIT = 0.27  # right of a color bar
+_CAPTION_LETTER = 0.05  # width of a letter of a caption, rounded up
 KEY_LINE = 0.16  # height of a line of the key
 DPI = 200
 
@@ -66,6 +69,8 @@ def find_borders(labels: _Array) -> _Array:
 
 def draw_borders(axes: Axes, borders: _Array, color: str, width: float) -> None:
     """Draw the lines of :func:`find_borders`, ``width`` points wide."""
+    if not len(borders):
+        return
     lines = LineCollection(list(borders), colors=color, linewidths=width, capstyle="projecting", rasterized=True)
     axes.add_collection(lines, autolim=False)
 
@@ -77,7 +82,8 @@ def add_axes(figure: Figure, box: Box, shape: tuple[int, ...], name: str, stats:
     axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines[:].set(linewidth=0.5, color="0.4")
     axes.set_title(name, loc="left", size=8.5, weight="bold", pad=13)
-    axes.annotate(stats, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", va="bottom", size=7)
+    size = 7 * min(box[2] / (_CAPTION_LETTER * max(len(stats), 1)), 1.0)  # small enough for the width of the picture
+    axes.annotate(stats, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", va="bottom", size=size)
     return axes
 
 
@@ -86,26 +92,52 @@ def _in_figure(figure: Figure, box: Box) -> Box:
     return box[0] / width, box[1] / height, box[2] / width, box[3] / height
 
 
-def show(
-    axes: Axes,
-    values: _Array,
-    norm: Normalize | None = None,
-    interpolation: Literal["nearest", "antialiased"] = "nearest",
-) -> AxesImage:
-    """Fill the axes with an array of any resolution.
-
-    Maps are drawn without averaging, even where a pixel is smaller than a dot: a mean of colors means nothing, and
-    edges would fade.
-    """
+def show(axes: Axes, picture: _Array) -> AxesImage:
+    """Fill the axes with colors [h, w, 3] of any resolution."""
     extent = (*axes.get_xlim(), *axes.get_ylim())
-    return axes.imshow(values, cmap=CMAP, norm=norm, extent=extent, aspect="auto", interpolation=interpolation)
+    return axes.imshow(picture, extent=extent, aspect="auto", interpolation="antialiased")
 
 
-def cover(axes: Axes, masks: Mapping[Color, _Array]) -> None:
-    """Paint over the pixels of each mask with its color."""
-    for color, mask in masks.items():
-        if mask.any():
-            show(axes, np.dstack([np.broadcast_to(color, (*mask.shape, 3)), mask]))
+def show_map(axes: Axes, colored: ColoredMap, index: int) -> AxesImage:
+    """Fill the axes with one image of a map of any resolution.
+
+    Where pixels are smaller than a dot, it shows the largest of their values: a mean would fade thin edges.
+    """
+    void, nothing = colored.void[index], colored.nothing[index]
+    drawn = _add_reduced(axes, colored.values[index], np.maximum, CMAP, colored.norm)
+    for color, mask, occurs in ((NOTHING, nothing | void, nothing.any()), (VOID, void, void.any())):
+        if occurs:  # a dot gets this color if all of its pixels have it
+            clear_or_full = ListedColormap([(*color, 0.0), (*color, 1.0)])
+            _add_reduced(axes, mask.astype(np.float32), np.minimum, clear_or_full, Normalize(0, 1))
+    return drawn
+
+
+def _add_reduced(axes: Axes, values: _Array, ufunc: np.ufunc, cmap: ListedColormap, norm: Normalize) -> AxesImage:
+    extent = (*axes.get_xlim(), *axes.get_ylim())
+    picture = _ReducedImage(axes, cmap=cmap, norm=norm, interpolation="nearest", extent=extent)
+    picture.ufunc = ufunc
+    picture.set_data(values)
+    picture.set_clip_path(axes.patch)
+    axes.add_image(picture)
+    return picture
+
+
+class _ReducedImage(AxesImage):
+    """An image whose pixels are reduced to the dots of the file that it is drawn in."""
+
+    ufunc: np.ufunc
+
+    def make_image(self, renderer: Any, magnification: float = 1.0, unsampled: bool = False) -> Any:  # noqa: ANN401
+        """Draw as many pixels as there are dots."""
+        full, box = self.get_array(), self.axes.bbox
+        # With one fewer, each pixel is at least as large as a dot, and no dot passes over one.
+        dots = tuple(max(int(size * magnification) - 1, 1) for size in (box.height, box.width))
+        values = reduce_blocks(self.ufunc, np.ma.filled(full, -np.inf), dots)  # type: ignore[no-untyped-call]
+        try:
+            self.set_data(np.ma.masked_equal(values, -np.inf))  # type: ignore[no-untyped-call]
+            return super().make_image(renderer, magnification, unsampled)
+        finally:
+            self.set_data(full)
 
 
 def mark(axes: Axes, mask: _Array) -> None:
@@ -125,21 +157,35 @@ def mark(axes: Axes, mask: _Array) -> None:
     )
 
 
-def add_color_bar(figure: Figure, box: Box, picture: AxesImage, extend: Extend) -> None:
-    """Add the color bar of a picture to its right; ``box`` is the picture's."""
-    left, bottom, width, height = box
-    axes = figure.add_axes(_in_figure(figure, (left + width + BAR_GAP, bottom, BAR, height)))
-    steps = min(max(int(height / 0.2), 1), 4)  # a number is 0.2 inches high
+def add_color_bar(figure: Figure, box: Box, picture: AxesImage, colored: ColoredMap) -> None:
+    """Add the color bar of a map below it; ``box`` is the picture's."""
+    left, bottom, width, _ = box
+    wide = width - (UNIT if colored.unit else 0)
+    axes = figure.add_axes(_in_figure(figure, (left, bottom - BAR_GAP - BAR, wide, BAR)))
+    steps = min(max(int(wide / 0.3), 1), 5)  # a number is 0.3 inches wide
     bar = figure.colorbar(
         picture,
         cax=axes,
-        extend=extend,
-        extendfrac=BAR / height,
-        ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], min_n_ticks=1 if steps < 3 else 2),
-        format=StrMethodFormatter("{x:.3g}"),
+        orientation="horizontal",
+        extend=colored.extend,
+        extendfrac=BAR / wide,
+        ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], integer=colored.log, min_n_ticks=1 if steps < 3 else 2),
+        format=FuncFormatter(lambda x, _: _power_of_ten(x) if colored.log else f"{x:.3g}"),
     )
     bar.outline.set(linewidth=0.5, edgecolor="0.4")
     axes.tick_params(labelsize=6.5, length=2, width=0.5, pad=1.5)
+    unit = _in_figure(figure, (left + width - UNIT + 0.04, bottom - BAR_GAP - BAR / 2, 0, 0))[:2]
+    axes.annotate(colored.unit, unit, xycoords="figure fraction", va="center", size=6.5, annotation_clip=False)
+
+
+def _power_of_ten(exponent: float) -> str:
+    """Return a power of ten as text, which a formula would not be in a file of vectors.
+
+    Example:
+        >>> _power_of_ten(-12.0)
+        '10⁻¹²'
+    """
+    return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def add_title(figure: Figure, title: str | None) -> None:
@@ -149,19 +195,22 @@ def add_title(figure: Figure, title: str | None) -> None:
         figure.text(MARGIN / width, 1 - MARGIN / height, title, va="top", weight="bold", size=10, parse_math=False)
 
 
-def add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, **spacing: float) -> None:
-    """Add names and their colors at the bottom; a "$" in a name is a dollar sign.
+def add_key(
+    figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, left: float = MARGIN, top: float | None = None
+) -> None:
+    """Add names and their colors; a "$" in a name is a dollar sign.
 
     Args:
         figure: the figure.
         entries: name and color.
         columns: how many entries stand side by side.
-        spacing: ``handletextpad``, ``labelspacing`` and ``columnspacing`` of :meth:`Figure.legend`.
+        left: in inches.
+        top: in inches from the bottom of the figure; None places the key at its bottom.
     """
     width, height = figure.get_size_inches()
     options: dict[str, Any] = {
-        "loc": "lower left",
-        "bbox_to_anchor": (MARGIN / width, MARGIN / height),
+        "loc": "lower left" if top is None else "upper left",
+        "bbox_to_anchor": (left / width, (MARGIN if top is None else top) / height),
         "ncols": columns,
         "fontsize": 7,
         "frameon": False,
@@ -169,10 +218,21 @@ def add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, 
         "borderpad": 0,
         "handlelength": 1,
         "handleheight": 1,
-        **spacing,
+        "handletextpad": 0.5,
+        "labelspacing": 0.45,
+        "columnspacing": 1.2,
     }
     patches = [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in entries]
     legend = figure.legend(patches, ["name"] * len(patches), **options)
     for text, (name, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_parse_math(False)
         text.set_text(name)  # as a label, a name like _background_ would be dropped by Matplotlib before 3.10
+
+
+class TextFigure(Figure):
+    """A figure whose text stays text in an SVG or PDF: it can be searched, and set in the font of a paper."""
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        """Write the figure; arguments as of Figure.savefig."""
+        with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
+            super().savefig(*arguments, **options)

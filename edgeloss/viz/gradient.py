@@ -15,7 +15,7 @@ from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 
 def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: str | None = None) -> Figure:
-    """Draw log10 of the L2 norm of the gradient over the classes, one picture per image.
+    """Draw the L2 norm of the gradient over the classes on a log scale, one picture per image.
 
     Colors are those of :func:`edgeloss.viz.panel`, with one scale for all pictures: non-finite values are magenta and
     counted above the picture, ignored pixels are gray, and gradients of exactly 0 are black.
@@ -54,19 +54,20 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
     rows = math.ceil(len(names) / columns)
     wide = 4.5 if columns == 1 else 3.0
     high = wide * drawing.limited_aspect(height, width)
-    across = wide + drawing.BAR_GAP + drawing.BAR + drawing.TICKS
-    down = drawing.CAPTION + high + drawing.GAP
+    across = wide + drawing.GAP
+    below = drawing.BAR_GAP + drawing.BAR + drawing.TICKS
+    down = drawing.CAPTION + high + below + drawing.GAP
     foot = drawing.MARGIN + drawing.KEY_LINE
     size = (columns * across + 2 * drawing.MARGIN, foot + rows * down + drawing.TITLE * (title is not None))
-    figure = Figure(figsize=size, dpi=drawing.DPI)
+    figure = drawing.TextFigure(figsize=size, dpi=drawing.DPI)
     for image, name in enumerate(names):
         row, column = divmod(image, columns)
-        box = (drawing.MARGIN + column * across, foot + (rows - row) * down - drawing.CAPTION - high, wide, high)
+        bottom = foot + (rows - row) * down - drawing.CAPTION - high
+        box = (drawing.MARGIN + column * across, bottom, wide, high)
         axes = drawing.add_axes(figure, box, (height, width), name, drawn.stats[image])
-        picture = drawing.show(axes, drawn.values[image], drawn.norm)
-        drawing.cover(axes, {NOTHING: drawn.nothing[image], VOID: drawn.void[image]})
+        picture = drawing.show_map(axes, drawn, image)
         drawing.mark(axes, np.ma.getmaskarray(drawn.values[image]))
-        drawing.add_color_bar(figure, box, picture, drawn.extend)
+        drawing.add_color_bar(figure, box, picture, drawn)
     drawing.add_title(figure, title)
     drawing.add_key(figure, _key(drawn), columns=3)
     return figure
@@ -95,4 +96,4 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
         batch = np.arange(len(norm))
         norm, void = norm[batch, chosen], void[batch, chosen]
     zero = (norm == 0) & ~void
-    return names, color_map("log10 |gradient|", norm, ~void, void, zero, outline="white", log=True)
+    return names, color_map("|gradient|", norm, ~void, void, zero, outline="white", log=True)

@@ -118,7 +118,7 @@ def _image(content: Content, index: int, precision: Precision) -> Iterator[tuple
     """Yield the name and the content of each array of one image."""
     arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
     bits, step, count = precision
-    void, edges = arrays.target[index] < 0, arrays.maps["edge_mask"][index]
+    edges = arrays.maps["edge_mask"][index]
     yield "truth", _labels(arrays.target[index], arrays.classes)
     yield "prediction", _labels(arrays.prediction[index], arrays.classes)
     yield "edge_mask", _labels(edges.astype(np.int64), 2)
@@ -126,12 +126,11 @@ def _image(content: Content, index: int, precision: Precision) -> Iterator[tuple
         if rank:  # rank 0 is the prediction
             yield f"class_{rank}", _labels(top_classes.classes[rank, index], arrays.classes)
         yield f"probability_{rank}", _floats(top_classes.probabilities[rank, index], bits, step)
-    for key, _, values in content.layers:
+    for key, colored, values in content.layers:
         packed = _floats(values[index], bits, 0 if key in ("gradient", "distance") else step)
         if key in _EDGE_LAYERS:
             packed.values[~edges] = OFF_EDGES
-        if values[index].shape == void.shape:  # cells of a lower resolution have no label of their own
-            packed.values[void] = IGNORED
+        packed.values[colored.void[index]] = IGNORED
         yield key, packed
 
     before, here = (int(arrays.maps["edge_mask"][part].sum()) for part in (slice(index), index))

@@ -13,13 +13,16 @@ NOTHING = (0.0, 0.0, 0.0)  # off the edges, or a gradient of exactly 0
 RIGHT = (0.27, 0.46, 0.71)  # predicted as labeled
 WRONG = (0.84, 0.19, 0.15)  # predicted as another class; distinct from RIGHT for red-green-blind readers
 
-# The set of Okabe & Ito, distinct for color-blind readers too, without its black.
-_FIRST = ("56B4E9", "E69F00", "009E73", "F0E442", "0072B2", "D55E00", "CC79A7")
+_FIRST = ((0.337, 0.706, 0.914), (0.902, 0.624, 0.0))  # sky blue and orange of Okabe and Ito
 
-# Linear sRGB as seen with deuteranopia (Machado, Oliveira & Fernandes 2009, severity 1).
-_DEUTERANOPIA = np.array(
-    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+# Linear sRGB as seen with deuteranopia and protanopia (Machado, Oliveira & Fernandes 2009, severity 1).
+_COLOR_BLIND = np.array(
+    [
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    ]
 )
+_EASED = 1.6  # color-blind readers see fewer colors: to them, closer ones count as equally distinct
 
 # Linear sRGB to cone responses, and their cube roots to OKLab (Ottosson 2020).
 _TO_LMS = np.array(
@@ -47,17 +50,22 @@ def _linear(srgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _appearance(srgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Map colors [N, 3] to points [N, 6] whose distance is how distinct two colors are, for all readers."""
+    """Map colors [N, 3] to OKLab as normal, deuteranope and protanope readers see them, [3, N, 3]."""
     linear = _linear(srgb)
-    return np.hstack([_oklab(linear), 0.5 * _oklab((linear @ _DEUTERANOPIA.T).clip(0, 1))])
+    return np.stack([_oklab(linear), *(_EASED * _oklab((linear @ seen.T).clip(0, 1)) for seen in _COLOR_BLIND)])
+
+
+def _differences(points: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return how distinct the colors are from another one, to the reader to whom they are least distinct."""
+    return np.asarray(np.linalg.norm(points - other[:, None], axis=2).min(0))
 
 
 @functools.lru_cache
 def distinct_colors(count: int) -> npt.NDArray[np.float64]:
     """Return distinct colors for classes, for normal and red-green-blind vision.
 
-    The first seven are those of Okabe and Ito. Each further color is the farthest from all before it, so that class k
-    has the same color for any ``count``. Gray and magenta are reserved: they mean *ignored* and *not finite*.
+    After the first two, each color is the farthest from all before it, so that class k has the same color for any
+    ``count``. Gray, magenta and black are reserved: they mean *ignored*, *not finite* and *no edge*.
 
     Args:
         count: the number of colors.
@@ -71,23 +79,22 @@ def distinct_colors(count: int) -> npt.NDArray[np.float64]:
         >>> bool((distinct_colors(150)[:20] == distinct_colors(20)).all())
         True
     """
-    first = np.array([[int(code[i : i + 2], 16) / 255 for i in (0, 2, 4)] for code in _FIRST])
     levels = np.linspace(0, 1, 12)
     candidates = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
     lightness, *ab = _oklab(_linear(candidates)).T
-    candidates = candidates[
-        (lightness > 0.35) & (lightness < 0.92) & (np.hypot(*ab) > 0.06)
-    ]  # no blacks, whites, grays
+    chroma = np.hypot(*ab)
+    # No near blacks, whites and grays, and nothing glaring.
+    candidates = candidates[(lightness > 0.42) & (lightness < 0.95) & (chroma > 0.05) & (chroma < 0.17)]
 
     points = _appearance(candidates)
-    chosen = list(first[:count])
-    nearest = np.full(len(points), np.inf)
-    for point in _appearance(np.vstack([[VOID, LOUD], first])):
-        nearest = np.minimum(nearest, np.linalg.norm(points - point, axis=1))
+    chosen = list(np.array(_FIRST[:count]))
+    nearest = np.full(len(candidates), np.inf)
+    for other in _appearance(np.array([VOID, LOUD, NOTHING, *_FIRST])).transpose(1, 0, 2):
+        nearest = np.minimum(nearest, _differences(points, other))
     while len(chosen) < count:
         best = int(nearest.argmax())
         chosen.append(candidates[best])
-        nearest = np.minimum(nearest, np.linalg.norm(points - points[best], axis=1))
+        nearest = np.minimum(nearest, _differences(points, points[:, best]))
     colors = np.reshape(chosen, (count, 3))
     colors.setflags(write=False)
     return colors

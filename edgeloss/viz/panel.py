@@ -14,12 +14,16 @@ from torch import Tensor
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import drawing
 from edgeloss.viz.arrays import Arrays, compute_arrays
-from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, rgb_images
-from edgeloss.viz.palette import LOUD, NOTHING, VOID
+from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, error_picture, rgb_images
+from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 
 # Lengths in inches.
 _SWATCH = 0.29  # width of a colored box of the key with the space around it
 _LETTER = 0.062  # width of a letter of the key, rounded up
+_NARROWEST = 1.4  # width of a picture that its caption fits
+_LINES_FROM = 0.012  # size of a pixel of a map that leaves room for contours
+
+_MOST_NAMES = 40  # in the key: the classes with the most pixels
 
 _Array = npt.NDArray[Any]
 
@@ -34,18 +38,20 @@ def panel(
     palette: Sequence[Any] | npt.NDArray[Any] | None = None,
     title: str | None = None,
     terms: bool = False,
+    contours: bool = True,
+    width: float | None = None,
 ) -> Figure:
-    """Draw image, ground truth, prediction, cross-entropy map, edge map and gradient.
+    """Draw image, ground truth, prediction, errors, cross-entropy map, edge map and gradient.
 
     The loss maps are those of ``criterion(logits, target, return_maps=True)``. The gradient is that of the loss with
-    respect to the logits, drawn as log10 of its L2 norm over the classes. Thin lines are the borders between the true
-    labels. Ignored pixels are gray; pixels off the edge mask and gradients of exactly 0 are black; non-finite values
-    are magenta and counted above the picture. Means and color ranges leave out ignored and non-finite pixels and, for
-    the edge map, pixels off the edge mask. A color bar ends in an arrow where outliers lie beyond it. All images of a
-    batch share one color range per map.
+    respect to the logits, drawn as its L2 norm over the classes on a log scale. Ignored pixels are gray; pixels off the
+    edge mask and gradients of exactly 0 are black; non-finite values are magenta and counted above the picture. Means
+    and color ranges leave out ignored and non-finite pixels and, for the edge map, pixels off the edge mask. A color
+    bar ends in an arrow where outliers lie beyond it. All images of a batch share one color range per map. Where the
+    pixels of a map are smaller than the dots of the file, a dot shows the largest value below it.
 
     The figure does not use pyplot: ``figure.savefig(path)`` writes it, a notebook displays it as the result of a cell,
-    and it needs no closing.
+    and it needs no closing. In an SVG or PDF, text is text.
 
     Args:
         logits: [B, C, H, W] or [C, H, W] floating, any device; C = 1 for binary. One row of pictures per image.
@@ -58,14 +64,18 @@ def panel(
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: one line above the pictures.
         terms: also draw the two edge terms, and the false edges if the criterion has a ``false_edge_weight``.
+        contours: draw the borders between the true labels as lines over image, prediction and, where the pixels are
+            large enough, maps.
+        width: of the figure in inches, at least 1.7: about 3.3 for a column of a paper and 6.9 for two. None adapts it
+            to the images.
 
     Returns:
-        The figure. The axes of each row are image, ground truth, prediction, then cross-entropy, edge map, gradient
-        and, with ``terms``, same side, other side and false edges, each followed by its color bar.
+        The figure. The axes of each image are image, ground truth, prediction, errors, then cross-entropy, edge map,
+        gradient and, with ``terms``, same side, other side and false edges, each followed by its color bar.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another
-            size or range; if there are too few names or colors; and as ``criterion`` does.
+            size or range; if there are too few names or colors; if the width is too small; and as ``criterion`` does.
 
     Example:
         >>> import torch
@@ -73,88 +83,111 @@ def panel(
         >>> target[12:36, 20:50] = 1
         >>> figure = panel(torch.randn(2, 48, 64), target, class_names=["ground", "box"])
         >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        ['ground truth', 'prediction', 'cross-entropy', 'edge map', 'log10 |gradient|']
+        ['ground truth', 'prediction', 'errors', 'cross-entropy', 'edge map', '|gradient|']
         >>> figure.savefig("panel.png")  # doctest: +SKIP
     """
     arrays = compute_arrays(logits, target, criterion)
     images = None if image is None else rgb_images(image, arrays.target.shape)
     colors = class_colors(palette, arrays.classes)
     names = class_labels(class_names, arrays.classes)
-    return _draw(arrays, color_maps(arrays, terms=terms), images, names, colors, title)
+    least = _NARROWEST + 2 * drawing.MARGIN
+    if width is not None and not width >= least:
+        raise ValueError(
+            f"width: expected at least {least:.2g} inches, but got {width}; pass 3.3 for a column, or None"
+        )
+    content = _Content(arrays, color_maps(arrays, terms=terms), images, names, colors, contours)
+    return _draw(content, title, width)
 
 
-def _draw(
-    arrays: Arrays,
-    maps: Sequence[ColoredMap],
-    images: _Array | None,
-    names: Sequence[str],
-    colors: _Array,
-    title: str | None,
-) -> Figure:
-    key = _key(arrays, maps, names, colors)
+class _Content(NamedTuple):
+    """What a figure shows."""
+
+    arrays: Arrays
+    maps: list[ColoredMap]
+    images: _Array | None
+    names: Sequence[str]
+    colors: _Array
+    contours: bool
+
+
+def _draw(content: _Content, title: str | None, width: float | None) -> Figure:
+    key = _key(content)
     letters = [len(name) for name, _ in key]
-    layout = _layout(arrays.target.shape, 2 + (images is not None), len(maps), letters, title is not None)
-    figure = Figure(figsize=(layout.width, layout.height), dpi=drawing.DPI)
+    shape, pictures = content.arrays.target.shape, 3 + (content.images is not None)
+    layout = _layout(shape, pictures, len(content.maps), letters, titled=title is not None, width=width)
+    figure = drawing.TextFigure(figsize=(layout.width, layout.height), dpi=drawing.DPI)
     boxes = iter(layout.boxes)
-    for row in range(len(arrays.target)):
-        _draw_row(figure, boxes, arrays, maps, colors, row, None if images is None else images[row])
+    for index in range(len(content.arrays.target)):
+        _draw_labels(figure, boxes, content, index)
+        _draw_maps(figure, boxes, content, index)
     drawing.add_title(figure, title)
-    drawing.add_key(figure, key, layout.key_columns, handletextpad=0.5, labelspacing=0.45, columnspacing=1.2)
+    drawing.add_key(figure, key, layout.key_columns, *layout.key_place)
     return figure
 
 
-def _draw_row(
-    figure: Figure,
-    boxes: Iterator[drawing.Box],
-    arrays: Arrays,
-    maps: Sequence[ColoredMap],
-    colors: _Array,
-    row: int,
-    image: _Array | None,
-) -> None:
-    """Draw the pictures of one image, each in the next box."""
-    truth, prediction = arrays.target[row], arrays.prediction[row]
-    height, width = truth.shape
+def _draw_labels(figure: Figure, boxes: Iterator[drawing.Box], content: _Content, index: int) -> None:
+    """Draw image, truth, prediction and errors of one image, each in the next box."""
+    truth, prediction = content.arrays.target[index], content.arrays.prediction[index]
+    image = None if content.images is None else content.images[index]
     valid = truth >= 0
-    borders = drawing.find_borders(truth)
+    borders = drawing.find_borders(truth) if content.contours else np.empty((0, 2, 2))
+    colors, (height, width) = content.colors, truth.shape
     box = next(boxes)
-    thin = min(0.3 * 72 * box[-1] / height, 1.0)  # in points: leaves the pixels on both sides of a border visible
+    line = min(0.16 * box[2], 0.45)  # in points
     if image is not None:
         axes = drawing.add_axes(figure, box, truth.shape, "image", f"{height} × {width} pixels")
-        drawing.show(axes, image, interpolation="antialiased")
-        drawing.draw_borders(axes, borders, "white", max(thin, 0.4))
+        drawing.show(axes, image)
+        drawing.draw_borders(axes, borders, "#00000080", 2 * line)
+        drawing.draw_borders(axes, borders, "white", line)
         box = next(boxes)
 
-    axes = drawing.add_axes(figure, box, truth.shape, "ground truth", f"{(~valid).mean():.1%} ignored")
-    drawing.show(axes, np.vstack([colors, VOID])[truth], interpolation="antialiased")  # label -1 is the last row
+    occurring = len(np.unique(truth[valid]))
+    stats = f"{occurring} class{'es' * (occurring != 1)}{'' if valid.all() else f' · {(~valid).mean():.1%} ignored'}"
+    axes = drawing.add_axes(figure, box, truth.shape, "ground truth", stats)
+    drawing.show(axes, np.vstack([colors, VOID])[truth])  # label -1 is the last row
 
     right = f"{np.mean(prediction[valid] == truth[valid]):.1%} right" if valid.any() else "all ignored"
     axes = drawing.add_axes(figure, next(boxes), truth.shape, "prediction", right)
-    drawing.show(axes, np.vstack([colors, LOUD])[prediction], interpolation="antialiased")
-    drawing.draw_borders(axes, borders, "black", max(thin, 0.4))
+    drawing.show(axes, np.vstack([colors, LOUD])[prediction])
+    drawing.draw_borders(axes, borders, "black", line)
     drawing.mark(axes, prediction < 0)
 
-    for colored in maps:
+    wrong = f"{np.sum(prediction[valid] != truth[valid]):,} pixels wrong"
+    axes = drawing.add_axes(figure, next(boxes), truth.shape, "errors", wrong)
+    drawing.show(axes, error_picture(truth, prediction, image))
+
+
+def _draw_maps(figure: Figure, boxes: Iterator[drawing.Box], content: _Content, index: int) -> None:
+    """Draw the maps of one image, each in the next box."""
+    truth = content.arrays.target[index]
+    borders = drawing.find_borders(truth)
+    for colored in content.maps:
         box = next(boxes)
-        axes = drawing.add_axes(figure, box, truth.shape, colored.name, colored.stats[row])
-        picture = drawing.show(axes, colored.values[row], colored.norm)
-        drawing.cover(axes, {NOTHING: colored.nothing[row], VOID: colored.void[row]})
-        drawing.draw_borders(axes, borders, colored.outline, thin)
-        drawing.mark(axes, np.ma.getmaskarray(colored.values[row]))
-        drawing.add_color_bar(figure, box, picture, colored.extend)
+        axes = drawing.add_axes(figure, box, truth.shape, colored.name, colored.stats[index])
+        picture = drawing.show_map(axes, colored, index)
+        if content.contours and (pixel := box[-1] / len(truth)) > _LINES_FROM:
+            drawing.draw_borders(axes, borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
+        drawing.mark(axes, np.ma.getmaskarray(colored.values[index]))
+        drawing.add_color_bar(figure, box, picture, colored)
 
 
-def _key(
-    arrays: Arrays, maps: Sequence[ColoredMap], names: Sequence[str], colors: _Array
-) -> list[tuple[str, drawing.Color]]:
-    """Return the names and colors that occur."""
-    present = np.union1d(arrays.target, arrays.prediction)
+def _key(content: _Content) -> list[tuple[str, drawing.Color]]:
+    """Return the names and colors that occur, of very many classes those with the most pixels."""
+    arrays, maps = content.arrays, content.maps
+    labels = np.concatenate([arrays.target.ravel(), arrays.prediction.ravel()])
+    counts = np.bincount(labels[labels >= 0], minlength=arrays.classes)
+    most = np.sort(np.argsort(-counts, kind="stable")[: min(_MOST_NAMES, np.count_nonzero(counts))])
+    more = np.count_nonzero(counts) - len(most)
+    wrong = (arrays.prediction != arrays.target) & (arrays.target >= 0)
     special = [
+        (f"and {more} more", (1.0, 1.0, 1.0), more > 0),
+        ("right", RIGHT, content.images is None and not wrong.all()),
+        ("wrong", WRONG, wrong.any()),
         ("ignored", VOID, (arrays.target < 0).any()),
         ("no edge, zero gradient", NOTHING, any(colored.nothing.any() for colored in maps)),
         ("not finite", LOUD, (arrays.prediction < 0).any() or any(colored.values.mask.any() for colored in maps)),
     ]
-    key: list[tuple[str, drawing.Color]] = [(names[label], tuple(colors[label])) for label in present[present >= 0]]
+    key: list[tuple[str, drawing.Color]] = [(content.names[label], tuple(content.colors[label])) for label in most]
     return key + [(name, color) for name, color, occurs in special if occurs]
 
 
@@ -163,66 +196,88 @@ class _Layout(NamedTuple):
 
     width: float
     height: float
-    boxes: list[drawing.Box]  # of every picture, row by row of the batch
+    boxes: list[drawing.Box]  # of every picture, row by row, image by image
     key_columns: int
+    key_place: tuple[float, float | None]  # left and top, None at the bottom of the figure
 
 
-def _layout(shape: tuple[int, ...], pictures: int, maps: int, letters: list[int], titled: bool) -> _Layout:
-    """Place the pictures of a batch of [H, W] images, then the maps with their bars, and the key below.
+def _layout(
+    shape: tuple[int, ...], pictures: int, maps: int, letters: list[int], *, titled: bool, width: float | None
+) -> _Layout:
+    """Place the pictures of a batch of [H, W] images, then the maps with their bars, and the key.
 
     Args:
         shape: (B, H, W).
-        pictures: how many stand before the maps, 2 or 3.
+        pictures: how many precede the maps.
         maps: how many there are, 3 or more.
         letters: the lengths of the names in the key.
         titled: reserve a line at the top.
+        width: of the figure; None chooses one.
     """
-    batch, height, width = shape
-    aspect = drawing.limited_aspect(height, width)
-    places = _places(batch, aspect, pictures, maps)
-    rows, columns = (max(place) + 1 for place in zip(*places, strict=True))
-
-    area = min(max(height * width / drawing.DPI**2, 6.5), 14)  # larger for a large image, whose edges would fade
-    wide = min(max(math.sqrt(area / aspect), 1.8), 2.4 if columns > 3 else 5.5)
-    high = wide * aspect
-    step = drawing.CAPTION + high + drawing.GAP
-    with_bar = {column for _, column in places[pictures:]}
-    bar = drawing.BAR_GAP + drawing.BAR + drawing.TICKS
-    steps = (wide + (bar if column in with_bar else drawing.GAP) for column in range(columns))
-    lefts = np.cumsum([drawing.MARGIN, *steps])
-    full = float(lefts[-1])
-
-    key_under_prediction = pictures == 2 and _is_wide(batch, aspect)  # the place below it is free
-    key_width = wide if key_under_prediction else full - 2 * drawing.MARGIN
-    key_columns = next(
-        n
-        for n in range(len(letters), 0, -1)
-        if n == 1 or n * _SWATCH + _LETTER * sum(max(part) for part in np.array_split(letters, n)) < key_width
+    batch, *size = shape
+    aspect = drawing.limited_aspect(*size)
+    count = pictures + maps
+    columns = _columns(count, batch, aspect, width)
+    wide = (
+        _picture_width(size, aspect, columns)
+        if width is None
+        else (width - 2 * drawing.MARGIN + drawing.GAP) / columns - drawing.GAP
     )
-    key_height = drawing.KEY_LINE * math.ceil(len(letters) / key_columns) + drawing.GAP
-    foot = drawing.MARGIN + max(0, key_height - step * key_under_prediction)
-    top = foot + batch * rows * step - drawing.GAP
-    boxes = [
-        (float(lefts[column]), top - (image * rows + row + 1) * step + drawing.GAP, wide, high)
-        for image in range(batch)
-        for row, column in places
+    high = wide * aspect
+    full = columns * (wide + drawing.GAP) - drawing.GAP + 2 * drawing.MARGIN
+
+    rows = math.ceil(count / columns)
+    bar = drawing.BAR_GAP + drawing.BAR + drawing.TICKS
+    # A row has bars if the last of its pictures is a map.
+    steps = [
+        drawing.CAPTION + high + drawing.GAP + bar * (min((row + 1) * columns, count) > pictures) for row in range(rows)
     ]
-    return _Layout(full, top + drawing.TITLE * titled + drawing.MARGIN / 2, boxes, key_columns)
+    tops = np.cumsum([0.0, *steps])  # of the rows of an image, downwards
+    block = float(tops[-1])
+
+    free = rows * columns - count
+    key_columns, lines = _key_columns(letters, free * (wide + drawing.GAP) - drawing.GAP)
+    in_grid = 0 < lines * drawing.KEY_LINE <= steps[-1] - drawing.CAPTION - drawing.GAP
+    if not in_grid:
+        key_columns, lines = _key_columns(letters, full - 2 * drawing.MARGIN)
+        lines = lines or len(letters)  # a name is longer than a line
+    foot = drawing.MARGIN + (0 if in_grid else lines * drawing.KEY_LINE + drawing.GAP)
+    top = foot + batch * block - drawing.GAP
+    lefts = drawing.MARGIN + (wide + drawing.GAP) * np.arange(columns)
+    boxes = [
+        (
+            float(lefts[k % columns]),
+            float(top - image * block - tops[k // columns] - drawing.CAPTION - high),
+            wide,
+            high,
+        )
+        for image in range(batch)
+        for k in range(count)
+    ]
+    place = (float(lefts[-free]), boxes[-1][1] + high) if in_grid else (drawing.MARGIN, None)
+    return _Layout(full, top + drawing.TITLE * titled + drawing.MARGIN / 2, boxes, key_columns, place)
 
 
-def _places(batch: int, aspect: float, pictures: int, maps: int) -> list[tuple[int, int]]:
-    """Return (row, column) of the pictures and maps of one image.
-
-    The pictures of a single image stand above its maps, or left of them if it is wide. All are in one row if the image
-    is tall, if there is no picture to fill the place above a map, or for a batch.
-    """
-    if _is_wide(batch, aspect):
-        return [(row, 0) for row in range(pictures)] + [(i % 3, 1 + i // 3) for i in range(maps)]
-    if batch == 1 and aspect <= 1.5 and pictures == 3:
-        return [(i // 3, i % 3) for i in range(3 + maps)]
-    return [(0, column) for column in range(pictures + maps)]
+def _columns(count: int, batch: int, aspect: float, width: float | None) -> int:
+    """Return how many of the ``count`` pictures of an image stand side by side."""
+    if width is None and (batch > 1 or aspect > 1.5):
+        return count
+    fits = count if width is None else int((width - 2 * drawing.MARGIN + drawing.GAP) / (_NARROWEST + drawing.GAP))
+    if aspect < 0.6:
+        return min(2, fits)
+    return min(range(min(3, fits), min(5, fits) + 1), key=lambda columns: -count % columns)  # the fewest free places
 
 
-def _is_wide(batch: int, aspect: float) -> bool:
-    """Whether the maps stand right of the pictures: for one image of less than 3:5."""
-    return batch == 1 and aspect < 0.6
+def _picture_width(size: list[int], aspect: float, columns: int) -> float:
+    """Return a width that shows much of a picture: larger for a large image, whose edges would fade."""
+    area = min(max(math.prod(size) / drawing.DPI**2, 6.5), 14)
+    return min(max(math.sqrt(area / aspect), 1.8), max(13 / columns, 1.8), 5.5)
+
+
+def _key_columns(letters: list[int], width: float) -> tuple[int, int]:
+    """Return how many names of these lengths stand side by side, and on how many lines; (1, 0) if none fits."""
+    for columns in range(len(letters), 0, -1):
+        parts = np.array_split(letters, columns)  # as a legend arranges them, column by column
+        if columns * _SWATCH + _LETTER * sum(max(part) for part in parts) < width:
+            return columns, math.ceil(len(letters) / columns)
+    return 1, 0

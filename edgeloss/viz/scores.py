@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from edgeloss.metrics.functional import boundary_f1
-from edgeloss.viz.palette import RIGHT, VOID, WRONG
+from edgeloss.viz.coloring import error_picture
 
 _Array = npt.NDArray[Any]
 BORDER_RADIUS = 3  # pixels, the tolerance of boundary F1
@@ -93,11 +93,7 @@ def make_thumbnail(target: _Array, prediction: _Array, image: _Array | None, sid
     Returns:
         The file's content.
     """
-    wrong, void = (target != prediction) & (target >= 0), target < 0
-    if image is None:
-        drawn = np.where(wrong[..., None], WRONG, np.where(void[..., None], VOID, RIGHT))
-    else:
-        drawn = np.where(wrong[..., None], 0.25 * image + 0.75 * np.array(WRONG), image)
+    drawn = error_picture(target, prediction, image)
     small, file = Image.fromarray(np.rint(255 * drawn).astype(np.uint8)), io.BytesIO()
     small.thumbnail((side, side))
     small.save(file, "jpeg", quality=85)

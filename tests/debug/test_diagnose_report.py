@@ -58,7 +58,7 @@ def test_figure_counts_what_is_not_finite() -> None:
     assert list(captions(report)) == ["image 0", "image 1"]
     assert [text.split(" · ")[-1] for text in captions(report).values()] == [f"{count} not finite" for count in bad]
     figure = report.figure()
-    assert figure.texts[0].get_text() == "log10 |gradient| of leaky_edges"
+    assert figure.texts[0].get_text() == "|gradient| of leaky_edges"
     figure.draw_without_rendering()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not finite"]
 

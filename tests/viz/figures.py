@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-PICTURES = ["image", "ground truth", "prediction"]
-MAPS = ["cross-entropy", "edge map", "log10 |gradient|"]
+PICTURES = ["image", "ground truth", "prediction", "errors"]
+MAPS = ["cross-entropy", "edge map", "|gradient|"]
 GRAY, MAGENTA, BLACK = (158, 158, 158), (255, 0, 255), (0, 0, 0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from figures import BLACK, GRAY, MAGENTA, MAPS, PICTURES, caption, color_at, drawn, pictures, render
 from matplotlib.colors import to_rgb
+from PIL import Image
 from scenes import scene
 
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.viz import compute_arrays, panel
 from edgeloss.viz.drawing import find_borders
+from edgeloss.viz.palette import RIGHT, VOID, WRONG
 
 
 @pytest.mark.parametrize("with_image", [False, True])
@@ -39,7 +43,7 @@ def test_maps_are_those_of_the_loss() -> None:
     np.testing.assert_array_equal(drawn(axes["cross-entropy"]), maps.cross_entropy[0])
     np.testing.assert_array_equal(drawn(axes["edge map"]), maps.edge[0])
     valid = (target[0] >= 0).numpy()
-    gradient = drawn(axes["log10 |gradient|"])
+    gradient = drawn(axes["|gradient|"])
     np.testing.assert_allclose(10 ** gradient[valid], leaf.grad.norm(dim=1)[0][valid], rtol=1e-5)
     ce = maps.cross_entropy[0][valid]
     assert caption(axes["cross-entropy"]) == f"mean {ce.double().mean():.3g} · max {ce.max():.3g}"
@@ -74,12 +78,13 @@ def test_labels_have_their_colors_and_names() -> None:
     np.testing.assert_allclose(drawn(axes["ground truth"]), colors[labels], atol=0.01)
     np.testing.assert_array_equal(drawn(axes["prediction"]), colors[logits[0].argmax(0)])
     shown = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert shown == {"sky", "_road_", "tree", "sign", "ignored", "no edge, zero gradient"}
+    assert shown == {"sky", "_road_", "tree", "sign", "right", "wrong", "ignored", "no edge, zero gradient"}
 
     valid = target[0] >= 0
     right = (logits[0].argmax(0) == target[0])[valid].float().mean()
     assert caption(axes["prediction"]) == f"{right:.1%} right"
-    assert caption(axes["ground truth"]) == f"{1 / 12:.1%} ignored"
+    present = len(target.unique()) - 1
+    assert caption(axes["ground truth"]) == f"{present} classes · {1 / 12:.1%} ignored"
 
 
 def test_integer_palettes_are_of_255() -> None:
@@ -118,7 +123,7 @@ def test_non_finite_values_are_magenta_and_counted(size: int) -> None:
     logits[0, :, other, column] = float("inf")
     figure = panel(logits, target)
     axes = pictures(figure)
-    for name in ("cross-entropy", "log10 |gradient|"):
+    for name in ("cross-entropy", "|gradient|"):
         assert caption(axes[name]).endswith("· 2 not finite")
         assert np.argwhere(drawn(axes[name]).mask).tolist() == [[row, column], [other, column]]
         rgba = axes[name].images[0].to_rgba(drawn(axes[name]), bytes=True)
@@ -145,10 +150,93 @@ def test_zero_gradient_differs_from_a_small_one() -> None:
     logits[:, 0] = 80.0  # a gradient of about 1e-36, whose square float32 does not hold
     logits[:, 0, 2, 3] = 1e4  # exactly 0
     figure = panel(logits, target)
-    axes = pictures(figure)["log10 |gradient|"]
+    axes = pictures(figure)["|gradient|"]
     assert color_at(figure, axes, 2, 3) == BLACK
     assert color_at(figure, axes, 5, 5) != BLACK
     assert -38 < drawn(axes)[5, 5] < -35
+
+
+def test_errors_are_red_over_the_image() -> None:
+    logits, target = scene()
+    wrong = ((logits.argmax(1) != target) & (target >= 0))[0].numpy()
+    with_image = pictures(panel(logits, target, image=torch.full((1, 12, 16), 0.5)))["errors"]
+    without = pictures(panel(logits, target))["errors"]
+    assert caption(without) == caption(with_image) == f"{wrong.sum()} pixels wrong"
+    for axes, right in ((with_image, (0.5, 0.5, 0.5)), (without, RIGHT)):
+        shown = drawn(axes)
+        np.testing.assert_allclose(shown[wrong], np.broadcast_to(WRONG, (wrong.sum(), 3)))
+        np.testing.assert_allclose(shown[11], np.broadcast_to(VOID, (16, 3)))
+        rest = ~wrong & (target[0] >= 0).numpy()
+        np.testing.assert_allclose(shown[rest], np.broadcast_to(right, (rest.sum(), 3)))
+
+
+def test_contours_are_optional() -> None:
+    logits, target = scene()
+    image = torch.rand(3, 12, 16)
+    with_lines, without = (panel(logits, target, image=image, contours=contours) for contours in (True, False))
+    lines = [axes.get_title(loc="left") for axes in with_lines.axes if axes.get_title(loc="left") and axes.collections]
+    assert lines == ["image", "prediction", *MAPS]
+    assert not any(axes.collections for axes in pictures(without).values())
+
+
+def test_bars_have_units() -> None:
+    axes = pictures(panel(*scene(), terms=True))
+    bars = {name: one.images[0].colorbar for name, one in axes.items() if one.images[0].colorbar is not None}
+    units = {name: bar.ax.texts[0].get_text() for name, bar in bars.items()}
+    assert units == {name: "" if name == "|gradient|" else "nats" for name in [*MAPS, "same side", "other side"]}
+    numbers = [text.get_text() for text in bars["|gradient|"].ax.get_xticklabels()]
+    assert all(re.fullmatch("10⁻[⁰¹²³⁴⁵⁶⁷⁸⁹]+", number) for number in numbers)
+
+
+@pytest.mark.parametrize("dpi", [30, 47, 110])
+def test_thin_edges_survive_downscaling(dpi: int) -> None:
+    """An edge two pixels wide stays without a gap, and its color does not fade, on any number of dots."""
+    target = torch.zeros(1, 600, 450, dtype=torch.int64)
+    target[:, :, 222:] = 1
+    logits = torch.zeros(1, 2, 600, 450)
+    logits[:, 0, :, 222] = 5  # one column is wrong
+    figure = panel(logits, target)
+    file = io.BytesIO()
+    figure.savefig(file, dpi=dpi)
+    paper = np.asarray(Image.open(file))[..., :3]
+    box = pictures(figure)["edge map"].get_position()
+    rows = slice(*(round((1 - y) * paper.shape[0]) + d for y, d in ((box.y1, 2), (box.y0, -2))))
+    columns = slice(*(round(x * paper.shape[1]) + d for x, d in ((box.x0, 2), (box.x1, -2))))
+    shown = paper[rows, columns]
+    assert shown.any(-1).any(1).all()
+    assert (shown.max((1, 2)) > 200).all()  # the bright end of the colors
+    assert not shown[:, :3].any()
+
+
+@pytest.mark.parametrize("suffix", ["svg", "pdf"])
+def test_text_in_a_file_of_vectors_is_text(suffix: str) -> None:
+    file = io.BytesIO()
+    panel(*scene(classes=2), class_names=["road", "tree"], title="épreuve").savefig(file, format=suffix)
+    if suffix == "svg":
+        text = "".join(re.findall(r"<text[^>]*>([^<]*)</text>", file.getvalue().decode()))
+        assert all(word in text for word in ("épreuve", "road", "cross-entropy", "10⁻"))
+    else:
+        assert b"/Type3" not in file.getvalue()
+        assert b"/CIDFontType2" in file.getvalue()
+
+
+def test_the_key_of_very_many_classes_names_the_largest() -> None:
+    target = torch.arange(100).repeat(100, 1)
+    target[:, 50] = 99
+    target[:, 60] = -100  # class 60 is predicted, and smaller than the others
+    logits = torch.nn.functional.one_hot(torch.arange(300).remainder(100).expand(100, -1)[:, :100], 300)
+    names = [text.get_text() for text in panel(logits.permute(2, 0, 1) * 1.0, target).legends[0].get_texts()]
+    assert names[:39] == [str(k) for k in range(39)]
+    assert names[39:41] == ["99", "and 60 more"]
+
+
+def test_ignored_cells_of_a_lower_resolution_are_gray() -> None:
+    target = torch.randint(2, (1, 32, 48))
+    target[:, 14:27, 11:33] = -100
+    figure = panel(torch.randn(1, 2, 8, 12), target, criterion=EdgeAwareLoss(upsample=True))
+    axes = pictures(figure)["|gradient|"]
+    assert color_at(figure, axes, 20, 21) == GRAY
+    assert color_at(figure, axes, 3, 3) not in (GRAY, BLACK)
 
 
 def test_off_the_edges_is_black_and_void_is_grey() -> None:
@@ -210,8 +298,8 @@ def test_logits_of_lower_resolution() -> None:
     axes = pictures(panel(logits, target, criterion=criterion))
     full = F.interpolate(logits, (32, 48), mode="bilinear", align_corners=False)
     np.testing.assert_array_equal(compute_arrays(logits, target, criterion).prediction, full.argmax(1))
-    gradient, edge = (axes[name].images[0] for name in ("log10 |gradient|", "edge map"))
-    assert drawn(axes["log10 |gradient|"]).shape == (8, 12)
+    gradient, edge = (axes[name].images[0] for name in ("|gradient|", "edge map"))
+    assert drawn(axes["|gradient|"]).shape == (8, 12)
     assert gradient.get_extent() == edge.get_extent()
     assert list(edge.get_extent()) == [-0.5, 47.5, 31.5, -0.5]
 
@@ -247,6 +335,8 @@ def test_arguments_are_not_modified() -> None:
         ({"image": torch.full((3, 8, 8), float("nan"))}, "undo the normalization"),
         ({"class_names": ["one"]}, "class_names: expected at least 2 names, but got 1"),
         ({"palette": ["red"]}, "palette: expected at least 2 colors, but got 1"),
+        ({"width": 1.5}, "width: expected at least 1.7 inches, but got 1.5"),
+        ({"width": float("nan")}, "width: expected at least 1.7 inches"),
     ],
 )
 def test_arguments_that_do_not_fit_are_rejected(arguments: dict[str, Any], message: str) -> None:

@@ -18,9 +18,9 @@ def boxes(figure: Figure) -> list[Bbox]:
     figure.draw_without_rendering()
     texts = [*figure.texts]
     for axes in figure.axes:
-        low, high = sorted(axes.get_ylim())
+        low, high = sorted(axes.get_xlim())
         texts += [child for child in axes.get_children() if isinstance(child, Text) and child.get_text()]
-        texts += [text for y, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True) if low <= y <= high]
+        texts += [text for x, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if low <= x <= high]
     extents = [text.get_window_extent() for text in texts]
     return [axes.get_window_extent() for axes in figure.axes] + extents + [figure.legends[0].get_window_extent()]
 
@@ -39,9 +39,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("with_image", "classes"), [(False, 2), (False, 150), (True, 20)])
+@pytest.mark.parametrize(
+    ("with_image", "classes", "inches"),
+    [(False, 2, None), (True, 20, None), (True, 3, 1.7), (False, 300, 6.9)],
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_overlaps_or_leaves_the_figure(shape: tuple[int, int, int], with_image: bool, classes: int) -> None:
+def test_nothing_overlaps_or_leaves_the_figure(
+    shape: tuple[int, int, int], with_image: bool, classes: int, inches: float | None
+) -> None:
     batch, height, width = shape
     logits, target = scene(height, width, classes, batch)
     logits.view(-1)[0] = float("nan")  # the longest captions
@@ -51,7 +56,10 @@ def test_nothing_overlaps_or_leaves_the_figure(shape: tuple[int, int, int], with
         image=torch.rand(batch, 3, height, width) if with_image else None,
         class_names=[f"a class {c}" for c in range(classes)],
         title="title",
+        width=inches,
+        terms=bool(inches),
     )
+    assert inches is None or figure.get_figwidth() == pytest.approx(inches)
     extents = boxes(figure)
     page = figure.bbox
     for box in extents:
@@ -66,7 +74,7 @@ def test_nothing_overlaps_or_leaves_the_figure(shape: tuple[int, int, int], with
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bars_are_as_high_as_their_pictures_and_pixels_square(shape: tuple[int, int, int]) -> None:
+def test_pixels_are_square_and_bars_below_their_pictures(shape: tuple[int, int, int]) -> None:
     batch, height, width = shape
     logits, target = scene(height, width, 2, batch)
     figure = panel(logits, target)
@@ -79,5 +87,19 @@ def test_bars_are_as_high_as_their_pictures_and_pixels_square(shape: tuple[int, 
         if axes.get_title(loc="left") in MAPS:
             bar = axes.images[0].colorbar
             assert bar is not None
-            assert bar.ax.bbox.height == pytest.approx(box.height)
-            assert bar.ax.bbox.y0 == pytest.approx(box.y0)
+            assert box.x0 <= bar.ax.bbox.x0 < bar.ax.bbox.x1 <= box.x1
+            assert bar.ax.bbox.y1 < box.y0
+
+
+def test_a_row_of_pictures_has_as_few_free_places_as_possible() -> None:
+    """Their number is that of the columns times the rows, or one less with the key in the free place."""
+    for with_image, terms, free in ((False, False, 0), (True, False, 1), (False, True, 0), (True, True, 0)):
+        logits, target = scene(64, 80)
+        figure = panel(logits, target, image=torch.rand(3, 64, 80) if with_image else None, terms=terms)
+        places = [axes.get_window_extent() for axes in figure.axes if axes.get_title(loc="left")]
+        columns, rows = (
+            len({round(value) for value in values}) for values in zip(*((b.x0, b.y0) for b in places), strict=True)
+        )
+        assert columns * rows == len(places) + free
+        key = figure.legends[0].get_window_extent()
+        assert (key.x0 > places[-1].x1) == bool(free)

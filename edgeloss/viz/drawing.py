@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
@@ -112,7 +112,7 @@ def show_map(axes: Axes, colored: ColoredMap, index: int) -> AxesImage:
     return drawn
 
 
-def _add_reduced(axes: Axes, values: _Array, ufunc: np.ufunc, cmap: ListedColormap, norm: Normalize) -> AxesImage:
+def _add_reduced(axes: Axes, values: _Array, ufunc: np.ufunc, cmap: Colormap, norm: Normalize) -> AxesImage:
     extent = (*axes.get_xlim(), *axes.get_ylim())
     picture = _ReducedImage(axes, cmap=cmap, norm=norm, interpolation="nearest", extent=extent)
     picture.ufunc = ufunc
@@ -129,12 +129,13 @@ class _ReducedImage(AxesImage):
 
     def make_image(self, renderer: Any, magnification: float = 1.0, unsampled: bool = False) -> Any:  # noqa: ANN401
         """Draw as many pixels as there are dots."""
-        full, box = self.get_array(), self.axes.bbox
+        full: np.ma.MaskedArray[Any, Any] = np.ma.asarray(self.get_array())
+        box = self.axes.bbox
         # With one fewer, each pixel is at least as large as a dot, and no dot passes over one.
         dots = tuple(max(int(size * magnification) - 1, 1) for size in (box.height, box.width))
-        values = reduce_blocks(self.ufunc, np.ma.filled(full, -np.inf), dots)  # type: ignore[no-untyped-call]
+        values = reduce_blocks(self.ufunc, full.filled(-np.inf), dots)
         try:
-            self.set_data(np.ma.masked_equal(values, -np.inf))  # type: ignore[no-untyped-call]
+            self.set_data(np.ma.masked_equal(values, -np.inf))
             return super().make_image(renderer, magnification, unsampled)
         finally:
             self.set_data(full)

@@ -51,7 +51,7 @@ struct Call {
   SidePacking packing;
   int16_t* label;             // [B, P]
   int16_t* predicted;         // [B, P], in forward, or null: false edges are not wanted
-  A* own_term;                // [B, P], in forward, or null: log p(y), all that edges of two classes read
+  A* nll;                     // [B, P], in forward, or null: -log p(y), all that edges of two classes read
   A *m, *r;                   // [B, P] each; null of two classes that are not upsampled
   uint8_t* edge;              // [B, P], the edge mask, or null
   A* sides;                   // [B, P, 2, packing.count()], same and other side
@@ -74,7 +74,7 @@ struct Call {
         packing(options),
         label(static_cast<int16_t*>(saved.label.mutable_data_ptr())),
         predicted(nullptr),
-        own_term(nullptr),
+        nll(nullptr),
         m(data_of<A>(saved.stats)),
         r(m ? m + g.batch * g.pixels : nullptr),
         edge(data_of<uint8_t>(saved.flags)),

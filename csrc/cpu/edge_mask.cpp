@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lanes.h"
 #include "vectorize.h"
 
 namespace edgeloss {
@@ -56,6 +57,87 @@ void merge_row(const uint8_t* mask, int64_t n, uint8_t* any) {
     for (int64_t x = 0; x < n; ++x) any[x] |= mask[x];
   });
 }
+
+void spread_row(uint8_t* any, int64_t n, int64_t reach) {
+  vectorized([=]() EDGELOSS_LOOP {
+    for (int64_t covered = 1; covered < 2 * reach + 1;) {  // as above
+      const int64_t step = std::min(covered, 2 * reach + 1 - covered), last = n + 2 * reach - step;
+      for (int64_t x = 0; x < last; ++x) any[x] |= any[x + step];
+      covered += step;
+    }
+  });
+}
+
+namespace {
+
+constexpr int64_t kBlock =
+    8;  // pixels at a time: GCC 12 takes vectors of 16 apart where there are no byte and word masks
+using BlockLabels = VectorOf<int32_t, kBlock>;
+
+// Where an offset leads: `shift` pixels on in a row.
+struct Place {
+  const int16_t* row;
+  int64_t shift;
+  double length;
+};
+
+// The labels of a block from x on, -1 outside of the row.
+EDGELOSS_INLINE void load_labels(const int16_t* row, int64_t x, int64_t width, BlockLabels& labels) {
+  VectorOf<int16_t, kBlock> narrow;
+  if (x >= 0 && x + kBlock <= width) {
+    load(row + x, narrow);
+  } else {
+    for (int64_t j = 0; j < kBlock; ++j) narrow[j] = x + j >= 0 && x + j < width ? row[x + j] : int16_t(-1);
+  }
+  labels = __builtin_convertvector(narrow, BlockLabels);
+}
+
+EDGELOSS_INLINE bool is_any_set(const BlockLabels& mask) {
+  int64_t parts[kBlock / 2], any = 0;
+  std::memcpy(parts, &mask, sizeof(parts));
+  for (int64_t part : parts) any |= part;
+  return any != 0;
+}
+
+}  // namespace
+
+template <typename A>
+void find_distances(const Geometry& g, const int16_t* label, int64_t row, const std::vector<Offset>& offsets,
+                    const uint8_t* seen, A* distance) {
+  const int64_t z = row / g.height, y = row % g.height;
+  std::vector<Place> places;  // of the rows inside the image
+  places.reserve(offsets.size());
+  for (const Offset& offset : offsets) {
+    const int64_t nz = z + offset.d[0], ny = y + offset.d[1];
+    if (nz < 0 || nz >= g.depth || ny < 0 || ny >= g.height) continue;
+    places.push_back({label + (nz * g.height + ny) * g.width, offset.d[2], offset.length});
+  }
+  vectorized([=, width = g.width, places = places.data(), count = static_cast<int64_t>(places.size())]() EDGELOSS_LOOP {
+    for (int64_t x = 0; x < width; x += kBlock) {
+      const int64_t n = std::min(kBlock, width - x);
+      if (!std::memchr(seen + x, 1, n)) continue;
+      BlockLabels own, other, passed = {}, wanted = {};  // passed: places before the first of another class
+      load_labels(label + row * width, x, width, own);
+      for (int64_t j = 0; j < n; ++j) wanted[j] = -static_cast<int32_t>(seen[x + j]);
+      wanted &= own >= 0;
+      const BlockLabels all = wanted;
+      for (int64_t i = 0; i < count; ++i) {
+        if (i % 8 == 0 && !is_any_set(wanted)) break;
+        load_labels(places[i].row, x + places[i].shift, width, other);
+        wanted &= (other < 0) | (other == own);
+        passed -= wanted;
+      }
+      for (int64_t j = 0; j < n; ++j) {
+        distance[x + j] = all[j] && !wanted[j] ? static_cast<A>(places[passed[j]].length) : A(INFINITY);
+      }
+    }
+  });
+}
+
+template void find_distances(const Geometry&, const int16_t*, int64_t, const std::vector<Offset>&, const uint8_t*,
+                             float*);
+template void find_distances(const Geometry&, const int16_t*, int64_t, const std::vector<Offset>&, const uint8_t*,
+                             double*);
 
 int64_t list_places(const uint8_t* mask, int64_t n, int64_t first, int32_t* place) {
   int64_t count = 0, x = 0;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "vectorize.h"
+
 namespace edgeloss {
 namespace {
 
@@ -97,16 +99,23 @@ Group<A>::Group(const Call<A>& call, int64_t image, const int32_t* pixel, int64_
   const int16_t* label = call.label + image * g.pixels;
   const int64_t last = std::max<int64_t>(g.width - lanes.width, 0);
   int32_t wide[kEdges];
+  int64_t row = 0, row_end = 0;  // they are in order
   for (int64_t e = 0; e < count; ++e) {
-    const uint32_t p = static_cast<uint32_t>(pixel[e]);  // 32 bits divide several times as fast as 64
-    const uint32_t row = p / static_cast<uint32_t>(g.width);
-    const int64_t own = p - static_cast<int64_t>(row) * g.width;
+    const int64_t p = pixel[e];
+    if (p >= row_end) {
+      row = quotient(p, g.width);
+      row_end = (row + 1) * g.width;
+    }
+    const int64_t own = p - (row_end - g.width);
     column[e] = static_cast<int32_t>(std::clamp<int64_t>(own - lanes.radius, 0, last));
     offset[e] = static_cast<int32_t>(own - column[e]);
     first[e] = p - offset[e];
-    z[e] = static_cast<int32_t>(row / static_cast<uint32_t>(g.height));
-    y[e] = static_cast<int32_t>(row) - z[e] * static_cast<int32_t>(g.height);
+    y[e] = static_cast<int32_t>(row);
     wide[e] = k[e] = label[p];
+  }
+  for (int64_t e = 0; e < count; ++e) {
+    z[e] = g.depth == 1 ? 0 : y[e] / static_cast<int32_t>(g.height);
+    y[e] -= z[e] * static_cast<int32_t>(g.height);
   }
   repeat_each(wide, count, lanes.width, lanes.k);
 }
@@ -116,6 +125,12 @@ bool Group<A>::aim(int64_t dz, int64_t dy, int64_t begin, int64_t end, Lanes<A>&
   const Geometry& g = call.g;
   const int64_t shift = (dz * g.height + dy) * g.width;
   if (first[0] + shift >= end || first[count - 1] + shift < begin) return false;  // they are in order
+  const bool one_slice = z[0] == z[count - 1] && z[0] + dz >= 0 && z[0] + dz < g.depth;
+  if (one_slice && y[0] + dy >= 0 && y[count - 1] + dy < g.height && first[0] + shift >= begin &&
+      first[count - 1] + shift < end) {  // all of them
+    for (int64_t e = 0; e < count; ++e) lanes.first[e] = first[e] + shift;
+    return true;
+  }
   bool any = false;
   for (int64_t e = 0; e < count; ++e) {
     const int64_t p = first[e] + shift;
@@ -131,19 +146,22 @@ template <typename A>
 void Group<A>::fill(int64_t dz, int64_t dy, bool logits, Lanes<A>& lanes) const {
   const Geometry& g = call.g;
   const Stored<A> x = call.image(image);
-  with_width(g.width >= lanes.width ? lanes.width : 0, [&](auto constant) __attribute__((always_inline)) {
-    constexpr int64_t kWidth = decltype(constant)::value;
-    fill_labels<kWidth>(*this, dz == 0 && dy == 0, lanes);
-    if (call.has_decay()) fill_numbers<kWidth>(*this, call.field, lanes, lanes.d);
-    if (!logits) return;
-    if (call.own_term) return fill_numbers<kWidth>(*this, call.own_term, lanes, lanes.t);
-    if (call.m) {
-      fill_numbers<kWidth>(*this, call.m, lanes, lanes.m);
-      fill_numbers<kWidth>(*this, call.r, lanes, lanes.r);
-    }
-    if (!call.up) x.by_type([&](const auto* data) { fill_logits<kWidth>(*this, x, data, lanes); });
+  vectorized<A>([=, group = this, to = &lanes]() EDGELOSS_LOOP {
+    with_width(group->call.g.width >= to->width ? to->width : 0, [=](auto constant) EDGELOSS_LOOP {
+      constexpr int64_t kWidth = decltype(constant)::value;
+      const Call<A>& call = group->call;
+      fill_labels<kWidth>(*group, dz == 0 && dy == 0, *to);
+      if (call.has_decay()) fill_numbers<kWidth>(*group, call.field, *to, to->d);
+      if (!logits) return;
+      if (call.nll) return fill_numbers<kWidth>(*group, call.nll, *to, to->t);
+      if (call.m) {
+        fill_numbers<kWidth>(*group, call.m, *to, to->m);
+        fill_numbers<kWidth>(*group, call.r, *to, to->r);
+      }
+      if (!call.up) x.by_type([=](const auto* data) EDGELOSS_LOOP { fill_logits<kWidth>(*group, x, data, *to); });
+    });
   });
-  if (!logits || call.own_term) return;
+  if (!logits || call.nll) return;
   if (call.up) {
     const int64_t in_row = std::min(lanes.width, g.width);
     for (int64_t e = 0; e < count; ++e) {
@@ -158,7 +176,8 @@ void Group<A>::fill(int64_t dz, int64_t dy, bool logits, Lanes<A>& lanes) const 
 
 template <typename A>
 void Group<A>::find_terms(Lanes<A>& lanes) const {
-  if (call.own_term || !log_terms(lanes, count * lanes.width)) return;
+  if (call.nll) return negate(lanes.t, count * lanes.width);
+  if (!log_terms(lanes, count * lanes.width)) return;
   const Reader<A> x = call.reader(image);
   for (int64_t e = 0; e < count; ++e) {
     for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {

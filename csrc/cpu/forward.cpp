@@ -24,7 +24,7 @@ void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk&
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
   const bool in_place = fits_in_place(x, g.classes, step);
   std::vector<A> buffer(in_place ? 0 : g.classes * step);
-  A nll[kTile], kept[kTile], own_m[kTile], own_r[kTile];
+  A own_nll[kTile], kept[kTile], own_m[kTile], own_r[kTile];
   int32_t y[kTile];
   for (int64_t p = chunk.first_row * g.width; p < last; p += step) {
     const int64_t n = std::min(step, last - p), i = base + p;
@@ -32,7 +32,7 @@ void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk&
     const Tile<A> tile = {in_place ? static_cast<const A*>(x.data) + p : buffer.data(), in_place ? x.class_step : step,
                           g.classes, n};
     sums[Row::kWrong] += static_cast<double>(read_labels(target, i, n, call.label + i, y));
-    A *m = call.m ? call.m + i : own_m, *r = call.m ? call.r + i : own_r;
+    A *m = call.m ? call.m + i : own_m, *r = call.m ? call.r + i : own_r, *nll = call.nll ? call.nll + i : own_nll;
     tile_statistics(tile, y, m, r, nll);
     if (call.predicted) {
       tile_prediction(tile, y, m, call.predicted + i);
@@ -137,30 +137,17 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
 template <typename A>
 void distance_chunk(const Call<A>& call, const Chunk& chunk, const std::vector<Offset>& offsets, bool whole_field) {
   const Geometry& g = call.g;
-  const int16_t* label = call.label + chunk.image * g.pixels;
   const uint8_t* edge = call.edge + chunk.image * g.pixels;
-  A* field = call.field + chunk.image * g.pixels;
   const int64_t reach = std::min(g.radius[2], g.width);
-  std::vector<uint8_t> any(g.width + 2 * reach);
+  std::vector<uint8_t> seen(g.width + 2 * reach, whole_field);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
-    std::fill(any.begin(), any.end(), 0);
-    for_each_row(g, row, g.radius, [&](int64_t first) { merge_row(edge + first, g.width, any.data() + reach); });
-    const int64_t z = row / g.height, y = row % g.height;
-    for (int64_t x = 0; x < g.width; ++x) {
-      const int64_t p = row * g.width + x;
-      if (!whole_field && !std::memchr(any.data() + x, 1, 2 * reach + 1)) continue;
-      field[p] = INFINITY;
-      if (label[p] < 0) continue;
-      for (const Offset& o : offsets) {
-        const int64_t nz = z + o.d[0], ny = y + o.d[1], nx = x + o.d[2];
-        if (nz < 0 || nz >= g.depth || ny < 0 || ny >= g.height || nx < 0 || nx >= g.width) continue;
-        const int16_t other = label[(nz * g.height + ny) * g.width + nx];
-        if (other >= 0 && other != label[p]) {
-          field[p] = static_cast<A>(o.length);
-          break;
-        }
-      }
+    if (!whole_field) {
+      std::fill(seen.begin(), seen.end(), 0);
+      for_each_row(g, row, g.radius, [&](int64_t first) { merge_row(edge + first, g.width, seen.data() + reach); });
+      spread_row(seen.data(), g.width, reach);
     }
+    find_distances(g, call.label + chunk.image * g.pixels, row, offsets, seen.data(),
+                   call.field + chunk.image * g.pixels + row * g.width);
   }
 }
 
@@ -203,12 +190,7 @@ void terms_of_means(const Group<A>& group, Lanes<A>& lanes, A (*value)[kEdges], 
   A total[2][2][kEdges], inverse[2][kEdges];  // [side][sum or rest]
   for (int side = 0; side < 2; ++side) {
     for (int rest = 0; rest < 2; ++rest) {
-      for (int64_t e = 0; e < n; ++e) {
-        const A* lane = lanes_of[side][rest] + e * width;
-        A sum = 0;
-        for (int64_t j = 0; j < width; ++j) sum += lane[j];
-        total[side][rest][e] = sum;
-      }
+      add_lanes(lanes_of[side][rest], n, width, total[side][rest]);
     }
     const auto finish = logs ? finish_logs<A> : finish_means<A>;
     finish(total[side][0], total[side][1], n, value[side], inverse[side]);
@@ -342,8 +324,8 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Tensor prediction = scratch(false_edges, ScalarType::Short);
   const Tensor term = scratch(false_edges && !call.false_edges.term, kScalarType<A>);
   // Of two classes, 1 - p(k) is the probability of the other one.
-  const Tensor own_term = scratch(options.edges && g.classes == 2 && options.power != 1, kScalarType<A>);
-  call.own_term = data_of<A>(own_term);
+  const Tensor nll = scratch(options.edges && g.classes == 2 && !up && options.power != 1, kScalarType<A>);
+  call.nll = data_of<A>(nll);
   call.predicted = data_of<int16_t>(prediction);
   call.edge_counts = data_of<int64_t>(outputs.edge_counts);
   if (term.numel() > 0) call.false_edges.term = data_of<A>(term);
@@ -383,9 +365,6 @@ void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A*
   const int64_t n = tile.n;
   const double valid = static_cast<double>(n - std::count(statistics.y, statistics.y + n, kIgnored));
   sums[Row::kValid] += valid;
-  for (int64_t j = 0; call.own_term && j < n; ++j) {
-    if (statistics.y[j] >= 0) call.own_term[statistics.pixels.at(j)] = -statistics.nll[j];
-  }
   const double plain_sum = tile_cross_entropy(statistics.nll, statistics.y, n, ce);
   if (!call.smoothing.weight && !call.pixel_weight && call.smoothing.smoothing == A(0)) {
     sums[Row::kCrossEntropy] += plain_sum;

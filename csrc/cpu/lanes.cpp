@@ -135,6 +135,28 @@ Lanes<A>::Lanes(Pass pass, int64_t reach, int64_t row_width)
 }
 
 template <typename A>
+void add_lanes(const A* lanes, int64_t n, int64_t width, A* sum) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    with_width(width, [=](auto constant) EDGELOSS_LOOP {
+      constexpr int64_t kWidth = decltype(constant)::value;
+      for (int64_t e = 0; e < n; ++e) {
+        A all = 0;
+        for (int64_t j = 0; j < (kWidth ? kWidth : width); ++j) all += lanes[e * (kWidth ? kWidth : width) + j];
+        sum[e] = all;
+      }
+    });
+  });
+}
+
+template <typename A>
+void negate(A* value, int64_t n) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) value[i] = -value[i];
+  });
+}
+
+template <typename A>
 void least_distance(const LaneArrays<A>& lanes, int64_t n) {
   vectorized<A>([=, l = lanes]() EDGELOSS_LOOP {
     EDGELOSS_INDEPENDENT
@@ -311,6 +333,8 @@ void finish_means(const A* mean, const A* complement, int64_t n, A* value, A* in
 
 #define EDGELOSS_INSTANTIATE(A)                                                               \
   template struct Lanes<A>;                                                                   \
+  template void add_lanes(const A*, int64_t, int64_t, A*);                                    \
+  template void negate(A*, int64_t);                                                          \
   template void least_distance(const LaneArrays<A>&, int64_t);                                \
   template void sum_probabilities(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);      \
   template bool log_terms(const LaneArrays<A>&, int64_t);                                     \

@@ -104,6 +104,13 @@ void repeat_each(const V* value, int64_t n, int64_t width, V* lanes) {
   });
 }
 
+// Adds up the lanes of each of n edge pixels.
+template <typename A>
+void add_lanes(const A* lanes, int64_t n, int64_t width, A* sum);
+
+template <typename A>
+void negate(A* value, int64_t n);
+
 // What the loops below need of a call.
 template <typename A>
 struct LaneOptions {

@@ -310,8 +310,11 @@ def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
     if not values.numel():
         return values
     pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
-    reach = _clipped(radius, values.shape)
-    return pool(values[:, None], [2 * r + 1 for r in reach], stride=1, padding=reach)[:, 0]
+    windows = values[:, None]
+    for axis, reach in enumerate(_clipped(radius, values.shape)):  # one after another: a wide window takes no square
+        padding = [reach if a == axis else 0 for a in range(len(radius))]
+        windows = pool(windows, [2 * r + 1 for r in padding], stride=1, padding=padding)
+    return windows[:, 0]
 
 
 def _clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:

@@ -21,7 +21,30 @@ void Gathered<A>::start(const Geometry& g, int64_t rows, int64_t margin) {
   for (auto* sums : {&same, &other}) sums->resize(rows * width + margin);
   k.resize(rows * width + margin);
   more.clear();
+  dense.clear();
   is_near.assign(rows, 0);
+}
+
+template <typename A>
+void Gathered<A>::add_up(int64_t classes) {
+  const size_t size = k.size() * classes;
+  if (more.size() <= size / 4 + 1024) return;
+  dense.resize(size);
+  for (const Share<A>& share : more) dense[share.pixel * classes + share.k] += share.sum;
+  more.clear();
+}
+
+template <typename A>
+void Gathered<A>::finish(int64_t classes) {
+  if (!dense.empty()) {
+    for (const Share<A>& share : more) dense[share.pixel * classes + share.k] += share.sum;
+    more.clear();
+    for (size_t i = 0; i < dense.size(); ++i) {
+      const int64_t pixel = static_cast<int64_t>(i) / classes;
+      if (dense[i] != A(0)) more.push_back({pixel, static_cast<int32_t>(i - pixel * classes), dense[i]});
+    }
+  }
+  std::stable_sort(more.begin(), more.end(), [](const auto& a, const auto& b) { return a.pixel < b.pixel; });
 }
 
 template <typename A>
@@ -170,6 +193,7 @@ void gather_rows(const Call<A>& call, const Upstream<A>& upstream, const Chunk& 
         log_shares(lanes, n * lanes.width, call.lane_options);
       }
       add_shares(group, start, lanes, space.gathered);
+      space.gathered.add_up(g.classes);
     });
     done += n;
   }
@@ -197,7 +221,6 @@ template <typename A>
 void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
                   Workspace<A>& space) {
   const Geometry& g = call.g;
-  auto& more = space.gathered.more;
   space.gathered.start(g, chunk.last_row - chunk.first_row, space.lanes.width);
   const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
   int64_t row = 0;
@@ -211,7 +234,7 @@ void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks
     }
   }
   if (call.false_edges.exist()) gather_false_edges(call, upstream, chunk, space);
-  std::stable_sort(more.begin(), more.end(), [](const auto& a, const auto& b) { return a.pixel < b.pixel; });
+  space.gathered.finish(g.classes);
 }
 
 // --------------------------------------------------------------------------------------------------------------- tiles

@@ -61,12 +61,17 @@ struct Gathered {
       other;                     // Σ on the own side; on the other side, for class k
   std::vector<int32_t> k;        // the first class that is seen, or -1
   std::vector<Share<A>> more;    // of further classes, by pixel
+  std::vector<A> dense;          // [pixels, C], those of `more` where they would take more room
   std::vector<uint8_t> is_near;  // the rows that edge pixels see; the others' sums are not set
   int64_t width;                 // of a row
 
   void start(const Geometry& g, int64_t rows, int64_t margin);
   // Makes the rows of the pixels [first, last] ready.
   void approach(int64_t first, int64_t last);
+  // Adds up `more` where there are many, as in wide windows.
+  void add_up(int64_t classes);
+  // Sorts `more` by pixel.
+  void finish(int64_t classes);
   // Whether any of the pixels [first, last] may be near the edge; if so, all of them are ready.
   bool reaches(int64_t first, int64_t last);
   TileShares<A> from(int64_t pixel) const { return {same.data() + pixel, other.data() + pixel, k.data() + pixel}; }

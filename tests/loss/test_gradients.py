@@ -167,3 +167,16 @@ def test_memory_follows_the_edges() -> None:
         loss = edge_aware_loss(x, y, radius=3)
     loss.backward()
     assert sum(kept.values()) < 4 * x.nbytes
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("low", [(12, 16), (5, 7)], ids=["dense", "upsampled"])
+def test_wide_radius_equals_reference(low: tuple[int, int], power: float) -> None:
+    y = torch.randint(4, (1, 12, 16))
+    x = torch.randn(1, 4, *low, dtype=torch.float64, requires_grad=True)
+    options: dict[str, Any] = {"radius": (12, 9), "power": power, "upsample": True}
+    results = []
+    for backend in ("auto", "reference"):
+        loss = edge_aware_loss(x, y, **options, backend=backend)
+        results.append((loss, *torch.autograd.grad(loss, x)))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-14)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -143,6 +143,7 @@ def ours(
     radius: int = 1,
     power: float = 0.0,
     decay: float | None = None,
+    spacing: Sequence[float] | None = None,
     start: float = 0.0,
     final_edge_weight: float | None = None,
     k: float = 0.0,
@@ -163,6 +164,7 @@ def ours(
         radius: of the neighborhood.
         power: exponent of the mean.
         decay: distance over which a weight falls by e.
+        spacing: size of a voxel along each axis, in the unit of ``decay``.
         start: fraction of the steps that use cross-entropy alone.
         final_edge_weight: edge_weight changes linearly to it, from ``start`` to the last step; None keeps it.
         k: additional weight of edge pixels, in the cross-entropy, too.
@@ -187,6 +189,7 @@ def ours(
         false_edge_weight=false_edge_weight if done >= false_edge_start else 0.0,
         power=power,
         decay=decay,
+        spacing=spacing,
         pixel_weight=1 + k * find_edges(target, valid, (1,) * (target.dim() - 1)).float() if k else None,
     )
 
@@ -389,7 +392,7 @@ TITLES = {
 DEFAULT_K = {"weighted": 4.0, "random": 4.0}
 # Parameters that are computed from the labels.
 FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}
-COMPUTED = ("ignore_index", "edge_class_weight", "pixel_weight", *FROM_LABELS)
+COMPUTED = ("ignore_index", "edge_class_weight", "pixel_weight", "spacing", *FROM_LABELS)
 
 
 def defaults(name: str) -> Options:
@@ -442,6 +445,7 @@ def make(
     *,
     targets: Iterable[Tensor] = (),
     num_classes: int = 0,
+    spacing: Sequence[float] | None = None,
     device: str = "cpu",
 ) -> Loss:
     """Return the loss: a function of logits [B, C, *S], labels and progress.
@@ -454,6 +458,7 @@ def make(
         ignore_index: the ignored label.
         targets: label maps [1, *S] to compute class weights and frequencies from.
         num_classes: number of classes C.
+        spacing: size of a voxel along each axis, for losses that measure distances.
         device: of the logits.
     """
     options = completed(name, options)
@@ -468,6 +473,8 @@ def make(
     options |= {key: FROM_LABELS[key](targets, num_classes, ignore_index).to(device) for key in counted}
     if "edge_class_weight" in parameters:
         options["edge_class_weight"] = balanced
+    if "spacing" in parameters:
+        options["spacing"] = spacing
     k = options.pop("k", 0.0) if "pixel_weight" in parameters else 0.0
     if isinstance(RECIPES[name], type):  # it has state
         return RECIPES[name](ignore_index=ignore_index, **options).to(device)

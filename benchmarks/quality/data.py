@@ -59,14 +59,30 @@ def training_set(run: Run, place: Place, **options: Any) -> tuple[Samples, np.nd
     return dataset, split_training(run, len(dataset))[0]
 
 
-def scored_batches(run: Run, place: Place) -> list[tuple[Tensor, Tensor]]:
-    """Load the images to score a run on, and their labels."""
+def scored_set(run: Run, place: Place) -> Samples:
+    """Open the images to score a run on; with held-out images, they are some of the training images."""
     classes, void = read_labels(place.data_of(run))
     root = place.data_of(run) / "train" if run.held_out else place.split_of(run)
-    dataset = open_folder(root, len(classes), void, size=run.size)
+    return open_folder(root, len(classes), void, size=run.size)
+
+
+def scored_batches(run: Run, place: Place) -> list[tuple[Tensor, Tensor]]:
+    """Load the images to score a run on, and their labels."""
+    dataset = scored_set(run, place)
     index = split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
     # Images of their own sizes do not fit in a batch.
     return [load_batch(dataset, part) for part in split_indices(index, 8 if run.size else 1)]
+
+
+def voxel_shape(samples: Samples) -> tuple[float, ...] | None:
+    """Return the size of a voxel along each axis in units of the smallest, for losses and metrics.
+
+    Radii and decays then stay numbers of pixels. None for images, cubes, and volumes of unknown spacing.
+    """
+    spacing = samples.spacing if isinstance(samples, VolumeFolder) else None
+    if spacing is None or min(spacing) == max(spacing):
+        return None
+    return tuple(size / min(spacing) for size in spacing)
 
 
 def split_training(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from edgeloss.metrics.functional import (
     iou_from_counts,
     label_maps,
 )
-from quality.data import read_labels, scored_batches, training_set
+from quality.data import read_labels, scored_batches, scored_set, training_set, voxel_shape
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS
 from quality.tables import markdown, summarize, title_of
@@ -66,13 +66,13 @@ def count_images(run: Run, place: Place, offsets: Sequence[float], log_u: Tensor
     classes, void = read_labels(place.data_of(run))
     network = load_network(run, place.state, len(classes), place.device)
     shifts = (torch.tensor(offsets)[:, None] * log_u).to(place.device)
-    counts = []
+    spacing, counts = voxel_shape(scored_set(run, place)), []
     for images, target in scored_batches(run, place):
         for logits, labels in zip(network(images.to(place.device)), target.to(place.device), strict=True):
             for shift in shifts:
                 predicted = (logits - shift.view(-1, *[1] * labels.dim())).argmax(0)
                 y = label_maps(predicted[None], labels[None], len(classes), void, validate=False)
-                counts.append(_count(y, len(classes)))
+                counts.append(_count(y, len(classes), spacing))
     return torch.stack(counts).unflatten(0, (-1, len(offsets))).transpose(0, 1).cpu()
 
 
@@ -85,15 +85,15 @@ def count_if_finished(run: Run, place: Place, offsets: Sequence[float], log_u: T
         return None
 
 
-def _count(y: Tensor, num_classes: int) -> Tensor:
+def _count(y: Tensor, num_classes: int, spacing: Sequence[float] | None = None) -> Tensor:
     """Count borders, bands and regions of label maps [2, 1, *S]: [8, C]."""
     pred, target = y[:, y[1] >= 0].long()
     both, predicted, true = (
         torch.bincount(labels, minlength=num_classes) for labels in (pred[pred == target], pred, target)
     )
-    borders = boundary_f1_counts(y, num_classes, RADIUS, class_agnostic=False, per_image=False)
+    borders = boundary_f1_counts(y, num_classes, RADIUS, spacing, class_agnostic=False, per_image=False)
     regions = torch.stack([both, predicted + true - both])
-    return torch.cat([borders, boundary_iou_counts(y, num_classes, RATIO), regions])
+    return torch.cat([borders, boundary_iou_counts(y, num_classes, RATIO, spacing), regions])
 
 
 def scores_of(counts: Tensor, void: int) -> dict[str, float]:

@@ -67,12 +67,14 @@ def evaluate(
     void: int,
     device: str,
     *,
+    spacing: Sequence[float] | None = None,
     slow: bool = False,
     thin: int | None = None,
 ) -> dict[str, Any]:
     """Compute the metrics over a split.
 
-    ``iou`` has one value per class, None for a class that does not occur. ``slow`` adds HD95 and, for the class
+    ``iou`` has one value per class, None for a class that does not occur. Radii and HD95 are in the unit of
+    ``spacing``, the size of a pixel along each axis. ``slow`` adds HD95 and, for the class
     ``thin``, clDice.
     """
     from torchmetrics import MetricCollection
@@ -80,20 +82,21 @@ def evaluate(
 
     from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 
-    labels = {"num_classes": num_classes, "ignore_index": void}
+    labels: dict[str, Any] = {"num_classes": num_classes, "ignore_index": void}
+    borders = labels | {"spacing": spacing}
     collection = MetricCollection(
         {
             "iou": MulticlassJaccardIndex(average="none", zero_division=math.nan, **labels),
-            **{name: BoundaryIoU(ratio=ratio, **labels) for name, ratio in RATIOS.items()},
+            **{name: BoundaryIoU(ratio=ratio, **borders) for name, ratio in RATIOS.items()},
             **{
-                f"{score}_{r}": BoundaryF1(radius=r, score=score, **labels)
+                f"{score}_{r}": BoundaryF1(radius=r, score=score, **borders)
                 for score in ("f1", "precision", "recall")
                 for r in RADII
             },
-            **{f"trimap_{r}": TrimapIoU(radius=r, **labels) for r in TRIMAP_RADII},
+            **{f"trimap_{r}": TrimapIoU(radius=r, **borders) for r in TRIMAP_RADII},
         }
     ).to(device)
-    calibration, shapes = Calibration(void), Shapes(num_classes, void, thin)
+    calibration, shapes = Calibration(void), Shapes(num_classes, void, thin, spacing)
     model.eval()
     for images, target_on_cpu in batches:
         logits, target = model(images.to(device)), target_on_cpu.to(device)

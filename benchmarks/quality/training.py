@@ -18,7 +18,16 @@ from torch import Tensor, nn
 
 from baselines.recipes import Progress, make
 from measure import INSTRUCTIONS, processes, processor
-from quality.data import augmentation, load_batch, read_labels, scored_batches, split_indices, training_set
+from quality.data import (
+    augmentation,
+    load_batch,
+    read_labels,
+    scored_batches,
+    scored_set,
+    split_indices,
+    training_set,
+    voxel_shape,
+)
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
 from result_table import Row, add_rows, read_rows
@@ -72,7 +81,7 @@ class Training:
         self.run, self.place = run, place
         self.classes, self.void = read_labels(place.data_of(run))
         self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
-        self.evaluated = scored_batches(run, place)
+        self.evaluated, self.spacing = scored_batches(run, place), voxel_shape(scored_set(run, place))
         self.thin = thin_class(run.data, self.classes)
 
         torch.manual_seed(run.seed)
@@ -88,6 +97,7 @@ class Training:
             self.void,
             targets=(self.train_set.labels(int(i))[None] for i in self.chosen),
             num_classes=len(self.classes),
+            spacing=voxel_shape(self.train_set),
             device=place.device,
         )
         self.epoch = 0  # number of complete epochs
@@ -172,8 +182,8 @@ class Training:
         """Add a row to the curve: the epoch, what else is known about it, and the metrics."""
         if self.curve and self.curve[-1]["epoch"] == self.epoch:
             about = {**self.curve.pop(), **about}
-        shapes = {"slow": self.epoch == self.run.epochs, "thin": self.thin}
-        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device, **shapes)
+        options = {"spacing": self.spacing, "slow": self.epoch == self.run.epochs, "thin": self.thin}
+        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device, **options)
         self.curve.append({"epoch": self.epoch, **about, "metrics": scores})
 
 

@@ -172,7 +172,7 @@ def _floats(values: _Array, bits: int, step: float) -> _Packed:
 
 
 def picture_uri(rgb: _Array) -> str:
-    """Return an image [H, W, 3] in [0, 1] as a data URI: a PNG if small, else the best JPEG that is small enough."""
+    """Return an image [H, W, 3] in [0, 1] as a data URI: a PNG, or a JPEG of a tenth of ``MAX_BYTES`` at most."""
     picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
     kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
     for quality in (92, 80, 60, 30):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from baselines.recipes import Progress
 from quality.runs import Place, Run
 from quality.tables import describe
 from quality.training import Training, finish, load_network
@@ -49,3 +50,27 @@ def test_volumes_are_cropped_for_training_and_scored_whole(place: Place) -> None
     assert [labels.shape for _, labels in training.evaluated] == [(1, 7, 9, 8), (1, 8, 9, 8)]
     sized = Training(Run("ce", {}, 0, **{**TINY, "crop": None, "size": (8, 8, 8)}), place)
     assert [images.shape for images, _ in sized.evaluated] == [(2, 1, 8, 8, 8)]
+
+
+def test_loss_and_metrics_measure_in_the_spacing_of_the_files(place: Place) -> None:
+    run = Run("ours", {"radius": 2, "decay": 1.0}, 0, **TINY)
+
+    def trained(spacing: tuple[float, ...] | None) -> Training:
+        for path in place.data_of(run).glob("*/*.npz"):
+            with np.load(path) as arrays:
+                parts = {name: arrays[name] for name in ("image", "label")}
+            np.savez(path, **parts, **({} if spacing is None else {"spacing": np.array(spacing)}))
+        return Training(run, place)
+
+    def figures(training: Training) -> dict[str, Any]:
+        training.epoch = training.run.epochs
+        training.score()
+        images, labels = training.evaluated[0]
+        logits = training.model(images)
+        return training.curve[-1]["metrics"] | {"loss": training.criterion(logits, labels, Progress()).item()}
+
+    plain, cubes, flat = (figures(trained(spacing)) for spacing in (None, (2.0, 2.0, 2.0), (6.0, 2.0, 2.0)))
+    assert plain == cubes
+    assert {name for name in plain if plain[name] != flat[name]} >= {"loss", "hd95", "f1_1", "trimap_3"}
+    scaled = figures(trained((3.0, 1.0, 1.0)))
+    assert scaled == flat

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "kernels.h"
 #include "labels.h"
 
@@ -48,12 +49,13 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
   const Options options = {ignore_index, label_smoothing, radius, power,       decay,   spacing,
                            edges,        false_edges,     maps,   count_edges, validate};
+  checks::forward(inputs, target, distance, options);
   const auto [sums, edge_counts, ce, same, other, false_edge, saved] = forward(inputs, target, distance, options);
   return {sums,        edge_counts,     ce,          same,       other, false_edge, saved.label, saved.flags,
           saved.stats, saved.edge_list, saved.sides, saved.field};
 }
 
-template <Backward& backward>
+template <Backward& backward, Device device>
 Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, const Optional& grad_same,
                           const Optional& grad_other, const Optional& grad_false_edge, const Tensor& logits,
                           const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
@@ -69,7 +71,24 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, cons
   options.decay = decay;
   options.edges = saved.has_edges();
   options.false_edges = saved.has_false_edges(options);
-  return backward(gradients, {logits, weight, pixel_weight, edge_class_weight}, saved, options);
+  const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
+  checks::backward(device, gradients, inputs, saved, options);
+  return backward(gradients, inputs, saved, options);
+}
+
+template <NeighborForward& forward>
+std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                                                        const Optional& mask, std::vector<int64_t> radius) {
+  checks::neighbor_nll(logits, index, weight, mask, radius);
+  return forward(logits, index, weight, mask, radius);
+}
+
+template <NeighborBackward& backward>
+Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index, const Tensor& weight,
+                             const Tensor& stats, const Tensor& largest, const Tensor& sides,
+                             std::vector<int64_t> radius) {
+  checks::neighbor_nll_backward(grad_value, logits, index, weight, stats, largest, sides, radius);
+  return backward(grad_value, logits, index, weight, stats, largest, sides, radius);
 }
 
 // Raises ValueError if an earlier call recorded wrong labels. Waits for no device.
@@ -119,18 +138,18 @@ STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
   namespace device = edgeloss::cpu;
   if (!device::forward) return;
   m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss<device::forward>));
-  m.impl("edge_loss_backward", TORCH_BOX(&edgeloss::edge_loss_backward<device::backward>));
-  m.impl("neighbor_nll", TORCH_BOX(&device::neighbor_nll));
-  m.impl("neighbor_nll_backward", TORCH_BOX(&device::neighbor_nll_backward));
+  m.impl("edge_loss_backward", TORCH_BOX((&edgeloss::edge_loss_backward<device::backward, edgeloss::Device::kCpu>)));
+  m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll<device::neighbor_nll>));
+  m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_backward<device::neighbor_nll_backward>));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {
   namespace device = edgeloss::cuda;
   if (!device::forward) return;
   m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss<device::forward>));
-  m.impl("edge_loss_backward", TORCH_BOX(&edgeloss::edge_loss_backward<device::backward>));
-  m.impl("neighbor_nll", TORCH_BOX(&device::neighbor_nll));
-  m.impl("neighbor_nll_backward", TORCH_BOX(&device::neighbor_nll_backward));
+  m.impl("edge_loss_backward", TORCH_BOX((&edgeloss::edge_loss_backward<device::backward, edgeloss::Device::kCuda>)));
+  m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll<device::neighbor_nll>));
+  m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_backward<device::neighbor_nll_backward>));
 }
 
 PyMODINIT_FUNC PyInit__C() {

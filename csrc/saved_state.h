@@ -105,6 +105,19 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
   return sizes;
 }
 
+inline int64_t length_of(const Size& size, const Tensor& logits, const Tensor& target) {
+  const int64_t pixels = target.numel(), rows = pixels ? pixels / target.size(target.dim() - 1) : 0;
+  const int64_t classes = std::max<int64_t>(2, logits.size(1));
+  return size.constant + size.per_pixel * pixels + size.per_row * rows + size.per_class * classes;
+}
+
+inline ScalarType dtype_of(const Size& size, const Tensor& logits) {
+  const ScalarType real = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType types[] = {
+      real, ScalarType::Double, ScalarType::Long, ScalarType::Int, ScalarType::Short, ScalarType::Byte};
+  return types[size.type];
+}
+
 // The edge pixels of the CPU: those of each chunk in order, from the number of its first pixel on; the rest is left
 // untouched, and so takes up no memory. Of each row the first and the end among them, and its number of false edges.
 struct EdgeList {
@@ -145,15 +158,9 @@ struct Outputs {
   Outputs(Device device, const Tensor& logits, const Tensor& target, const Options& options, bool has_distance) {
     const bool is_pair = logits.size(1) <= 2 && !is_upsampled(geometry_of(logits, target, options.radius), logits);
     const auto sizes = output_sizes(device, options, has_distance, is_pair);
-    const int64_t pixels = target.numel(), rows = target.numel() ? pixels / target.size(target.dim() - 1) : 0;
-    const ScalarType real = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-    const ScalarType types[] = {
-        real, ScalarType::Double, ScalarType::Long, ScalarType::Int, ScalarType::Short, ScalarType::Byte};
-    const int64_t classes = std::max<int64_t>(2, logits.size(1));
     const auto allocate = [&](int output) {
       const Size& size = sizes[output];
-      const int64_t length = size.constant + size.per_pixel * pixels + size.per_row * rows + size.per_class * classes;
-      return torch::stable::new_empty(logits, {length}, types[size.type]);
+      return torch::stable::new_empty(logits, {length_of(size, logits, target)}, dtype_of(size, logits));
     };
     sums = allocate(Output::kSums);
     edge_counts = allocate(Output::kEdgeCounts);
@@ -162,7 +169,7 @@ struct Outputs {
     same = allocate(Output::kSame);
     other = allocate(Output::kOther);
     false_edge = allocate(Output::kFalseEdge);
-    saved.label = torch::stable::new_empty(logits, sizes_of(target), types[sizes[Output::kLabel].type]);
+    saved.label = torch::stable::new_empty(logits, sizes_of(target), dtype_of(sizes[Output::kLabel], logits));
     saved.flags = allocate(Output::kFlags);
     saved.stats = allocate(Output::kStats);
     saved.edge_list = allocate(Output::kEdgeList);

@@ -1,0 +1,204 @@
+// Checks of what the operators get: shapes, dtypes, devices and layouts, so that a kernel reads and writes inside of
+// its tensors, whoever calls it. Values are checked in Python, and labels by the kernels.
+#pragma once
+
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace edgeloss::checks {
+
+using Types = std::initializer_list<ScalarType>;
+using Sizes = std::vector<int64_t>;
+constexpr Types kLogits = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
+constexpr Types kLabels = {ScalarType::Long, ScalarType::Int, ScalarType::Short, ScalarType::Byte, ScalarType::Bool};
+
+inline std::string text(const Sizes& sizes) {
+  std::string all;
+  for (const int64_t size : sizes) all += (all.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + all + "]";
+}
+
+inline void dtype(const char* name, const Tensor& x, Types types) {
+  std::string expected;
+  for (const ScalarType type : types) {
+    if (x.scalar_type() == type) return;
+    expected += (expected.empty() ? "" : ", ") + std::string(torch::headeronly::toString(type));
+  }
+  STD_TORCH_CHECK(false, name, ": expected the dtype ", expected, ", but got ",
+                  torch::headeronly::toString(x.scalar_type()));
+}
+
+// Whether the pixels of an image are evenly spaced, as Steps reads them.
+inline bool is_evenly_spaced(const Tensor& x) {
+  if (x.numel() == 0) return true;
+  int64_t next = -1;  // the step that the next axis outwards must have
+  for (int64_t axis = x.dim() - 1; axis >= 2; --axis) {
+    if (x.size(axis) == 1) continue;
+    if (next >= 0 && x.stride(axis) != next) return false;
+    next = x.stride(axis) * x.size(axis);
+  }
+  return true;
+}
+
+// The tensors of one call, all of which are compared with its logits.
+class Call {
+ public:
+  Call(const Tensor& logits, const std::vector<int64_t>& radius) : logits_(logits), dims_(logits.dim() - 2) {
+    STD_TORCH_CHECK(dims_ == 2 || dims_ == 3, "logits: expected [B, C, H, W] or [B, C, D, H, W], but got ",
+                    text(sizes_of(logits)));
+    dtype("logits", logits, kLogits);
+    STD_TORCH_CHECK(0 < logits.size(1) && logits.size(1) <= INT16_MAX, "logits: expected 1 to ", INT16_MAX,
+                    " classes, but got ", logits.size(1));
+    STD_TORCH_CHECK(is_evenly_spaced(logits), "logits: expected evenly spaced pixels; call .contiguous()");
+    axes("radius", radius);
+    for (const int64_t each : radius) STD_TORCH_CHECK(each >= 0, "radius: expected at least 0, but got ", each);
+  }
+
+  ScalarType real() const {
+    return logits_.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  }
+  int64_t classes() const { return std::max<int64_t>(2, logits_.size(1)); }
+  // [B, *S] with the logits' sizes.
+  Sizes image() const {
+    Sizes sizes = sizes_of(logits_);
+    sizes.erase(sizes.begin() + 1);
+    return sizes;
+  }
+
+  template <typename T>
+  void axes(const char* name, const std::vector<T>& values) const {
+    STD_TORCH_CHECK(static_cast<int64_t>(values.size()) == dims_, name, ": expected ", dims_,
+                    " numbers, one per axis, but got ", values.size());
+  }
+  void device(const char* name, const Tensor& x) const {
+    const bool same = x.is_cuda() == logits_.is_cuda() && x.is_cpu() == logits_.is_cpu() &&
+                      x.get_device_index() == logits_.get_device_index();
+    STD_TORCH_CHECK(same, name, ": expected a tensor on the logits' device, but got one on another");
+  }
+  void tensor(const char* name, const Tensor& x, const Sizes& sizes, Types types, bool is_contiguous = true) const {
+    device(name, x);
+    dtype(name, x, types);
+    STD_TORCH_CHECK(sizes_of(x) == sizes, name, ": expected ", text(sizes), ", but got ", text(sizes_of(x)));
+    STD_TORCH_CHECK(is_contiguous ? x.is_contiguous() : is_evenly_spaced(x), name,
+                    ": expected evenly spaced elements; call .contiguous()");
+  }
+  void tensor(const char* name, const std::optional<Tensor>& x, const Sizes& sizes, Types types) const {
+    if (x) tensor(name, *x, sizes, types);
+  }
+  // Of any shape.
+  void flat(const char* name, const Tensor& x, int64_t length, ScalarType type) const {
+    device(name, x);
+    dtype(name, x, {type});
+    STD_TORCH_CHECK(x.numel() == length && x.is_contiguous(), name, ": expected ", length,
+                    " contiguous elements, but got ", text(sizes_of(x)));
+  }
+
+  // Labels, of the logits' resolution or of a higher one.
+  void target(const char* name, const Tensor& x, Types types) const {
+    const Sizes low = image(), high = sizes_of(x);
+    bool fits = high.size() == low.size() && high[0] == low[0];
+    for (size_t axis = 1; fits && axis < low.size(); ++axis) fits = high[axis] >= low[axis];
+    STD_TORCH_CHECK(fits, name, ": expected ", text(low), " or more along the axes of space, but got ", text(high));
+    for (size_t axis = 1; axis < low.size(); ++axis) {
+      STD_TORCH_CHECK(low[axis] > 0 || high[axis] == 0, name, ": expected no pixels as there are no logits, but got ",
+                      text(high));
+    }
+    tensor(name, x, high, types);
+  }
+
+ private:
+  const Tensor& logits_;
+  int64_t dims_;
+};
+
+inline void weights(const Call& call, const Inputs& inputs, const Sizes& image) {
+  call.tensor("weight", inputs.weight, {call.classes()}, {call.real()});
+  call.tensor("pixel_weight", inputs.pixel_weight, image, {call.real()});
+  call.tensor("edge_class_weight", inputs.edge_class_weight, {call.classes()}, {call.real()});
+}
+
+inline void forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
+                    const Options& options) {
+  const Call call(inputs.logits, options.radius);
+  call.axes("spacing", options.spacing);
+  call.target("target", target, kLabels);
+  weights(call, inputs, sizes_of(target));
+  call.tensor("distance", distance, sizes_of(target), {call.real()});
+}
+
+// The state must be one that forward returns for some maps and terms.
+inline void backward(Device device, const Gradients& gradients, const Inputs& inputs, const SavedState& saved,
+                     Options options) {
+  const Call call(inputs.logits, options.radius);
+  const Tensor& logits = inputs.logits;
+  call.target("label", saved.label, {ScalarType::Short});
+  weights(call, inputs, sizes_of(saved.label));
+  const int64_t pixels = saved.label.numel();
+  call.flat("grad_sums", gradients.sums, Row::kCount, ScalarType::Double);
+  const std::optional<Tensor>* const maps[] = {&gradients.ce, &gradients.same, &gradients.other, &gradients.false_edge};
+  for (const auto* map : maps) {
+    if (*map) call.flat("gradient of a map", **map, pixels, call.real());
+  }
+  const bool is_pair = logits.size(1) <= 2 && !is_upsampled(geometry_of(logits, saved.label, options.radius), logits);
+  const Tensor* const state[] = {&saved.flags, &saved.stats, &saved.edge_list, &saved.sides, &saved.field};
+  const char* const names[] = {"flags", "stats", "edge_list", "sides", "field"};
+  // Compared with the state of those maps and terms that fits best, so that the message names what does not.
+  std::array<Size, Output::kCount> best;
+  int least = 6;
+  for (int choice = 0; choice < 8; ++choice) {
+    const bool has_distance = choice & 1;
+    options.maps = choice & 2;
+    options.false_edges = choice & 4;
+    auto sizes = output_sizes(device, options, has_distance, is_pair);
+    if (has_distance) sizes[Output::kField].per_pixel = 1;
+    int wrong = 0;
+    for (int n = 0; n < 5; ++n) wrong += state[n]->numel() != length_of(sizes[Output::kFlags + n], logits, saved.label);
+    if (wrong < least) best = sizes;
+    least = std::min(least, wrong);
+  }
+  for (int n = 0; n < 5; ++n) {
+    const Size& size = best[Output::kFlags + n];
+    call.flat(names[n], *state[n], length_of(size, logits, saved.label), dtype_of(size, logits));
+  }
+}
+
+inline void neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                         const std::optional<Tensor>& mask, const std::vector<int64_t>& radius) {
+  const Call call(logits, radius);
+  const Sizes image = call.image();
+  if (index.dim() == logits.dim()) {
+    call.tensor("index", index, sizes_of(logits), {ScalarType::Bool, ScalarType::Byte}, false);
+  } else {
+    call.tensor("index", index, image, kLabels);
+  }
+  Sizes per_neighbor = sizes_of(logits);
+  int64_t window = 1;
+  for (const int64_t each : radius) window *= 2 * each + 1;
+  per_neighbor[1] = window - 1;
+  call.tensor("weight", weight, per_neighbor, {ScalarType::Float, ScalarType::Double}, false);
+  call.tensor("mask", mask, image, {ScalarType::Bool, ScalarType::Byte});
+}
+
+inline void neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
+                                  const Tensor& weight, const Tensor& stats, const Tensor& largest, const Tensor& sides,
+                                  const std::vector<int64_t>& radius) {
+  neighbor_nll(logits, index, weight, std::nullopt, radius);
+  const Call call(logits, radius);
+  int64_t pixels = 1;
+  for (const int64_t size : call.image()) pixels *= size;
+  call.flat("grad_value", grad_value, pixels, call.real());
+  call.flat("stats", stats, 2 * pixels, call.real());
+  call.flat("largest", largest, pixels, weight.scalar_type());
+  call.flat("sides", sides, 3 * pixels, call.real());
+}
+
+}  // namespace edgeloss::checks

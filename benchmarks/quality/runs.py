@@ -15,9 +15,10 @@ from baselines.recipes import TITLES, Options, completed, defaults
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
+NETWORKS = ("unet", "segformer")
 # Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
 # earlier checkpoints and results keep theirs.
-ADDED = ("crop", "crops", "masks", "contiguous")
+ADDED = ("crop", "crops", "masks", "contiguous", "network")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Run:
         crops: samples of each training image per epoch.
         masks: folder of the masks to train on; scores are of ``masks``.
         contiguous: hold out the last training images, not random ones: neighboring sections look the same.
+        network: unet, or segformer, which has a size of its own and takes images only.
     """
 
     loss: str
@@ -59,15 +61,18 @@ class Run:
     crops: int = 1
     masks: str = "masks"
     contiguous: bool = False
+    network: str = "unet"
 
     def __post_init__(self) -> None:
         """Complete the options, so that equal runs compare equal however they are written.
 
         Raises:
-            ValueError: if the precision is unknown or there are no crops.
+            ValueError: if the precision or the network is unknown, or there are no crops.
         """
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision: expected one of {PRECISIONS}, but got {self.precision!r}")
+        if self.network not in NETWORKS:
+            raise ValueError(f"network: expected one of {NETWORKS}, but got {self.network!r}")
         if self.crops < 1:
             raise ValueError(f"crops: expected an int >= 1, but got {self.crops}")
         object.__setattr__(self, "options", completed(self.loss, self.options))

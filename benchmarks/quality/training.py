@@ -30,6 +30,7 @@ from quality.data import (
 )
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
+from quality.segformer import SegFormer
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.model import UNet
@@ -59,8 +60,10 @@ def _rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
-def make_network(run: Run, num_classes: int) -> UNet:
+def make_network(run: Run, num_classes: int) -> nn.Module:
     """Build the network of a run: for images with three channels, or for volumes with one."""
+    if run.network == "segformer":
+        return SegFormer(num_classes)
     return UNet(num_classes, width=run.width, in_channels=1 if run.dims == 3 else 3, dims=run.dims)
 
 
@@ -230,7 +233,7 @@ def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) ->
         list(pool.map(finish, left, repeat(place)))
 
 
-def load_network(run: Run, state: Path, num_classes: int, device: str) -> UNet:
+def load_network(run: Run, state: Path, num_classes: int, device: str) -> nn.Module:
     """Load the network of a finished run.
 
     Raises:

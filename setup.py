@@ -11,7 +11,7 @@ import atexit
 import hashlib
 import json
 import os
-import shlex
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from toolchain import (
     find_nvcc,
     host_command,
     host_requirements,
+    link_command,
 )
 
 
@@ -65,7 +66,7 @@ class BuildLibrary(build_ext.build_ext):
 def build(library: Path) -> tuple[dict[str, Any], str]:
     """Compile what has changed, link it, and return a record and a summary of what was built."""
     compiler, torch = host_requirements()
-    link = [*compiler, "-shared", *shlex.split(os.environ.get("LDFLAGS", ""))]
+    link = link_command(compiler)
     # No rpath: `import torch` has these two in memory before the library is loaded.
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
     host = [Unit.of(source, host_command(compiler, torch), torch.version) for source in HOST_SOURCES]
@@ -140,7 +141,20 @@ def start(pool: ThreadPoolExecutor, units: list[Unit]) -> list[Future[Path]]:
     return [pool.submit(compile_if_stale, unit) for unit in units]
 
 
+def index_page() -> str:
+    """Return the README with absolute links: on the page of a package index nothing is next to it."""
+    project = Path("pyproject.toml").read_text()
+    repository, version = (
+        re.findall(rf'^{key} = "(.+)"$', project, re.MULTILINE)[0] for key in ("Repository", "version")
+    )
+    raw = repository.replace("github.com", "raw.githubusercontent.com")
+    text = re.sub(r"(!\[[^\]]*\]\()(?!http|#)", rf"\g<1>{raw}/v{version}/", Path("README.md").read_text())
+    return re.sub(r"((?<!!)\[[^\]]*\]\()(?!http|#)", rf"\g<1>{repository}/blob/v{version}/", text)
+
+
 setup(
+    long_description=index_page(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             "edgeloss._C",

@@ -156,6 +156,23 @@ def host_command(compiler: Sequence[str], torch: Torch) -> list[str]:
     return [*compiler, *HOST_FLAGS, *_includes(torch), *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 
+def link_command(compiler: Sequence[str]) -> list[str]:
+    """Return the command that links objects to a library, without the files.
+
+    EDGELOSS_GLIBC, such as "2.28", makes a library that this release of glibc can load and all after it: zig has the
+    symbols of each, whereas a compiler takes the newest of its own system.
+    """
+    flags = ["-shared", *shlex.split(os.environ.get("LDFLAGS", ""))]
+    glibc = os.environ.get("EDGELOSS_GLIBC")
+    if not glibc:
+        return [*compiler, *flags]
+    # The C++ library of the objects, not zig's own.
+    names = ("libstdc++.so.6", "libgcc_s.so.1")
+    runtime = [_output([*compiler, f"-print-file-name={name}"]).strip() for name in names]
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{glibc}", "-O2", "-s"]
+    return [*zig, *flags, "tools/glibc.c", *runtime]
+
+
 def find_nvcc() -> Nvcc:
     """Find the CUDA compiler: in CUDA_HOME or CUDA_PATH if set, else on PATH or in /usr/local/cuda.
 

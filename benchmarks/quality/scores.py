@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgeloss.extras import install_advice
 from quality.calibration import Calibration
 from quality.shapes import Shapes
 
@@ -50,7 +51,7 @@ def thin_class(data: str, classes: Sequence[str]) -> int | None:
     if data not in THIN:
         return None
     if find_spec("skimage") is None:
-        raise ImportError(f'clDice of {data} needs scikit-image: pip install "edgeloss[bench]"')
+        raise ImportError(f"clDice of {data} needs scikit-image; {install_advice('bench')}")
     return classes.index(THIN[data])
 
 

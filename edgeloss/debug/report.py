@@ -86,7 +86,7 @@ class Report:
 
         Non-finite pixels are magenta and counted, ignored pixels gray, and pixels with a gradient of exactly 0 black.
         For a volume, the slice with the most non-finite values is drawn, or the middle one if all are finite. Requires
-        the extra ``edgeloss[viz]``.
+        the extra ``viz``.
 
         Returns:
             A Matplotlib figure without window or global state.

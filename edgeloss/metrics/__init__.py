@@ -1,6 +1,6 @@
 """Boundary metrics for 2-D segmentation: Boundary IoU, Boundary F1 and trimap IoU.
 
-Each is a function of one batch, and a torchmetrics class over many batches (extra ``edgeloss[metrics]``). Both share
+Each is a function of one batch, and a torchmetrics class over many batches (extra ``metrics``). Both share
 three stages: label maps with -1 for void, counts per class, and scores from the counts. The counts are integers, so
 their sums are exact for any batch size, order and number of ranks.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edgeloss.extras import install_advice
 from edgeloss.metrics.functional import boundary_f1, boundary_iou, trimap_iou
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     try:
         import torchmetrics as _  # noqa: F401
     except ModuleNotFoundError:
-        raise ImportError(f'edgeloss.metrics.{name} needs torchmetrics: pip install "edgeloss[metrics]"') from None
+        raise ImportError(f"edgeloss.metrics.{name} needs torchmetrics; {install_advice('metrics')}") from None
     from edgeloss.metrics import modules
 
     return getattr(modules, name)

@@ -1,9 +1,11 @@
-"""Figures of the loss and its gradient, pixel by pixel. Requires the extra ``edgeloss[viz]``."""
+"""Figures of the loss and its gradient, pixel by pixel. Requires the extra ``viz``."""
+
+from edgeloss.extras import install_advice
 
 try:
     import matplotlib as _  # noqa: F401
 except ModuleNotFoundError:
-    raise ImportError('edgeloss.viz needs matplotlib: pip install "edgeloss[viz]"') from None
+    raise ImportError(f"edgeloss.viz needs matplotlib; {install_advice('viz')}") from None
 
 from edgeloss.viz.arrays import Arrays, compute_arrays
 from edgeloss.viz.palette import distinct_colors

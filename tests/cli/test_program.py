@@ -10,6 +10,8 @@ import pytest
 import torch
 from command_line import Run, arguments, process, wrote
 
+from edgeloss.extras import install_advice
+
 
 @pytest.mark.parametrize("command", ["view", "metrics", "diagnose", "info"])
 def test_help_has_examples(run: Run, command: str) -> None:
@@ -73,4 +75,4 @@ def test_the_library_does_not_import_the_command() -> None:
 def test_without_typer_names_the_extra() -> None:
     ran = process(code="import sys; sys.modules['typer'] = None; from edgeloss.cli import main; main()")
     assert ran.returncode == 1
-    assert ran.stderr == 'edgeloss: error: the command needs typer: pip install "edgeloss[cli]"\n'
+    assert ran.stderr == f"edgeloss: error: the command needs typer; {install_advice('cli')}\n"

@@ -15,6 +15,7 @@ from metric_cases import FUNCTIONS, VOID, blobs
 from ranks import run_ranks
 from torchmetrics import Metric, MetricCollection
 
+from edgeloss.extras import install_advice
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
 
 CLASSES = {boundary_iou: BoundaryIoU, trimap_iou: TrimapIoU, boundary_f1: BoundaryF1}
@@ -112,5 +113,5 @@ def test_functions_do_not_need_torchmetrics() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "1.0",
-        'edgeloss.metrics.BoundaryF1 needs torchmetrics: pip install "edgeloss[metrics]"',
+        f"edgeloss.metrics.BoundaryF1 needs torchmetrics; {install_advice('metrics')}",
     ]

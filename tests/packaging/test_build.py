@@ -22,7 +22,7 @@ from edgeloss import library
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path(library.__file__).with_name("_C.abi3.so")
-PARTS = ("LICENSE", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
+PARTS = ("LICENSE", "README.md", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
 CUDA_STATE = STATE.replace("cpu", "cuda")
 # Variables that change a build: each test sets its own.

@@ -12,6 +12,7 @@ import numpy as np
 from figures import render
 from scenes import scene
 
+from edgeloss.extras import install_advice
 from edgeloss.viz import distinct_colors, panel
 
 # Linear sRGB as seen without the long or the middle cones (Viénot, Brettel & Mollon 1999).
@@ -43,7 +44,7 @@ def test_the_package_does_not_import_matplotlib() -> None:
 
 def test_a_missing_extra_is_one_line() -> None:
     result = run("import sys; sys.modules['matplotlib'] = None; import edgeloss.viz")
-    assert result.stderr.splitlines()[-1] == 'ImportError: edgeloss.viz needs matplotlib: pip install "edgeloss[viz]"'
+    assert result.stderr.splitlines()[-1] == f"ImportError: edgeloss.viz needs matplotlib; {install_advice('viz')}"
     assert "During handling" not in result.stderr
 
 

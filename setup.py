@@ -66,9 +66,7 @@ class BuildLibrary(build_ext.build_ext):
 def build(library: Path) -> tuple[dict[str, Any], str]:
     """Compile what has changed, link it, and return a record and a summary of what was built."""
     compiler, torch = host_requirements()
-    link = link_command(compiler)
-    # No rpath: `import torch` has these two in memory before the library is loaded.
-    libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    link, libraries = link_command(compiler, torch)
     host = [Unit.of(source, host_command(compiler, torch), torch.version) for source in HOST_SOURCES]
     device, without_cuda = [], None
     try:

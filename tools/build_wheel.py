@@ -41,7 +41,9 @@ def say(text: str) -> None:
 
 def call(*words: str | Path) -> None:
     """Run a module of this environment and show its output if it fails."""
-    done = subprocess.run([sys.executable, "-m", *map(str, words)], capture_output=True, text=True)
+    # Without PYTHONPATH, which may lead to sources: pip would take the wheel for installed.
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-m", *map(str, words)], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{done.stdout}{done.stderr}")
 
@@ -73,7 +75,7 @@ def check(wheel: Path, directory: Path) -> None:
     # What it depends on comes from here. An editable install does not: only the path of a directory is added.
     (site,) = (directory / "venv").glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    subprocess.run([python, "-c", TRIAL], cwd=directory, check=True)
+    subprocess.run([python, "-I", "-c", TRIAL], cwd=directory, check=True)
 
 
 def main() -> None:

@@ -156,21 +156,23 @@ def host_command(compiler: Sequence[str], torch: Torch) -> list[str]:
     return [*compiler, *HOST_FLAGS, *_includes(torch), *shlex.split(os.environ.get("CXXFLAGS", ""))]
 
 
-def link_command(compiler: Sequence[str]) -> list[str]:
-    """Return the command that links objects to a library, without the files.
+def link_command(compiler: Sequence[str], torch: Torch) -> tuple[list[str], list[str]]:
+    """Return the command that links a library: what comes before the objects, and what comes after them.
 
     EDGELOSS_GLIBC, such as "2.28", makes a library that this release of glibc can load and all after it: zig has the
     symbols of each, whereas a compiler takes the newest of its own system.
     """
     flags = ["-shared", *shlex.split(os.environ.get("LDFLAGS", ""))]
+    # No rpath: `import torch` has these two in memory before the library is loaded.
+    libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
     glibc = os.environ.get("EDGELOSS_GLIBC")
     if not glibc:
-        return [*compiler, *flags]
-    # The C++ library of the objects, not zig's own.
+        return [*compiler, *flags], libraries
+    # The C++ library of the objects, not zig's own; after torch's, which export what older ones lack.
     names = ("libstdc++.so.6", "libgcc_s.so.1")
     runtime = [_output([*compiler, f"-print-file-name={name}"]).strip() for name in names]
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{glibc}", "-O2", "-s"]
-    return [*zig, *flags, "tools/glibc.c", *runtime]
+    return [*zig, *flags, "tools/glibc.c"], [*libraries, *runtime]
 
 
 def find_nvcc() -> Nvcc:

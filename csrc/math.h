@@ -133,7 +133,7 @@ template <typename A>
 EDGELOSS_INLINE void probabilities_of(A e, A r, A& p, A& complement) {
   const A scale = A(1) / (A(1) + r);
   p = e * scale;
-  complement = (e == A(1)) & (r < A(1)) ? r * scale : A(1) - p;
+  complement = ((e == A(1)) & (r < A(1))) ? r * scale : A(1) - p;
 }
 template <typename A>
 EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {

@@ -19,7 +19,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 # torch comes as libtorch_cpu and libc10 in every build. CUDA's runtime is linked statically, and what is of
 # libtorch_cuda is looked up at run time: a library linked to either would not load with a CPU build of torch.
 TORCH = r"(libtorch_cpu|libc10)\.so"
-SYSTEM = r"(libstdc\+\+|libm|libgcc_s|libc|libdl|librt|libpthread|ld-linux-x86-64)\.so\.\d"
+SYSTEM = r"(libstdc\+\+|libm|libgcc_s|libc|libdl|librt|libpthread|ld-linux-(x86-64|aarch64))\.so\.\d"
 NEEDED = re.compile(f"{TORCH}|{SYSTEM}")
 # The C functions of the stable ABI; the limited API of Python (audited by abi3audit); std::, which torch's libraries
 # export too, then without a version.

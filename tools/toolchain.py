@@ -138,8 +138,8 @@ def host_requirements() -> tuple[list[str], Torch]:
     Raises:
         Unbuildable: if there are none, or if this is no place for the kernels.
     """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise Unbuildable("the kernels are for Linux on x86-64")
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise Unbuildable("the kernels are for Linux on x86-64 and aarch64")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise Unbuildable("a free-threaded Python does not load abi3 libraries")
     compiler = find_compiler()

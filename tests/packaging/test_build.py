@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from edgeloss import library
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = Path(library.__file__).with_name("_C.abi3.so")
 PARTS = ("LICENSE", "README.md", "csrc", "edgeloss", "pyproject.toml", "setup.py", "tools")
+URL = re.findall(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
 CUDA_STATE = STATE.replace("cpu", "cuda")
 # Variables that change a build: each test sets its own.
@@ -145,6 +147,44 @@ def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
 
     (site / "edgeloss" / "_C.abi3.so").write_bytes(b"")
     assert reason(site).startswith("unavailable: the library does not load with torch")
+
+
+def test_sdist_is_the_repository(tmp_path: Path, setuptools: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("there is no git repository to compare with")
+    files = run("git", "ls-files", cwd=ROOT).stdout.split()
+    tree = tmp_path / "tree"
+    for name in files:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    script = "import sys; sys.path.insert(0, 'tools'); import build_backend; build_backend.build_sdist(sys.argv[1])"
+    done = run(sys.executable, "-c", script, tmp_path, cwd=tree, path=setuptools)
+    assert done.returncode == 0, done.stdout
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as members:
+        names = {name.partition("/")[2] for name in members.getnames()}
+        info = members.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert info is not None
+        page = info.read().decode()
+    assert {name for name in files if not name.startswith((".github/", ".gitignore"))} - names == set()
+    # On the page of an index, a link works that names a file of the repository with its address.
+    links = re.findall(r"\]\(([^)#]+)", page)
+    assert links
+    for link in links:
+        address, found, name = re.split(rf"(/blob)?/v{re.escape(version())}/", link)
+        assert address in (URL, URL.replace("github.com", "raw.githubusercontent.com")), link
+        assert (found is None) == link.endswith(".png")
+        assert (ROOT / name).exists(), link
+
+
+def version() -> str:
+    """The version in pyproject.toml."""
+    return re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+
+
+def test_citation_names_the_version() -> None:
+    assert f"version: {version()}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"repository-code: {URL}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize(

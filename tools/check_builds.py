@@ -68,7 +68,9 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     if state.stdout.split() != [f"{site}/edgeloss/__init__.py", "available"]:
         raise SystemExit(f"check_builds: the library in {site} does not load: {state.stdout}{state.stderr}")
     print(f"==> {name}: running the tests", flush=True)
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, *tests], env=env)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests], env=env, preexec_fn=progress.end_with_parent
+    )
     print(f"==> {name}: {time.monotonic() - start:.0f} s", flush=True)
     if done.returncode:
         raise SystemExit(done.returncode)
@@ -95,7 +97,9 @@ def check_contracted() -> None:
     build_stepped(CONTRACTED)
     command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *STEPPED_TESTS]
     env = {key: value for key, value in os.environ.items() if key != "CI"}
-    if code := subprocess.run(command, env=env | {"CXX": CONTRACTED, "OMP_NUM_THREADS": "1"}).returncode:
+    if code := subprocess.run(
+        command, env=env | {"CXX": CONTRACTED, "OMP_NUM_THREADS": "1"}, preexec_fn=progress.end_with_parent
+    ).returncode:
         raise SystemExit(code)
 
 
@@ -106,7 +110,7 @@ def check_races() -> None:
     options = f"halt_on_error=1 exitcode={RACE_FOUND} report_signal_unsafe=0 ignore_noninstrumented_modules=1"
     env = os.environ | {"LD_PRELOAD": preload("libtsan.so"), "TSAN_OPTIONS": options, "PYTHONPATH": str(Path.cwd())}
     command = [sys.executable, "tests/host_shim/races.py", library]
-    if code := subprocess.run(command, env=env).returncode:
+    if code := subprocess.run(command, env=env, preexec_fn=progress.end_with_parent).returncode:
         raise SystemExit(code)
     muted = subprocess.run(command, env=env | {"MUTED_BARRIER": "0"}, capture_output=True, text=True)
     if muted.returncode != RACE_FOUND or "SUMMARY: ThreadSanitizer: data race csrc/" not in muted.stderr:

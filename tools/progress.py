@@ -5,6 +5,7 @@ Usage: python tools/progress.py [words for pip install]
 
 from __future__ import annotations
 
+import ctypes
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ NOISE = re.compile(r"WARNING: Location .* is ignored: it is neither a file nor a
 # What setup.py reports, and what pip and the compilers complain of.
 SHOWN = re.compile(r"edgeloss: |ERROR|WARNING|DEPRECATION|\S+: (fatal error|error|warning): ")
 WIDTH = 100
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Progress:
@@ -56,7 +58,8 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         SystemExit: if it fails, with its whole output.
     """
     start, progress, log = time.monotonic(), Progress(), []
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=env, **pipes, text=True, preexec_fn=end_with_parent) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -69,6 +72,12 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         progress.print("failed; the whole output:")
         raise SystemExit("".join(log))
     progress.print(f"done in {time.monotonic() - start:.0f} s")
+
+
+def end_with_parent() -> None:
+    """Let this process, a new one, end with its parent, even if that is killed; on Linux only."""
+    if LIBC is not None:
+        LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def exit_on_sigterm() -> None:

@@ -23,7 +23,7 @@ from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS
 from quality.training import RoundedConv2d, Training, execute, finish
 from result_table import read_rows
-from segkit.checkpoint import load_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint
 from segkit.data import SegmentationFolder
 
 TINY: dict[str, Any] = {"data": "shapes", "epochs": 2, "batch": 4, "size": (16, 16)}  # batches of 4, 4 and 2 images
@@ -139,6 +139,16 @@ def test_a_finished_run_gets_the_metrics_that_came_later(place: Place, monkeypat
     monkeypatch.setattr(Training, "train_epoch", lambda training: pytest.fail("trained again"))
     finish(run, place)
     assert outcome(run, place) == expected
+
+
+@pytest.mark.parametrize("change", [{"optimizer": None}, {"optimizer": {}}, {"criterion": 3}])
+def test_a_checkpoint_of_another_kind_is_named(place: Place, change: dict[str, Any]) -> None:
+    run = Run("module", {}, 0, **{**TINY, "epochs": 1})
+    finish(run, place)
+    path = checkpoint_path(run, place.state)
+    torch.save(load_checkpoint(path) | change, path)
+    with pytest.raises(CheckpointError, match=rf"{path}: expected a checkpoint of this run \("):
+        Training(run, place)
 
 
 def test_held_out_images_are_not_trained_on(place: Place) -> None:

@@ -10,12 +10,20 @@ _CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Con
 _MAX_POOLS = {2: F.max_pool2d, 3: F.max_pool3d}
 
 
+class _GroupNorm(nn.GroupNorm):
+    """A group normalization that accepts groups of one value, as of a single pixel, in training too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize; ``nn.GroupNorm`` would raise an error."""
+        return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
 def _convs(dims: int, *channels: int) -> nn.Sequential:
     """Return 3×3 convolutions with group normalization and ReLU."""
     layers: list[nn.Module] = []
     for before, after in pairwise(channels):
         convolution = _CONVOLUTIONS[dims](before, after, 3, padding=1, bias=False)
-        layers += [convolution, nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
+        layers += [convolution, _GroupNorm(8, after), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 

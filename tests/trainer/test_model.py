@@ -9,7 +9,8 @@ from segkit.model import UNet
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (33, 47), (1, 1, 1), (9, 4, 17)])
 def test_unet_takes_any_size(size: tuple[int, ...]) -> None:
-    assert UNet(7, width=8, dims=len(size))(torch.randn(2, 3, *size)).shape == (2, 7, *size)
+    for batch in (1, 2):  # of one pixel, a group has one value
+        assert UNet(7, width=8, dims=len(size))(torch.randn(batch, 3, *size)).shape == (batch, 7, *size)
 
 
 def test_unet_of_unknown_dimensions() -> None:

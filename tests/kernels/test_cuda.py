@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -49,6 +52,18 @@ def run(criterion: EdgeAwareLoss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
     return loss.detach(), torch.autograd.grad(loss, x)[0]
 
 
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Raise an error where torch waits for the device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 def test_side_stream(options: dict[str, Any]) -> None:
     criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused", **options), scene()
@@ -89,11 +104,8 @@ def test_graph_replays(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
     criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused", **options), scene()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         run(criterion, x, y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     # The mode above detects synchronization by torch only. The call must return while the device sleeps.
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
@@ -104,15 +116,11 @@ def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
 def test_counted_weights_wait_for_nothing_and_replay() -> None:
     options: dict[str, Any] = {"edge_class_weight": "running", "edge_focus": 1.0, "ignore_index": 255}
     criterion, (x, y) = EdgeAwareLoss(**options, backend="fused"), scene()
-    torch.cuda.set_sync_debug_mode("error")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    try:
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                run(criterion, x, y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with nothing_waits(), torch.cuda.stream(stream):
+        for _ in range(3):
+            run(criterion, x, y)
     torch.cuda.current_stream().wait_stream(stream)
     twin, graph = copy.deepcopy(criterion), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -137,6 +145,39 @@ def test_deterministic(options: dict[str, Any]) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_worker_thread_uses_its_own_stream() -> None:
+    criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused"), scene()
+    expected = run(criterion, x, y)
+
+    def work() -> tuple[Tensor, Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(50_000_000)
+            found = run(criterion, x, y)
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(2) as pool:
+        for found in [pool.submit(work) for _ in range(4)]:
+            assert all(torch.equal(a, b) for a, b in zip(found.result(), expected, strict=True))
+
+
+def test_sync_waits_for_its_own_labels(kernels: Kernels) -> None:
+    x, y = scene()
+    torch.cuda._sleep(500_000_000)  # the labels are not read yet as the call returns from launching
+    with pytest.raises(ValueError, match=r"^target: expected labels 0 to 18, or ignore_index=255, but got 77"):
+        edge_aware_loss(x, torch.full_like(y, 77), ignore_index=255, validate="sync", backend="fused")
+    kernels.raise_label_errors()
+
+
+def test_tensors_of_another_device_are_refused() -> None:
+    x, y = scene()
+    options = (255, 0.0, [1, 1], 0.0, 0.0, [1.0, 1.0], True, False, False, False, 0)
+    for others in ((y.cpu(), None), (y, torch.ones(19))):
+        with pytest.raises(RuntimeError, match="expected a tensor on the logits' device"):
+            torch.ops.edgeloss.edge_loss(x, others[0], others[1], None, None, None, *options)
+
+
 def test_the_first_of_two_label_records_stays(kernels: Kernels) -> None:
     x, y = scene()
     torch.cuda._sleep(500_000_000)  # the second call comes before the first is checked
@@ -149,6 +190,7 @@ def test_the_first_of_two_label_records_stays(kernels: Kernels) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # inductor's advice
 def test_compiles_to_one_graph() -> None:
     criterion, (x, y) = stateless_loss(ignore_index=255, backend="fused"), scene()
     found = run(torch.compile(criterion, fullgraph=True), x, y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -201,6 +202,19 @@ def test_inputs_are_left_alone(kernels: Kernels) -> None:
     edge_aware_loss(x.requires_grad_(), y, ignore_index=255, backend="fused").backward()
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
+
+
+def test_a_worker_thread(kernels: Kernels) -> None:
+    x, y = (tensor.to(kernels.device) for tensor in scene((7, 13), 3))
+    x.requires_grad_()
+
+    def work() -> tuple[torch.Tensor, ...]:
+        loss = edge_aware_loss(x, y, ignore_index=255, backend="fused")
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(work).result()
+    assert all(torch.equal(a, b) for a, b in zip(found, work(), strict=True))
 
 
 def test_one_graph_for_every_size() -> None:

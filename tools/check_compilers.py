@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -18,14 +19,15 @@ import toolchain
 
 MACHINES = ("x86_64", "aarch64")
 # Loops that clang leaves as they are cost time, not correctness.
-FLAGS = ["-O1", "-Werror", "-Wno-pass-failed", "-c", "-o", os.devnull]
+FLAGS = ["-O1", "-Werror", "-Wno-pass-failed"]
 
 
 def compile_for(machine: str, source: Path, torch: toolchain.Torch) -> str:
     """Compile a source and return what the compiler says."""
     zig = [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu"]
-    command = [*toolchain.host_command(zig, torch), *FLAGS, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as directory:  # zig does not write to /dev/null
+        command = [*toolchain.host_command(zig, torch), *FLAGS, "-c", str(source), "-o", f"{directory}/object.o"]
+        done = subprocess.run(command, capture_output=True, text=True)
     print(f"    {machine} {source}", flush=True)
     return done.stderr if done.returncode else ""
 

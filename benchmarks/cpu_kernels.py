@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Time the CPU kernels on one thread: the loss with several options, forward and backward, over cross-entropy.
 
-Every case runs in a process of its own, where the losses take turns; the table shows ratios of medians to eager
-``F.cross_entropy`` without further options on the same logits and labels, or to ``F.binary_cross_entropy_with_logits``
-for a single logit. *edge_aware_loss* keeps nothing between calls; *EdgeAwareLoss* has its defaults, which count and
-follow the edges.
+Every case runs in a process of its own, where the losses take turns, in both orders; the table shows ratios of medians
+to eager ``F.cross_entropy`` without further options on the same logits and labels, or, for a single logit, to
+``F.binary_cross_entropy_with_logits``. *edge_aware_loss* keeps nothing between calls; *EdgeAwareLoss* has its defaults,
+which count and follow the edges.
 
 On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits the cross-entropy of torch to AVX2; for a build of the kernels for AVX2 see
 tools/check_builds.py, and name its directory in PYTHONPATH.
@@ -104,8 +104,9 @@ def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[st
 
     runs = {name: run_of(loss) for name, loss in losses.items()}
     rounds *= max(1, min(100, 2**21 // logits.numel()))
-    median_seconds(runs, max(2, rounds // 10))
-    return edge_fraction(labels, radius), median_seconds(runs, rounds)
+    orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
+    parts = [median_seconds(order, max(1, rounds // 2)) for order in [runs, *orders]][1:]
+    return edge_fraction(labels, radius), {name: sum(part[name] for part in parts) / 2 for name in runs}
 
 
 def main() -> int:
@@ -113,7 +114,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated)")
     parser.add_argument("--only", nargs="+", metavar="WORD", default=[""], help="cases whose name has one of the words")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds per case (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=16, help="rounds per case, half of them in reverse order (default: %(default)s)"
+    )
     options = parser.parse_args()
     print(f"{processor()}, torch for {INSTRUCTIONS}, torch {torch.__version__}, one thread of {os.cpu_count()}\n")
     print("| case | logits | edge pixels | cross-entropy, ms | edge_aware_loss | EdgeAwareLoss | bar |")

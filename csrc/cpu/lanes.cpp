@@ -85,12 +85,13 @@ struct SideSums {
   }
   EDGELOSS_INLINE A finish(int64_t e, A q) {
     const Bits<A> any = mask_of<A>(weights[e] > A(0)), is_small = mask_of<A>(largest[e] <= A(1));
-    const A total = select(any, weights[e], A(1)), log = top[e] + log_positive(select(any, sum[e], A(1)));
-    log_sum[e] = sum[e] == sum[e] ? log : sum[e];  // log_positive hides nan
+    const A total = select(any, weights[e], A(1)), all = sum[e], log = top[e] + log_positive(select(any, all, A(1)));
+    const A log_all = select(mask_of<A>(all == all), log, all);  // log_positive hides nan
     const A by_mean = mean[e] + log1p_positive(select(is_small & any, small[e] / total)) / q;
-    const A by_first = first[e] + (log_sum[e] - log_positive(total)) / q;
+    const A by_first = first[e] + (log_all - log_positive(total)) / q;
     const A log_m = select(is_small, by_mean, by_first);
-    return select(any, log_m > A(0) ? A(0) : A(0) - log_m);
+    log_sum[e] = log_all;
+    return select(any & ~mask_of<A>(log_m > A(0)), A(0) - log_m);
   }
 };
 

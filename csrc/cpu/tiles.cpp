@@ -143,12 +143,17 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
   }
 }
 
+// Compilers vectorize a choice for AVX2 where what is chosen from has been read before it.
+
 // w = weight(y), where weight may be null for ones; 0 where y is no class.
 template <typename A>
 EDGELOSS_INLINE void weights_of(const A* weight, const int32_t* y, int64_t n, A* w) {
   if (weight) {
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : weight[std::max(y[j], 0)];
+    for (int64_t j = 0; j < n; ++j) {
+      const A of_y = weight[y[j] < 0 ? 0 : y[j]];
+      w[j] = y[j] < 0 ? A(0) : of_y;
+    }
   } else {
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : A(1);
@@ -278,7 +283,8 @@ void tile_prediction(const Tile<A>& tile, const int32_t* y, const A* m, int16_t*
     }
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      predicted[j] = static_cast<int16_t>(y[j] < 0 ? kIgnored : x[j] == m[j] ? 0 : first[j]);
+      const int32_t top = x[j] == m[j] ? 0 : first[j];
+      predicted[j] = static_cast<int16_t>(y[j] < 0 ? kIgnored : top);
     }
   });
 }
@@ -304,7 +310,10 @@ double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
     // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others
     // too.
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) ce[j] = y[j] >= 0 ? nll[j] : A(0);
+    for (int64_t j = 0; j < n; ++j) {
+      const A value = nll[j];
+      ce[j] = y[j] >= 0 ? value : A(0);
+    }
     return sum_in_parts(ce, n);
   });
 }
@@ -329,7 +338,10 @@ void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, con
       for (int64_t j = 0; j < n; ++j) every[j] -= of_class * (row[j] - m[j]);
     }
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) ce[j] = y[j] < 0 ? A(0) : own * ce[j] + uniform * every[j];
+    for (int64_t j = 0; j < n; ++j) {
+      const A value = own * ce[j] + uniform * every[j];
+      ce[j] = y[j] < 0 ? A(0) : value;
+    }
   });
 }
 
@@ -343,9 +355,14 @@ void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrive
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) y[j] = label[j];
     weights_of(weight, y, n, at_y);
+    if (arrives) {
+      std::memcpy(spread, arrives, n * sizeof(A));
+    } else {
+      std::fill_n(spread, n, everywhere);
+    }
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      const A ce = y[j] < 0 ? A(0) : arrives ? arrives[j] : everywhere;
+      const A value = spread[j], ce = y[j] < 0 ? A(0) : value;
       spread[j] = ce * uniform;
       at_y[j] *= ce * own;
       alpha[j] = at_y[j] + spread[j] * total;
@@ -376,17 +393,18 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
       if (is_pair) {  // one of them is the max, and r is what the other one comes to: 1 - p has all its digits
         EDGELOSS_INDEPENDENT
         for (int64_t j = 0; j < n; ++j) {
+          const A below = r[j], all = alpha[j], at = at_y[j], rest = spread[j] * total;
           const bool top = row[j] == m[j], own = y[j] == static_cast<int32_t>(c);
-          const A p = scale[j] * (top ? A(1) : r[j]), complement = scale[j] * (top ? r[j] : A(1));
+          const A p = scale[j] * (top ? A(1) : below), complement = scale[j] * (top ? below : A(1));
           // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
-          const A all = alpha[j], at = at_y[j], rest = spread[j] * total;
           const A value = (own ? rest : all) * p - (own ? at : A(0)) * complement;
           out[j] = y[j] < 0 ? A(0) : value;
         }
       } else {
         EDGELOSS_INDEPENDENT
         for (int64_t j = 0; j < n; ++j) {
-          const A value = scale[j] * exp_negative(row[j] - m[j]) - (y[j] == static_cast<int32_t>(c) ? at_y[j] : A(0));
+          const A at = at_y[j], p = exp_negative(row[j] - m[j]);
+          const A value = scale[j] * p - (y[j] == static_cast<int32_t>(c) ? at : A(0));
           out[j] = y[j] < 0 ? A(0) : value;
         }
       }

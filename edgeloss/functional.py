@@ -425,10 +425,11 @@ def balanced_edge_class_weight(
         raise ValueError(f"num_classes: expected an int, at least 2, but got {num_classes!r}")
     if not is_number(exponent) or not 0 <= exponent <= 1:
         raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
+    options = Options(ignore_index=ignore_index, radius=radius)  # checks them
     counts = torch.zeros(num_classes, dtype=torch.int64)
     for target in checked_targets(targets):
         check_labels(target.long(), num_classes, ignore_index)
         y, valid = labels(target, num_classes, ignore_index)
-        mask = reference.find_edges(y, valid, radius_per_axis(radius, target.dim() - 1))
+        mask = reference.find_edges(y, valid, radius_per_axis(options.radius, target.dim() - 1))
         counts += count_edge_pixels(y, mask, num_classes).cpu()
     return balanced_weight(counts, exponent=exponent)

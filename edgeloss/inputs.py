@@ -150,6 +150,7 @@ def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "we
     check_kind(name, weight)
     if weight.dim() != 1 or not weight.is_floating_point():
         raise ValueError(f"{name}: expected a floating tensor [C] of class weights, but got {describe(weight)}")
+    check_values(name, weight)
     if may_read(weight, validate):
         check_non_negative(name, weight, most=MOST_WEIGHT)
 
@@ -162,7 +163,7 @@ def check_logits(logits: Tensor) -> None:
         ValueError: if the logits are not [B, C, H, W] or [B, C, D, H, W].
     """
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {_kind(logits)}{_hint_of_output(logits)}")
+        raise TypeError(f"logits: expected a tensor, but got {_kind(logits)}{hint_of_output(logits)}")
     check_kind("logits", logits)
     if logits.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise TypeError(f"logits: expected float16, bfloat16, float32 or float64, but got {describe(logits)}")
@@ -171,7 +172,7 @@ def check_logits(logits: Tensor) -> None:
         raise ValueError(f"logits: expected [B, C, H, W] or [B, C, D, H, W], but got {describe(logits)}{hint}")
 
 
-def _hint_of_output(output: object) -> str:
+def hint_of_output(output: object) -> str:
     """Return where the output of a network most likely has its logits."""
     for name in ("logits", "out"):
         if isinstance(output, Mapping) and name in output:
@@ -402,6 +403,7 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
     """
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask: expected a bool tensor, but got {_kind(mask)}")
+    check_kind("mask", mask)
     if mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device:
         raise ValueError(
             f"mask: expected bool {list(like.shape)} on {like.device}, but got {describe(mask)} on {mask.device}"
@@ -437,8 +439,11 @@ def normalizer_tensors(
             )
 
     def tensor(value: float | Tensor) -> Tensor:
-        if isinstance(value, Tensor) and value.dim():
-            raise ValueError(f"normalizer: expected 0-d tensors, but got {list(value.shape)}")
+        if isinstance(value, Tensor):
+            check_kind("normalizer", value)
+            check_values("normalizer", value)
+            if value.dim() or value.is_complex():
+                raise ValueError(f"normalizer: expected real 0-d tensors, but got {describe(value)}")
         if not isinstance(value, Tensor) or may_read(value, validate):
             check(value)
         if isinstance(value, Tensor):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgeloss.inputs import describe
+from edgeloss.inputs import check_kind, check_values, describe
+from edgeloss.options import is_number
 
 __all__ = ["apply_where", "check_gradients"]
 
@@ -153,9 +154,9 @@ def check_gradients(
 
     Raises:
         GradcheckError: (``torch.autograd.gradcheck.GradcheckError``, a RuntimeError) if a gradient is not right.
-        TypeError: for a complex input, if fn returns no floating tensor, or if it does not accept float64 copies of
-            inputs that it accepts.
-        ValueError: if no input is a floating tensor.
+        TypeError: for a complex, sparse, nested or meta input, if fn returns no floating tensor, or if it does not
+            accept float64 copies of inputs that it accepts.
+        ValueError: if no input is a floating tensor, or ``eps``, ``atol`` or ``rtol`` is out of range.
 
     Example:
         >>> import torch
@@ -169,6 +170,9 @@ def check_gradients(
     """
     if not callable(fn):
         raise TypeError(f"fn: expected a function, but got {_got(fn)}")
+    for name, value in {"eps": eps, "atol": atol, "rtol": rtol}.items():
+        if not is_number(value) or not 0 <= value < math.inf or (name == "eps" and value == 0):
+            raise ValueError(f"{name}: expected a finite number {'>' if name == 'eps' else '≥'} 0, but got {value!r}")
     with torch.enable_grad():
         problem = _find_problem(fn, _leaves(inputs), _Tolerance(eps, atol, rtol))
     if problem and raise_exception:
@@ -208,6 +212,9 @@ def _leaves(inputs: Sequence[Any]) -> list[Any]:
     for x in inputs:
         if isinstance(x, Tensor) and x.is_complex():
             raise TypeError(f"inputs: expected real tensors, but got {describe(x)}")
+        if isinstance(x, Tensor):
+            check_kind("inputs", x)
+            check_values("inputs", x)
     if not any(_is_floating(x) for x in inputs):
         got = ", ".join(map(_got, inputs)) or "none"
         raise ValueError(f"inputs: expected at least one floating tensor, but got {got}")

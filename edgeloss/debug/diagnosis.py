@@ -60,7 +60,9 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
         raise TypeError(f"loss_fn: expected a function or module, but got {type(loss_fn).__name__}")
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = inputs.describe(logits) if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"logits: expected a floating tensor, but got {got}")
+        raise TypeError(f"logits: expected a floating tensor, but got {got}{inputs.hint_of_output(logits)}")
+    inputs.check_kind("logits", logits)
+    inputs.check_values("logits", logits)
     # Inference tensors have no backward pass; copies made outside inference mode have one.
     with torch.inference_mode(False), torch.enable_grad():
         return _diagnose(LossCall(loss_fn, logits.detach(), target, kwargs))

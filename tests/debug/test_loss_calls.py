@@ -147,6 +147,17 @@ def test_logits_and_targets_of_other_kinds() -> None:
     [
         (3, torch.zeros(1, 2, 4, 4), "loss_fn: expected a function or module, but got int"),
         (F.cross_entropy, [1.0], "logits: expected a floating tensor, but got list"),
+        (
+            F.cross_entropy,
+            {"out": torch.zeros(1)},
+            'logits: expected a floating tensor, but got dict; pass output["out"]',
+        ),
+        (
+            F.cross_entropy,
+            torch.zeros(1, 2, device="meta"),
+            "logits: expected a tensor with values, but got one on the meta",
+        ),
+        (F.cross_entropy, torch.zeros(1, 2).to_sparse(), "logits: expected a dense tensor, but got a sparse_coo one"),
         (F.cross_entropy, torch.zeros(1, 2, 4, 4).long(), r"but got int64 \[1, 2, 4, 4\]"),
     ],
 )

@@ -525,6 +525,7 @@ W = torch.ones(1, 8, 4, 4)
         ((X, Y[:, None].expand(1, 3, 4, 4), W), ValueError, r"index: expected at least one class"),
         ((X, Y, W, W[:, 0]), ValueError, r"mask: expected bool \[1, 4, 4\] on cpu, but got float32 \[1, 4, 4\]"),
         ((X, Y, W, [True]), TypeError, r"mask: expected a bool tensor, but got list"),
+        ((X, Y, W, (W[:, 0] > 0).to_sparse()), TypeError, r"mask: expected a dense tensor, but got a sparse_coo one"),
         ((X, [0], W), TypeError, r"index: expected a tensor of class indices, but got list"),
         ((X, Y.to("meta"), W), ValueError, r"index: expected device cpu, as the logits, but got meta"),
         ((X[:, :1], Y, W), ValueError, r"logits: expected at least 2 classes"),

@@ -87,7 +87,10 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, with_label(1, (0, 0, 0)), {"distance": -torch.ones(2, 4, 5), "decay": 1.0}, ValueError, "distance: expected finite values ≥ 0, but got -1.0 at [0, 0, 0]"),
         (X, with_label(1, (0, 0, 0)), {"distance": torch.full((2, 4, 5), torch.inf), "decay": 1.0}, ValueError, "distance: expected finite values ≥ 0, but got inf at [0, 0, 0]"),
         (X, Y, {"normalizer": 3.0}, TypeError, "normalizer: expected two numbers or 0-d tensors (W, E), but got 3.0"),
-        (X, Y, {"normalizer": (torch.ones(2), 1.0)}, ValueError, "normalizer: expected 0-d tensors, but got [2]"),
+        (X, Y, {"normalizer": (torch.ones(2), 1.0)}, ValueError, "normalizer: expected real 0-d tensors, but got float32 [2]"),
+        (X, Y, {"normalizer": (torch.tensor(1j), 1.0)}, ValueError, "normalizer: expected real 0-d tensors, but got complex64 []"),
+        (X, Y, {"normalizer": (torch.ones((), device="meta"), 1.0)}, TypeError, "normalizer: expected a tensor with values, but got one on the meta device"),
+        (X, Y, {"weight": torch.ones(3, device="meta")}, TypeError, "weight: expected a tensor with values, but got one on the meta device"),
         (X, Y, {"normalizer": (-1.0, 1.0)}, ValueError, "normalizer: expected finite numbers ≥ 0, but got (-1.0, 1.0)"),
         (X, Y, {"normalizer": (None, 1.0)}, TypeError, "normalizer: expected two numbers or 0-d tensors (W, E), but got (None, 1.0)"),
         (X, Y, {"normalizer": (-1.0, "x"), "reduction": "sum"}, TypeError, "normalizer: expected two numbers or 0-d tensors"),
@@ -235,6 +238,8 @@ def test_nothing_is_checked_when_not_validated() -> None:
         (["x"], {}, TypeError, "target: expected a tensor of class indices, but got str"),
         ([Y], {"exponent": float("nan")}, ValueError, "exponent: expected a number in [0, 1], but got nan"),
         ([Y], {"exponent": 1e4}, ValueError, "exponent: expected a number in [0, 1], but got 10000.0"),
+        ([Y], {"ignore_index": "a"}, TypeError, "ignore_index: expected an int, but got 'a'"),
+        ([], {"radius": -1}, ValueError, "radius: expected ≥ 0 along every axis"),
         ([Y], {"num_classes": 2.0}, ValueError, "num_classes: expected an int, at least 2, but got 2.0"),
         ([Y], {"exponnt": 1.0}, TypeError, "unexpected keyword argument 'exponnt'; did you mean 'exponent'?"),
     ],
@@ -263,6 +268,8 @@ def test_vmap(wrap: Any) -> None:
     loss = wrap(lambda x, y: edge_aware_loss(x[None], y[None]))
     with pytest.raises(RuntimeError, match=r"logits: expected a call without vmap; pass a batch \[B, ...\] directly"):
         torch.func.vmap(loss)(X, Y)
+    with pytest.raises(RuntimeError, match="normalizer: expected a call without vmap"):
+        torch.func.vmap(lambda total: edge_aware_loss(X, Y, normalizer=(total, 1.0)))(torch.ones(2))
 
 
 def test_numpy_scalars_are_numbers() -> None:

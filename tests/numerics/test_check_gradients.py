@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -244,3 +245,17 @@ def test_wrong_input(fn: Any, inputs: Any, error: type[Exception], message: str)
 def test_nothing_to_check(fn: Any, inputs: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         check_gradients(fn, *inputs)
+
+
+@pytest.mark.parametrize("options", [{"eps": 0.0}, {"eps": -1e-6}, {"eps": "a"}, {"atol": -1.0}, {"rtol": math.nan}])
+def test_tolerances_out_of_range(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"^{name}: expected a finite number [>≥] 0, but got "):
+        check_gradients(torch.tanh, X, **options)
+
+
+def test_inputs_of_another_kind() -> None:
+    with pytest.raises(TypeError, match="inputs: expected a tensor with values, but got one on the meta device"):
+        check_gradients(torch.tanh, X.to("meta"))
+    with pytest.raises(TypeError, match="inputs: expected a dense tensor, but got a sparse_coo one"):
+        check_gradients(torch.tanh, X.to_sparse())

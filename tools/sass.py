@@ -18,8 +18,8 @@ from elftools.elf.sections import SymbolTableSection
 
 SIZE = 16  # bytes of an instruction
 BRANCH, INDIRECT_BRANCH, RETURN, EXIT, NOP = 0x947, 0x949, 0x950, 0x94D, 0x918
-LOADS, STORES = (0x981, 0x3AE, 0xFAE), (0x986, 0x386)  # of global memory: LDG and LDGSTS, STG
-LOCAL = (0x983, 0x387, 0x987)  # LDL, STL: spilled registers, and arrays with a variable index
+# Of global memory: LDG, LDGSTS and STG; LD and ST, whose address may be in any memory.
+LOADS, STORES = (0x980, 0x981, 0x3AE, 0xFAE), (0x985, 0x986, 0x386)
 ALWAYS = 7  # the predicate that is always true
 WIDTHS = (1, 1, 2, 2, 4, 8, 16, 16)  # bytes, by the field of a memory instruction
 
@@ -74,11 +74,6 @@ class Kernel:
     def body(self) -> Loop:
         """The whole kernel, as a loop that runs once."""
         return loops(self.instructions)
-
-    @property
-    def local(self) -> int:
-        """Number of instructions that access local memory."""
-        return sum(i.operation in LOCAL for i in self.instructions)
 
 
 def decode(code: bytes, arch: int) -> list[Instruction]:

@@ -77,7 +77,7 @@ def test_reads_a_cubin(arch: int, tmp_path: Path) -> None:
     subprocess.run(["nvcc", "-cubin", f"-arch=sm_{arch}", str(source), "-o", str(cubin)], check=True)
     (found,) = cuda_model.kernels_of([cubin]).values()
     assert found.threads == 128
-    assert found.shared == found.local == 0
+    assert found.shared == 0
     assert 8 < found.registers <= 64
     assert any(sum(i.loaded for i in loop.own) == 16 for loop in found.body.walk())
 
@@ -118,20 +118,20 @@ def test_loops_run_as_often_as_the_launch_says() -> None:
     assert found.loop is None
     assert found.per_item == 13 + 8 * 9
     assert found.instructions == 85 * CASE.pixels / 2
-    with pytest.raises(SystemExit, match="expected trips of 1 loops at most, but got 2"):
-        estimate(kernel(), Launch("scale", lambda case: 0, trips=lambda case: [1, 1]), CASE, DEVICE)
 
 
 def test_judges_held_bounds_only() -> None:
     case = Case(8, 19, (512, 1024), "float")
     launch = Launch("scale", lambda c: 1.1 * c.floor, per_class=8)
     totals = [Total("two reads", case, [estimate(kernel(), launch, case, DEVICE)], case.floor / DEVICE.bandwidth)]
-    lines, failed = cuda_model.judge(totals, ["loops", "local"])
+    lines, failed = cuda_model.judge(totals, {"loops": "", "bytes": "bfloat16"})
     assert "loops ≤ 12: holds, at most 1.12" in lines
     assert "bytes ≤ 1.07: not reached: [8, 19, 512, 1024] float32 1.1" in lines
     assert "time-one-read ≤ 1: no such kernels" in lines
-    assert failed == []
-    _, failed = cuda_model.judge(totals, ["bytes", "time-one-read"])
+    assert failed == [
+        "bytes ≤ 1.07: not reached: [8, 19, 512, 1024] float32 1.1"
+    ]  # there is no such call to hold it for
+    _, failed = cuda_model.judge(totals, {"bytes": "float32", "time-one-read": ""})
     assert failed == [
         "time-one-read ≤ 1: no such kernels",
         "bytes ≤ 1.07: EXCEEDED: [8, 19, 512, 1024] float32 1.1",
@@ -139,5 +139,6 @@ def test_judges_held_bounds_only() -> None:
 
 
 def test_names_kernels_that_are_not_there() -> None:
-    with pytest.raises(SystemExit, match=r"there is no kernel .*; update PATHS"):
-        cuda_model.estimates({"scale": kernel()}, DEVICE)
+    totals, missing = cuda_model.estimates({"scale": kernel()}, DEVICE)
+    assert totals == []
+    assert missing[0].startswith("two reads: there is no kernel ")

@@ -1,0 +1,119 @@
+"""The loss as frameworks call it: labels in other forms, several outputs with weights, outputs with names.
+
+The loss itself is strict: labels are whole numbers [B, *S]. What frameworks pass instead is converted here, where the
+call says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgeloss.inputs import check_logits, check_that, describe
+
+
+def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """Return a target of any common form as class indices [B, *S].
+
+    A channel is recognized by the dimensions of the logits. With several channels the target is one-hot; a pixel
+    without a class in it is ignored. Values are checked, which waits for the device.
+
+    Args:
+        target: class indices [B, *S] or [B, 1, *S], integers or whole numbers of a floating dtype, or a one-hot
+            indicator [B, C, *S] of 0 and 1.
+        logits: [B, C, *S'], of any size.
+        ignore_index: label of one-hot pixels without a class.
+
+    Returns:
+        [B, *S], int64 where the values were floating or one-hot, else the dtype of ``target``.
+
+    Raises:
+        TypeError: if the target or the logits are not tensors.
+        ValueError: if the shape does not fit, a value is no whole number, or a pixel has several classes.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.zeros(1, 3, 1, 2)
+        >>> as_labels(torch.tensor([[[[2.0, 0.0]]]]), logits)  # [B, 1, *S], as MONAI and nnU-Net store labels
+        tensor([[[2, 0]]])
+        >>> as_labels(torch.nn.functional.one_hot(torch.tensor([[[2, 0]]]), 3).movedim(-1, 1), logits)
+        tensor([[[2, 0]]])
+    """
+    check_logits(logits)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target: expected a tensor, but got {type(target).__name__}")
+    dims, classes = logits.dim(), logits.shape[1]
+    channels = target.shape[1] if target.dim() == dims else 1
+    if target.dim() not in (dims - 1, dims) or channels not in (1, max(2, classes)):
+        raise ValueError(
+            f"target: expected [B, *S], [B, 1, *S] or one-hot [B, {max(2, classes)}, *S] for logits"
+            f" {list(logits.shape)}, but got {describe(target)}"
+        )
+    if channels == 1:
+        labels = target if target.dim() < dims else target.squeeze(1)
+        if not labels.is_floating_point():
+            return labels
+        check_that((labels == labels.round()).all(), "target: expected whole numbers, but got fractions or nan")
+        return labels.long()
+    check_that(((target == 0) | (target == 1)).all(), "target: expected a one-hot indicator of 0 and 1")
+    count = target.sum(1, dtype=torch.int64)
+    check_that((count <= 1).all(), "target: expected one class per pixel, but got a pixel with several")
+    return torch.where(count > 0, target.to(torch.uint8).argmax(1), ignore_index)
+
+
+class Adapted(nn.Module):
+    """Call a loss with what a framework passes to it.
+
+    Args:
+        criterion: a loss of logits [B, C, *S] and labels [B, *S], such as :class:`edgeloss.EdgeAwareLoss`.
+        key: name of the logits in an output that is a dict or an object such as a ``ModelOutput``; None for outputs
+            that are tensors or sequences.
+        weights: weight of each output of a network that returns several (deep supervision). Each output has a copy of
+            the criterion, since what the loss remembers belongs to one output. None for a single output.
+
+    Shape:
+        * output: [B, C, *S], or a sequence of them, one per weight.
+        * target: of any form that :func:`as_labels` takes, or a sequence of them, one per weight. With a single target
+          for outputs of several sizes, use ``EdgeAwareLoss(upsample=True)``.
+        * loss: a scalar, the weighted sum.
+
+    Raises:
+        TypeError: if an output is no tensor.
+        ValueError: if the numbers of outputs, targets and weights differ, or as :func:`as_labels` does.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss import EdgeAwareLoss
+        >>> criterion = Adapted(EdgeAwareLoss(upsample=True), weights=[1.0, 0.5])
+        >>> outputs = [torch.zeros(1, 3, 8, 8, requires_grad=True), torch.zeros(1, 3, 4, 4, requires_grad=True)]
+        >>> criterion(outputs, torch.zeros(1, 1, 8, 8)).backward()
+    """
+
+    def __init__(self, criterion: nn.Module, *, key: str | None = None, weights: Sequence[float] | None = None) -> None:
+        """Store the loss, and copy it for each further output."""
+        super().__init__()
+        self.key = key
+        self.weights = None if weights is None else [float(weight) for weight in weights]
+        copies = 0 if weights is None else len(weights) - 1
+        self.criteria = nn.ModuleList([criterion, *(copy.deepcopy(criterion) for _ in range(copies))])
+
+    def forward(self, output: Any, target: Tensor | Sequence[Tensor]) -> Tensor:  # noqa: ANN401
+        """Compute the loss; the class describes the shapes."""
+        if self.key is not None:
+            output = output[self.key] if isinstance(output, Mapping) else getattr(output, self.key)
+        outputs = [output] if self.weights is None else list(output)
+        targets = [target] * len(outputs) if isinstance(target, Tensor) else list(target)
+        if not len(self.criteria) == len(outputs) == len(targets):
+            raise ValueError(
+                f"output: expected {len(self.criteria)} outputs and as many targets or one, but got {len(outputs)} and"
+                f" {len(targets)}"
+            )
+        losses: list[Tensor] = []
+        for criterion, weight, logits, y in zip(self.criteria, self.weights or [1.0], outputs, targets, strict=True):
+            labels = as_labels(y, logits, ignore_index=getattr(criterion, "ignore_index", -100))
+            losses.append(weight * criterion(logits, labels))
+        return sum(losses[1:], losses[0])

@@ -19,8 +19,8 @@ _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
-_SAMPLE = 4  # sizes are estimated from one block of rows of four, or from all of a small image
 _BLOCK = 2**15  # values
+_BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
 
 
 class Precision(NamedTuple):
@@ -101,10 +101,10 @@ class _Packed(NamedTuple):
 
     def estimated_size(self) -> float:
         rows = max(1, _BLOCK * len(self.values) // max(self.values.size, 1))
-        blocks = len(self.values) // (rows * _SAMPLE)
-        if not blocks:
+        step = len(self.values) // (rows * _BLOCKS)
+        if step < 2:
             return len(self._compressed(self.values))
-        sample = self.values[: blocks * rows * _SAMPLE].reshape(blocks, _SAMPLE, -1)[:, 0]
+        sample = self.values[: _BLOCKS * step * rows].reshape(_BLOCKS, step, -1)[:, 0]
         return len(self._compressed(sample)) * self.values.size / sample.size
 
     def _compressed(self, values: _Array) -> str:

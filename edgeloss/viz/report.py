@@ -155,7 +155,8 @@ def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
         "stats": colored.stats[index],
         "low": float(colored.norm.vmin or 0),
         "high": float(colored.norm.vmax or 0),
-        "log": key == "gradient",
+        "log": colored.log,
+        "unit": colored.unit,
         "extend": colored.extend,
         "nothing": _NOTHING.get(key, "off the edges"),
     }
@@ -164,12 +165,15 @@ def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
 def _layers(arrays: Arrays) -> list[Layer]:
     cross_entropy, edge, gradient, same_side, other_side, *false_edge = color_maps(arrays, terms=True)
     void = arrays.target < 0
-    distance = arrays.maps.get("distance")
+    distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
     if distance is None:  # the loss uses none: show the exact distance
+        unit = "px"
         distance = boundary_distance(arrays.target, ignore_index=-1)
     # Infinite distances are drawn black: they mean no other label within the search radius.
     far = np.isinf(distance)
-    drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white")
+    drawn = color_map(
+        "distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white", unit=unit
+    )
     return [
         Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
         Layer("same_side", same_side, arrays.maps["same_side"]),
@@ -187,7 +191,8 @@ def _layers(arrays: Arrays) -> list[Layer]:
 def _tiles(arrays: Arrays, scores: Scores) -> str:
     """Return the headline figures of the batch."""
     shares = {name: pages.cell(value, ".1%") for name, value in scores.means.items()}
-    terms = {name.replace("_", " "): f"{value:.4g}" for name, value in arrays.terms.items() if name != "edge_fraction"}
+    names = {name: name.replace("_", " ") for name in arrays.terms} | {"cross_entropy": "cross-entropy"}
+    terms = {names[name]: f"{value:.4g}" for name, value in arrays.terms.items() if name != "edge_fraction"}
     edges = f"{arrays.terms['edge_fraction']:.1%}"
     return pages.tiles({"loss": terms.pop("loss"), **shares, **terms, "edge pixels": edges})
 

@@ -93,8 +93,12 @@ def make_thumbnail(target: _Array, prediction: _Array, image: _Array | None, sid
     Returns:
         The file's content.
     """
-    drawn = error_picture(target, prediction, image)
-    small, file = Image.fromarray(np.rint(255 * drawn).astype(np.uint8)), io.BytesIO()
+    return small_jpeg(error_picture(target, prediction, image), side)
+
+
+def small_jpeg(picture: _Array, side: int = 360) -> bytes:
+    """Return a picture [H, W, 3] in [0, 1] as a JPEG whose longer side has at most ``side`` pixels."""
+    small, file = Image.fromarray(np.rint(255 * picture).astype(np.uint8)), io.BytesIO()
     small.thumbnail((side, side))
     small.save(file, "jpeg", quality=85)
     return file.getvalue()

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
 from edgeloss.viz.packing import data_uri
+from edgeloss.viz.scores import small_jpeg
 from segkit.console import Row, is_share, shown
 from segkit.scores import BY_CLASS, ImageFigures
 
@@ -37,7 +38,7 @@ _CURVES = (
     ("Share of each term in the gradient", tuple(f"train/gradient_share/{name}" for name in _TERMS)),
     ("Learning rate", ("lr",)),
     ("Weight of the edge terms", ("edge_weight",)),
-    ("Images a second", ("images_per_second",)),
+    ("Images per second", ("images_per_second",)),
 )
 _DPI = 110  # of the pictures, which are for a screen
 
@@ -142,19 +143,32 @@ def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> str:
     """Return the images with their panels."""
     if not worst:
         return ""
-    parts = []
-    for image, panel in worst:
+    parts, cards = [], []
+    for at, (image, panel) in enumerate(worst):
         file = io.BytesIO()
         panel.savefig(file, format="jpeg", dpi=_DPI, pil_kwargs={"quality": 85})
         name = html.escape(image.name)
         line = f"edge loss {image.edge:.4g} · cross-entropy {image.cross_entropy:.4g} · mean IoU {_percent(image.miou)}"
         source = data_uri(file.getvalue(), "jpeg")
+        width, height = (round(_DPI * inches) for inches in panel.get_size_inches())
         parts.append(
-            f"<figure><figcaption><b>{name}</b><br>{line}</figcaption>"
-            f'<img src="{source}" alt="Maps of {name}" loading="lazy"></figure>'
+            f'<figure id="worst-{at}" tabindex="-1"><figcaption><b>{name}</b><br>{line}</figcaption>'
+            f'<img src="{source}" alt="Maps of {name}" width="{width}" height="{height}"></figure>'
+        )
+        small = data_uri(small_jpeg(_errors(panel)), "jpeg")
+        cards.append(
+            f'<li><a class="card" href="#worst-{at}"><img src="{small}" alt=""><b>{name}</b>'
+            f"<span>mean IoU {_percent(image.miou)}</span></a></li>"
         )
     title = "The validation images of the highest edge loss, after the last epoch"
-    return f'<section class="card"><h2>{title}</h2><div class="worst">{"".join(parts)}</div></section>'
+    hint = '<p class="hint">Wrong pixels are red. Press a picture to see its maps.</p>'
+    gallery = f'<ul class="gallery">{"".join(cards)}</ul>'
+    return f'<section class="card"><h2>{title}</h2>{hint}{gallery}<div class="worst">{"".join(parts)}</div></section>'
+
+
+def _errors(panel: Figure) -> Any:  # noqa: ANN401
+    """Return the picture of the wrong pixels, [H, W, 3], of a panel."""
+    return next(axes.images[0].get_array() for axes in panel.axes if axes.get_title(loc="left") == "errors")
 
 
 def _configuration(config: Mapping[str, Any] | None) -> str:

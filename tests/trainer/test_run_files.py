@@ -174,6 +174,17 @@ def worst() -> list[tuple[ImageFigures, Any]]:
     ]
 
 
+def test_the_worst_images_are_thumbnails_of_their_errors(tmp_path: Path) -> None:
+    page = write_run_page(tmp_path, [row_of(1)], CLASSES, worst()).read_text("utf-8")
+    cards = re.findall(r'href="#(worst-[01])"><img src="data:image/jpeg;base64,([^"]+)"', page)
+    assert [place for place, _ in cards] == ["worst-0", "worst-1"]
+    for place, encoded in cards:
+        assert f'<figure id="{place}"' in page
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).astype(int)
+        assert shown.shape == (16, 24, 3)
+        assert (shown[..., 0] > shown[..., 2] + 60).any()  # wrong pixels in red
+
+
 def curves_of(path: Path) -> list[tuple[str, str, list[int], list[float | None]]]:
     """Return the title, name, epochs and values of each curve of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
@@ -231,7 +242,7 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     path = write_run_page(folder, [row_of(1)], CLASSES, worst(), config={"output": "</pre><img src=x>"})
     page = path.read_text("utf-8")
     assert page.count("</script>") == 2  # those of the template
-    assert page.count("<img ") == 2
+    assert page.count("<img ") == 4
     for markup in ("<i>", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
 

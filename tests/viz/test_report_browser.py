@@ -56,6 +56,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     assert len(np.unique(page.layer("distance").reshape(-1, 4), axis=0)) > 4
     for side in (0, 1):
         page.choose(side, "cross_entropy")
+        assert page.run("return findAll('.scale')[arguments[0]].children[2].textContent", side).endswith(" nats")
         dots = page.dots(side).reshape(-1, 3)
         assert (dots == np.rint(255 * np.array(LOUD))).all(1).any()  # a mark on the pixel that is not finite
         assert len(np.unique(dots, axis=0)) > 20

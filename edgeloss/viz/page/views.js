@@ -122,7 +122,7 @@ const showLayer = async (side) => {
     const [low, high] = findAll(".scale span", pane);
     const power = (value) => (layer.log ? "10^" : "") + number(value);
     low.textContent = (["min", "both"].includes(layer.extend) ? "≤ " : "") + power(layer.low);
-    high.textContent = (["max", "both"].includes(layer.extend) ? "≥ " : "") + power(layer.high);
+    high.textContent = (["max", "both"].includes(layer.extend) ? "≥ " : "") + power(layer.high) + (layer.unit && ` ${layer.unit}`);
     find(".scale i", pane).style.background = `linear-gradient(to right, ${data.scale.join(",")})`;
   }
   const name = menus[side].selectedOptions[0].textContent;

@@ -137,5 +137,11 @@ def _report(
         origin=origin,
         gradient=gradient,
         _tree=Node(f"diagnose({call.name})", "ok" if ok else "NOT OK", children=sections),
-        _ignored=~labels.valid if labels is not None and labels.fit(call.logits) else None,
+        _ignored=_ignored(call, labels),
     )
+
+
+def _ignored(call: LossCall, labels: Labels | None) -> Tensor | None:
+    """Return the pixels that do not count, for volumes only in the resolution of the logits."""
+    fits = labels is not None and (labels.fit(call.logits) or labels.valid.dim() == 3)
+    return ~labels.valid if labels is not None and fits else None

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from edgeloss.viz import drawing
-from edgeloss.viz.coloring import ColoredMap, color_map
+from edgeloss.viz.coloring import ColoredMap, color_map, reduce_blocks
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
 
@@ -23,7 +23,7 @@ def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: s
     Args:
         gradient: [B, C, H, W] or [B, C, D, H, W] floating, any device. Of a volume, the slice with the most non-finite
             pixels is drawn, or the middle slice if there are none.
-        ignored: [B, *S] bool, the ignored pixels. None if there are none.
+        ignored: [B, *S] bool, the ignored pixels, of images also in a higher resolution. None if there are none.
         title: one line above the pictures.
 
     Returns:
@@ -95,5 +95,7 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
         names = [f"{name}, slice {d} of {norm.shape[1]}" for name, d in zip(names, chosen, strict=True)]
         batch = np.arange(len(norm))
         norm, void = norm[batch, chosen], void[batch, chosen]
+    if void.shape != norm.shape:  # cells of a lower resolution have no label of their own
+        void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & (norm == 0)
     zero = (norm == 0) & ~void
     return names, color_map("|gradient|", norm, ~void, void, zero, outline="white", log=True)

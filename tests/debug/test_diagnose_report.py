@@ -6,6 +6,7 @@ import json
 import math
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from debug_losses import leaky_edges, scene
 from torch import Tensor
@@ -72,6 +73,13 @@ def test_figure_shows_the_norm_in_decades() -> None:
     values = np.ma.asarray(figure.axes[0].images[0].get_array())
     norm = report.gradient[0].double().norm(dim=0).numpy()
     np.testing.assert_allclose(values[:-1], np.log10(norm[:-1]))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ignored"]
+
+
+def test_ignored_pixels_of_a_higher_resolution_are_in_the_figure() -> None:
+    x, y = torch.randn(1, 2, 8, 8), torch.randint(2, (1, 32, 32))
+    y[:, 12:28, 12:28] = -100
+    figure = diagnose(EdgeAwareLoss(upsample=True), x, y).figure()
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ignored"]
 
 

@@ -58,9 +58,8 @@ browser:
 	@apt-get update -qq && apt-get install -qq -y chromium chromium-driver >/dev/null
 
 # Passive waiting: where other programs use the cores too, spinning threads slow a small network down many times.
-demo: setup  ## train a network on data/shapes and write pictures of its loss to runs/shapes
-	@echo "==> training a network on data/shapes with EdgeAwareLoss, by configs/shapes.yaml"
-	@OMP_WAIT_POLICY=passive $(BIN)/python examples/train.py --config configs/shapes.yaml
+demo: setup  ## train a network with cross-entropy and with EdgeAwareLoss, and compare the two in runs/demo
+	@OMP_WAIT_POLICY=passive $(BIN)/python examples/demo.py
 
 # A worker takes a whole file of tests at a time, so that its fixtures run once.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile

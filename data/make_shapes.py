@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from shapegen.dice import Dice
-from shapegen.scene import CLASSES, VOID, Bytes, Scene
+from shapegen.scene import CLASSES, VOID, WIRE, Bytes, Scene
 
 SPLITS = ("train", "val")
 
@@ -55,38 +55,47 @@ def draw(seed: int, split: int, index: int, size: int) -> tuple[Bytes, Bytes]:
     return scene.photo(), mask
 
 
-def pictures(seed: int, counts: Sequence[int], size: int) -> Iterator[tuple[str, Bytes]]:
+def merged(mask: Bytes) -> Bytes:
+    """Return a mask with one class for all textures: background 0, shape 1, wire 2."""
+    labels = np.ones(256, dtype=np.uint8)
+    labels[[0, WIRE, VOID]] = 0, 2, VOID
+    return labels[mask]
+
+
+def pictures(seed: int, counts: Sequence[int], size: int, *, merge: bool = False) -> Iterator[tuple[str, Bytes]]:
     """Yield the path in the output folder and the pixels of every file, in order."""
     for split, count in enumerate(counts):
         for index in range(count):
             image, mask = draw(seed, split, index, size)
+            mask = merged(mask) if merge else mask
             yield f"{SPLITS[split]}/images/{index:03d}.png", image
             yield f"{SPLITS[split]}/masks/{index:03d}.png", mask
 
 
-def classes_text() -> str:
+def classes_text(*, merge: bool = False) -> str:
     """Return the content of classes.txt."""
-    return "".join(f"{index} {name}\n" for index, name in [*enumerate(CLASSES), (VOID, "void")])
+    names = ("background", "shape", "wire") if merge else CLASSES
+    return "".join(f"{index} {name}\n" for index, name in [*enumerate(names), (VOID, "void")])
 
 
-def write(out: Path, seed: int, counts: Sequence[int], size: int) -> None:
+def write(out: Path, seed: int, counts: Sequence[int], size: int, *, merge: bool = False) -> None:
     """Write the data set to `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "classes.txt").write_text(classes_text(), encoding="utf-8", newline="\n")
-    for name, pixels in pictures(seed, counts, size):
+    (out / "classes.txt").write_text(classes_text(merge=merge), encoding="utf-8", newline="\n")
+    for name, pixels in pictures(seed, counts, size, merge=merge):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(out / name, optimize=True)
 
 
-def difference(out: Path, seed: int, counts: Sequence[int], size: int) -> str | None:
+def difference(out: Path, seed: int, counts: Sequence[int], size: int, *, merge: bool = False) -> str | None:
     """Return how the first file in `out` differs from what `write` writes, or None."""
     expected_names = {"classes.txt"}
     path = out / "classes.txt"
     if not path.is_file():
         return f"{path}: missing"
-    if path.read_text(encoding="utf-8") != classes_text():
+    if path.read_text(encoding="utf-8") != classes_text(merge=merge):
         return f"{path}: other classes"
-    for name, pixels in pictures(seed, counts, size):
+    for name, pixels in pictures(seed, counts, size, merge=merge):
         expected_names.add(name)
         path = out / name
         if not path.is_file():
@@ -129,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", type=at_least(0), default=64, metavar="N", help="images to train on")
     parser.add_argument("--val", type=at_least(0), default=16, metavar="N", help="images to validate on")
     parser.add_argument("--size", type=at_least(64), default=128, metavar="PX", help="side length of an image")
+    parser.add_argument("--merge", action="store_true", help="one class for all textures: background, shape and wire")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; compare the pixels in DIR with the generated ones"
     )
@@ -136,13 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     counts = (options.train, options.val)
     if options.check:
-        problem = difference(options.out, options.seed, counts, options.size)
+        problem = difference(options.out, options.seed, counts, options.size, merge=options.merge)
         print(
             problem or f"{options.out}: {sum(counts)} images and masks as generated",
             file=sys.stderr if problem else sys.stdout,
         )
         return int(problem is not None)
-    write(options.out, options.seed, counts, options.size)
+    write(options.out, options.seed, counts, options.size, merge=options.merge)
     print(f"wrote {sum(counts)} images and masks to {options.out}")
     return 0
 

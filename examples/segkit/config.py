@@ -16,6 +16,7 @@ from edgeloss import EdgeAwareLoss
 from edgeloss.io import InputError, check_file
 from segkit.schedule import Kind
 
+LOGS = ("tensorboard", "wandb", "mlflow")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SECTION = "a section of keys"
 OURS = ("ignore_index", "reduction", "sync_normalizer")  # arguments of the loss that are set by the trainer
@@ -107,6 +108,7 @@ class Config:
     panel_every: int = 0
     worst: int = 8
     shares_every: int = 50
+    log: list[str] = field(default_factory=lambda: ["tensorboard"])
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -131,6 +133,7 @@ class Config:
             "worst must be at least 0": self.worst >= 0,
             "shares_every must be at least 0": self.shares_every >= 0,
             "accumulate must be at least 1": self.accumulate >= 1,
+            f"log must be a list of {', '.join(LOGS)}": set(self.log) <= set(LOGS),
             "checkpoint_every must be at least 0": self.checkpoint_every >= 0,
             "ema must be in [0, 1)": self.ema is None or 0 <= self.ema < 1,
             f"precision must be one of {', '.join(PRECISIONS)}": self.precision in PRECISIONS,

@@ -1,4 +1,4 @@
-"""Files of a run: tables of figures, TensorBoard events and pictures."""
+"""Files of a run: tables of figures and pictures, which are logged too."""
 
 import csv
 import io
@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 try:
     import fcntl
@@ -27,6 +26,7 @@ from edgeloss.viz import panel
 from segkit.config import Config, ConfigError
 from segkit.console import Row
 from segkit.data import SegmentationDataset, denormalize
+from segkit.loggers import open_loggers
 
 _RUN_FILES = (
     "metrics.csv",
@@ -143,7 +143,7 @@ def read_history(folder: Path) -> list[Row]:
 
 
 class RunFiles:
-    """``metrics.csv``, ``metrics.json``, ``panels/`` and ``tensorboard/`` of one run.
+    """``metrics.csv``, ``metrics.json``, ``panels/`` and the logs of one run.
 
     Args:
         folder: the run's folder.
@@ -157,7 +157,11 @@ class RunFiles:
     """
 
     def __init__(self, folder: Path, config: Config, classes: Sequence[str], history: Sequence[Row] = ()) -> None:
-        """Open the TensorBoard file."""
+        """Open the logs.
+
+        Raises:
+            ConfigError: if the library of a log is not installed.
+        """
         self.folder = folder
         self.history = list(history)
         self._description = {
@@ -168,16 +172,15 @@ class RunFiles:
         if history:
             self._write_tables()
         # After a kill there may be events of later epochs, which will be written again.
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
+        self._loggers = open_loggers(folder, self._description["config"], len(history))
 
     def add_epoch(self, row: Row) -> None:
         """Write the figures of an epoch; None is an empty cell or a JSON null."""
         self.history.append(row)
         self._write_tables()
-        for name, value in row.items():
-            if value is not None:
-                self._board.add_scalar(name, value, int(row["epoch"] or 0))
-        self._board.flush()
+        figures = {name: value for name, value in row.items() if value is not None}
+        for logger in self._loggers:
+            logger.add_epoch(figures, int(row["epoch"] or 0))
 
     def _write_tables(self) -> None:
         text = io.StringIO(newline="")
@@ -191,10 +194,13 @@ class RunFiles:
             file.write(json.dumps(self._description | {"epochs": self.history}, indent=1, allow_nan=False).encode())
 
     def add_panel(self, name: str, figure: Figure, epoch: int) -> None:
-        """Write a picture as a PNG file and to TensorBoard."""
-        figure.savefig(self.folder / "panels" / f"epoch_{epoch:03d}_{name}.png")
-        self._board.add_figure(name, figure, epoch)
+        """Write a picture as a PNG file, and log it."""
+        path = self.folder / "panels" / f"epoch_{epoch:03d}_{name}.png"
+        figure.savefig(path)
+        for logger in self._loggers:
+            logger.add_picture(name, path, epoch)
 
     def close(self) -> None:
-        """Close the TensorBoard file."""
-        self._board.close()
+        """Close the logs."""
+        for logger in self._loggers:
+            logger.close()

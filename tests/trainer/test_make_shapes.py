@@ -107,6 +107,18 @@ def test_check_names_the_file_that_differs(
     assert message in capsys.readouterr().err
 
 
+def test_merged_textures_are_one_class(tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path), "--train", "2", "--val", "1", "--size", "64", "--merge"]
+    assert make_shapes.main(arguments) == 0
+    assert make_shapes.main([*arguments, "--check"]) == 0
+    assert make_shapes.main([*arguments[:-1], "--check"]) == 1
+    assert read_classes(tmp_path / "classes.txt") == (["background", "shape", "wire"], 255)
+    whole, mask = make_shapes.draw(0, 0, 0, 64)[1], pixels(tmp_path / "train" / "masks" / "000.png")
+    for label, of_whole in {0: whole == 0, 2: whole == make_shapes.WIRE, 255: whole == 255}.items():
+        np.testing.assert_array_equal(mask == label, of_whole)
+    assert set(np.unique(mask).tolist()) == {0, 1, 2, 255}
+
+
 @pytest.mark.parametrize(("option", "value"), [("--seed", "-1"), ("--size", "63"), ("--train", "few")])
 def test_generator_refuses_bad_options(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import panel
-from segkit.config import Config
+from segkit.config import Config, ConfigError
 from segkit.console import EpochBar, Row, epoch_line, summary
 from segkit.data import SegmentationFolder
 from segkit.run_files import RunFiles, draw_panel, prepare_folder, read_history
@@ -51,6 +52,51 @@ def row_of(epoch: int, miou: float | None = None) -> Row:
 def folder_of(root: Path) -> Path:
     prepare_folder(root / "run", overwrite=False)
     return root / "run"
+
+
+class Fake:
+    """A module whose functions record their calls."""
+
+    def __init__(self, calls: list[tuple[Any, ...]], name: str = "") -> None:
+        """Store the list of calls."""
+        self._calls, self._name = calls, name
+
+    def __getattr__(self, name: str) -> Fake:
+        """Return a function."""
+        return Fake(self._calls, f"{self._name}.{name}".strip("."))
+
+    def __call__(self, *arguments: Any, **options: Any) -> Fake:
+        """Record a call; what it returns records too."""
+        self._calls.append((self._name, *arguments, *options.items()))
+        return self
+
+
+def test_logs_to_other_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, list[tuple[Any, ...]]] = {"wandb": [], "mlflow": []}
+    for name in calls:
+        monkeypatch.setitem(sys.modules, name, Fake(calls[name]))
+    files = RunFiles(folder_of(tmp_path), Config(output="run", log=["wandb", "mlflow"]), CLASSES)
+    files.add_epoch(row_of(1))
+    files.add_panel("a", panel(torch.randn(3, 8, 8), torch.zeros(8, 8, dtype=torch.int64)), 1)
+    files.close()
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    assert [call[0] for call in calls["wandb"]] == ["init", "init.log", "Image", "init.log", "init.finish"]
+    (_, logged, step) = calls["wandb"][1]
+    assert (logged["val/miou"], step) == (0.1, ("step", 1))
+    assert "val/boundary_f1_3" not in logged  # None
+    names = ["start_run", "log_params", "log_metrics", "log_artifact", "end_run"]
+    assert [call[0] for call in calls["mlflow"]] == names
+    assert calls["mlflow"][1][1]["optim.lr"] == Config().optim.lr
+    assert calls["mlflow"][2][1]["val/iou/_b_car_/b_"] == pytest.approx(0.11)
+    assert calls["mlflow"][3] == ("log_artifact", str(tmp_path / "run" / "panels" / "epoch_001_a.png"), "panels")
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match="log: expected wandb to be installed, but it is not; pip install wandb"):
+        RunFiles(folder_of(tmp_path), Config(output="run", log=["wandb"]), CLASSES)
+    with pytest.raises(ConfigError, match="log must be a list of tensorboard, wandb, mlflow"):
+        Config(output="run", log=["tensorbord"])
 
 
 def curve(folder: Path, tag: str) -> list[tuple[int, float]]:

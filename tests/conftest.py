@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ import host_shim
 import hypothesis
 import pytest
 import torch
-from kernel_kinds import STEPPED, Kernels
+from kernel_kinds import CUDA, ON_CUDA, STEPPED, Carried, Kernels
 
 from edgeloss import backends, fused, library
 
@@ -58,7 +59,7 @@ def stepped() -> Kernels:
     return Kernels("cpu", torch.ops.edgeloss_host, library.raise_label_errors, True)
 
 
-@pytest.fixture(params=["reference", "fused", STEPPED])
+@pytest.fixture(params=["reference", "fused", *ON_CUDA, STEPPED])
 def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Make ``backend="auto"`` on the CPU choose each backend in turn."""
     raise_label_errors = None
@@ -66,6 +67,9 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "the test's choice")
     elif (state := backends()["cpu"]) != "available":
         pytest.skip(f"fused kernels {state}")
+    elif request.param == CUDA:  # the tensors of these tests are on the CPU
+        monkeypatch.setattr(fused, "operators", Carried(torch.ops.edgeloss, CUDA))
+        raise_label_errors = sys.modules["edgeloss._C"].raise_label_errors
     elif request.param == STEPPED:
         found = cast("Kernels", request.getfixturevalue("stepped"))
         monkeypatch.setattr(fused, "operators", found.operators)

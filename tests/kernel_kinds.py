@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 CPU, CUDA, STEPPED = "cpu", "cuda", "cuda stepped on the host"
 # Where there is no device, tests are not generated for it.
@@ -26,3 +27,27 @@ class Kernels(NamedTuple):
     operators: Any
     raise_label_errors: Callable[[], None]
     are_stepped: bool
+
+
+class Carried:
+    """Operators that carry their tensors to a device and their results back to the CPU, in autograd's sight.
+
+    Args:
+        operators: a namespace of ``torch.ops``.
+        device: where they run.
+    """
+
+    def __init__(self, operators: Any, device: str) -> None:
+        """Store the arguments."""
+        self.operators, self.device = operators, device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return an operator."""
+        operator = getattr(self.operators, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            there = tree_map_only(torch.Tensor, lambda x: x.to(self.device), (arguments, named))
+            return tree_map_only(torch.Tensor, torch.Tensor.cpu, operator(*there[0], **there[1]))
+
+        call.default = call  # type: ignore[attr-defined]
+        return call

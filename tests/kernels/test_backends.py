@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_kinds import Carried
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import EdgeAwareLoss, backends, check, inputs, library
+from edgeloss import EdgeAwareLoss, backends, check, fused, inputs, library
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
@@ -132,3 +133,19 @@ def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
             running(x, y, normalizer=running.step_normalizer([y], [v]))
         with pytest.raises(DataDependentOutputException):
             edge_aware_loss(x, y, validate="sync", backend="fused", **options)
+
+
+@pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
+def test_tests_on_a_device_carry_tensors_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(2, 3, 5, 6, requires_grad=True), torch.randint(3, (2, 5, 6))
+    expected = torch.autograd.grad(edge_aware_loss(x, y, backend="fused"), x)
+    moved = []
+
+    class Operators:
+        def __getattr__(self, name: str) -> object:
+            moved.append(name)
+            return getattr(torch.ops.edgeloss, name)
+
+    monkeypatch.setattr(fused, "operators", Carried(Operators(), "cpu"))
+    assert torch.equal(torch.autograd.grad(edge_aware_loss(x, y, backend="fused"), x)[0], expected[0])
+    assert moved == ["edge_loss", "edge_loss_backward"]

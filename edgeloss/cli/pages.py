@@ -24,7 +24,7 @@ class Painter(NamedTuple):
         names: of the classes, if they are known.
         colors: by class, if they are known.
         palette: where the colors come from.
-        terms: show the edge terms separately.
+        drawn: keywords of the panel: terms, contours and width.
         dpi: of pictures.
     """
 
@@ -32,7 +32,7 @@ class Painter(NamedTuple):
     names: Sequence[str] | None
     colors: Mapping[int, Rgb] | None
     palette: str | None
-    terms: bool
+    drawn: Mapping[str, Any]
     dpi: int
 
     def page(self, case: Case, suffix: str, links: Mapping[str, str] | None = None) -> bytes:
@@ -45,7 +45,7 @@ class Painter(NamedTuple):
         file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            figure = panel(case.logits, case.target, terms=self.terms, **self._options(case))
+            figure = panel(case.logits, case.target, **self.drawn, **self._options(case))
             figure.savefig(file, format=suffix[1:], dpi=self.dpi)
         return file.getvalue()
 

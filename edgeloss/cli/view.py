@@ -37,6 +37,8 @@ def view(
         PageFormat, typer.Option("--format", help="For folders, the format of the pages.")
     ] = PageFormat.png,
     terms: Annotated[bool, typer.Option("--terms", help="Also draw each edge term separately.")] = False,
+    contours: Annotated[bool, typer.Option(help="Draw the borders between the true labels in pictures.")] = True,
+    width: Annotated[float | None, typer.Option(min=1.7, help="Inches of pictures; a paper's column has 3.3.")] = None,
     dpi: Annotated[int, typer.Option(min=20, max=600, help="Dots per inch of pictures.")] = 200,
     show: Annotated[bool, typer.Option("--open", help="Open the page, or the index, in a browser.")] = False,
     as_json: AsJson = False,
@@ -62,7 +64,8 @@ def view(
     reader = Reader.from_options(source)
     colors = None if source.palette is None else read_palette(source.palette)
     criterion = make_criterion(loss, reader.ignore_index)
-    painter = Painter(criterion, reader.names, colors, source.palette, terms, dpi)
+    drawn = {"terms": terms, "contours": contours, "width": width}
+    painter = Painter(criterion, reader.names, colors, source.palette, drawn, dpi)
     files = find_cases(source, image)
     if any(path is not None and output.resolve() == path.resolve() for path in (source.pred, source.mask, image)):
         raise InputError(f"{output}: expected a path other than the inputs, but got one of them")
@@ -72,11 +75,7 @@ def view(
         say_wrote(page, sum(written.size for written in pages) + page.stat().st_size, len(pages))
         figures: dict[str, Any] = {"index": str(page), "pages": [written.to_dict(reader.names) for written in pages]}
     else:
-        suffix = output.suffix.lower()
-        if suffix not in _PAGE_SUFFIXES:
-            raise InputError(
-                f"{output}: expected an output in one of {', '.join(_PAGE_SUFFIXES)}, but got {suffix or 'no suffix'}"
-            )
+        _check_suffix(output)
         written, page = write_page(files[0], output, reader, painter), output
         say_wrote(page, written.size)
         figures = written.to_dict(reader.names)
@@ -84,3 +83,13 @@ def view(
         typer.echo(to_json(figures))
     if show:
         open_page(page)
+
+
+def _check_suffix(output: Path) -> None:
+    from edgeloss.io import InputError
+
+    suffix = output.suffix.lower()
+    if suffix not in _PAGE_SUFFIXES:
+        raise InputError(
+            f"{output}: expected an output in one of {', '.join(_PAGE_SUFFIXES)}, but got {suffix or 'no suffix'}"
+        )

@@ -28,6 +28,7 @@ BAR = 0.08  # height of a color bar
 BAR_GAP = 0.05  # between a picture and its color bar
 TICKS = 0.16  # the numbers below a color bar
 UNIT = 0.27  # right of a color bar
+_TITLE_LETTER = 0.1  # width of a letter of the title, rounded up
 _CAPTION_LETTER = 0.05  # width of a letter of a caption, rounded up
 KEY_LINE = 0.16  # height of a line of the key
 DPI = 200
@@ -190,10 +191,11 @@ def _power_of_ten(exponent: float) -> str:
 
 
 def add_title(figure: Figure, title: str | None) -> None:
-    """Add a line of text at the top; a "$" in it is a dollar sign."""
+    """Add a line of text at the top, small enough for the figure; a "$" in it is a dollar sign."""
     if title is not None:
         width, height = figure.get_size_inches()
-        figure.text(MARGIN / width, 1 - MARGIN / height, title, va="top", weight="bold", size=10, parse_math=False)
+        size = 10 * min((width - 2 * MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
+        figure.text(MARGIN / width, 1 - MARGIN / height, title, va="top", weight="bold", size=size, parse_math=False)
 
 
 def add_key(

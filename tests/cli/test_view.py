@@ -40,6 +40,14 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Drawn]:
     return calls
 
 
+def test_view_draws_for_a_column_of_a_paper(run: Run, folder: Path, drawn: list[Drawn]) -> None:
+    ran = run("view", *arguments(folder), "-o", folder / "p.svg", "--no-contours", "--width", 3.3)
+    assert ran.code == 0, ran.err
+    assert (drawn[0].options["contours"], drawn[0].options["width"]) == (False, 3.3)
+    assert 'width="237.6pt"' in (folder / "p.svg").read_text("utf-8")
+    assert run("view", *arguments(folder), "-o", folder / "p.svg", "--width", 1).code == 2
+
+
 def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> None:
     output = folder / "panel.png"
     loss = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25, "--false-edge-weight", 0.5]
@@ -52,7 +60,11 @@ def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> Non
     assert torch.equal(call.target[0], torch.from_numpy(mask_array()).long())
     assert call.options["image"].shape == (1, 3, H, W)
     assert call.options["title"] == "pred: logits of 12 × 16 pixels, upsampled"
-    assert call.options["terms"] is True
+    assert {name: call.options[name] for name in ("terms", "contours", "width")} == {
+        "terms": True,
+        "contours": True,
+        "width": None,
+    }
     criterion = call.options["criterion"]
     assert (criterion.radius, criterion.decay, criterion.power, criterion.same_side_weight) == (2, 1.5, -1.0, 0.25)
     assert criterion.false_edge_weight == 0.5

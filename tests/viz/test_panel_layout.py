@@ -55,7 +55,7 @@ def test_nothing_overlaps_or_leaves_the_figure(
         target,
         image=torch.rand(batch, 3, height, width) if with_image else None,
         class_names=[f"a class {c}" for c in range(classes)],
-        title="title",
+        title="a title of some length, for a narrow figure",
         width=inches,
         terms=bool(inches),
     )

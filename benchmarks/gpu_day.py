@@ -66,6 +66,8 @@ def checks(device: str, tiny: bool) -> list[Step]:
         Step("kernel-tests", "the kernels compared with the reference", 9, [*kernel_tests, "-k", on]),
     ]
     if device == "cuda":
+        loss_tests = pytest("tests/loss", "-n", "8", "-k", on)
+        steps.append(Step("loss-tests", "the tests of the loss, carried to the device", 9, loss_tests))
         steps.append(Step("sanitizer", "memory, races and barriers, by compute-sanitizer", 9, sanitizer))
     return steps
 

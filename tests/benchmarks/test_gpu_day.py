@@ -32,7 +32,7 @@ def rows_of(output: Path) -> dict[str, dict[str, Any]]:
 def test_lists_every_step(tmp_path: Path) -> None:
     done = call("--list", "--output", tmp_path)
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names[:5] == ["install", "smoke", "device-tests", "kernel-tests", "sanitizer"]
+    assert names[:6] == ["install", "smoke", "device-tests", "kernel-tests", "loss-tests", "sanitizer"]
     assert {"speed-19", "speed-150", "speed-2", "speed-upsample", "ncu"} < set(names)
     assert names[-2:] == ["quality-gpu-unet", "quality-gpu-segformer"]
     assert "9 min" in done.stdout

@@ -5,9 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# The command, `edgeloss` or `python -m edgeloss.cli`, answers --help without torch, whose import takes seconds. All
-# other programs import everything here, and with it the operators that torch.load and torch.compile use.
-if TYPE_CHECKING or Path((sys.argv or [""])[0]).stem not in ("edgeloss", "-m"):
+# The command answers --help without torch, whose import takes seconds. All other programs import everything here, and
+# with it the operators that torch.load and torch.compile use.
+_IS_COMMAND = Path((sys.argv or [""])[0]).stem == "edgeloss" or sys.orig_argv[1:3] == ["-m", "edgeloss.cli"]
+if TYPE_CHECKING or not (_IS_COMMAND and "--help" in sys.argv):
     from edgeloss import debug, doctor, fields, functional, metrics, numerics
     from edgeloss.debug import diagnose, tree
     from edgeloss.library import backends, check

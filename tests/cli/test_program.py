@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import Run, arguments, process, wrote
+from command_line import ROOT, Run, arguments, process, wrote
 
 from edgeloss.extras import install_advice
 
@@ -45,14 +48,16 @@ def test_runs_as_a_program(folder: Path) -> None:
     assert re.fullmatch(r"edgeloss: error: .*mask\.png: can't be read as an image \(.*\)\n", ran.stderr)
 
 
-def test_help_needs_no_torch() -> None:
+@pytest.mark.parametrize("start", [["/bin/edgeloss"], ["-m", "edgeloss.cli"]])
+def test_help_needs_no_torch(start: list[str]) -> None:
     """Importing torch takes longer than a help should."""
-    code = """
+    code = f"""
 import sys
-sys.argv[0] = "/bin/edgeloss"  # the script of the package
+sys.argv = ["{start[0]}", "view", "--help"]
+sys.orig_argv = [sys.executable, *{start}, "view", "--help"]
 from edgeloss.cli import main
 try:
-    main(["view", "--help"])
+    main()
 finally:
     assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
@@ -61,8 +66,16 @@ finally:
     assert "--edge-weight" in ran.stdout
 
 
-def test_other_programs_import_all_names() -> None:
-    ran = process(code="import edgeloss; print([n for n in edgeloss.__all__ if not hasattr(edgeloss, n)])")
+def test_other_programs_import_all_names(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "__init__.py").write_text("import edgeloss\nfrom edgeloss import EdgeAwareLoss\n")
+    (tmp_path / "project" / "train.py").write_text(
+        "import edgeloss\nprint([name for name in edgeloss.__all__ if not hasattr(edgeloss, name)])\n"
+    )
+    # Python imports the package of a module that is run with -m before it sets sys.argv.
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "project.train", "--help"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.stdout == "[]\n", ran.stderr
 
 

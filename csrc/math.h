@@ -41,11 +41,14 @@ EDGELOSS_INLINE float expm1_of_unit(float x) {
 }
 EDGELOSS_INLINE double expm1_of_unit(double x) { return std::expm1(x); }
 
-// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, in a form that vectorizes. CUDA has one as exact; it is
-// cut off at the same place, so that no result has few digits.
+// e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, in a form that vectorizes. It is cut off where results
+// would have few digits, at about the same place on CUDA. There the product is rounded, which changes the result by as
+// much as rounding x does, a difference of two logits: without it an exponential would take three times as long.
 EDGELOSS_INLINE float exp_negative(float x) {
 #ifdef __CUDA_ARCH__
-  return x < -87.0f ? 0.0f : expf(x);
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  return power;
 #else
   const float clamped = x < -87.0f ? -87.0f : x;
   const float k = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds to an integer
@@ -58,6 +61,26 @@ EDGELOSS_INLINE float exp_negative(float x) {
 #endif
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
+
+// The larger of two numbers, in one instruction on CUDA.
+EDGELOSS_INLINE float larger(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(a, b);
+#else
+  return b > a ? b : a;
+#endif
+}
+EDGELOSS_INLINE double larger(double a, double b) { return b > a ? b : a; }
+
+// a / b for b in [1e-30, 1e30], 2 ulp on CUDA, where an exact quotient takes ten times as long.
+EDGELOSS_INLINE float ratio(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fdividef(a, b);
+#else
+  return a / b;
+#endif
+}
+EDGELOSS_INLINE double ratio(double a, double b) { return a / b; }
 
 // log u for normal u > 0 in float, 2 ulp, by a minimax polynomial (Cephes), in a form that vectorizes.
 EDGELOSS_INLINE float log_positive(float u) {
@@ -87,7 +110,7 @@ EDGELOSS_INLINE double log_positive(double u) { return std::log(u); }
 // log(1 + r) for r ≥ -1/2, 2 ulp: log u plus what rounding took from u = 1 + r.
 EDGELOSS_INLINE float log1p_positive(float r) {
   const float u = 1.0f + r;
-  return log_positive(u) + (r - (u - 1.0f)) / u;
+  return log_positive(u) + ratio(r - (u - 1.0f), u);
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
 
@@ -147,18 +170,17 @@ struct RunningSoftmax {
   A r = -1;    // the sum over no classes, but one
   A lost = 0;  // what rounding added to r: over a thousand classes it would add up
 
+  // No branch: a GPU's threads would take both sides.
   template <int N>
   EDGELOSS_INLINE void add(const A (&x)[N], int64_t n) {
-    A top = x[0];
-    for (int j = 1; j < N; ++j) top = j < n && x[j] > top ? x[j] : top;
-    A at_top = 0;  // an integer by itself, so that r keeps all digits of a small sum
-    if (top > m) {
-      const A scale = exp_negative(m - top);
-      r = (r + A(1)) * scale;  // the one that was left out counts from now on
-      lost *= scale;
-      m = top;
-      at_top = A(-1);
-    }
+    A top = m;
+    for (int j = 0; j < N; ++j) top = j < n ? larger(top, x[j]) : top;
+    const bool is_new = top > m;
+    const A scale = exp_negative(m - top);
+    r = is_new ? (r + A(1)) * scale : r;  // the one that was left out counts from now on
+    lost = is_new ? lost * scale : lost;
+    m = top;
+    A at_top = is_new ? A(-1) : A(0);  // an integer by itself, so that r keeps all digits of a small sum
     A part = 0;
     for (int j = 0; j < N; ++j) {
       if (j < n) {
@@ -238,14 +260,17 @@ struct Side {
 // Whether one number, `inverse`, is what backward needs of a side; of probabilities not where float can't hold them.
 EDGELOSS_INLINE bool is_plain_mean(double q) { return q == 0 || q == 1; }
 
+// π_n where the mean is a plain one of power 0.
+template <typename A>
+EDGELOSS_INLINE A plain_share(A inverse, A log_w) {
+  return log_w == A(0) ? inverse : inverse * exp_negative(log_w);
+}
+
 // π_n; e^t and t are those of the neighbor, log_w = (side.nearest - d_n) / decay. t() is called only where it is
 // needed.
 template <typename A, typename F>
 EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {
-  if (side.inverse > A(0)) {
-    const A plain = q == A(0) ? side.inverse : e_t * side.inverse;
-    return log_w == A(0) ? plain : plain * exp_negative(log_w);
-  }
+  if (side.inverse > A(0)) return plain_share(q == A(0) ? side.inverse : e_t * side.inverse, log_w);
   return exp_negative(log_w + q * (t() - side.first) - side.log_sum);
 }
 

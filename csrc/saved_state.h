@@ -1,8 +1,8 @@
 // What forward returns besides the sums: counts, the maps, and the state that it leaves to backward. The sizes of these
 // tensors are computed here only; the fake kernel reads them as `_C.output_sizes`.
 //
-// The state is each device's own: the CPU has lists of edge pixels and forms m and r again where that is cheaper, and
-// CUDA looks edge pixels up in a mask.
+// The state is each device's own: the CPU has lists of edge pixels and forms m and r again where that is cheaper. CUDA
+// has bits of them, from which a block lists those of its tile, and marks them in the labels too.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -87,7 +87,7 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
                                                      bool is_pair) {
   const bool on_cpu = device == Device::kCpu, edges = options.edges, maps = options.maps;
   const bool false_edges = edges && options.false_edges, searches = options.has_decay() && !has_distance;
-  const bool flags = on_cpu ? edges && (maps || searches) : edges, stats = !(on_cpu && is_pair);
+  const bool flags = edges && (maps || (on_cpu && searches)), stats = !(on_cpu && is_pair);
   const int64_t per_side = SidePacking(options).count();
   const int64_t of_false_edges = on_cpu && false_edges ? false_edge_numbers(options.power) : 0;
   std::array<Size, Output::kCount> sizes;
@@ -99,7 +99,8 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
   sizes[Output::kLabel] = {Size::kShort, 0, 1, 0};
   sizes[Output::kFlags] = {Size::kByte, 0, flags, 0};
   sizes[Output::kStats] = {Size::kReal, 0, stats ? 2 : 0, 0};
-  sizes[Output::kEdgeList] = {Size::kInt, 0, on_cpu && edges, on_cpu && edges ? 2 + false_edges : 0};
+  sizes[Output::kEdgeList] = on_cpu ? Size{Size::kInt, 0, edges, edges ? 2 + false_edges : 0}
+                                    : Size{Size::kByte, 0, edges + false_edges, 4 * (edges + false_edges)};
   sizes[Output::kSides] = {Size::kReal, 0, edges ? 2 * per_side + of_false_edges : 0, 0};
   sizes[Output::kField] = {Size::kReal, 0, searches, 0};
   return sizes;
@@ -134,21 +135,22 @@ struct EdgeList {
 };
 
 struct SavedState {
-  Tensor label;      // [B, *S]: the class, or kIgnored
-  Tensor flags;      // per pixel kEdge, kFalseEdge or 0; on the CPU the edges alone
-  Tensor stats;      // m of all pixels, then r
-  Tensor edge_list;  // EdgeList
+  Tensor label;      // [B, *S]: the class, or kIgnored; on CUDA packed_label()
+  Tensor flags;      // the edge mask, where maps are wanted or the CPU searches for distances
+  Tensor stats;      // m of all pixels, then r; on CUDA r first, and m as the logits are stored
+  Tensor edge_list;  // EdgeList; on CUDA the bits of edge pixels, then those of false edges: 32 of a row in a word
   Tensor sides;      // per edge pixel two sides, as SidePacking says; on the CPU followed by those of false edges
   Tensor field;      // d of each pixel, or the user's distances
 
   bool has_edges() const { return sides.numel() > 0; }
-  // On the CPU; on CUDA their flag marks them.
   bool has_false_edges(const Options& options) const {
+    if (edge_list.scalar_type() == ScalarType::Byte) {  // of CUDA
+      const int64_t pixels = label.numel(), width = label.size(label.dim() - 1);
+      return pixels > 0 && edge_list.numel() > pixels + 4 * (pixels / width);
+    }
     return sides.numel() > 2 * SidePacking(options).count() * label.numel();
   }
 };
-
-constexpr uint8_t kEdge = 1, kFalseEdge = 2;
 
 struct Outputs {
   Tensor sums, edge_counts;            // by Row; [C], the edge pixels of each class, or empty

@@ -26,10 +26,10 @@ class SavedState(NamedTuple):
     """What ``edge_loss`` leaves to its backward pass: all but ``label`` are flat, and each device's own.
 
     Attributes:
-        label: [B, *S] int16, the class of a pixel, -1 where it does not count.
-        flags: uint8, per pixel 1 at edges and on CUDA 2 at false edges; empty where nothing reads it.
+        label: [B, *S] int16, the class k of a pixel, -1 where it does not count; on CUDA -2 - k at edges.
+        flags: uint8, 1 at edges; empty where nothing reads it.
         stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
-        edge_list: int32, the edge pixels row by row; of the CPU only.
+        edge_list: int32, the edge pixels row by row; on CUDA uint8, their bits and those of false edges.
         sides: numbers of both sides of each edge pixel.
         field: the distance of each pixel; empty where the kernels do not search for it.
     """

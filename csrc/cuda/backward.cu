@@ -2,146 +2,200 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <climits>
 #include <cstdint>
 
-#include "gradient.h"
+#include "dense.h"
+#include "gather.h"
+#include "passes.h"
 
 namespace edgeloss {
 namespace {
 
-constexpr int kShares = 4;  // classes of edge pixels around a pixel, collected at a time
-
-// Sums for the kShares lowest classes of those that come.
+// A pixel's gradient as the loops over classes need it: factor · e^(x(c) - m), less at_y for class y. With an edge
+// pixel of class k around it is of_k · e^(x(k) - m) + share for that class.
 template <typename A>
-struct Shares {
-  int k[kShares];  // ascending, INT_MAX where there is none
-  A sum[kShares];
-  bool more = false;  // there were others
+struct Factors {
+  A m = 0, factor = 0, at_y = 0, uniform = 0, of_k = 0, share = 0;
+  int y = kIgnored, k = kNoClass;
 
-  __device__ Shares() {
-#pragma unroll
-    for (int s = 0; s < kShares; ++s) k[s] = INT_MAX;
+  // all: the factors of the cross-entropy; `around` what edge pixels give, of which k is kNoClass where there are none.
+  __device__ void set(const PixelGradient<A>& all, A new_m, A r, int16_t new_y, const A& same, const A& other,
+                      int16_t around) {
+    const bool has_other = around != kNoClass, likely = around < kNoClass;
+    const A scale = ratio(all.alpha + same - (has_other && !likely ? other : A(0)), A(1) + r);
+    m = new_m;
+    // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely.
+    factor = likely ? scale - ratio(other, r) : scale;
+    of_k = scale;
+    share = has_other ? other : A(0);
+    at_y = all.at_y + same;
+    uniform = all.uniform;
+    y = new_y;
+    k = class_of(around);
   }
-  __device__ A at(int64_t c) const {
-    A value = 0;
-#pragma unroll
-    for (int s = 0; s < kShares; ++s) value = k[s] == c ? sum[s] : value;
-    return value;
-  }
-  __device__ int highest() const { return k[kShares - 1]; }
-  __device__ void add(int c, A value) {
-    bool known = false;
-#pragma unroll
-    for (int s = 0; s < kShares; ++s) {
-      if (k[s] != c) continue;
-      sum[s] += value;
-      known = true;
-    }
-    if (known) return;
-    // Insert it, and carry on what it displaces.
-#pragma unroll
-    for (int s = 0; s < kShares; ++s) {
-      if (c > k[s]) continue;
-      const int displaced = k[s];
-      const A displaced_sum = sum[s];
-      k[s] = c;
-      sum[s] = value;
-      c = displaced;
-      value = displaced_sum;
-    }
-    more |= c != INT_MAX;
+
+  template <bool kShares>
+  __device__ A of(int c, A logit) const {
+    const A e = exp_negative(logit - m);
+    A value = factor * e;
+    if constexpr (kShares) value = c == k ? of_k * e + share : value;
+    return c == y ? value - at_y : value;
   }
 };
 
-// The gradient of the cross-entropy, exactly 0 on invalid pixels, for any logits.
-template <typename T, typename A, bool kStaged>
-__global__ void __launch_bounds__(kThreads, 1)
-    cross_entropy_backward_kernel(const Call<T, A, false> call, const Upstream<A> upstream,
-                                  const GradientOutput<T> output) {
-  const A total = call.smoothed_weight();
-  for_each_item_together(call.count(), [&](int64_t i, bool exists) {
-    const int64_t image = quotient(i, call.g.pixels), pixel = i - image * call.g.pixels;
-    const Steps& steps = output.steps;
-    T* out = output.grad + image * steps.image + pixel * steps.pixel;
-    const int16_t y = exists ? call.label[i] : kIgnored;
-    const bool valid = y >= 0;
-    const auto x = call.image(image);
-    const PixelGradient<A> ce(call, upstream, i, y, total);
-    const A m = valid ? call.m[i] : A(0), scale = valid ? ce.alpha / (A(1) + call.r[i]) : A(0);
-    const auto differentiate = [&](int64_t c, A(&block)[kClasses], int n) {
+// The whole gradient of a tile, exactly 0 on invalid pixels, for any logits. kWeighted: the pixels' factors may differ,
+// by weights, label smoothing, gradients of maps, or false edges.
+template <typename T, typename A, Layout kLayout, bool kWeighted>
+struct GradientTile {
+  static constexpr int V = pixels_of(kLayout);
+
+  const Call<T, A, false>& call;
+  const Upstream<A>& upstream;
+  const EdgeShares<A>& shares;
+  const GradientOutput<T>& output;
+  const uint32_t* near;  // the bits of the tile's pixels near edge pixels; not read without edges
+  A total;               // the call's smoothed_weight()
+  A ce;                  // what arrives at the cross-entropy of each pixel that is not weighted
+
+  // What the pixels of a run have in common.
+  struct Run {
+    bool is_plain = true, any = false;  // whether all of them count, away from edges; whether any of them does
+    unsigned written = 0;               // bits of those that gather_edges has written
+  };
+
+  __device__ __forceinline__ Run find_factors(int p, int64_t i, Factors<A> (&factors)[V]) const {
+    Run run;
+    int16_t y[V];
+    T m[V];
+    A r[V];
+    load<false>(call.label + i, y);
+    load<false>(call.m + i, m);
+    load<false>(call.r + i, r);
+    const uint32_t is_near = call.edges.words ? near[p / 32] >> (p % 32) : 0;
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) {
-        if (j >= n) continue;
-        A value = scale * exp_negative(block[j] - m) - (c + j == y ? ce.at_y : A(0));
-        if (ce.uniform != A(0)) value -= ce.uniform * call.weight_of(c + j);
-        block[j] = valid ? value : A(0);
-      }
-    };
-    if constexpr (kStaged) {
-      const T* from = valid ? x.data + pixel * x.pixel_step : nullptr;
-      for_each_staged_block<true, T, A>(from, exists ? out : nullptr, call.g.classes, differentiate);
-    } else if (valid) {
-      for_each_block(x, pixel, call.g.classes, [&](int64_t c, A(&block)[kClasses], int n) {
-        differentiate(c, block, n);
-#pragma unroll
-        for (int j = 0; j < kClasses; ++j) {
-          if (j >= n || (x.binary && j == 0)) continue;
-          *out = static_cast<T>(block[j]);
-          out += steps.channel;
-        }
-      });
-    } else if (exists) {
-      for (int64_t c = 0; c < call.g.logits; ++c, out += steps.channel) *out = static_cast<T>(A(0));
+    for (int v = 0; v < V; ++v) {
+      y[v] = class_of(y[v]);
+      const bool counts = y[v] >= 0, looks_around = counts && (is_near >> v & 1);
+      const int16_t k = looks_around ? shares.k[i + v] : kNoClass;
+      PixelGradient<A> all;
+      all.alpha = all.at_y = ce;
+      if constexpr (kWeighted) all = PixelGradient<A>(call, upstream, i + v, y[v], total);
+      factors[v].set(all, static_cast<A>(m[v]), r[v], y[v], looks_around ? shares.same[i + v] : A(0),
+                     looks_around ? shares.other[i + v] : A(0), k);
+      if (k == kIsWritten) run.written |= 1u << v;
+      run.is_plain &= counts && k == kNoClass;
+      run.any |= counts && k != kIsWritten;
     }
-  });
+    return run;
+  }
+
+  // In place of the logits of a block of classes.
+  template <bool kPlain, int N>
+  __device__ __forceinline__ void differentiate(const Factors<A> (&factors)[V], int c, A (&block)[V][N]) const {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        A value = factors[v].template of<!kPlain>(c + j, block[v][j]);
+        if constexpr (kWeighted) {
+          if (factors[v].uniform != A(0) && c + j < call.g.classes) value -= factors[v].uniform * call.weight_of(c + j);
+        }
+        block[v][j] = kPlain || factors[v].y >= 0 ? value : A(0);
+      }
+    }
+  }
+
+  // Writes class c of V pixels from `to` on, but for those that are written.
+  template <int N>
+  __device__ __forceinline__ void write(T* to, const A (&block)[V][N], int j, unsigned written) const {
+    T value[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) value[v] = static_cast<T>(block[v][j]);
+    if (written == 0) {
+      store<true>(to, value);
+      return;
+    }
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      if (!(written >> v & 1)) to[v] = value[v];
+    }
+  }
+
+  template <bool kPlain>
+  __device__ __forceinline__ void run(const Logits<T, A>& x, int pixel, T* out, const Factors<A> (&factors)[V],
+                                      unsigned written) const {
+    const int classes = static_cast<int>(call.g.classes);
+    for_each_class_block<V, V == 1 ? kBlock<A> : 4>(x, pixel, classes, [&](int c, auto& block) {
+      differentiate<kPlain>(factors, c, block);
+#pragma unroll
+      for (int j = 0; j < static_cast<int>(sizeof(block[0]) / sizeof(A)); ++j) {
+        if (c + j >= classes || (x.binary && c + j == 0)) continue;
+        write(out, block, j, kPlain ? 0 : written);
+        out += output.steps.channel;
+      }
+    });
+  }
+
+  __device__ __forceinline__ void run(const Tile& tile) const {
+    const auto x = call.image(tile.image);
+    const int classes = static_cast<int>(call.g.classes);
+    for_each_run<V>(tile, [&](int p, bool exists) {
+      const int pixel = exists ? tile.pixel(p) : 0;
+      T* out = output.grad + tile.image * output.steps.image + pixel * output.steps.pixel;
+      Factors<A> factors[V];
+      Run all;
+      if (exists) all = find_factors(p, tile.base + pixel, factors);
+      if constexpr (kLayout == Layout::kStaged) {
+        for_each_staged_block<true, T, A>(all.any ? x.data + pixel * x.pixel_step : nullptr,
+                                          exists && all.written == 0 ? out : nullptr, classes,
+                                          [&](int c, auto& block) { differentiate<false>(factors, c, block); });
+      } else if (all.any && all.is_plain) {
+        run<true>(x, pixel, out, factors, 0);
+      } else if (all.any) {
+        run<false>(x, pixel, out, factors, all.written);
+      } else if (exists) {
+        const A zeros[V][1] = {};
+        for (int64_t c = 0; c < call.g.logits; ++c, out += output.steps.channel) write(out, zeros, 0, all.written);
+      }
+    });
+  }
+};
+
+template <typename T, typename A, Layout kLayout, bool kWeighted>
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 1
+                                            : kWeighted    ? 2
+                                                           : 3)
+    gradient_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const EdgeShares<A> shares,
+                    const GradientOutput<T> output) {
+  __shared__ uint32_t near[kTileWords];
+  const Tile tile(call.g, call.tiles);
+  if (call.edges.words) {
+    const int w = static_cast<int>(threadIdx.x);
+    if (w < kTileWords) near[w] = near_edges(call.g, tile, call.tiles, call.edges, w);
+    __syncthreads();
+  }
+  const A total = kWeighted ? call.smoothed_weight() : A(0), ce = upstream.of_sum(Row::kCrossEntropy);
+  const GradientTile<T, A, kLayout, kWeighted> gradient = {call, upstream, shares, output, near, total, ce};
+  gradient.run(tile);
 }
 
-// The whole gradient of the pixels around edge pixels, in place of what stands there: one kernel for all would hold so
-// many registers that few threads could run at a time.
+// The gradient of logits at the labels' resolution.
 template <typename T, typename A>
-__global__ void __launch_bounds__(kThreads, 1)
-    edge_terms_backward_kernel(const Call<T, A, false> call, const Upstream<A> upstream,
-                               const GradientOutput<T> output) {
-  const Geometry& g = call.g;
-  const A total = call.smoothed_weight();
-  for_each_item(call.count(), [&](int64_t i) {
-    const Place at = place_of(call.g, i);
-    if (!is_near_edge(call, at)) return;
-    const int16_t y = call.label[i];
-    const auto x = call.image(at.image);
-    const A m = call.m[i], r = call.r[i];
-    PixelGradient<A> all(call, upstream, i, y, total);
-    // More other classes than fit at a time take several rounds, each for those above the last.
-    int floor = -1;
-    bool is_first = true, more = false;
-    do {
-      Shares<A> shares;  // Σ π · slope for the others
-      all.add_edges(
-          call, upstream, at, y, x, m, r, [&](int k) { return is_first || !(k == y || k == all.likely || k <= floor); },
-          [&](int k, A value) {
-            if (is_first) all.alpha -= value;
-            shares.add(k, value);
-          });
-
-      const ClassGradient<A> gradient(all, x, at.pixel, g.classes, m, r);
-      const auto write = [&](int64_t c, A share) {
-        const A logit = x.at(at.pixel, c);
-        const A value = gradient.of(c, y, logit, [&](int64_t k) { return call.weight_of(k); }) + share;
-        output.store(x.binary, at.image, at.pixel, c, value);
-      };
-      if (is_first) {
-        for (int64_t c = 0; c < g.classes; ++c) write(c, shares.at(c));
-      } else {
-#pragma unroll
-        for (int s = 0; s < kShares; ++s) {
-          if (shares.k[s] != INT_MAX) write(shares.k[s], shares.sum[s]);
-        }
-      }
-      floor = shares.highest();
-      more = shares.more;
-      is_first = false;
-    } while (more);
+void run_backward(const Call<T, A, false>& call, const Upstream<A>& upstream, const GradientOutput<T>& output,
+                  const Tensor& logits, const Tensor& grad, cudaStream_t stream) {
+  const int64_t near = call.edges.words ? call.g.batch * call.g.pixels : 0;
+  Tensor sums = torch::stable::new_empty(logits, {2 * near}, kScalarType<A>);
+  Tensor classes = torch::stable::new_empty(logits, {near}, ScalarType::Short);
+  A* same = static_cast<A*>(sums.mutable_data_ptr());
+  const EdgeShares<A> shares = {same, same + near, static_cast<int16_t*>(classes.mutable_data_ptr())};
+  if (near > 0) gather_edges(call, upstream, shares, output, stream);
+  const Layout of_logits = layout_of(call.g, call.steps, logits), of_grad = layout_of(call.g, output.steps, grad);
+  with_layout(of_logits == of_grad ? of_logits : Layout::kSingles, [&](auto layout) {
+    constexpr Layout kLayout = decltype(layout)::value;
+    const bool weighted = call.weight || call.pixel_weight || upstream.map[Row::kCrossEntropy] || call.false_shares ||
+                          call.label_smoothing != A(0);
+    const auto kernel = weighted ? gradient_kernel<T, A, kLayout, true> : gradient_kernel<T, A, kLayout, false>;
+    launch(stream, call.tiles.count, kernel, call, upstream, shares, output);
   });
 }
 
@@ -160,17 +214,22 @@ Tensor cuda::backward(const Gradients& gradients, const Inputs& inputs, const Sa
     using A = decltype(a);
     const Upstream<A> upstream(gradients);
     const GradientOutput<T> output = {static_cast<T*>(grad.mutable_data_ptr()), Steps(grad)};
+    const auto run = [&](auto call, const auto& differentiate) {
+      const int64_t all = call.false_edges.words ? g.batch * g.pixels : 0;
+      Tensor shares = torch::stable::new_empty(logits, {all}, kScalarType<A>);
+      if (all > 0) {
+        gather_false_edges(call, upstream, static_cast<A*>(shares.mutable_data_ptr()), stream);
+        call.false_shares = static_cast<const A*>(shares.const_data_ptr());
+      }
+      differentiate(call);
+    };
     if (is_upsampled(g, logits)) {
-      upsampled_backward(Call<T, A, true>(g, inputs, saved, options), upstream, output, logits, stream);
-      return;
+      run(Call<T, A, true>(g, inputs, saved, options),
+          [&](const auto& call) { upsampled_backward(call, upstream, output, logits, stream); });
+    } else {
+      run(Call<T, A, false>(g, inputs, saved, options),
+          [&](const auto& call) { run_backward(call, upstream, output, logits, grad, stream); });
     }
-    const Call<T, A, false> call(g, inputs, saved, options);
-    const int64_t blocks = blocks_for(g.batch * g.pixels);
-    const auto cross_entropy = is_staged(g, call.steps) && is_staged(g, output.steps)
-                                   ? cross_entropy_backward_kernel<T, A, true>
-                                   : cross_entropy_backward_kernel<T, A, false>;
-    launch(stream, blocks, cross_entropy, call, upstream, output);
-    if (options.edges) launch(stream, blocks, edge_terms_backward_kernel<T, A>, call, upstream, output);
   });
   return grad;
 }

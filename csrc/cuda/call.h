@@ -1,31 +1,32 @@
-// The whole loss on CUDA.
+// The whole loss on CUDA: what forward and backward share.
 //
-// One thread takes a pixel, neighboring threads neighboring pixels, so that what they read of a class lies side by
-// side in contiguous logits; those of channels_last pass through shared memory. Forward: (1) labels, the two numbers of
-// math.h and the cross-entropy, from one look at each logit; (2) with decay, the edge mask and the distances near it;
-// (3) the edge mask, of the prediction's false edges too where they count, and the edge terms; (4) the sums. Backward
-// looks at each logit once more for the cross-entropy; then the pixels around edge pixels gather their shares and write
-// their gradient again. Logits of lower resolution are interpolated where they are read, and gather their gradient from
-// the pixels around. No two threads of a kernel write to one place, and sums are added in a fixed order, so every run
-// gives the same bits.
+// A block takes a tile of 1024 pixels (tiles.h). Forward: (1) labels.cu packs the labels and finds the edge pixels and,
+// from the labels alone, the counts; (2) forward.cu reads each logit once, for the two numbers of math.h and the
+// cross-entropy; (3) with decay, the distances near edge pixels; (4) edges.cu lists the edge pixels of a tile, and
+// eight threads share the window of each. False edges are sums over windows of the cross-entropy (false_edges.cu).
+// Backward: gather.cu lists the pixels near edge pixels, which gather their shares; then backward.cu reads each logit
+// once more and writes each element of the gradient once. Logits of lower resolution (upsampled.cu) are interpolated
+// where they are read, and gather their gradient from the pixels around. No two threads of a kernel write to one place,
+// and the sums of the tiles are added in a fixed order, so every run gives the same bits.
 //
-// The state between them takes 19 bytes a pixel in float: label (2), edge mask (1), m and r (8), and one number a side
-// (8). Powers other than 1 take 8 more, and decay 12. Few classes could do without m and r, as forming them again would
-// cost no more than reading them.
+// The state between them takes 19 bytes a pixel in float: label (2), bits of the edge pixels (1), r and m (8, of which
+// half precision leaves 2 untouched), and one number a side (8), which is touched at edge pixels only. Powers other
+// than 0 and 1 take 8 more, and decay 12.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernels.h"
 #include "../labels.h"
 #include "../math.h"
 #include "../upsample.h"
 #include "device.h"
+#include "tiles.h"
 
 namespace edgeloss {
 
 constexpr int kClasses = 8;  // logits of a pixel on their way at a time
-// The 1 of __launch_bounds__(kThreads, 1) keeps the compiler from spilling registers to let more threads run at a time.
 
 struct Place {
   int64_t image, row, column;
@@ -82,7 +83,10 @@ struct UpsampledLogits {
 // Arguments, and the state that forward leaves to backward.
 template <typename T, typename A, bool kUpsampled>
 struct Call {
+  using Max = std::conditional_t<kUpsampled, A, T>;  // of m: where nothing is mixed, it is one of the logits
+
   Geometry g;
+  Tiles tiles;
   const T* x;
   Steps steps;
   Axis<A> along_z, along_y, along_x;
@@ -91,17 +95,17 @@ struct Call {
   const A* edge_class_weight;  // [C] or null
   A label_smoothing, power, inverse_decay;
   SidePacking packing;
-  int16_t* label;      // [B, P]
-  int16_t* predicted;  // [B, P], in forward, or null: false edges are not wanted
-  uint8_t* edge;       // [B, P]
-  A *m, *r;            // [B, P] each; on valid pixels only
-  A* sides;            // [packing.count(), 2, B, P]; on E only
-  const A* field;      // [B, P]; read near E only
-  // [C], in forward, or null: not wanted.
-  unsigned long long* edge_counts;
+  int16_t* label;           // [B, P], packed
+  Bits edges, false_edges;  // null: not wanted
+  A* r;                     // [B, P], on valid pixels only
+  Max* m;                   // as r
+  A* sides;                 // [packing.count(), 2, B, P]; on E only
+  const A* field;           // [B, P]; read near E only
+  const A* false_shares;    // [B, P], in backward: what a pixel's false edges give it; or null
 
   Call(const Geometry& g, const Inputs& inputs, const SavedState& saved, const Options& options)
       : g(g),
+        tiles(g),
         x(static_cast<const T*>(inputs.logits.const_data_ptr())),
         steps(inputs.logits),
         along_z(geometry_of(inputs.logits, {0, 0, 0}).depth, g.depth),
@@ -115,15 +119,17 @@ struct Call {
         inverse_decay(options.has_decay() ? static_cast<A>(1 / options.decay) : A(0)),
         packing(options),
         label(static_cast<int16_t*>(saved.label.mutable_data_ptr())),
-        predicted(nullptr),
-        edge(options.edges ? static_cast<uint8_t*>(saved.flags.mutable_data_ptr()) : nullptr),
-        m(static_cast<A*>(saved.stats.mutable_data_ptr())),
-        r(m + g.batch * g.pixels),
+        edges{options.edges ? static_cast<uint32_t*>(saved.edge_list.mutable_data_ptr()) : nullptr},
+        false_edges{options.edges && options.false_edges ? edges.words + tiles.words * tiles.rows * g.batch : nullptr},
+        r(static_cast<A*>(saved.stats.mutable_data_ptr())),
+        m(reinterpret_cast<Max*>(r + g.batch * g.pixels)),
         sides(static_cast<A*>(saved.sides.mutable_data_ptr())),
         field(static_cast<const A*>(saved.field.const_data_ptr())),
-        edge_counts(nullptr) {}
+        false_shares(nullptr) {}
 
   __device__ int64_t count() const { return g.batch * g.pixels; }
+  __device__ A max_at(int64_t i) const { return static_cast<A>(m[i]); }
+  __device__ int16_t class_at(int64_t i) const { return class_of(label[i]); }
   __device__ auto image(int64_t b) const {
     const Logits<T, A> logits = {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1};
     if constexpr (kUpsampled) {
@@ -142,20 +148,24 @@ struct Call {
     for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(c);
     return sum;
   }
-  // log w of pixel i, as an edge pixel sees it; those that a false one sees weigh the same.
-  __device__ A log_weight(int64_t center, A nearest, int64_t i) const {
-    return packing.has_decay && edge[center] == kEdge ? (nearest - field[i]) * inverse_decay : A(0);
+  // log w of pixel i, as an edge pixel sees it.
+  __device__ A log_weight(A nearest, int64_t i) const {
+    return packing.has_decay ? (nearest - field[i]) * inverse_decay : A(0);
   }
 
-  // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it.
-  __device__ A mean_by_logarithms(const Place& at, int16_t k, int side, Side<A>& mean) const {
+  // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it. Rare for powers 0
+  // and 1, so that their kernels call it instead of holding its registers.
+  __device__ __noinline__ A mean_by_logarithms(const Place& at, int16_t k, int side, Side<A>& mean) const {
     const auto logits = image(at.image);
+    const bool is_true = is_edge(label[at.base + at.pixel]);  // those that a false edge sees weigh the same
     return negative_log_mean(
         [&](const auto& body) {
           for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
             const int64_t i = at.base + n;
-            if (label[i] < 0 || (label[i] != k) != side) return;
-            body(term(logits, n, g.classes, k, side == 0, m[i], r[i]), log_weight(at.base + at.pixel, mean.nearest, i));
+            const int16_t y = class_at(i);
+            if (y < 0 || (y != k) != side) return;
+            body(term(logits, n, g.classes, k, side == 0, max_at(i), r[i]),
+                 is_true ? log_weight(mean.nearest, i) : A(0));
           });
         },
         power, mean);
@@ -164,89 +174,17 @@ struct Call {
   __device__ void store(int side, int64_t i, const Side<A>& mean) const {
     packing.keep(mean, [&](int64_t number) -> A& { return sides[(2 * number + side) * count() + i]; });
   }
-  __device__ Side<A> load(int side, int64_t i) const {
+  __device__ Side<A> load_plain(int side, int64_t i) const {
     Side<A> mean;
     packing.recall(mean, [&](int64_t number) { return sides[(2 * number + side) * count() + i]; });
+    return mean;
+  }
+  __device__ Side<A> load(int side, int64_t i) const {
+    Side<A> mean = load_plain(side, i);
     // What only logarithms could represent has no number of its own: rare enough to be computed again.
-    if (packing.is_plain && !(mean.inverse > A(0))) mean_by_logarithms(place_of(g, i), label[i], side, mean);
+    if (packing.is_plain && !(mean.inverse > A(0))) mean_by_logarithms(place_of(g, i), class_at(i), side, mean);
     return mean;
   }
 };
-
-// Calls body(c, x(c), x(c + 1), ..., n) for blocks of n ≤ kClasses classes: their reads do not wait for each other.
-template <typename T, typename A, typename F>
-__device__ __forceinline__ void for_each_block(const Logits<T, A>& x, int64_t pixel, int64_t classes, const F& body) {
-  A block[kClasses];
-  int64_t c = 0;
-  for (const T* at = x.data + pixel * x.pixel_step; c + kClasses <= classes; c += kClasses) {
-#pragma unroll
-    for (int j = 0; j < kClasses; ++j, at += x.class_step) block[j] = static_cast<A>(*at);
-    body(c, block, kClasses);
-  }
-  if (c == classes) return;
-  const int rest = static_cast<int>(classes - c);
-#pragma unroll
-  for (int j = 0; j < kClasses; ++j) {
-    if (j < rest) block[j] = x.at(pixel, c + j);
-  }
-  body(c, block, rest);
-}
-
-template <typename T, typename A, typename F>
-__device__ __forceinline__ void for_each_block(const UpsampledLogits<T, A>& x, int64_t pixel, int64_t classes,
-                                               const F& body) {
-  const Mixture<T, A> mixture = x.mixture(pixel);
-  for (int64_t c = 0; c < classes; c += kClasses) {
-    A block[kClasses];
-#pragma unroll
-    for (int j = 0; j < kClasses; ++j) {
-      const bool exists = c + j < classes;
-      block[j] = exists && !(x.binary && j == 0) ? mixture.at(x.binary ? 0 : (c + j) * x.low.class_step) : A(0);
-    }
-    body(c, block, static_cast<int>(classes - c < kClasses ? classes - c : kClasses));
-  }
-}
-
-// The same where the classes of a pixel lie side by side: then neighboring threads copy neighboring classes, through
-// shared memory. Each on its own would touch a line of memory for every number, and write a part of it at a time.
-//
-// The threads of a block call it together, with null for a pixel that is not read (0 comes) or not written. Where it
-// writes, body leaves in the block what shall be written.
-template <bool kWrites, typename T, typename A, typename F>
-__device__ __forceinline__ void for_each_staged_block(const T* from, T* to, int64_t classes, const F& body) {
-  __shared__ A values[kClasses][kThreads + 4];  // + 4: eight classes of four pixels lie in different banks
-  __shared__ const T* read[kThreads];
-  __shared__ T* written[kThreads];
-  const int own = static_cast<int>(threadIdx.x), j = own % kClasses, first = own / kClasses;
-  __syncthreads();  // the last call has ended everywhere
-  read[own] = from;
-  if constexpr (kWrites) written[own] = to;
-  for (int64_t c = 0; c < classes; c += kClasses) {
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < kClasses; ++k) {
-      const int pixel = first + k * (kThreads / kClasses);
-      values[j][pixel] = read[pixel] && c + j < classes ? static_cast<A>(read[pixel][c + j]) : A(0);
-    }
-    __syncthreads();
-    A block[kClasses];
-#pragma unroll
-    for (int k = 0; k < kClasses; ++k) block[k] = values[k][own];
-    body(c, block, static_cast<int>(classes - c < kClasses ? classes - c : kClasses));
-    if constexpr (kWrites) {
-#pragma unroll
-      for (int k = 0; k < kClasses; ++k) values[k][own] = block[k];
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < kClasses; ++k) {
-        const int pixel = first + k * (kThreads / kClasses);
-        if (written[pixel] && c + j < classes) written[pixel][c + j] = static_cast<T>(values[j][pixel]);
-      }
-    }
-  }
-}
-
-// Whether the classes of a pixel lie side by side.
-inline bool is_staged(const Geometry& g, const Steps& steps) { return g.logits > 1 && steps.channel == 1; }
 
 }  // namespace edgeloss

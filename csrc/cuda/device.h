@@ -55,25 +55,26 @@ __device__ __forceinline__ void for_each_item(int64_t count, const F& body) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) body(i);
 }
 
-// The same for all threads of a block at a time, so that they may wait for each other: calls body(i, i < count).
-template <typename F>
-__device__ __forceinline__ void for_each_item_together(int64_t count, const F& body) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads; first < count; first += step) {
-    body(first + threadIdx.x, first + threadIdx.x < count);
-  }
-}
-
 // Each of N sums over the threads of a block, for all of them, added in a fixed order. Once a kernel.
 template <int N>
 __device__ void block_sum(double (&sums)[N]) {
   __shared__ double shared[N][kThreads];
   for (int k = 0; k < N; ++k) shared[k][threadIdx.x] = sums[k];
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+  for (unsigned count = kThreads; count > 1;) {  // eight at a time
+    const unsigned left = (count + 7) / 8;
     __syncthreads();
-    if (threadIdx.x < half) {
-      for (int k = 0; k < N; ++k) shared[k][threadIdx.x] += shared[k][threadIdx.x + half];
+    if (threadIdx.x < left) {
+      for (int k = 0; k < N; ++k) {
+        double sum = 0;
+        for (unsigned from = threadIdx.x; from < count; from += left) sum += shared[k][from];
+        sums[k] = sum;
+      }
     }
+    __syncthreads();
+    if (threadIdx.x < left) {
+      for (int k = 0; k < N; ++k) shared[k][threadIdx.x] = sums[k];
+    }
+    count = left;
   }
   __syncthreads();
   for (int k = 0; k < N; ++k) sums[k] = shared[k][0];

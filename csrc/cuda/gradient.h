@@ -22,14 +22,16 @@ struct GradientOutput {
   }
 };
 
-// The gradient of a pixel, alpha · p(c) - at_y · [c = y] - uniform · weight(c) for the cross-entropy; near edge pixels
-// they change alpha and at_y, and give something to single classes.
+// The gradient of a pixel, alpha · p(c) - at_y · [c = y] - uniform · weight(c) for the cross-entropy; edge pixels
+// around change alpha and at_y, and give something to single classes.
 template <typename A>
 struct PixelGradient {
   A alpha = 0, at_y = 0, uniform = 0;
+  A same = 0;        // Σ π of edge pixels of the own class: adds to alpha and at_y
   int likely = -1;   // the class k ≠ y with p(k) > 1/2 that edge pixels want less of
   A likely_sum = 0;  // Σ π · slope for it
 
+  __device__ PixelGradient() {}
   // total: the call's smoothed_weight().
   template <typename C>
   __device__ PixelGradient(const C& call, const Upstream<A>& upstream, int64_t i, int16_t y, A total) {
@@ -38,32 +40,38 @@ struct PixelGradient {
     uniform = ce * (call.label_smoothing / static_cast<A>(call.g.classes));
     at_y = ce * (A(1) - call.label_smoothing) * call.weight_of(y);
     alpha = at_y + uniform * total;
+    if (call.false_shares) {  // ∂S = π (p(c) - δ_cy)
+      alpha += call.false_shares[i];
+      at_y += call.false_shares[i];
+    }
   }
 
   // Adds what the edge pixels around give, of those whose class is wanted(k). Calls give(k, Σ π · slope) for a class k
-  // that is neither y nor likely, any number of times.
-  template <typename C, typename X, typename W, typename F>
+  // that is neither y nor likely, any number of times. kLogMeans: the power is 0, whose sides are always plain means.
+  template <bool kLogMeans, typename C, typename X, typename W, typename F>
   __device__ __forceinline__ void add_edges(const C& call, const Upstream<A>& upstream, const Place& at, int16_t y,
                                             const X& x, A m, A r, const W& wanted, const F& give) {
     const Geometry& g = call.g;
     for_each_neighbor(g, at.row, at.column, [&](int64_t n) {
       const int64_t center = at.base + n, i = at.base + at.pixel;
-      if (!call.edge[center]) return;
-      const int16_t k = call.label[center];
-      if (!wanted(k)) return;
+      const int16_t packed = call.label[center], k = class_of(packed);
+      if (!is_edge(packed) || !wanted(k)) return;
       const int side = k != y;
       const A x_k = x.at(at.pixel, k);
       A p, complement;
       probabilities(x_k, m, r, p, complement);
-      const Side<A> mean = call.load(side, center);
-      const A pi = share(mean, call.power, side ? complement : p, call.log_weight(center, mean.nearest, i),
-                         [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
-      const bool is_false = call.edge[center] == kFalseEdge;
-      const A v = is_false ? call.pixel_weight_of(center) : call.edge_weight_of(center, k);
-      const A value = upstream.at(is_false ? Row::kFalseEdge : Row::kSameSide + side, center, v) * pi;
-      if (side == 0) {  // ∂S = π (p(c) - δ_cy)
-        alpha += value;
-        at_y += value;
+      A pi;
+      if constexpr (kLogMeans) {
+        const Side<A> mean = call.load_plain(side, center);
+        pi = plain_share(mean.inverse, call.log_weight(mean.nearest, i));
+      } else {
+        const Side<A> mean = call.load(side, center);
+        pi = share(mean, call.power, side ? complement : p, call.log_weight(mean.nearest, i),
+                   [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
+      }
+      const A value = upstream.at(Row::kSameSide + side, center, call.edge_weight_of(center, k)) * pi;
+      if (side == 0) {
+        same += value;
       } else if (is_likely(x_k, m, r)) {
         likely = k;
         likely_sum += value * other_slope(p, complement, true);
@@ -85,8 +93,8 @@ struct ClassGradient {
   template <typename X>
   __device__ ClassGradient(const PixelGradient<A>& pixel_gradient, const X& x, int64_t pixel, int64_t classes, A m, A r)
       : m(m),
-        scale(pixel_gradient.alpha / (A(1) + r)),
-        at_y(pixel_gradient.at_y),
+        scale((pixel_gradient.alpha + pixel_gradient.same) / (A(1) + r)),
+        at_y(pixel_gradient.at_y + pixel_gradient.same),
         uniform(pixel_gradient.uniform),
         likely_sum(pixel_gradient.likely_sum),
         likely(pixel_gradient.likely) {
@@ -106,16 +114,6 @@ struct ClassGradient {
     return value;
   }
 };
-
-// Whether a pixel has an edge pixel next to it, and counts.
-template <typename C>
-__device__ __forceinline__ bool is_near_edge(const C& call, const Place& at) {
-  bool near = false;
-  if (call.label[at.base + at.pixel] >= 0) {
-    for_each_neighbor(call.g, at.row, at.column, [&](int64_t n) { near |= call.edge[at.base + n] != 0; });
-  }
-  return near;
-}
 
 // The gradient of logits to be upsampled.
 template <typename T, typename A>

@@ -13,24 +13,48 @@
 
 namespace edgeloss {
 
-// What a call with wrong labels leaves for the host, in memory that both can reach: reading it needs no CUDA call.
+// How many records were begun: in the memory of each device, since atomics of a device are none against the host.
+static __device__ int records_begun = 0;
+
+// What a call with wrong labels leaves for the host, in memory that both can reach: reading it needs no CUDA call. The
+// device alone writes it, but for `taken`; it is free where all records that were written were taken.
 struct LabelRecord {
-  int state;  // kNothing, kBeingWritten or kWritten
+  int written, taken;  // how many, so far
   int64_t call, ignore_index, pixels, first, label;
   Geometry geometry;
+
+  // An earlier record stays until it is read.
+  __device__ bool claim() const {
+    const int free = *static_cast<const volatile int*>(&taken);
+    return atomicCAS(&records_begun, free, free + 1) == free;
+  }
+  __device__ void publish() {
+    __threadfence_system();
+    *static_cast<volatile int*>(&written) = records_begun;
+  }
 };
-enum : int { kNothing, kBeingWritten, kWritten };
+
+// Where a call records wrong labels, and its number.
+struct Recording {
+  LabelRecord* record;  // null where they are not checked
+  int64_t call;
+};
 
 class LabelRecords {
  public:
-  // That of a device, the current one, which knows it by the same address. It is allocated for the first call only,
-  // which may not be part of a CUDA graph.
+  // That of a device, the current one, which knows it by the same address. It is allocated by the first call, also
+  // where that is part of a CUDA graph: no work on the device belongs to it.
   LabelRecord* find(int device) {
     const std::lock_guard<std::mutex> lock(mutex_);
     LabelRecord*& record = records_[device];
     if (!record) {
       void* memory;
-      check(cudaHostAlloc(&memory, sizeof(LabelRecord), cudaHostAllocPortable | cudaHostAllocMapped));
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+      check(cudaThreadExchangeStreamCaptureMode(&mode));
+      const cudaError_t error =
+          cudaHostAlloc(&memory, sizeof(LabelRecord), cudaHostAllocPortable | cudaHostAllocMapped);
+      check(cudaThreadExchangeStreamCaptureMode(&mode));
+      check(error);
       record = new (memory) LabelRecord();
     }
     return record;
@@ -41,13 +65,15 @@ class LabelRecords {
   std::string take(std::optional<int> device, int64_t call) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [index, record] : records_) {
-      if ((device && index != *device) || __atomic_load_n(&record->state, __ATOMIC_ACQUIRE) != kWritten) continue;
+      if (!record || (device && index != *device)) continue;
+      const int written = __atomic_load_n(&record->written, __ATOMIC_ACQUIRE);
+      if (written == record->taken) continue;
       const Geometry& g = record->geometry;
       const std::string message = (record->call == call ? "target: " : "target of an earlier call: ") +
                                   unexpected_label(g, record->ignore_index, record->label) + " at " +
                                   position(g, record->first) + ", the first of " + count_of_pixels(record->pixels) +
                                   " with labels out of range, which counted as ignored";
-      __atomic_store_n(&record->state, kNothing, __ATOMIC_RELEASE);
+      __atomic_store_n(&record->taken, written, __ATOMIC_RELEASE);
       return message;
     }
     return "";

@@ -11,7 +11,14 @@ namespace {
 // Where edge pixels share their gradient out, for the kernel below, which comes by every pixel several times.
 template <typename T, typename A>
 __global__ void __launch_bounds__(kThreads, 1) near_edge_kernel(const Call<T, A, true> call, uint8_t* near) {
-  for_each_item(call.count(), [&](int64_t i) { near[i] = is_near_edge(call, place_of(call.g, i)); });
+  __shared__ uint32_t words[kTileWords];
+  const Tile tile(call.g, call.tiles);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kTileWords) words[thread] = near_edges(call.g, tile, call.tiles, call.edges, thread);
+  __syncthreads();
+  for (int p = thread; p < kTilePixels; p += kThreads) {
+    if (tile.exists(p)) near[tile.base + tile.pixel(p)] = words[p / 32] >> (p % 32) & 1;
+  }
 }
 
 // The gradient of logits that are upsampled: each thread takes kTaken classes of kCells low-resolution pixels, the
@@ -95,14 +102,14 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
           const Taps<A> taps_x = call.along_x.at(at_x);
           const A column_weight = taps_x.weight_of(cell_x);
           const int64_t row = z * g.height + y, pixel = row * g.width + at_x, i = base + pixel;
-          const int16_t label = call.label[i];
+          const int16_t label = call.class_at(i);
           if (column_weight == A(0) || label < 0) continue;
-          const A m = call.m[i], r = call.r[i];
+          const A m = call.max_at(i), r = call.r[i];
           PixelGradient<A> all(call, work.upstream, i, label, total);
           A shares[kTaken] = {};
           if (kEdges && work.near[i]) {
             const Place at = {image, row, at_x, base, pixel};
-            all.add_edges(
+            all.template add_edges<false>(
                 call, work.upstream, at, label, x, m, r, [](int) { return true; },
                 [&](int k, A value) {
                   all.alpha -= value;
@@ -144,11 +151,11 @@ void upsampled_backward(const Call<T, A, true>& call, const Upstream<A>& upstrea
                         const Tensor& logits, cudaStream_t stream) {
   const UpsampledBackward<T, A, false> cross_entropy = {call, upstream, nullptr, output};
   launch(stream, blocks_for(cross_entropy.items()), upsampled_backward_kernel<T, A, false>, cross_entropy);
-  if (!call.edge) return;
+  if (!call.edges.words) return;
   const int64_t all = call.g.batch * call.g.pixels;
   Tensor near = torch::stable::new_empty(logits, {all}, ScalarType::Byte);
   uint8_t* is_near = static_cast<uint8_t*>(near.mutable_data_ptr());
-  launch(stream, blocks_for(all), near_edge_kernel<T, A>, call, is_near);
+  launch(stream, call.tiles.count, near_edge_kernel<T, A>, call, is_near);
   const UpsampledBackward<T, A, true> edges = {call, upstream, is_near, output};
   launch(stream, blocks_for(edges.items()), upsampled_backward_kernel<T, A, true>, edges);
 }

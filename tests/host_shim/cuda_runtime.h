@@ -26,6 +26,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static  // one block runs at a time
 
@@ -48,6 +49,9 @@ inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   *memory = std::malloc(bytes);
   return *memory ? cudaSuccess : cudaErrorMemoryAllocation;
 }
+
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 inline int atomicCAS(int* address, int expected, int value) {
   const int old = *address;

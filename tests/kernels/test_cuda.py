@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +115,24 @@ def test_nothing_waits_for_the_device(options: dict[str, Any]) -> None:
     assert not torch.cuda.current_stream().query()
 
 
+# The first call of a process with validate="async" allocates memory that the host shares: also inside a capture.
+FIRST_CALL = """
+import torch
+from edgeloss.functional import edge_aware_loss
+x, y = torch.randn(1, 3, 16, 16, device="cuda"), torch.randint(3, (1, 16, 16), device="cuda")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    loss = edge_aware_loss(x, y, backend="fused")
+graph.replay()
+torch.testing.assert_close(loss, edge_aware_loss(x, y, backend="reference"))
+"""
+
+
+def test_first_call_inside_a_capture() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_CALL], check=True, timeout=120)
+
+
 def test_counted_weights_wait_for_nothing_and_replay() -> None:
     options: dict[str, Any] = {"edge_class_weight": "running", "edge_focus": 1.0, "ignore_index": 255}
     criterion, (x, y) = EdgeAwareLoss(**options, backend="fused"), scene()
@@ -200,10 +220,10 @@ def test_compiles_to_one_graph() -> None:
 @pytest.mark.parametrize(
     ("options", "state"),
     [
-        ({}, 19),
-        ({"power": -1.0}, 27),
-        ({"decay": 1.0}, 31),
-        ({"decay": 1.0, "power": -1.0}, 39),
+        ({}, 29),
+        ({"power": -1.0}, 37),
+        ({"decay": 1.0}, 41),
+        ({"decay": 1.0, "power": -1.0}, 49),
         ({"edge_weight": 0}, 10),
     ],
 )
@@ -217,7 +237,7 @@ def test_memory(options: dict[str, Any], state: int) -> None:
     loss = edge_aware_loss(x, y, validate="never", backend="fused", **options)
     (gradient,) = torch.autograd.grad(loss, x)
     peak = torch.cuda.max_memory_allocated() - before - gradient.numel() * gradient.element_size()
-    assert peak / pixels < state + 1  # and the sums of the blocks, 0.125 bytes per pixel
+    assert peak / pixels < state + 1  # and the sums of the tiles, 0.07 bytes per pixel
 
 
 @pytest.mark.slow

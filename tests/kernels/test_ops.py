@@ -40,10 +40,12 @@ OTHER_CASES = [
 ]
 # Few, as stepped threads are slow. One pixel in a block of 256 threads; a row and a column of one logit, and of fewer
 # than the 8 classes that a thread reads at a time; exactly 8, in an image smaller than every radius; more, not a
-# multiple of 8, and many; several blocks of threads, the last one not full; volumes.
+# multiple of 8, and many; several tiles, the last one not full; widths that are read in vectors of four, of one tile,
+# of several next to each other and below each other; volumes.
 STEPPED_CASES = [
     *[((1, 1), 1), ((1, 1), 2), ((9, 1), 1), ((1, 9), 3), ((2, 3), 8), ((7, 13), 19), ((7, 13), 150), ((17, 33), 3)],
-    *[(VOLUMES[0], 4), (VOLUMES[1], 1)],
+    *[((5, 12), 1), ((5, 136), 19), ((70, 36), 2), ((6, 8), 150)],
+    *[(VOLUMES[0], 4), (VOLUMES[1], 1), ((2, 3, 8), 5)],
 ]
 ROWS = [
     *pairwise(FLAT[:-1], CLASSES[:-1], LAST, DTYPES, OPTIONS),
@@ -131,6 +133,33 @@ def test_logits_within_a_larger_tensor(kernels: Kernels) -> None:
         fused, reference = (edge_aware_loss(x, y, backend=backend) for backend in ("fused", "reference"))
         torch.testing.assert_close(fused, reference)
         torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_at_any_address(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, y = scene((5, 12), 9)
+    y = y.to(kernels.device)
+    expected = edge_aware_loss(x.to(dtype).double().to(kernels.device), y, ignore_index=255, backend="reference")
+    gradients = []
+    for offset in range(4):  # of them, one is a multiple of a vector's length
+        moved = torch.empty(x.numel() + offset, dtype=dtype, device=kernels.device)[offset:].view(x.shape)
+        moved = moved.copy_(x).requires_grad_()
+        loss = edge_aware_loss(moved, y, ignore_index=255, backend="fused")
+        torch.testing.assert_close(loss.double(), expected)
+        gradients += torch.autograd.grad(loss, moved)
+        torch.testing.assert_close(gradients[-1], gradients[0])
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_a_window_wider_than_a_tile(kernels: Kernels, power: float) -> None:
+    x, y = (part.to(kernels.device) for part in scene((3, 420), 3))
+    y[..., :200][y[..., :200] != 255] = 0
+    y[..., 200:][y[..., 200:] != 255] = 1
+    x.requires_grad_()
+    options: dict[str, Any] = {"radius": (1, 150), "power": power, "ignore_index": 255, "false_edge_weight": 0.5}
+    fused, reference = (edge_aware_loss(x, y, backend=backend, **options) for backend in ("fused", "reference"))
+    torch.testing.assert_close(fused, reference)
+    torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
-_BLOCK = 2**15  # values
+_BLOCK = 2**14  # values
 _BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
 
 
@@ -73,7 +73,7 @@ def pack_images(content: Content, room: int) -> tuple[list[dict[str, Any]], Prec
         if precision is not _PRECISIONS[-1] and _estimate(content, precision) > room:
             continue
         images = [
-            {name: packed.as_json() for name, packed in _image(content, index, precision)}
+            {name: packed.as_json() for name, packed in _image(content, index, precision, _whole)}
             for index in range(len(content.arrays.target))
         ]
         if sum(len(array["data"]) for image in images for array in image.values()) <= room:
@@ -84,77 +84,91 @@ def pack_images(content: Content, room: int) -> tuple[list[dict[str, Any]], Prec
 def _estimate(content: Content, precision: Precision) -> float:
     """Return about how many bytes the images need."""
     return sum(
-        packed.estimated_size()
+        len(packed.compressed()) * packed.whole / max(packed.values.size, 1)
         for index in range(len(content.arrays.target))
-        for _, packed in _image(content, index, precision)
+        for _, packed in _image(content, index, precision, _sample)
     )
 
 
 class _Packed(NamedTuple):
-    """An array to store: labels, or the codes of floats."""
+    """An array to store, or a part of it: labels, or the codes of floats."""
 
     kind: str
     values: _Array
+    whole: int  # how many values the whole array has
 
     def as_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "shape": self.values.shape, "data": self._compressed(self.values)}
+        return {"kind": self.kind, "shape": self.values.shape, "data": self.compressed()}
 
-    def estimated_size(self) -> float:
-        rows = max(1, _BLOCK * len(self.values) // max(self.values.size, 1))
-        step = len(self.values) // (rows * _BLOCKS)
-        if step < 2:
-            return len(self._compressed(self.values))
-        sample = self.values[: _BLOCKS * step * rows].reshape(_BLOCKS, step, -1)[:, 0]
-        return len(self._compressed(sample)) * self.values.size / sample.size
-
-    def _compressed(self, values: _Array) -> str:
+    def compressed(self) -> str:
+        values = self.values
         if self.kind == "float":
             # All high bytes precede all low bytes: similar bytes are adjacent, and compress well.
             values = np.stack([values >> 8, values & 255]).astype(np.uint8)
         return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
 
 
-def _image(content: Content, index: int, precision: Precision) -> Iterator[tuple[str, _Packed]]:
-    """Yield the name and the content of each array of one image."""
+_Part = Callable[[_Array], _Array]
+
+
+def _sample(values: _Array) -> _Array:
+    """Return ``_BLOCKS`` blocks of rows, or all rows of a small array."""
+    rows = max(1, _BLOCK * len(values) // max(values.size, 1))
+    step = len(values) // (rows * _BLOCKS)
+    if step < 2:
+        return values
+    blocks = values[: _BLOCKS * step * rows].reshape(_BLOCKS, step * rows, *values.shape[1:])
+    return blocks[:, :rows].reshape(-1, *values.shape[1:])
+
+
+def _whole(values: _Array) -> _Array:
+    return values
+
+
+def _image(content: Content, index: int, precision: Precision, part: _Part) -> Iterator[tuple[str, _Packed]]:
+    """Yield the name and a part of the content of each array of one image."""
     arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
     bits, step, count = precision
     edges = arrays.maps["edge_mask"][index]
-    yield "truth", _labels(arrays.target[index], arrays.classes)
-    yield "prediction", _labels(arrays.prediction[index], arrays.classes)
-    yield "edge_mask", _labels(edges.astype(np.int64), 2)
+
+    def labels(values: _Array, classes: int) -> _Packed:
+        # The largest value of the type stands for -1.
+        dtype = np.uint8 if classes <= 255 else np.uint16
+        return _Packed(dtype.__name__, part(values).astype(dtype), values.size)
+
+    def floats(values: _Array, step: float = step) -> _Packed:
+        return _Packed("float", _codes(part(values), bits, step), values.size)
+
+    yield "truth", labels(arrays.target[index], arrays.classes)
+    yield "prediction", labels(arrays.prediction[index], arrays.classes)
+    yield "edge_mask", labels(edges, 2)
     for rank in range(min(count, len(top_classes.classes))):
         if rank:  # rank 0 is the prediction
-            yield f"class_{rank}", _labels(top_classes.classes[rank, index], arrays.classes)
-        yield f"probability_{rank}", _floats(top_classes.probabilities[rank, index], bits, step)
+            yield f"class_{rank}", labels(top_classes.classes[rank, index], arrays.classes)
+        yield f"probability_{rank}", floats(top_classes.probabilities[rank, index])
     for key, colored, values in content.layers:
-        packed = _floats(values[index], bits, 0 if key in ("gradient", "distance") else step)
+        packed = floats(values[index], 0 if key in ("gradient", "distance") else step)
         if key in _EDGE_LAYERS:
-            packed.values[~edges] = OFF_EDGES
-        packed.values[colored.void[index]] = IGNORED
+            packed.values[~part(edges)] = OFF_EDGES
+        packed.values[part(colored.void[index])] = IGNORED
         yield key, packed
 
-    before, here = (int(arrays.maps["edge_mask"][part].sum()) for part in (slice(index), index))
+    before, here = (int(arrays.maps["edge_mask"][images].sum()) for images in (slice(index), index))
     own = slice(before, before + here)
     for rank in range(len(neighbors.nll)):
         down, right = neighbors.step[:, rank, own]
-        yield f"down_{rank}", _labels(down + REACH, REACH)
-        yield f"right_{rank}", _labels(right + REACH, REACH)
-        yield f"given_{rank}", _floats(neighbors.probability[rank, own], bits, step)
-        yield f"nll_{rank}", _floats(neighbors.nll[rank, own], bits, step)
-        yield f"share_{rank}", _floats(neighbors.share[rank, own], bits, step)
-
-
-def _labels(values: _Array, classes: int) -> _Packed:
-    """Convert labels; the largest value of the type stands for -1."""
-    dtype = np.uint8 if classes <= 255 else np.uint16
-    return _Packed(dtype.__name__, values.astype(dtype))
+        yield f"down_{rank}", labels(down + REACH, REACH)
+        yield f"right_{rank}", labels(right + REACH, REACH)
+        yield f"given_{rank}", floats(neighbors.probability[rank, own])
+        yield f"nll_{rank}", floats(neighbors.nll[rank, own])
+        yield f"share_{rank}", floats(neighbors.share[rank, own])
 
 
 # Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
 IGNORED, OFF_EDGES, FIRST_NUMBER = 1, 2, 3
 
 
-def _floats(values: _Array, bits: int, step: float) -> _Packed:
+def _codes(values: _Array, bits: int, step: float) -> _Array:
     """Convert numbers ≥ 0 to codes in their order, with nan last.
 
     A code is the exponent of float32 and 8 bits of the significand, of which ``bits`` are used, plus ``FIRST_NUMBER``.
@@ -168,7 +182,7 @@ def _floats(values: _Array, bits: int, step: float) -> _Packed:
     drop = 23 - bits
     # Rounding may carry into the exponent; inf has no significand to round, and nan keeps its quiet bit.
     code = (raw + np.uint32(1 << (drop - 1))) >> np.uint32(drop) << np.uint32(8 - bits)
-    return _Packed("float", (code + FIRST_NUMBER).astype(np.uint16))
+    return np.asarray(code + FIRST_NUMBER, dtype=np.uint16)
 
 
 def picture_uri(rgb: _Array) -> str:

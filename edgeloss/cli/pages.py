@@ -83,16 +83,17 @@ class Written(NamedTuple):
         path: of its file.
         size: in bytes.
         interpretation: how the prediction was read, in words.
-        row: its figures.
+        row: its figures, if they were asked for.
     """
 
     path: Path
     size: int
     interpretation: str
-    row: IndexRow
+    row: IndexRow | None
 
     def to_dict(self, names: Sequence[str] | None) -> dict[str, Any]:
         """Return what --json prints."""
+        assert self.row is not None
         classes = names or [str(k) for k in range(len(self.row.iou))]
         return {
             "page": str(self.path),
@@ -103,12 +104,20 @@ class Written(NamedTuple):
         }
 
 
-def write_page(files: CaseFiles, output: Path, reader: Reader, painter: Painter) -> Written:
+def write_page(
+    files: CaseFiles,
+    output: Path,
+    reader: Reader,
+    painter: Painter,
+    *,
+    links: Mapping[str, str] | None = None,
+    figures: bool = True,
+) -> Written:
     """Write the page of one case."""
     with errors_named(files.prediction):
         case = reader.read(files)
-        page = painter.page(case, output.suffix.lower())
-        row = painter.index_row(case, output.name)
+        page = painter.page(case, output.suffix.lower(), links)
+        row = painter.index_row(case, output.name) if figures else None
     write(output, page)
     return Written(output, len(page), case.interpretation, row)
 
@@ -123,16 +132,13 @@ def write_folder(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: can't be created ({error.strerror})") from error
-    written = []
     pages = [f"{files.name}.{page_format}" for files in cases]
-    for at, files in enumerate(with_progress(cases)):
-        with errors_named(files.prediction):
-            case = reader.read(files)
-            page = painter.page(case, f".{page_format}", _links(pages, at))
-            row = painter.index_row(case, pages[at])
-        write(folder / pages[at], page)
-        written.append(Written(folder / pages[at], len(page), case.interpretation, row))
-    write(folder / "index.html", index_page([page.row for page in written], painter.names).encode())
+    written = [
+        write_page(files, folder / pages[at], reader, painter, links=_links(pages, at))
+        for at, files in enumerate(with_progress(cases))
+    ]
+    rows = [page.row for page in written if page.row is not None]
+    write(folder / "index.html", index_page(rows, painter.names).encode())
     return written
 
 

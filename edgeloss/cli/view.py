@@ -76,9 +76,9 @@ def view(
         figures: dict[str, Any] = {"index": str(page), "pages": [written.to_dict(reader.names) for written in pages]}
     else:
         _check_suffix(output)
-        written, page = write_page(files[0], output, reader, painter), output
+        written, page = write_page(files[0], output, reader, painter, figures=as_json), output
         say_wrote(page, written.size)
-        figures = written.to_dict(reader.names)
+        figures = written.to_dict(reader.names) if as_json else {}
     if as_json:
         typer.echo(to_json(figures))
     if show:

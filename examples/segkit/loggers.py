@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,12 +29,19 @@ class Logger(Protocol):
         """End the run."""
 
 
+def _report_thread(report: Callable[[threading.ExceptHookArgs], object], arguments: threading.ExceptHookArgs) -> None:
+    """Report the exception of a thread, but not that of TensorBoard's writer, which raises it again in ours."""
+    if not type(arguments.thread).__module__.startswith("tensorboard."):
+        report(arguments)
+
+
 class TensorBoardLogger:
     """Events in the folder ``tensorboard`` of the run; those of epochs from ``epochs`` + 1 on are removed."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], epochs: int) -> None:
         """Open the file of events."""
         tensorboard = import_module("torch.utils.tensorboard")
+        threading.excepthook = partial(_report_thread, threading.excepthook)
         self._writer = tensorboard.SummaryWriter(str(folder / "tensorboard"), purge_step=epochs + 1)
 
     def add_epoch(self, figures: Mapping[str, float], epoch: int) -> None:

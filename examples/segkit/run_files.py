@@ -177,10 +177,21 @@ class RunFiles:
     def add_epoch(self, row: Row) -> None:
         """Write the figures of an epoch; None is an empty cell or a JSON null."""
         self.history.append(row)
-        self._write_tables()
         figures = {name: value for name, value in row.items() if value is not None}
-        for logger in self._loggers:
-            logger.add_epoch(figures, int(row["epoch"] or 0))
+        with self._named():
+            self._write_tables()
+            for logger in self._loggers:
+                logger.add_epoch(figures, int(row["epoch"] or 0))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the folder in errors of writing, as of a full disk, that name no file."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(self.folder)
+            raise
 
     def _write_tables(self) -> None:
         text = io.StringIO(newline="")
@@ -196,9 +207,10 @@ class RunFiles:
     def add_panel(self, name: str, figure: Figure, epoch: int) -> None:
         """Write a picture as a PNG file, and log it."""
         path = self.folder / "panels" / f"epoch_{epoch:03d}_{name}.png"
-        figure.savefig(path)
-        for logger in self._loggers:
-            logger.add_picture(name, path, epoch)
+        with self._named():
+            figure.savefig(path)
+            for logger in self._loggers:
+                logger.add_picture(name, path, epoch)
 
     def close(self) -> None:
         """Close the logs."""

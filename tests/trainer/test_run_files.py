@@ -6,7 +6,9 @@ import base64
 import csv
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -355,3 +357,27 @@ def test_a_single_epoch_is_best_and_last(browse: Browse, tmp_path: Path) -> None
     page = browse(write_run_page(tmp_path, [row_of(1)], CLASSES, []))
     script = "return [...document.querySelectorAll('h2, .tables h3')].map((one) => one.textContent)"
     assert page.execute_script(script) == ["Curves", "Classes in validation", "epoch 1, best and last"]
+
+
+# Limits the size of files, as a full disk would, so that the tables can be written, and the events can't.
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from segkit.config import Config
+from segkit.run_files import RunFiles
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+files = RunFiles(Path(sys.argv[1]), Config(output=""), ["a"])
+resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, 16_000))
+try:
+    files.add_epoch({"epoch": 1, **{f"a_long_name_of_a_figure_{n}": 1 for n in range(300)}})
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"[Errno 27] File too large: '{tmp_path}'\n", "")

@@ -64,9 +64,18 @@ demo: setup  ## train a network with cross-entropy and with EdgeAwareLoss, and c
 # A worker takes a whole file of tests at a time, so that its fixtures run once.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
+# The frameworks that examples/frameworks/ shows; without them those tests are skipped, but in CI.
+FRAMEWORKS := accelerate==1.15.* lightning==2.6.* transformers==5.23.*
+
+.PHONY: frameworks
+frameworks:
+	@echo "==> installing the frameworks that the tests use"
+	@$(BIN)/python tools/progress.py $(FRAMEWORKS)
+
 test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
 	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
+	@[ "$$CI" != true ] || $(BIN)/python -c 'import accelerate, lightning, transformers' 2>/dev/null || $(MAKE) --no-print-directory frameworks
 	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
 	@$(PYTEST)
 

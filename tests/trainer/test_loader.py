@@ -158,7 +158,7 @@ def test_cache_names_the_image_whose_size_it_can_not_read(folder: Path) -> None:
 class Drawing(SegmentationFolder):
     """Samples that draw from the global generators, as a transform may."""
 
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: D105
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         drawn = (random.random(), float(np.random.random()), float(torch.rand(())))
         return torch.tensor(drawn, dtype=torch.float64), torch.tensor(i)
 

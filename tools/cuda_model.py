@@ -189,7 +189,7 @@ TWO_READS = [
         lambda c: (0.2 + (58 + c.itemsize) * NEAR + 16 * EDGE) * c.pixels,
         per_thread=4,
         is_repeated=False,
-        trips=lambda c: [*NEAR_BITS, 2, 1, 1, NEAR_LISTS, 1, 3, 3],
+        trips=lambda c: [*NEAR_BITS, 2, 1, 1, NEAR_LISTS, 1, 3, 3, *[0] * 6],
     ),
     # Two loops over classes: that of runs near edges comes first; a warp that has some and others takes both.
     Launch(

@@ -264,6 +264,16 @@ def test_it_is_accessible(opened: Opened, axe: str, sized: Sized, dark: bool, wi
     assert violations(page.driver, axe) == []
 
 
+def test_every_column_of_the_table_is_printed(opened: Opened, sized: Sized) -> None:
+    sized(700, 1000, False)  # A4 without its margins
+    page = opened(*patches(), criterion=EdgeAwareLoss(false_edge_weight=0.5), class_names=["a", "pedestrian", "c"])
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert page.run("const { scrollWidth, clientWidth } = find('.scroll'); return scrollWidth <= clientWidth")
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
     from selenium.webdriver.support.ui import Select
 

@@ -153,9 +153,8 @@ struct Call {
     return packing.has_decay ? (nearest - field[i]) * inverse_decay : A(0);
   }
 
-  // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it. Rare for powers 0
-  // and 1, so that their kernels call it instead of holding its registers.
-  __device__ __noinline__ A mean_by_logarithms(const Place& at, int16_t k, int side, Side<A>& mean) const {
+  // The mean of one side of an edge pixel of class k by logarithms, with what backward needs of it.
+  __device__ A mean_by_logarithms(const Place& at, int16_t k, int side, Side<A>& mean) const {
     const auto logits = image(at.image);
     const bool is_true = is_edge(label[at.base + at.pixel]);  // those that a false edge sees weigh the same
     return negative_log_mean(

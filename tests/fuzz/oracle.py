@@ -217,8 +217,8 @@ class _Terms:
         # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
         # class that adds up in them, may be 0.
         kind = np.finfo(problem.dtype)
-        least, rounding = np.log(2 * self.classes * WIDE(kind.tiny)), 2 * self.classes * kind.eps
-        under = [(t[s] < least) | (weights < least) for s in range(3)]
+        self.least, rounding = 2 * self.classes * WIDE(kind.tiny), 2 * self.classes * kind.eps
+        under = [(t[s] < np.log(self.least)) | (weights < np.log(self.least)) for s in range(3)]
         self.lost = [np.where(under[s] & (self.pi[s] < rounding) & (q == 1), self.pi[s], 0) for s in range(3)]
         used = max(float(np.abs(t[s][sides[s]]).max(initial=0)) for s in range(3))
         self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
@@ -274,5 +274,6 @@ class _Terms:
                 continue
             leak = (arrives.T @ one_hot) * p  # [n, k]
             result += leak - np.einsum("nk,nkc->nc", leak, self.softmax.shares)
+            lost += np.where(p < self.least, np.abs(leak), 0).sum(1)  # p may be 0 before a weight multiplies it
             scale += (np.abs(arrives).T @ one_hot * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
         return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0), np.where(self.valid, lost, 0)

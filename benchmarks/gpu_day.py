@@ -2,7 +2,7 @@
 """Test and measure edgeloss on a GPU, in steps of at most nine minutes each.
 
 Each step is one command. Its output goes to NAME.log in the output folder, and a line to steps.jsonl when it ends, so
-that whatever ends this program loses one step at most. Steps that have passed are skipped when it is called again; a
+that a program that is stopped loses one step at most. Steps that have passed are skipped when it is called again; a
 step that ran out of time goes on where it can. Nothing is downloaded: packages and data must be there.
 """
 

@@ -103,7 +103,8 @@ def _labels_of_colors(pixels: npt.NDArray[np.uint8], colors: Mapping[Rgb, int] |
     color = tuple(pixels[y, x].tolist())
     if colors is None:
         raise InputError(
-            f"{path}: expected class indices, but got colors, {color} at [{y}, {x}]; pass their palette (--palette)"
+            f"{path}: expected class indices, but got colors, {color} at [{y}, {x}]; store indices, or name the palette"
+            " (edgeloss --palette)"
         )
     raise InputError(
         f"{path}: expected colors of the palette, but got {len(unknown)} others, such as {color} at [{y}, {x}]"

@@ -110,7 +110,8 @@ BAD_FILES = {
     "colored mask": Bad(
         "mask.png",
         _image(np.full((H, W, 3), (200, 0, 0), np.uint8)),
-        "expected class indices, but got colors, (200, 0, 0) at [0, 0]; pass their palette (--palette)",
+        "expected class indices, but got colors, (200, 0, 0) at [0, 0]; store indices, or name the palette"
+        " (edgeloss --palette)",
     ),
     "label out of range": Bad(
         "mask.png",

@@ -225,9 +225,9 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
         (lambda path: path.unlink(), "masks/b.png", ": No such file"),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
         (
-            lambda path: Image.new("RGB", (80, 60)).save(path),
+            lambda path: Image.new("RGB", (80, 60), (200, 10, 10)).save(path),
             "masks/b.png",
-            ": expected one channel of class indices, but got colors (mode RGB)",
+            ": expected class indices, but got colors, (200, 10, 10) at [0, 0]; store indices",
         ),
         (
             lambda path: Image.new("I;16", (80, 60)).save(path),

@@ -16,6 +16,7 @@ from edgeloss.io import (
     LABEL_SUFFIXES,
     VOID_INDEX,
     InputError,
+    Prediction,
     PredictionKind,
     Rgb,
     files_by_stem,
@@ -175,21 +176,24 @@ def read_case(
             f"{files.prediction}: expected {num_classes} classes, but got {channels}; classes come first, [C, H, W]"
         )
     _check_labels(mask, channels, ignore_index, files.mask)
-
-    interpretation: str = prediction.kind
-    if prediction.kind == "labels":
-        interpretation += f", as one-hot smoothed to {LABEL_PROBABILITY}"
-    if (h, w) != (height, width):
-        interpretation += f" of {h} × {w} pixels, upsampled"
-    logits = prediction._replace(values=values).logits(channels)
     return Case(
         name=files.name,
-        logits=logits[None],
+        logits=prediction._replace(values=values).logits(channels)[None],
         target=mask[None],
         image=None if image is None else image[None],
-        interpretation=interpretation,
+        interpretation=_interpretation(prediction, is_upsampled=(h, w) != (height, width)),
         non_finite=prediction.non_finite,
     )
+
+
+def _interpretation(prediction: Prediction, *, is_upsampled: bool) -> str:
+    """Return how a prediction was read, in words."""
+    text: str = prediction.kind
+    if prediction.kind == "labels":
+        text += f", as one-hot smoothed to {LABEL_PROBABILITY}"
+    if is_upsampled:
+        text += " of {} × {} pixels, upsampled".format(*prediction.values.shape[-2:])
+    return text
 
 
 def _replaced(labels: Tensor, rules: Sequence[Relabel]) -> Tensor:

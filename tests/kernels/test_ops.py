@@ -283,6 +283,8 @@ def test_operators_match_their_registration(
     )
 
 
+# The first use of forward mode in a process scripts torch's own decompositions.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_forward_mode_takes_the_reference() -> None:
     x, tangent = torch.randn(2, 2, 3, 5, 6, dtype=torch.float64).unbind()
     y = torch.randint(3, (2, 5, 6))

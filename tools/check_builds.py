@@ -113,11 +113,14 @@ def check_races() -> None:
     command = [sys.executable, "tests/host_shim/races.py", library]
     if code := subprocess.run(command, env=env, preexec_fn=progress.end_with_parent).returncode:
         raise SystemExit(code)
-    muted = subprocess.run(command, env=env | {"MUTED_BARRIER": "0"}, capture_output=True, text=True)
-    # In a kernel, not in what steps it.
-    if muted.returncode != RACE_FOUND or not re.search(r"SUMMARY: ThreadSanitizer: data race \S*csrc/", muted.stderr):
-        raise SystemExit(f"check_builds: a missing barrier was not found: {muted.stdout}{muted.stderr[-4000:]}")
-    print("==> races: a barrier that orders nothing was found")
+    # The barriers of the first kernel, but for its very first: it only orders what another orders, too.
+    for place in range(1, 4):
+        muted = subprocess.run(command, env=env | {"MUTED_BARRIER": str(place)}, capture_output=True, text=True)
+        # In a kernel, not in what steps it.
+        found = re.search(r"SUMMARY: ThreadSanitizer: data race \S*csrc/", muted.stderr)
+        if muted.returncode != RACE_FOUND or not found:
+            raise SystemExit(f"check_builds: barrier {place} is not missed: {muted.stdout}{muted.stderr[-4000:]}")
+    print("==> races: barriers that order nothing were found")
 
 
 def check_targets(tests: list[str]) -> None:

@@ -58,7 +58,7 @@ def read_array(path: Path, names: Sequence[str], key: str | None = None) -> Arra
     return Array(values if values.dtype in supported else values.float(), text)
 
 
-def as_labels(array: Array, path: Path) -> Tensor:
+def label_map(array: Array, path: Path) -> Tensor:
     """Return an array as labels [H, W] int64."""
     values = squeeze(array.values, 2)
     if values.is_floating_point() or values.dim() != 2:

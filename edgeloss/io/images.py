@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from edgeloss.io.arrays import LABEL_NAMES, as_labels, read_array
+from edgeloss.io.arrays import LABEL_NAMES, label_map, read_array
 from edgeloss.io.files import ARRAY_SUFFIXES, LABEL_SUFFIXES, InputError, check_file
 from edgeloss.io.palettes import Rgb
 
@@ -76,7 +76,7 @@ def read_labels(path: Path, *, colors: Mapping[Rgb, int] | None = None, key: str
                 [  1, 255]]), tensor([[1, 1]]))
     """
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return as_labels(read_array(path, LABEL_NAMES, key), path)
+        return label_map(read_array(path, LABEL_NAMES, key), path)
     if path.suffix.lower() not in LABEL_SUFFIXES:
         raise InputError(
             f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}, but got {path.suffix or 'no suffix'}"

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss.io.arrays import PREDICTION_NAMES, QUANTIZED, as_labels, read_array, squeeze
+from edgeloss.io.arrays import PREDICTION_NAMES, QUANTIZED, label_map, read_array, squeeze
 from edgeloss.io.files import ARRAY_SUFFIXES, InputError
 from edgeloss.io.images import read_labels
 from edgeloss.io.palettes import Rgb
@@ -106,7 +106,7 @@ def read_prediction(
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values
     if kind == "labels" or (kind is None and is_integer and len(values) == 1):
-        return Prediction("labels", as_labels(array, path), 0)
+        return Prediction("labels", label_map(array, path), 0)
     if is_integer or values.dim() != 3:
         expected = "labels [H, W] or floating logits" if is_integer and kind is None else f"floating {kind or 'logits'}"
         hint = QUANTIZED if is_integer else ""

@@ -79,5 +79,6 @@ def _draw(diagnosis: Report, path: Path) -> None:
 
     file = io.BytesIO()
     diagnosis.figure().savefig(file, format=path.suffix.lower()[1:])
-    write(path, file.getvalue())
-    say_wrote(path, file.tell())
+    content = file.getvalue()
+    write(path, content)
+    say_wrote(path, len(content))

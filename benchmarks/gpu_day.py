@@ -2,8 +2,8 @@
 """Test and measure edgeloss on a GPU, in steps of at most nine minutes each.
 
 Each step is one command. Its output goes to NAME.log in the output folder, and a line to steps.jsonl when it ends, so
-that a program that is stopped loses one step at most. Steps that have passed are skipped when it is called again; a
-step that ran out of time goes on where it can. Nothing is downloaded: packages and data must be there.
+that at most one step is lost when this program is stopped. Steps that have passed are skipped when it is called again;
+a step that ran out of time goes on where it can. Nothing is downloaded: packages and data must be there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Step:
 
 
 def pytest(*words: str) -> list[str]:
-    """Return a test run that continues after failures, as these are all one learns."""
+    """Return the command of a test run that does not stop at failures."""
     return [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
 
 
@@ -127,7 +127,7 @@ def all_steps(options: argparse.Namespace) -> list[Step]:
 
 
 def run(step: Step, output: Path, minutes: float) -> dict[str, object]:
-    """Run a step for these minutes at most, with its output in a log, and return what became of it."""
+    """Run a step for these minutes at most, with its output in a log, and return its status."""
     start, env = time.monotonic(), os.environ | {"PYTHONUNBUFFERED": "1"}
     tools = [word for word in ("compute-sanitizer", "ncu") if any(word in part for part in step.command)]
     if missing := [tool for tool in tools if shutil.which(tool) is None]:

@@ -70,8 +70,8 @@ void spread_row(uint8_t* any, int64_t n, int64_t reach) {
 
 namespace {
 
-constexpr int64_t kBlock =
-    8;  // pixels at a time: GCC 12 takes vectors of 16 apart where there are no byte and word masks
+// Pixels at a time: GCC 12 takes vectors of 16 apart where there are no byte and word masks.
+constexpr int64_t kBlock = 8;
 using BlockLabels = VectorOf<int32_t, kBlock>;
 
 // Where an offset leads: `shift` pixels on in a row.

@@ -24,15 +24,13 @@ const bool is_registered = [] {
   return true;
 }();
 
-// -------------------------------------------------------------------------------------------------------------
-// kernels
+// ------------------------------------------------------------------------------------------------------------- kernels
 
 // What label smoothing and the prediction need of a pixel.
 template <typename A>
 struct Extras {
-  A below = 0,
-    weights = 0;      // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
-  int predicted = 0;  // the first class that reaches the max
+  A below = 0, weights = 0;  // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
+  int predicted = 0;         // the first class that reaches the max
 
   // before, m: the max without and with the block.
   template <int N, typename C>
@@ -60,8 +58,7 @@ struct CrossEntropyOutputs {
   double* partial;  // [Row::kCount, tiles]
 };
 
-// A pixel whose logits were read, and its cross-entropy. kExtras: with weights,
-// label smoothing and false edges.
+// A pixel whose logits were read, and its cross-entropy. kExtras: with weights, label smoothing and false edges.
 template <typename A, bool kExtras>
 struct Pixel {
   int16_t y;
@@ -76,8 +73,7 @@ struct Pixel {
     if constexpr (kExtras) extras.add(call, c, x, before, softmax.m);
   }
 
-  // Adds to the sums of CE and of weight, and returns CE of pixel i; 0 where it
-  // does not count, for any logits.
+  // Adds to the sums of CE and of weight, and returns CE of pixel i; 0 where it does not count, for any logits.
   template <typename C>
   __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int i,
                                       double (&sums)[2]) const {
@@ -103,8 +99,7 @@ struct Pixel {
   }
 };
 
-// Statistics and cross-entropy of a tile; calls without kExtras do not pay for
-// them.
+// Statistics and cross-entropy of a tile; calls without kExtras do not pay for them.
 template <typename T, typename A, bool kUpsampled, Layout kLayout, bool kExtras>
 __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsampled ? 3 : 1)
     cross_entropy_kernel(const Call<T, A, kUpsampled> call, const CrossEntropyOutputs<A> out) {
@@ -154,8 +149,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
   out.partial[Row::kWeight * call.tiles.count + blockIdx.x] = sums[1];
 }
 
-// d of the valid pixels around edge pixels, or of all of them: a search in the
-// labels, outwards.
+// d of the valid pixels around edge pixels, or of all of them: a search in the labels, outwards.
 template <typename A>
 __global__ void __launch_bounds__(kThreads, 1)
     distance_kernel(const Geometry g, const Tiles tiles, const int16_t* label, const Bits edges, const Search search,
@@ -187,8 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// The record of wrong labels: slow, and rare. One block looks through the whole
-// target for the first of them.
+// The record of wrong labels: slow, and rare. One block looks through the whole target for the first of them.
 __device__ void record_labels(const Target& target, const Geometry& g, const Recording& recording, int64_t pixels) {
   __shared__ int64_t firsts[kThreads];
   int64_t first = threadIdx.x;
@@ -207,9 +200,8 @@ __device__ void record_labels(const Target& target, const Geometry& g, const Rec
   record->publish();
 }
 
-// Sum k from those of the tiles, by block k; of the terms of edges where `rows`
-// has their bits. The block of wrong labels leaves the record if there are
-// some.
+// Sum k from those of the tiles, by block k; of the terms of edges where `rows` has their bits. The block of wrong
+// labels leaves the record if there are some.
 __global__ void __launch_bounds__(kThreads, 1)
     sums_kernel(const double* partial, int64_t tiles, unsigned rows, double* sums, const Target target,
                 const Geometry g, const Recording recording) {
@@ -224,8 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// operator
+// ------------------------------------------------------------------------------------------------------------ operator
 
 template <typename A>
 A* data_of(const Tensor& tensor) {

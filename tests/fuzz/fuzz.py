@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compare the loss with an independent computation in long doubles, on random calls.
 
-Every case has a number, from which its shapes, values, options, dtypes and memory layouts follow. It compares loss,
-maps and gradient of the fused kernels, and in some cases those of the reference, with oracle.py, and stops with
+Every case has a number, from which its shapes, values, options, dtypes and memory layouts follow: logits, labels and
+neighbors, and several calls with them, which differ in all that the oracle can take from the same terms. It compares
+loss, maps and gradient of the fused kernels, and in some cases those of the reference, with oracle.py, and stops with
 status 1 if one differs by more than rounding explains.
 """
 
@@ -31,7 +32,9 @@ examples:
 """
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-REFERENCE_EVERY = 4  # cases: the reference takes several times as long as the kernels
+CALLS = 8  # of a case
+SHARED = ("ignore_index", "radius", "power", "decay", "spacing", "false_edge_weight")  # by the calls of a case
+REFERENCE_EVERY = 4  # cases, one call each: the reference takes several times as long as the kernels
 FAILURES = 5  # after so many it stops
 # How often the rounding of one operation may add up in a result: measured, with room to spare.
 ROUNDINGS = 8
@@ -49,6 +52,7 @@ class Case:
     normalizer: tuple[float, float] | None
     upstream: Tensor
     style: str
+    returns_maps: bool = True
 
     @property
     def upsample(self) -> bool:
@@ -61,7 +65,7 @@ class Case:
         return (
             f"case {self.number}: {str(self.x.dtype).removeprefix('torch.')} {list(self.x.shape)} strides"
             f" {self.x.stride()}, labels {list(self.y.shape)} {self.y.dtype}, {self.style} logits, {self.options},"
-            f" tensors {given}, normalizer {self.normalizer}"
+            f" tensors {given}, normalizer {self.normalizer}{'' if self.returns_maps else ', without maps'}"
         )
 
 
@@ -93,11 +97,34 @@ def make_case(number: int) -> Case:
     x = lay_out(rng, x.to(DTYPES[dtype]))
     if not upsample and rng.random() < 0.3:
         x = with_bad_logits(rng, x, y == options["ignore_index"])
-    wide = torch.float64 if dtype == "float64" else torch.float32
-    upstream = torch.from_numpy(rng.standard_normal(y.shape)).to(wide)
+    return Case(number, x, any_kind(rng, y), options, tensors, normalizer, make_upstream(rng, y, dtype), style)
+
+
+def make_calls(case: Case) -> list[Case]:
+    """Return a case and others with its logits, labels and neighbors."""
+    calls, dtype = [case], str(case.x.dtype).removeprefix("torch.")
+    for call in range(1, CALLS):
+        rng = np.random.default_rng([case.number, call])
+        y, classes = case.y.long(), max(2, case.x.shape[1])
+        options, tensors, normalizer = make_options(rng, y, classes, dtype, upsample=case.upsample)
+        options |= {name: case.options[name] for name in SHARED}
+        tensors.pop("distance", None)
+        tensors |= {name: values for name, values in case.tensors.items() if name == "distance"}
+        x, upstream = lay_out(rng, case.x), make_upstream(rng, y, dtype)
+        arguments = options, tensors, normalizer, upstream
+        calls.append(Case(case.number, x, any_kind(rng, y), *arguments, case.style, returns_maps=rng.random() < 0.5))
+    return calls
+
+
+def make_upstream(rng: np.random.Generator, y: Tensor, dtype: str) -> Tensor:
+    """Return what arrives at the loss of each pixel."""
+    return torch.from_numpy(rng.standard_normal(y.shape)).to(torch.float64 if dtype == "float64" else torch.float32)
+
+
+def any_kind(rng: np.random.Generator, y: Tensor) -> Tensor:
+    """Return labels in one of the dtypes that hold them."""
     kinds = [torch.int64, torch.int32, torch.int16, *([torch.uint8] if y.min() >= 0 else [])]
-    y = y.to(kinds[int(rng.integers(len(kinds)))])
-    return Case(number, x, y, options, tensors, normalizer, upstream, style)
+    return y.to(kinds[int(rng.integers(len(kinds)))])
 
 
 def make_labels(rng: np.random.Generator, batch: int, size: list[int], classes: int) -> Tensor:
@@ -208,13 +235,17 @@ def with_bad_logits(rng: np.random.Generator, x: Tensor, ignored: Tensor) -> Ten
 # ------------------------------------------------------------------------------------------------------- the comparison
 
 
-def oracle(case: Case) -> Answer:
-    """Return the answer of the oracle."""
+def oracle(calls: list[Case]) -> list[Answer]:
+    """Return the answers of the oracle to the calls of a case."""
+    case = calls[0]
     x = torch.where((case.y == case.options["ignore_index"])[:, None], 0.0, case.x) if not case.upsample else case.x
-    tensors = {name: values.double().numpy() for name, values in case.tensors.items()}
     arrays = x.double().numpy(), case.y.long().numpy()
     wide = np.float64 if case.x.dtype == torch.float64 else np.float32
-    return solve(Problem(*arrays, case.options, tensors, case.normalizer, case.upstream.double().numpy(), wide))
+    problems = []
+    for call in calls:
+        tensors = {name: values.double().numpy() for name, values in call.tensors.items()}
+        problems.append(Problem(*arrays, call.options, tensors, call.normalizer, call.upstream.double().numpy(), wide))
+    return solve(problems)
 
 
 def run(case: Case, backend: str, device: str) -> dict[str, Any]:
@@ -225,15 +256,17 @@ def run(case: Case, backend: str, device: str) -> dict[str, Any]:
     if case.normalizer is not None:
         tensors["normalizer"] = case.normalizer
     y, options = case.y.to(device), case.options | {"upsample": case.upsample, "backend": backend}
-    loss, maps = edge_aware_loss(x, y, **tensors, **options, return_maps=True)
     upstream = case.upstream.to(device) if case.options["reduction"] == "none" else None
-    (gradient,) = torch.autograd.grad(loss, x, upstream)
     # Without the maps, the kernels take other paths.
-    alone = edge_aware_loss(x, y, **tensors, **options)
-    (again,) = torch.autograd.grad(alone, x, upstream)
-    if not torch.equal(loss, alone) or not torch.equal(gradient, again):
-        raise AssertionError("the result differs without return_maps")
-    found = {"loss": loss, "gradient": gradient} | {n: v for n, v in maps._asdict().items() if v is not None}
+    loss = edge_aware_loss(x, y, **tensors, **options)
+    (gradient,) = torch.autograd.grad(loss, x, upstream)
+    found = {"loss": loss, "gradient": gradient}
+    if case.returns_maps:
+        with_maps, maps = edge_aware_loss(x, y, **tensors, **options, return_maps=True)
+        (again,) = torch.autograd.grad(with_maps, x, upstream)
+        if not torch.equal(loss, with_maps) or not torch.equal(gradient, again):
+            raise AssertionError("the result differs with return_maps")
+        found |= {name: values for name, values in maps._asdict().items() if values is not None}
     return {name: values.detach().double().cpu().numpy() for name, values in found.items()}
 
 
@@ -253,7 +286,7 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str
     count = case.y.numel() if case.options["reduction"] == "sum" else 1
     errors = {"loss": worst(found["loss"] - answer.loss, (1 + np.abs(answer.loss)) * condition * weights * count)}
     errors["maps"] = 0.0
-    for name, exact in answer.maps.items():
+    for name, exact in answer.maps.items() if case.returns_maps else ():
         # Infinite at the same pixels.
         off = np.where(found[name] == exact, 0, found[name] - np.where(np.isfinite(exact), exact, 0))
         unit = (1 + np.abs(exact)) * condition * (weights if name == "cross_entropy" else 1)
@@ -279,23 +312,25 @@ def worst(difference: Any, unit: Any) -> float:
 
 def check(case: Case, device: str, errors: dict[tuple[str, str], Errors], *, verbose: bool) -> list[str]:
     """Run a case by its backends, add its errors to the table, and return what failed."""
-    answer, failures = oracle(case), []
-    with_reference = device == "cpu" and (verbose or case.number % REFERENCE_EVERY == 0)
-    backends = ["fused", "reference"] if with_reference else ["fused"]
-    for backend in backends:
-        row = errors[str(case.x.dtype).removeprefix("torch."), backend]
-        row.calls += 1
-        try:
-            results, allowed = compare(case, answer, run(case, backend, device))
-        except Exception as error:  # every one is a failure of this case
-            failures.append(f"{backend}: {type(error).__name__}: {error}")
-            continue
-        for name, error in results.items():
-            row.largest[name] = max(row.largest[name], error)
-            if verbose:
-                print(f"  {backend:9} {name:8} error {error:.2e}, allowed {allowed:.2e}")
-            if not error <= allowed:
-                failures.append(f"{backend}: {name} differs by {error:.3g}, allowed {allowed:.3g}")
+    calls, failures = make_calls(case), []
+    for call, answer in zip(calls, oracle(calls), strict=True):
+        with_reference = device == "cpu" and (verbose or (call is case and case.number % REFERENCE_EVERY == 0))
+        if verbose:
+            print(call.describe())
+        for backend in ["fused", "reference"] if with_reference else ["fused"]:
+            failed, row = [], errors[str(case.x.dtype).removeprefix("torch."), backend]
+            row.calls += 1
+            try:
+                results, allowed = compare(call, answer, run(call, backend, device))
+            except Exception as error:  # every one is a failure of this case
+                results, failed = {}, [f"{backend}: {type(error).__name__}: {error}"]
+            for name, error in results.items():
+                row.largest[name] = max(row.largest[name], error)
+                if verbose:
+                    print(f"  {backend:9} {name:8} error {error:.2e}, allowed {allowed:.2e}")
+                if not error <= allowed:
+                    failed.append(f"{backend}: {name} differs by {error:.3g}, allowed {allowed:.3g}")
+            failures += [call.describe(), *failed] if failed else []
     return failures
 
 
@@ -339,13 +374,15 @@ def fuzz(first: int, minutes: float, device: str, output: Path | None) -> int:
         case = make_case(number)
         if failures := check(case, device, errors, verbose=False):
             failed += 1
-            print(case.describe(), *failures, sep="\n  ")
+            print(*failures, sep="\n  ")
             print(f"  again: python tests/fuzz/fuzz.py --case {number}", flush=True)
         number += 1
         if time.monotonic() - shown > 10:
             shown = time.monotonic()
             rate = (number - first) / (shown - start)
-            print(f"{shown - start:.0f} s: {number - first:,} cases, {rate:.0f}/s, {failed} failed", flush=True)
+            total = sum(row.calls for row in errors.values())
+            progress = f"{rate:.0f} cases/s, {total:,} calls, {number:,} is next, {failed} failed"
+            print(f"{shown - start:.0f} s: {progress}", flush=True)
             if output is not None:
                 save(output, number, errors)
     print(table(errors))
@@ -371,7 +408,6 @@ def main() -> int:
         first = int(time.time()) * 1000 if arguments.first is None else arguments.first
         return fuzz(first, arguments.minutes, arguments.device, arguments.output)
     case = make_case(arguments.case)
-    print(case.describe())
     failures = check(case, arguments.device, defaultdict(Errors), verbose=True)
     print("\n".join(failures) or "passed")
     return 1 if failures else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,11 +61,15 @@ class Answer:
 
 def log_sum_exp(values: Array, where: Array) -> Array:
     """Return log Σ e^v over the last axis where the mask is set; -inf for an empty sum."""
-    v = np.where(where, values, -np.inf)
-    top = v.max(-1, keepdims=True)
+    top = values.max(-1, keepdims=True, initial=-np.inf, where=where)
     top = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):
-        return top[..., 0] + np.log(np.exp(v - top).sum(-1))
+        return top[..., 0] + np.log(of_pairs(np.exp, values - top, where).sum(-1))
+
+
+def of_pairs(function: Any, values: Array, where: Array) -> Array:
+    """Return a function of the values where the mask is set, 0 elsewhere: few pixels are neighbors."""
+    return function(values, out=np.zeros_like(values), where=where)
 
 
 class Softmax:
@@ -89,16 +94,15 @@ class Softmax:
 
 
 def power_mean(t: Array, log_w: Array, side: Array, q: float) -> tuple[Array, Array]:
-    """Return -log M_q and π of the pairs [N, N] on a side; both 0 where it is empty."""
-    log_w = np.where(side, log_w, -np.inf)
-    nearest = log_w.max(1, keepdims=True)
+    """Return -log M_q and π of the pairs [R, N] on a side; both 0 where it is empty."""
+    nearest = log_w.max(1, keepdims=True, initial=-np.inf, where=side)
     log_w = log_w - np.where(np.isfinite(nearest), nearest, 0)
     t = np.where(side, t, 0)
     exponent = log_w + WIDE(q) * t
     log_sum = log_sum_exp(exponent, side)
     empty = ~side.any(1)
-    pi = np.where(side, np.exp(exponent - np.where(empty, 0, log_sum)[:, None]), 0)
-    plain = np.where(side, np.exp(log_w), 0)
+    pi = of_pairs(np.exp, exponent - np.where(empty, 0, log_sum)[:, None], side)
+    plain = of_pairs(np.exp, log_w, side)
     plain = plain / np.where(empty, 1, plain.sum(1))[:, None]
     mean = (plain * t).sum(1)
     if q == 0:
@@ -106,7 +110,7 @@ def power_mean(t: Array, log_w: Array, side: Array, q: float) -> tuple[Array, Ar
     # Where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something.
     off = np.where(side, WIDE(q) * (t - mean[:, None]), 0)
     near = np.abs(off).max(1) < 1
-    small = np.log1p((plain * np.expm1(np.where(near[:, None], off, 0))).sum(1))
+    small = np.log1p((plain * of_pairs(np.expm1, off, side & near[:, None])).sum(1))
     large = np.where(empty, 0, log_sum) - np.where(empty, 0, log_sum_exp(log_w, side))
     value = -np.where(near, mean + small / WIDE(q), large / WIDE(q))
     return np.where(empty, 0, value), pi
@@ -159,9 +163,13 @@ class Pairs:
         self.limit = 2 * math.hypot(*(e * s for e, s in zip(ends, spacing, strict=True)))
 
 
-def solve(problem: Problem) -> Answer:
-    """Return the loss, its maps and its gradient."""
-    o, x, y = problem.options, problem.x.astype(WIDE), problem.y.astype(np.int64)
+def solve(problems: Sequence[Problem]) -> list[Answer]:
+    """Return the loss, its maps and its gradient, of calls with the same logits, labels and neighbors.
+
+    They differ in weights, smoothing, reduction and normalizer alone.
+    """
+    first = problems[0]
+    o, x, y = first.options, first.x.astype(WIDE), first.y.astype(np.int64)
     classes = max(2, x.shape[1])
     valid = (y != o["ignore_index"]) & (y >= 0) & (y < classes)
     label = np.where(valid, y, 0)
@@ -171,61 +179,84 @@ def solve(problem: Problem) -> Answer:
     if x.shape[1] == 1:
         high = np.concatenate([np.zeros_like(high), high], 1)
     flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
-    parts = _Terms(problem, Softmax(flat), flat, label.ravel(), valid)
-    loss, factors = parts.loss()
-    gradient, scale, lost = parts.gradient(factors)
+    terms = _Terms(first, Softmax(flat), flat, label.ravel(), valid)
+    ordered = np.sort(flat, 1)
+    gap = float((ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf))
 
     def image(values: Array, matrices: list[Array] = matrices) -> Array:
         values = np.moveaxis(values.reshape(*y.shape, -1), -1, 1)[:, 1 if x.shape[1] == 1 and values.ndim == 2 else 0 :]
         return along_axes(values, [m.T for m in matrices]) if upsampled else values
 
-    slack = image(lost)
-    if upsampled:
-        sizes, eps = zip(x.shape[2:], y.shape[1:], strict=True), np.finfo(problem.dtype).eps
-        moved = [m + position_rounding(*s, eps) for m, s in zip(matrices, sizes, strict=True)]
-        slack = slack + image(scale, moved) - image(scale)
-    ordered = np.sort(flat, 1)
-    gap = (ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf)
-    maps = {name: values.reshape(y.shape) for name, values in parts.maps.items()}
-    return Answer(loss, image(gradient), maps, image(scale), slack, parts.condition, float(gap))
+    def answer(problem: Problem) -> Answer:
+        call = _Call(problem, terms)
+        loss, factors = call.loss()
+        gradient, scale, lost = call.gradient(factors)
+        slack = image(lost)
+        if upsampled:
+            sizes, eps = zip(x.shape[2:], y.shape[1:], strict=True), np.finfo(problem.dtype).eps
+            moved = [m + position_rounding(*s, eps) for m, s in zip(matrices, sizes, strict=True)]
+            slack = slack + image(scale, moved) - image(scale)
+        maps = {name: values.reshape(y.shape) for name, values in call.maps.items()}
+        return Answer(loss, image(gradient), maps, image(scale), slack, terms.condition, gap)
+
+    return [answer(problem) for problem in problems]
 
 
 class _Terms:
+    """What does not depend on weights: the power means of the pixels that have any."""
+
     def __init__(self, problem: Problem, softmax: Softmax, x: Array, y: Array, valid: Array) -> None:
-        self.problem, self.softmax, self.y, self.valid = problem, softmax, y, valid.ravel()
-        o, given = problem.options, {k: v.astype(WIDE) for k, v in problem.tensors.items()}
-        self.shape, self.classes = problem.y.shape, x.shape[1]
-        one = np.ones(self.classes, WIDE)
-        self.a, self.u = given.get("weight", one), given.get("edge_class_weight", one)[y]
-        self.v = given["pixel_weight"].ravel() if "pixel_weight" in given else np.ones(len(y), WIDE)
+        self.softmax, self.y, self.valid = softmax, y, valid.ravel()
+        o, self.shape, self.classes = problem.options, problem.y.shape, x.shape[1]
+        self.one_hot = np.eye(self.classes, dtype=WIDE)[y]
         pairs = Pairs(y.reshape(self.shape), valid, o["radius"], o["spacing"])
         self.edge = (pairs.neighbor & pairs.differ).any(1)
         predicted = x.argmax(1)
         false = (pairs.neighbor & (predicted[:, None] != predicted[None])).any(1) & self.valid & ~self.edge
         if o["false_edge_weight"] == 0:
             false[:] = False
-        distance = given["distance"].ravel() if "distance" in given else pairs.distance
+        given = problem.tensors.get("distance")
+        distance = pairs.distance if given is None else given.ravel().astype(WIDE)
         log_w, read = np.zeros_like(distance), pairs.neighbor[self.edge].any(0)
         if o["decay"] is not None:
             log_w = np.where(read, -np.where(read, distance, 0) / WIDE(o["decay"]), 0)
-        q, same = o["power"], pairs.neighbor & ~pairs.differ
-        sides = same & self.edge[:, None], pairs.neighbor & pairs.differ, same & false[:, None]
-        t = softmax.log_p[:, y].T, softmax.log_other[:, y].T, softmax.log_p[:, y].T
-        weights = np.broadcast_to(log_w, same.shape)
-        found = [power_mean(t[s], weights if s < 2 else np.zeros_like(weights), sides[s], q) for s in range(3)]
-        self.values, self.pi = zip(*found, strict=True)
+        self.values, self.maps = [], {"edge_mask": self.edge}
+        self.rows, self.pi, self.lost = [], [], []  # pixels that have the term, and their neighbors' shares [R, N]
         # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
         # class that adds up in them, may be 0.
-        kind = np.finfo(problem.dtype)
+        kind, q, used = np.finfo(problem.dtype), o["power"], 0.0
         self.least, rounding = 2 * self.classes * WIDE(kind.tiny), 2 * self.classes * kind.eps
-        under = [(t[s] < np.log(self.least)) | (weights < np.log(self.least)) for s in range(3)]
-        self.lost = [np.where(under[s] & (self.pi[s] < rounding) & (q == 1), self.pi[s], 0) for s in range(3)]
-        used = max(float(np.abs(t[s][sides[s]]).max(initial=0)) for s in range(3))
+        for name, has, differ in [("same_side", self.edge, 0), ("other_side", self.edge, 1), ("false_edge", false, 0)]:
+            rows = np.flatnonzero(has)
+            side = pairs.neighbor[rows] & (pairs.differ[rows] == differ)
+            t = (softmax.log_other if differ else softmax.log_p)[:, y[rows]].T
+            weights = np.broadcast_to(np.zeros_like(log_w) if name == "false_edge" else log_w, side.shape)
+            mean, pi = power_mean(t, weights, side, q)
+            value = np.zeros(len(y), WIDE)
+            value[rows] = mean
+            under = (t < np.log(self.least)) | (weights < np.log(self.least))
+            used = max(used, float(np.abs(t[side]).max(initial=0)))
+            self.values.append(value)
+            self.rows.append(rows)
+            self.pi.append(pi)
+            self.lost.append(np.where(under & (pi < rounding) & (q == 1), pi, 0))
+            self.maps[name] = value
         self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
-        self.maps = dict(zip(("same_side", "other_side", "false_edge"), self.values, strict=True))
-        self.maps |= {"cross_entropy": self.cross_entropy(), "edge_mask": self.edge}
-        if o["decay"] is not None and "distance" not in given:
+        if o["decay"] is not None and given is None:
             self.maps["distance"] = np.where(pairs.distance <= pairs.limit * (1 + WIDE(1e-12)), pairs.distance, np.inf)
+
+
+class _Call:
+    """The loss and its gradient, with weights."""
+
+    def __init__(self, problem: Problem, terms: _Terms) -> None:
+        self.problem, self.softmax, self.y, self.valid = problem, terms.softmax, terms.y, terms.valid
+        self.terms, self.edge, self.values, self.classes = terms, terms.edge, terms.values, terms.classes
+        given = {k: v.astype(WIDE) for k, v in problem.tensors.items()}
+        one = np.ones(self.classes, WIDE)
+        self.a, self.u = given.get("weight", one), given.get("edge_class_weight", one)[self.y]
+        self.v = given["pixel_weight"].ravel() if "pixel_weight" in given else np.ones(len(self.y), WIDE)
+        self.maps = terms.maps | {"cross_entropy": self.cross_entropy()}
 
     def cross_entropy(self) -> Array:
         smoothing, nll = WIDE(self.problem.options["label_smoothing"]), -self.softmax.log_p
@@ -252,28 +283,29 @@ class _Terms:
         if o["reduction"] != "none":
             return value.sum(), (ce_factor, edge_factor)
         upstream = self.problem.upstream.astype(WIDE).ravel()
-        return value.reshape(self.shape), (ce_factor * upstream, edge_factor * upstream)
+        return value.reshape(self.terms.shape), (ce_factor * upstream, edge_factor * upstream)
 
     def gradient(self, factors: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         """Return the gradient [N, C], the sum of what adds up in it without signs, and what may be lost of it, [N]."""
         o, p, (ce, edge) = self.problem.options, self.softmax.p, factors
-        one_hot, smoothing = np.eye(self.classes, dtype=WIDE)[self.y], WIDE(o["label_smoothing"])
+        one_hot, smoothing, terms = self.terms.one_hot, WIDE(o["label_smoothing"]), self.terms
         own, uniform = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
         result = ce[:, None] * ((own + uniform.sum())[:, None] * p - own[:, None] * one_hot - uniform)
         scale = np.abs(ce) * (own + uniform.sum())
         lost = np.zeros_like(scale)
         weights = o["same_side_weight"] * self.u, o["other_side_weight"] * self.u, o["false_edge_weight"]
         for side, weight in enumerate(weights):
-            upstream = (edge * WIDE(1) * weight)[:, None]
-            arrives = self.pi[side] * upstream  # [i, n]
-            lost += np.abs(self.lost[side] * upstream).sum(0)
+            rows = terms.rows[side]
+            upstream = (edge * WIDE(1) * weight)[rows, None]
+            arrives = terms.pi[side] * upstream  # [i, n]
+            lost += np.abs(terms.lost[side] * upstream).sum(0)
             if side != 1:
                 share = arrives.sum(0)
                 result += share[:, None] * (p - one_hot)
                 scale += np.abs(arrives).sum(0)
                 continue
-            leak = (arrives.T @ one_hot) * p  # [n, k]
+            leak = (arrives.T @ one_hot[rows]) * p  # [n, k]
             result += leak - np.einsum("nk,nkc->nc", leak, self.softmax.shares)
-            lost += np.where(p < self.least, np.abs(leak), 0).sum(1)  # p may be 0 before a weight multiplies it
-            scale += (np.abs(arrives).T @ one_hot * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
+            lost += np.where(p < terms.least, np.abs(leak), 0).sum(1)  # p may be 0 before a weight multiplies it
+            scale += (np.abs(arrives).T @ one_hot[rows] * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
         return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0), np.where(self.valid, lost, 0)

@@ -120,10 +120,12 @@ class Call {
   int64_t dims_;
 };
 
-inline void weights(const Call& call, const Inputs& inputs, const Sizes& image) {
-  call.tensor("weight", inputs.weight, {call.classes()}, {call.real()});
+inline void weights(const Call& call, const Inputs& inputs, const Sizes& image, int64_t tables) {
+  STD_TORCH_CHECK(tables >= 1 && image[0] % tables == 0, "tables: expected a divisor of the batch, ", image[0],
+                  ", but got ", tables);
+  call.tensor("weight", inputs.weight, {tables * call.classes()}, {call.real()});
   call.tensor("pixel_weight", inputs.pixel_weight, image, {call.real()});
-  call.tensor("edge_class_weight", inputs.edge_class_weight, {call.classes()}, {call.real()});
+  call.tensor("edge_class_weight", inputs.edge_class_weight, {tables * call.classes()}, {call.real()});
 }
 
 inline void forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
@@ -131,7 +133,7 @@ inline void forward(const Inputs& inputs, const Tensor& target, const std::optio
   const Call call(inputs.logits, options.radius);
   call.axes("spacing", options.spacing);
   call.target("target", target, kLabels);
-  weights(call, inputs, sizes_of(target));
+  weights(call, inputs, sizes_of(target), options.tables);
   call.tensor("distance", distance, sizes_of(target), {call.real()});
 }
 
@@ -141,7 +143,7 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
   const Call call(inputs.logits, options.radius);
   const Tensor& logits = inputs.logits;
   call.target("label", saved.label, {ScalarType::Short});
-  weights(call, inputs, sizes_of(saved.label));
+  weights(call, inputs, sizes_of(saved.label), options.tables);
   const int64_t pixels = saved.label.numel();
   call.flat("grad_sums", gradients.sums, Row::kCount, ScalarType::Double);
   const std::optional<Tensor>* const maps[] = {&gradients.ce, &gradients.same, &gradients.other, &gradients.false_edge};

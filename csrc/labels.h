@@ -44,7 +44,7 @@ struct Labels {
 // The labels of the loss, with what decides which of them count.
 struct Target {
   Labels labels;
-  int64_t ignore_index, classes;
+  int64_t ignore_index, classes;  // INT64_MIN ignores none: it stands for no label
 
   EDGELOSS_INLINE int64_t at(int64_t i) const { return labels.at(i); }
   EDGELOSS_INLINE bool is_class(int64_t label) const { return label != ignore_index && label >= 0 && label < classes; }
@@ -53,10 +53,11 @@ struct Target {
 
 inline std::string count_of_pixels(int64_t n) { return std::to_string(n) + (n == 1 ? " pixel" : " pixels"); }
 
-// Where pixel i of the batch is: [b, y, x] or [b, z, y, x].
+// Where pixel i of the batch is: [b, y, x] or [b, z, y, x], with the number of the table after b if there are several.
 inline std::string position(const Geometry& g, int64_t i) {
-  const int64_t p = i % g.pixels, row = p / g.width;
-  std::string where = "[" + std::to_string(i / g.pixels) + ", ";
+  const int64_t image = i / g.pixels, p = i % g.pixels, row = p / g.width;
+  std::string where = "[" + std::to_string(image / g.tables) + ", ";
+  if (g.tables > 1) where += std::to_string(image % g.tables) + ", ";
   if (g.is_volume) where += std::to_string(row / g.height) + ", ";
   return where + std::to_string(row % g.height) + ", " + std::to_string(p % g.width) + "]";
 }
@@ -65,8 +66,8 @@ inline std::string position(const Geometry& g, int64_t i) {
 inline std::string unexpected_label(const Geometry& g, int64_t ignore_index, int64_t label) {
   const std::string expected =
       g.logits == 1 ? "0 or 1 (one logit per pixel is binary)" : "0 to " + std::to_string(g.classes - 1);
-  return "expected labels " + expected + ", or ignore_index=" + std::to_string(ignore_index) + ", but got " +
-         std::to_string(label);
+  const std::string ignored = ignore_index == INT64_MIN ? "" : ", or ignore_index=" + std::to_string(ignore_index);
+  return "expected labels " + expected + ignored + ", but got " + std::to_string(label);
 }
 
 // Takes the message of wrong labels that a device found after its call had returned, or "". Null without such kernels:

@@ -12,19 +12,20 @@
 #include "labels.h"
 
 // validate: 0 counts labels out of range as ignored; 1 and 2 raise an error, on CUDA with 1 at the next call that sees
-// it there, with 2 after waiting for the device.
+// it there, with 2 after waiting for the device. tables: weight, edge_class_weight and edge_counts are [tables, C],
+// flat; image b has the table b % tables.
 STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
       "Tensor? distance, int ignore_index, float label_smoothing, int[] radius, float power, float decay, float[] "
-      "spacing, bool edges, bool false_edges, bool maps, bool count_edges, int validate) -> (Tensor sums, Tensor "
-      "edge_counts, Tensor ce, Tensor same, Tensor other, Tensor false_edge, Tensor label, Tensor flags, Tensor "
-      "stats, Tensor edge_list, Tensor sides, Tensor field)");
+      "spacing, bool edges, bool false_edges, bool maps, bool count_edges, int validate, int tables) -> (Tensor sums, "
+      "Tensor edge_counts, Tensor ce, Tensor same, Tensor other, Tensor false_edge, Tensor label, Tensor flags, "
+      "Tensor stats, Tensor edge_list, Tensor sides, Tensor field)");
   m.def(
       "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor? "
       "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, Tensor "
       "label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor field, float label_smoothing, "
-      "int[] radius, float power, float decay) -> Tensor");
+      "int[] radius, float power, float decay, int tables) -> Tensor");
   m.def(
       "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? mask, int[] radius) -> (Tensor value, "
       "Tensor stats, Tensor largest, Tensor sides)");
@@ -45,10 +46,10 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
                   const Optional& edge_class_weight, const Optional& distance, int64_t ignore_index,
                   double label_smoothing, std::vector<int64_t> radius, double power, double decay,
                   std::vector<double> spacing, bool edges, bool false_edges, bool maps, bool count_edges,
-                  int64_t validate) {
+                  int64_t validate, int64_t tables) {
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
-  const Options options = {ignore_index, label_smoothing, radius, power,       decay,   spacing,
-                           edges,        false_edges,     maps,   count_edges, validate};
+  const Options options = {ignore_index, label_smoothing, radius, power,       decay,    spacing,
+                           edges,        false_edges,     maps,   count_edges, validate, tables};
   checks::forward(inputs, target, distance, options);
   const auto [sums, edge_counts, ce, same, other, false_edge, saved] = forward(inputs, target, distance, options);
   return {sums,        edge_counts,     ce,          same,       other, false_edge, saved.label, saved.flags,
@@ -61,7 +62,7 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, cons
                           const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
                           const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
                           const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
-                          double power, double decay) {
+                          double power, double decay, int64_t tables) {
   const Gradients gradients = {grad_sums, grad_ce, grad_same, grad_other, grad_false_edge};
   const SavedState saved = {label, flags, stats, edge_list, sides, field};
   Options options = {};
@@ -69,6 +70,7 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, cons
   options.radius = radius;
   options.power = power;
   options.decay = decay;
+  options.tables = tables;
   options.edges = saved.has_edges();
   options.false_edges = saved.has_false_edges(options);
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
@@ -105,10 +107,12 @@ PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
   const char* device;
   int edges, false_edges, maps, count_edges, has_distance, is_pair;
   Options options = {};
-  if (!PyArg_ParseTuple(arguments, "sddpppppp", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
-                        &count_edges, &has_distance, &is_pair)) {
+  long long tables;
+  if (!PyArg_ParseTuple(arguments, "sddppppppL", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
+                        &count_edges, &has_distance, &is_pair, &tables)) {
     return nullptr;
   }
+  options.tables = tables;
   options.edges = edges;
   options.false_edges = false_edges;
   options.maps = maps;

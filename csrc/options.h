@@ -32,6 +32,7 @@ struct Options {
   bool edges, false_edges, maps;
   bool count_edges;  // per class
   int64_t validate;
+  int64_t tables;  // of class weights, as in Geometry
 
   bool has_decay() const { return edges && decay > 0; }
 };

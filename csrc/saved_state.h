@@ -92,7 +92,7 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
   const int64_t of_false_edges = on_cpu && false_edges ? false_edge_numbers(options.power) : 0;
   std::array<Size, Output::kCount> sizes;
   sizes[Output::kSums] = {Size::kDouble, Row::kCount, 0, 0};
-  sizes[Output::kEdgeCounts] = {Size::kLong, 0, 0, 0, options.count_edges};
+  sizes[Output::kEdgeCounts] = {Size::kLong, 0, 0, 0, options.count_edges ? options.tables : 0};
   sizes[Output::kCe] = {Size::kReal, 0, maps, 0};
   sizes[Output::kSame] = sizes[Output::kOther] = {Size::kReal, 0, maps && edges, 0};
   sizes[Output::kFalseEdge] = {Size::kReal, 0, maps && options.false_edges, 0};
@@ -153,7 +153,7 @@ struct SavedState {
 };
 
 struct Outputs {
-  Tensor sums, edge_counts;            // by Row; [C], the edge pixels of each class, or empty
+  Tensor sums, edge_counts;            // by Row; [tables, C], the edge pixels of each class, or empty
   Tensor ce, same, other, false_edge;  // may be empty
   SavedState saved;
 

@@ -15,6 +15,7 @@
 
 #include "geometry.h"
 #include "labels.h"
+#include "options.h"
 
 namespace edgeloss {
 
@@ -66,6 +67,7 @@ inline Geometry geometry_of(const Tensor& logits, const Tensor& image, const std
   g.batch = logits.size(0);
   g.logits = logits.size(1);
   g.classes = std::max<int64_t>(2, g.logits);
+  g.tables = 1;
   g.depth = g.is_volume ? image.size(first) : 1;
   g.height = image.size(first + dims - 2);
   g.width = image.size(first + dims - 1);
@@ -79,9 +81,10 @@ inline Geometry geometry_of(const Tensor& logits, const std::vector<int64_t>& ra
   return geometry_of(logits, logits, radius);
 }
 
-// The same with a radius that ends with the image: a larger one may not fit into sums of it.
-inline Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const std::vector<int64_t>& radius) {
-  Geometry g = geometry_of(logits, image, radius);
+// The same for a call, with a radius that ends with the image: a larger one may not fit into sums of it.
+inline Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const Options& options) {
+  Geometry g = geometry_of(logits, image, options.radius);
+  g.tables = options.tables;
   const int64_t size[3] = {g.depth, g.height, g.width};
   for (int axis = 0; axis < 3; ++axis) {
     g.radius[axis] = std::min(g.radius[axis], std::max<int64_t>(size[axis] - 1, 0));

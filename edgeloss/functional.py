@@ -18,6 +18,7 @@ from edgeloss.inputs import (
     check_non_negative,
     check_values,
     check_weight,
+    flat_class_weight,
     is_checked,
     labels,
     valid_pixel_weight,
@@ -43,6 +44,7 @@ from edgeloss.reduction import (
     count_edge_pixels,
     denominators,
     edge_pixel_weight,
+    places_of_labels,
     reduce,
 )
 
@@ -56,7 +58,8 @@ def edge_aware_loss(
     *,
     weight: Tensor | None = None,
     edge_class_weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     ce_weight: float = 1.0,
@@ -85,11 +88,12 @@ def edge_aware_loss(
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating; C = 1 is binary.
-        target: [B, *S] class indices.
-        weight: class weights [C] of the cross-entropy, ≥ 0.
-        edge_class_weight: class weights [C] of the edge terms, ≥ 0.
-        ignore_index: label of pixels to ignore.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map [B, *S].
+        target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
+        weight: class weights [C] of the cross-entropy, ≥ 0; with ``multilabel`` also [C, 2], for labels 0 and 1.
+        edge_class_weight: class weights of the edge terms, as ``weight``.
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map in the shape of the target.
         label_smoothing: of the cross-entropy, in [0, 1].
         ce_weight: weight of the cross-entropy, ≥ 0.
         edge_weight: weight of the edge terms, ≥ 0; 0 is plain cross-entropy.
@@ -104,14 +108,15 @@ def edge_aware_loss(
         sync_normalizer: share the denominators across the ranks of ``torch.distributed``.
         validate: when out-of-range labels raise: ``"async"``, ``"sync"`` or ``"never"``.
         backend: ``"auto"``, ``"fused"`` or ``"reference"``.
-        pixel_weight: [B, *S] ≥ 0, floating.
-        distance: [B, *S] ≥ 0, floating; a distance field to use instead of that of the labels. Requires ``decay``.
+        pixel_weight: [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
+        distance: ≥ 0, floating, in the shape of the target; a distance field to use instead of that of the labels.
+            Requires ``decay``.
         normalizer: denominators (W, E) to use instead of those of the batch.
         return_maps: also return :class:`edgeloss.LossMaps`.
         return_terms: also return a dict of the terms.
 
     Returns:
-        The loss, float32, or float64 for float64 logits: a scalar, or [B, *S] with ``reduction="none"``. With
+        The loss, float32, or float64 for float64 logits: a scalar, or a map with ``reduction="none"``. With
         ``return_maps`` or ``return_terms``, a tuple of the loss, the maps and the terms, in this order.
 
     Raises:
@@ -131,6 +136,7 @@ def edge_aware_loss(
     """
     options = Options(
         ignore_index=ignore_index,
+        multilabel=multilabel,
         reduction=reduction,
         label_smoothing=label_smoothing,
         ce_weight=ce_weight,
@@ -177,8 +183,8 @@ def loss_and_evaluation(
     """Return what :func:`edge_aware_loss` does, and what the backend returned.
 
     Args:
-        logits: [B, C, *S].
-        target: [B, *S].
+        logits: as those of the call.
+        target: as that of the call.
         options: of the call.
         return_maps: also return :class:`edgeloss.LossMaps`.
         return_terms: also return a dict of the terms.
@@ -203,7 +209,7 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
     if reason:
         check_values("logits", inputs.logits)
     if reason and options.validate != "never":  # the kernels check the labels themselves
-        check_labels(inputs.target.long(), inputs.logits.shape[1], options.ignore_index)
+        check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
     evaluate = reference.evaluate if reason else fused.evaluate
     false_edges = edges and options.false_edge_weight > 0
     return evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
@@ -215,7 +221,7 @@ def _check_distance(inputs: Inputs, options: Options) -> None:
         y, valid = labels(target, inputs.logits.shape[1], options.ignore_index)
         radius = radius_per_axis(options.radius, target.dim() - 1)
         read = valid & reference.within_reach(reference.find_edges(y, valid, radius), radius)
-        check_non_negative("distance", distance, where=read)
+        check_non_negative("distance", inputs.as_given(distance), where=inputs.as_given(read))
 
 
 @suggest_keywords
@@ -224,7 +230,8 @@ def loss_maps(
     target: Tensor,
     *,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     label_smoothing: float = 0.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
@@ -244,9 +251,10 @@ def loss_maps(
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating.
-        target: [B, *S] class indices.
-        weight: class weights [C] of the cross-entropy, ≥ 0.
-        ignore_index: label of pixels to ignore.
+        target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
+        weight: class weights [C] of the cross-entropy, ≥ 0; with ``multilabel`` also [C, 2], for labels 0 and 1.
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
         label_smoothing: of the cross-entropy, in [0, 1].
         other_side_weight: weight of the other-side term in the map ``edge``, ≥ 0.
         same_side_weight: weight of the same-side term in the map ``edge``, ≥ 0.
@@ -258,10 +266,11 @@ def loss_maps(
         upsample: accept logits of lower resolution than the target, and interpolate them.
         validate: when out-of-range labels raise: ``"async"``, ``"sync"`` or ``"never"``.
         backend: ``"auto"``, ``"fused"`` or ``"reference"``.
-        distance: [B, *S] ≥ 0, floating; a distance field to use instead of that of the labels. Requires ``decay``.
+        distance: ≥ 0, floating, in the shape of the target; a distance field to use instead of that of the labels.
+            Requires ``decay``.
 
     Returns:
-        :class:`edgeloss.LossMaps`, [B, *S] each.
+        :class:`edgeloss.LossMaps`, each in the shape of the target.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -281,6 +290,7 @@ def loss_maps(
             target,
             weight=weight,
             ignore_index=ignore_index,
+            multilabel=multilabel,
             label_smoothing=label_smoothing,
             other_side_weight=other_side_weight,
             same_side_weight=same_side_weight,
@@ -304,7 +314,8 @@ def normalizers(
     *,
     weight: Tensor | None = None,
     edge_class_weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     radius: int | Sequence[int] = 1,
     validate: Validate = "async",
     pixel_weight: Tensor | None = None,
@@ -317,14 +328,15 @@ def normalizers(
     the number of classes is unknown here, and every label ≥ 0 but ``ignore_index`` counts.
 
     Args:
-        target: [B, *S] class indices.
-        weight: class weights [C] of the cross-entropy.
-        edge_class_weight: class weights [C] of the edge terms.
-        ignore_index: label of pixels to ignore.
+        target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
+        weight: class weights [C] of the cross-entropy; with ``multilabel`` also [C, 2], for labels 0 and 1.
+        edge_class_weight: class weights of the edge terms, as ``weight``.
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
         radius: of the neighborhood in pixels, or one per axis.
         validate: ``"sync"`` raises an error for out-of-range labels; so does ``"async"``, except for CUDA tensors,
             where the loss raises it. With ``"never"`` such pixels are ignored.
-        pixel_weight: [B, *S] ≥ 0, floating.
+        pixel_weight: [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
 
     Returns:
         W = Σ v · weight[y] over valid pixels and E = Σ v · edge_class_weight[y] over edge pixels, 0-d float64, with
@@ -342,7 +354,7 @@ def normalizers(
         >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=(w, e)) for i in (0, 2)]
         >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
     """
-    options = Options(ignore_index=ignore_index, radius=radius, validate=validate)
+    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate=validate)
     w, e, _ = label_totals(
         target, options, weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight
     )
@@ -360,28 +372,35 @@ def label_totals(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
 
-    They can be counted with class weights only: the labels do not show the number of classes.
+    They can be counted with class weights or of a multilabel target only: other labels do not show the number of
+    classes. Those of a multilabel target are [C, 2].
     """
-    validate, ignore_index = options.validate, options.ignore_index
-    check_label_map(target)
-    classes = None
-    for name, values in {"weight": weight, "edge_class_weight": edge_class_weight}.items():
+    validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
+    check_label_map(target, multilabel=multilabel)
+    tables, classes = target.shape[1] if multilabel else None, 2 if multilabel else None
+    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
+    for name, values in class_weights.items():
         if values is not None:
-            check_weight(values, validate, name=name)
+            check_weight(values, validate, name=name, multilabel=multilabel)
             classes = len(values) if classes is None else classes
-            check_class_weight(values, classes, target.device, name=name)
+            check_class_weight(values, tables or classes, target.device, name=name, multilabel=multilabel)
+            class_weights[name] = flat_class_weight(values, multilabel=multilabel)
     y = target.long()
     if is_checked(y, validate):
-        check_labels(y, classes, ignore_index)
-    valid = (y != ignore_index) & (y >= 0)
+        check_labels(y, 1 if multilabel else classes, ignore_index)
+    valid = y >= 0 if ignore_index is None else (y != ignore_index) & (y >= 0)
     if classes is not None:
         valid &= y < classes
     if pixel_weight is not None:
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64)
+        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64, multilabel=multilabel)
+    if multilabel:
+        y, valid = y.flatten(0, 1), valid.flatten(0, 1)
+        pixel_weight = None if pixel_weight is None else pixel_weight.flatten(0, 1)
     mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
-    vu = edge_pixel_weight(y, mask, pixel_weight, edge_class_weight)
-    w, e = denominators(y, valid, mask, weight, pixel_weight, vu)
-    counts = count_edge_pixels(y, mask, classes) if count_edges and classes is not None else None
+    place = places_of_labels(y, tables or 1)
+    vu = edge_pixel_weight(place, mask, pixel_weight, class_weights["edge_class_weight"])
+    w, e = denominators(place, valid, mask, class_weights["weight"], pixel_weight, vu)
+    counts = count_edge_pixels(y, mask, classes, tables) if count_edges and classes is not None else None
     return w.detach(), e.detach(), counts
 
 
@@ -391,7 +410,8 @@ def balanced_edge_class_weight(
     num_classes: int,
     *,
     exponent: float = 1.0,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     radius: int | Sequence[int] = 1,
 ) -> Tensor:
     """Compute class weights of the edge terms that give the edges of rare classes more weight.
@@ -400,14 +420,15 @@ def balanced_edge_class_weight(
     without edge pixels gets 1. By default every class contributes the same share of the sum.
 
     Args:
-        targets: label maps [B, *S], such as those of a data loader.
-        num_classes: C ≥ 2.
+        targets: label maps [B, *S], such as those of a data loader; with ``multilabel`` [B, C, *S].
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
         exponent: in [0, 1]; 1 gives equal shares of the sum, 0 equal weights.
-        ignore_index: label of pixels to ignore.
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
         radius: of the neighborhood in pixels, or one per axis.
 
     Returns:
-        [C] float32, on the CPU.
+        [C] float32, on the CPU. With ``multilabel`` [C, 2]: labels 0 and 1 of each class are then 2 C classes.
 
     Raises:
         TypeError: if labels have the wrong type.
@@ -421,15 +442,19 @@ def balanced_edge_class_weight(
         >>> balanced_edge_class_weight([target], 3)
         tensor([0.7105, 1.6875, 1.0000])
     """
-    if not is_integer(num_classes) or num_classes < 2:
-        raise ValueError(f"num_classes: expected an int, at least 2, but got {num_classes!r}")
+    least = 1 if multilabel else 2
+    if not is_integer(num_classes) or num_classes < least:
+        raise ValueError(f"num_classes: expected an int, at least {least}, but got {num_classes!r}")
     if not is_number(exponent) or not 0 <= exponent <= 1:
         raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
-    options = Options(ignore_index=ignore_index, radius=radius)  # checks them
-    counts = torch.zeros(num_classes, dtype=torch.int64)
-    for target in checked_targets(targets):
-        check_labels(target.long(), num_classes, ignore_index)
-        y, valid = labels(target, num_classes, ignore_index)
-        mask = reference.find_edges(y, valid, radius_per_axis(options.radius, target.dim() - 1))
-        counts += count_edge_pixels(y, mask, num_classes).cpu()
+    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius)  # checks them
+    classes = 2 if multilabel else num_classes  # of the labels
+    counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
+    for target in checked_targets(targets, multilabel=multilabel):
+        if multilabel and target.shape[1] != num_classes:
+            raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
+        check_labels(target.long(), 1 if multilabel else classes, ignore_index)
+        y, valid = labels(target.flatten(0, 1) if multilabel else target, classes, ignore_index)
+        mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
+        counts += count_edge_pixels(y, mask, classes, num_classes if multilabel else None).cpu()
     return balanced_weight(counts, exponent=exponent)

@@ -20,6 +20,7 @@ from edgeloss.reference import FAR, NO_POWER
 
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
+_NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
 
 
 class SavedState(NamedTuple):
@@ -47,7 +48,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         sums: [9] float64, a row for each :class:`edgeloss.reduction.SumRow`.
-        edge_counts: [C] int64, the edge pixels of each class, or empty where not asked for.
+        edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [2C], or empty where not asked for.
         cross_entropy: [pixels], or empty where not asked for, like every map.
         same_side: as cross_entropy.
         other_side: as cross_entropy.
@@ -89,7 +90,7 @@ def evaluate(
             for weight in (inputs.weight, inputs.pixel_weight, inputs.edge_class_weight)
         ),
         distance,
-        options.ignore_index,
+        _NO_LABEL if options.ignore_index is None else options.ignore_index,
         options.label_smoothing,
         radius_per_axis(options.radius, dims),
         0.0 if abs(options.power) <= NO_POWER else options.power,
@@ -100,9 +101,11 @@ def evaluate(
         maps,
         count_edges,
         _VALIDATE[options.validate],
+        inputs.tables,
     )
     terms = _term_maps(Outputs.from_tensors(tensors), inputs, options, edges, false_edges) if maps else None
-    return Evaluation(tensors[0], terms, tensors[1] if count_edges else None)
+    counts = tensors[1] if inputs.multilabel_classes is None else tensors[1].view(-1, 2)
+    return Evaluation(tensors[0], terms, counts if count_edges else None)
 
 
 def _decay_and_unit(options: Options) -> tuple[float, float]:
@@ -167,6 +170,7 @@ class _EdgeLossInputs(NamedTuple):
     maps: bool
     count_edges: bool
     validate: int
+    tables: int
 
 
 def _edge_loss_fake(
@@ -180,7 +184,7 @@ def _edge_loss_fake(
     pixels, rows, classes = target.numel(), math.prod(target.shape[:-1]), max(2, logits.shape[1])
     is_pair = bool(logits.shape[1] <= 2 and logits.shape[2:] == target.shape[1:])  # two classes, not upsampled
     options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps, inputs.count_edges
-    sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, is_pair)
+    sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, is_pair, inputs.tables)
     tensors = Outputs.from_tensors(
         [
             logits.new_empty(
@@ -198,7 +202,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     given, outputs = _EdgeLossInputs(*inputs), Outputs.from_tensors(output)
     saved = outputs.saved if given.distance is None else outputs.saved._replace(field=given.distance)
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
-    ctx.options = given.label_smoothing, given.radius, given.power, given.decay
+    ctx.options = given.label_smoothing, given.radius, given.power, given.decay, given.tables
     ctx.rows, ctx.has_maps = outputs.sums.shape[0], given.maps
     ctx.set_materialize_grads(False)
 

@@ -21,14 +21,17 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 class Inputs:
     """The checked tensors of a call of the loss; :func:`check_inputs` makes them.
 
+    A multilabel call is one of B · C binary images, ordered as [B, C]: image b has the class weights of class b % C.
+
     Attributes:
         logits: [B, C, *S'] of any floating dtype, C ≥ 1; S' may be of lower resolution than S.
         target: [B, *S] of any dtype of labels.
-        weight: class weights of the cross-entropy [max(2, C)].
-        edge_class_weight: u of each class [max(2, C)].
+        weight: class weights of the cross-entropy [max(2, C)], of a multilabel call [2C].
+        edge_class_weight: u of each class, as ``weight``.
         pixel_weight: v [B, *S], 0 on ignored pixels.
         distance: a user-supplied field d [B, *S].
         normalizer: user-supplied denominators (W, E), 0-d each.
+        multilabel_classes: C of a multilabel call, None of others.
     """
 
     logits: Tensor
@@ -38,6 +41,18 @@ class Inputs:
     pixel_weight: Tensor | None = None
     distance: Tensor | None = None
     normalizer: tuple[Tensor, Tensor] | None = None
+    multilabel_classes: int | None = None
+
+    @property
+    def tables(self) -> int:
+        """How many classes have weights of their own for labels 0 and 1."""
+        return self.multilabel_classes or 1
+
+    def as_given(self, values: Tensor) -> Tensor:
+        """Return values per pixel in the shape of the target of the call, such as [B, C, *S] of a multilabel one."""
+        if self.multilabel_classes is None:
+            return values
+        return values.reshape(len(values) // self.tables, self.tables, *values.shape[1:])
 
 
 def check_inputs(
@@ -56,12 +71,12 @@ def check_inputs(
 
     Args:
         logits: [B, C, *S].
-        target: [B, *S].
+        target: [B, *S], or [B, C, *S] of a multilabel call.
         options: of the call.
-        weight: class weights [C] of the cross-entropy.
-        edge_class_weight: class weights [C] of the edge terms.
-        pixel_weight: [B, *S].
-        distance: [B, *S].
+        weight: class weights [C] of the cross-entropy, of a multilabel call also [C, 2].
+        edge_class_weight: class weights of the edge terms, as ``weight``.
+        pixel_weight: [B, *S], of a multilabel call also [B, C, *S].
+        distance: as the target.
         normalizer: denominators (W, E).
         is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
 
@@ -72,26 +87,29 @@ def check_inputs(
     class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
     for name, values in class_weights.items():
         if values is not None and not (is_counted and name == "edge_class_weight"):
-            check_weight(values, options.validate, name=name)
+            check_weight(values, options.validate, name=name, multilabel=options.multilabel)
     check_logits(logits)
     check_target(target)
-    check_pair(logits, target, upsample=options.upsample)
-    radius_per_axis(options.radius, target.dim() - 1)
-    spacing_per_axis(options.spacing, target.dim() - 1)
+    check_pair(logits, target, upsample=options.upsample, multilabel=options.multilabel)
+    radius_per_axis(options.radius, logits.dim() - 2)
+    spacing_per_axis(options.spacing, logits.dim() - 2)
     denominators = None if normalizer is None else normalizer_tensors(normalizer, logits.device, options.validate)
     classes, dtype = logits.shape[1], result_dtype(logits)
     for name, values in class_weights.items():
         if values is not None:
-            check_class_weight(values, classes, logits.device, name=name)
-            class_weights[name] = values.detach().to(dtype)
+            check_class_weight(values, classes, logits.device, name=name, multilabel=options.multilabel)
+            class_weights[name] = flat_class_weight(values.detach().to(dtype), multilabel=options.multilabel)
     if pixel_weight is not None:
-        _, valid = labels(target, classes, options.ignore_index)
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, options.validate, dtype)
+        _, valid = labels(target, 1 if options.multilabel else classes, options.ignore_index)
+        pixel_weight = valid_pixel_weight(pixel_weight, valid, options.validate, dtype, multilabel=options.multilabel)
     if distance is not None:
         if options.decay is None:
             raise ValueError("distance: expected decay with it, but got decay=None; pass the decay length")
         check_map("distance", distance, target)
         distance = distance.detach()
+    if options.multilabel:
+        logits, target = logits.flatten(0, 1).unsqueeze(1), target.flatten(0, 1)
+        pixel_weight, distance = (None if x is None else x.flatten(0, 1) for x in (pixel_weight, distance))
     return Inputs(
         logits=logits,
         target=target,
@@ -99,13 +117,22 @@ def check_inputs(
         pixel_weight=pixel_weight,
         distance=distance,
         normalizer=denominators,
+        multilabel_classes=classes if options.multilabel else None,
     )
 
 
-def labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+def labels(target: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
     """Return the labels as int64 and the mask of valid pixels, [B, *S] each."""
     y = target.long()
-    return y, (y != ignore_index) & (y >= 0) & (y < max(2, classes))
+    valid = (y >= 0) & (y < max(2, classes))
+    return y, valid if ignore_index is None else valid & (y != ignore_index)
+
+
+def flat_class_weight(weight: Tensor, *, multilabel: bool) -> Tensor:
+    """Return class weights in the form of :class:`Inputs`."""
+    if multilabel and weight.dim() == 1:  # the same for both labels of a class
+        weight = weight.unsqueeze(1).expand(-1, 2)
+    return weight.flatten()
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
@@ -135,8 +162,12 @@ def is_checked(values: Tensor, validate: Validate) -> bool:
     return validate != "never" and may_read(values, validate)
 
 
-def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "weight") -> None:
+def check_weight(
+    weight: Tensor, validate: Validate = "sync", *, name: str = "weight", multilabel: bool = False
+) -> None:
     """Check that class weights are a floating tensor [C], and finite and ≥ 0 where they may be read.
+
+    Those of a multilabel loss may also be [C, 2].
 
     Raises:
         TypeError: if weight is not a tensor.
@@ -148,8 +179,9 @@ def check_weight(weight: Tensor, validate: Validate = "sync", *, name: str = "we
             got, hint = repr(weight), f"; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
         raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}{hint}")
     check_kind(name, weight)
-    if weight.dim() != 1 or not weight.is_floating_point():
-        raise ValueError(f"{name}: expected a floating tensor [C] of class weights, but got {describe(weight)}")
+    if weight.dim() != 1 + (multilabel and weight.dim() > 1) or not weight.is_floating_point():
+        shapes = "[C] or [C, 2]" if multilabel else "[C]"
+        raise ValueError(f"{name}: expected a floating tensor {shapes} of class weights, but got {describe(weight)}")
     check_values(name, weight)
     if may_read(weight, validate):
         check_non_negative(name, weight, most=MOST_WEIGHT)
@@ -216,24 +248,24 @@ def check_values(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: expected a tensor with values, but got one on the meta device; move it to a device")
 
 
-def label_maps(targets: Iterable[Tensor]) -> Iterator[Tensor]:
+def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterator[Tensor]:
     """Iterate over label maps, with a check of each.
 
     Raises:
         TypeError: if they are not tensors of labels, or one tensor instead of several.
-        ValueError: if one is not [B, *S].
+        ValueError: if one is not [B, *S], or [B, C, *S] of a multilabel loss.
     """
     if isinstance(targets, Tensor):
         raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
     if isinstance(targets, str) or not isinstance(targets, Iterable):
         raise TypeError(f"targets: expected an iterable of tensors [B, *S], but got {_kind(targets)}")
     for target in targets:
-        check_label_map(target)
+        check_label_map(target, multilabel=multilabel)
         yield target
 
 
-def check_label_map(target: Tensor) -> None:
-    """Check that labels are [B, H, W] or [B, D, H, W].
+def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
+    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel loss [B, C, H, W] or [B, C, D, H, W].
 
     Raises:
         TypeError: if the target is not a tensor of labels.
@@ -241,9 +273,10 @@ def check_label_map(target: Tensor) -> None:
     """
     check_target(target)
     check_values("target", target)
-    if target.dim() not in (3, 4):
-        hint = "; for a single image pass target.unsqueeze(0)" if target.dim() == 2 else ""
-        raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}{hint}")
+    if target.dim() - multilabel not in (3, 4):
+        hint = "; for a single image pass target.unsqueeze(0)" if target.dim() - multilabel == 2 else ""
+        lead = "B, C" if multilabel else "B"
+        raise ValueError(f"target: expected [{lead}, H, W] or [{lead}, D, H, W], but got {list(target.shape)}{hint}")
 
 
 def check_target(target: Tensor, *, name: str = "target") -> None:
@@ -264,34 +297,46 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
     if target.dtype not in LABEL_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in LABEL_DTYPES)
         hint = f"{name}.long()"
-        if target.is_floating_point():
-            hint = f"{name}.argmax(1) for one-hot or soft labels, {hint} for indices stored as floats"
-            if target.dim() in (4, 5) and target.shape[1] == 1:
+        if target.is_floating_point() and target.dim() in (4, 5):
+            hint += " for labels stored as floats, with multilabel=True where each class has its own"
+            hint += f", or edgeloss.adapters.as_labels({name}, logits) for one-hot ones; for soft labels see the recipe"
+            hint += " in docs/training.md"
+            if target.shape[1] == 1:
                 hint = f"{name}.squeeze(1).long()"
         raise TypeError(f"{name}: expected class indices of dtype {names}, but got {describe(target)}; pass {hint}")
 
 
-def check_pair(logits: Tensor, target: Tensor, *, upsample: bool = False, name: str = "target") -> None:
+def check_pair(
+    logits: Tensor, target: Tensor, *, upsample: bool = False, multilabel: bool = False, name: str = "target"
+) -> None:
     """Check that the shapes and devices of logits and target match.
 
     Raises:
         ValueError: if they do not.
     """
-    batch, classes, *size = logits.shape
-    expected, got = [batch, *size], list(target.shape)
+    lead, size = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:])
+    expected, got = [*lead, *size], list(target.shape)
     if target.device != logits.device:
         raise ValueError(f"{name}: expected device {logits.device}, as the logits, but got {target.device}")
-    fits_but_for_size = len(got) == len(expected) and got[0] == batch
-    if got == expected or (upsample and fits_but_for_size and _is_upsampled(size, got[1:])):
+    fits_but_for_size = len(got) == len(expected) and got[: len(lead)] == lead
+    if got == expected or (upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :])):
         return
     hint = ""
-    if target.dim() == logits.dim() and got[0] == batch and got[1] in (1, classes):
-        hint = f"; pass {name}.{'squeeze(1)' if got[1] == 1 else 'argmax(1)'}"
-    elif got == size and batch == 1:
-        hint = f"; pass {name}.unsqueeze(0)"
-    elif fits_but_for_size and not upsample:
+    if fits_but_for_size and not upsample:
         hint = "; for logits of lower resolution than the target pass upsample=True"
-    wanted = f"[{batch}, *size] of at least the logits' resolution {size}" if upsample else str(expected)
+    elif multilabel and target.dim() == logits.dim() - 1:
+        hint = "; pass labels for each class, or multilabel=False if each pixel has one class"
+    elif not multilabel and target.dim() == logits.dim() and got[0] == lead[0]:
+        if got[1] == 1:
+            hint = f"; pass {name}.squeeze(1)"
+        elif got[1] == logits.shape[1]:
+            hint = f"; pass edgeloss.adapters.as_labels({name}, logits) if it is one-hot, or multilabel=True if"
+            hint += " classes may overlap"
+    elif got == expected[1:] and lead[0] == 1:
+        hint = f"; pass {name}.unsqueeze(0)"
+    wanted = str(expected)
+    if upsample:
+        wanted = f"[{', '.join(map(str, lead))}, *size] of at least the logits' resolution {size}"
     raise ValueError(f"{name}: expected {wanted} for logits {list(logits.shape)}, but got {got}{hint}")
 
 
@@ -334,13 +379,21 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     )
 
 
-def check_class_weight(weight: Tensor, classes: int, device: torch.device, *, name: str = "weight") -> None:
+def check_class_weight(
+    weight: Tensor, classes: int, device: torch.device, *, name: str = "weight", multilabel: bool = False
+) -> None:
     """Check that there is one class weight per class, on the right device.
 
     Raises:
         ValueError: if their number or device does not match.
     """
-    if weight.shape[0] != max(2, classes):
+    if multilabel:
+        if weight.shape not in ((classes,), (classes, 2)):
+            raise ValueError(
+                f"{name}: expected [{classes}], or [{classes}, 2] for labels 0 and 1 of each class, but got"
+                f" {list(weight.shape)}"
+            )
+    elif weight.shape[0] != max(2, classes):
         binary = " (labels 0 and 1 of one logit)" if classes == 1 else ""
         raise ValueError(f"{name}: expected {max(2, classes)} class weights{binary}, but got {weight.shape[0]}")
     if weight.device != device:
@@ -368,13 +421,20 @@ def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | 
         raise ValueError(f"{name}: expected device {target.device}, as the logits, but got {values.device}")
 
 
-def valid_pixel_weight(pixel_weight: Tensor, valid: Tensor, validate: Validate, dtype: torch.dtype) -> Tensor:
-    """Check the pixel weight, and return it detached and 0 on pixels that are not valid.
+def valid_pixel_weight(
+    pixel_weight: Tensor, valid: Tensor, validate: Validate, dtype: torch.dtype, *, multilabel: bool = False
+) -> Tensor:
+    """Check the pixel weight, and return it detached and 0 on pixels that are not valid, in the shape of ``valid``.
+
+    That of a multilabel call may have no axis of classes.
 
     Raises:
         TypeError: if it is not a floating tensor.
         ValueError: if its shape, device or a value does not fit.
     """
+    if multilabel and isinstance(pixel_weight, Tensor) and pixel_weight.dim() == valid.dim() - 1:
+        check_map("pixel_weight", pixel_weight, valid, shape=[*valid.shape[:1], *valid.shape[2:]])
+        pixel_weight = pixel_weight.unsqueeze(1).expand_as(valid)
     check_map("pixel_weight", pixel_weight, valid)
     pixel_weight = torch.where(valid, pixel_weight.detach(), 0.0)
     if is_checked(pixel_weight, validate):

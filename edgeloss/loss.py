@@ -71,14 +71,17 @@ class EdgeAwareLoss(nn.Module):
     The paper's own text was not at hand.
 
     Args:
-        weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit.
+        weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit. With ``multilabel`` [C], or
+            [C, 2] for labels 0 and 1 of each class.
         edge_class_weight: class weights of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
             :math:`O_i` in E, and :math:`|E|` becomes :math:`\sum_E u`. With ``"running"`` the module balances the
-            classes by counting the edge pixels of each: see below. A tensor [C], floating, ≥ 0, such as that of
-            :func:`edgeloss.functional.balanced_edge_class_weight`, stays as it is. None for ones.
-        ignore_index: label of pixels to ignore. Their gradient is exactly 0, and the result does not depend on their
-            logits, even if these are nan.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map [B, *S].
+            classes by counting the edge pixels of each: see below. A tensor of the shape of ``weight``, floating, ≥ 0,
+            such as that of :func:`edgeloss.functional.balanced_edge_class_weight`, stays as it is. None for ones.
+        ignore_index: label of pixels to ignore; None for none. Their gradient is exactly 0, and the result does not
+            depend on their logits, even if these are nan.
+        multilabel: take the classes as C independent binary losses, for classes that may overlap: a sigmoid each, with
+            labels 0 and 1 of their own and their own edges. Sums and denominators are added over the classes.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map in the shape of the target.
         label_smoothing: of the cross-entropy, in [0, 1].
         ce_weight: weight of the cross-entropy, ≥ 0.
         edge_weight: weight of the edge terms, ≥ 0; 0 is plain cross-entropy.
@@ -111,7 +114,8 @@ class EdgeAwareLoss(nn.Module):
     in ``state_dict``, created by the first call. ``train()`` counts; ``eval()`` does not, nor do calls under
     ``torch.no_grad()`` or in a transform of ``torch.func``. A call without ``normalizer`` is a step;
     :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts are summed across the
-    ranks. Outputs with different numbers of classes need a module each.
+    ranks. Outputs with different numbers of classes need a module each. With ``multilabel`` labels 0 and 1 of each
+    class are balanced as 2 C classes.
 
     **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
     ``edge_weight`` · :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean
@@ -123,8 +127,9 @@ class EdgeAwareLoss(nn.Module):
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
           one logit per pixel, labels 0 and 1.
-        * target: [B, H, W] or [B, D, H, W]; int64, int32, int16, uint8 or bool.
-        * loss: a scalar, or [B, *S] with ``reduction="none"``; float32, or float64 for float64 logits.
+        * target: [B, H, W] or [B, D, H, W], with ``multilabel`` [B, C, H, W] or [B, C, D, H, W]; int64, int32, int16,
+          uint8 or bool.
+        * loss: a scalar, or a map with ``reduction="none"``; float32, or float64 for float64 logits.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -147,7 +152,7 @@ class EdgeAwareLoss(nn.Module):
 
     weight: Tensor | None
     edge_class_weight: Tensor | Literal["running"] | None
-    edge_counts: Tensor  # [C] int64, or [0] before the first step: edge pixels of all steps so far; "running" only
+    edge_counts: Tensor  # [C] or [C, 2] int64, C = 0 before the first step: edge pixels of all steps; "running" only
     counted_steps: Tensor  # 0-d int64
     edge_sums: Tensor  # [3] float64: those of edge_error_sums, running; with edge_focus only
     _step: _Step | None  # that of calls with a normalizer; only modules that change from step to step have one
@@ -158,7 +163,8 @@ class EdgeAwareLoss(nn.Module):
         weight: Tensor | None = None,
         *,
         edge_class_weight: Tensor | Literal["running"] | None = RUNNING,
-        ignore_index: int = -100,
+        ignore_index: int | None = -100,
+        multilabel: bool = False,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         ce_weight: float = 1.0,
@@ -180,14 +186,15 @@ class EdgeAwareLoss(nn.Module):
         super().__init__()
         class_weights = {"weight": weight}
         if isinstance(edge_class_weight, str):
-            self._register_counts(edge_class_weight)
+            self._register_counts(edge_class_weight, multilabel)
         else:
             class_weights["edge_class_weight"] = edge_class_weight
         for name, values in class_weights.items():
             if values is not None:
-                check_weight(values, name=name)
+                check_weight(values, name=name, multilabel=multilabel)
             self.register_buffer(name, values)
         self.ignore_index = ignore_index
+        self.multilabel = multilabel
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.ce_weight = ce_weight
@@ -208,13 +215,13 @@ class EdgeAwareLoss(nn.Module):
         if Options.from_attributes(self).edge_focus:
             self.register_buffer("edge_sums", torch.zeros(3, dtype=torch.float64))
 
-    def _register_counts(self, edge_class_weight: Literal["running"]) -> None:
+    def _register_counts(self, edge_class_weight: Literal["running"], multilabel: bool) -> None:
         if edge_class_weight != RUNNING:
             raise ValueError(
                 f"edge_class_weight: expected a tensor, {RUNNING!r} or None, but got {edge_class_weight!r}"
             )
         self.edge_class_weight = edge_class_weight
-        self.register_buffer("edge_counts", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("edge_counts", torch.zeros((0, 2) if multilabel else 0, dtype=torch.int64))
         self.register_buffer("counted_steps", torch.zeros((), dtype=torch.int64))
 
     def options(self) -> dict[str, Any]:
@@ -225,7 +232,10 @@ class EdgeAwareLoss(nn.Module):
 
     @property
     def current_edge_class_weight(self) -> Tensor | None:
-        """The class weights of the edge terms [C]; with ``"running"`` those of the next step, None before the first."""
+        """The class weights of the edge terms; with ``"running"`` those of the next step, None before the first.
+
+        [C]; with ``"running"`` and ``multilabel`` [C, 2].
+        """
         if not isinstance(self.edge_class_weight, str):
             return self.edge_class_weight
         weight = self._running_weight()
@@ -241,14 +251,14 @@ class EdgeAwareLoss(nn.Module):
         return edge_focus_scale(self.edge_sums, self.edge_focus) if self.edge_focus else None
 
     def _running_weight(self) -> Tensor:
-        """Return u [C] of the edge pixels counted so far, or [0] if there are no counts yet."""
+        """Return u of the edge pixels counted so far, in the shape of the counts."""
         # The prior is a step that showed every class equally often: it does not depend on the size of the images.
         total = self.edge_counts.sum(dtype=widest(self.edge_counts.device))
-        prior = total / (self.counted_steps * max(1, len(self.edge_counts)))
+        prior = total / (self.counted_steps * max(1, self.edge_counts.numel()))
         return balanced_weight(self.edge_counts, prior=prior)
 
     def _count(self, counts: Tensor, options: Options) -> None:
-        """Add the edge pixels [C] of a step, or of a call of the first step."""
+        """Add the edge pixels of a step, or of a call of the first step."""
         if is_shared(options):
             dist.all_reduce(counts)
         if len(self.edge_counts):
@@ -277,11 +287,13 @@ class EdgeAwareLoss(nn.Module):
 
         Args:
             logits: [B, C, *S].
-            target: [B, *S] class indices.
+            target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
             pixel_weight: v ≥ 0 [B, *S], floating; multiplies the loss of each pixel. W becomes Σ v · weight[y], and |E|
-                becomes Σ v · edge_class_weight[y] over the edge pixels. Not differentiable.
-            distance: a field d ≥ 0 [B, *S], floating, to use instead of the distance to the nearest pixel of another
-                class; finite wherever an edge pixel has a neighbor. Requires ``decay``. Not differentiable.
+                becomes Σ v · edge_class_weight[y] over the edge pixels. Not differentiable. With ``multilabel`` also
+                [B, C, *S].
+            distance: a field d ≥ 0 in the shape of the target, floating, to use instead of the distance to the nearest
+                pixel of another class; finite wherever an edge pixel has a neighbor. Requires ``decay``. Not
+                differentiable.
             normalizer: denominators (W, E), numbers or 0-d tensors ≥ 0, to use instead of those of the batch; see
                 :meth:`step_normalizer`. With ``sync_normalizer=True``, the share of this rank.
             return_maps: also return :class:`edgeloss.LossMaps`, detached.
@@ -320,7 +332,7 @@ class EdgeAwareLoss(nn.Module):
             normalizer=normalizer,
         )
         if is_counted:
-            self._add(evaluation, options, classes=max(2, logits.shape[1]), is_part=is_part)
+            self._add(evaluation, options, classes=2 if self.multilabel else max(2, logits.shape[1]), is_part=is_part)
         return result
 
     def _is_running(self) -> bool:
@@ -364,7 +376,7 @@ class EdgeAwareLoss(nn.Module):
             return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
         if self._is_running():
             check_logits(logits)
-            counted, classes = len(self.edge_counts), max(2, logits.shape[1])
+            counted, classes = len(self.edge_counts), max(1 if self.multilabel else 2, logits.shape[1])
             if counted not in (0, classes):
                 raise ValueError(
                     f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
@@ -391,7 +403,7 @@ class EdgeAwareLoss(nn.Module):
         pixels, once; the calls do not.
 
         Args:
-            targets: the labels [B, *S] of every call.
+            targets: the target of every call.
             pixel_weights: the ``pixel_weight`` of every call.
 
         Returns:
@@ -416,7 +428,7 @@ class EdgeAwareLoss(nn.Module):
         """
         options, u = Options.from_attributes(self), self.current_edge_class_weight
         is_counted = self._is_running() and self.training
-        maps = label_maps(targets)
+        maps = label_maps(targets, multilabel=self.multilabel)
         pairs = zip(maps, repeat(None)) if pixel_weights is None else zip(maps, pixel_weights, strict=True)
         totals = [
             label_totals(
@@ -436,8 +448,11 @@ class EdgeAwareLoss(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
         """Load the counts of any number of classes where there are none yet, or none in the state."""
         counts = state_dict.get(f"{prefix}edge_counts")
-        if counts is not None and isinstance(self.edge_class_weight, str) and 0 in (len(counts), len(self.edge_counts)):
-            self.edge_counts = self.edge_counts.new_zeros(counts.shape)
+        if counts is not None and isinstance(self.edge_class_weight, str):
+            own = self.edge_counts
+            # Counts of a multilabel loss have another number of axes.
+            if 0 in (len(counts), len(own)) and counts.shape[1:] == own.shape[1:]:
+                self.edge_counts = own.new_zeros(counts.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, *args: Any, **kwargs: Any) -> EdgeAwareLoss:  # noqa: ANN401

@@ -100,9 +100,11 @@ def _check_flag(name: str, value: bool) -> None:
         raise TypeError(f"{name}: expected a bool, but got {value!r}")
 
 
-def _check_label(name: str, value: int) -> None:
+def _check_label(name: str, value: int | None) -> None:
+    if value is None:
+        return
     if not is_integer(value):
-        raise TypeError(f"{name}: expected an int, but got {value!r}")
+        raise TypeError(f"{name}: expected an int or None, but got {value!r}")
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{name}: expected a 64-bit int, but got {value!r}")
 
@@ -176,11 +178,18 @@ class Options:
         'Weight of the cross-entropy, ≥ 0.'
     """
 
-    ignore_index: int = field(
+    ignore_index: int | None = field(
         default=-100,
         metadata=_about(
-            "Label of pixels to ignore: they have no gradient and no edges, and their logits are not read.",
+            "Label of pixels to ignore: they have no gradient and no edges, and their logits are not read. None for"
+            " none.",
             _check_label,
+        ),
+    )
+    multilabel: bool = field(
+        default=False,
+        metadata=_about(
+            "Take each class as a binary loss of its own, with labels per class; classes may overlap.", _check_flag
         ),
     )
     reduction: Reduction = field(

@@ -38,6 +38,8 @@ TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.FALSE_EDGE + 1)  # the rows that 
 class LossMaps(NamedTuple):
     """The terms of the loss per pixel, before any reduction, ``ce_weight`` or ``edge_weight``.
 
+    Those of a multilabel loss are [B, C, *S].
+
     Attributes:
         cross_entropy: [B, *S] float, with class weights and label smoothing; 0 on ignored pixels.
         same_side: [B, *S] float, ≥ 0; 0 off the edge mask, and where an edge pixel has no neighbor of its own class.
@@ -59,10 +61,6 @@ class LossMaps(NamedTuple):
     edge_mask: Tensor
     distance: Tensor | None
 
-    def detach(self) -> LossMaps:
-        """Return the same values without a graph."""
-        return LossMaps(*(value if value is None else value.detach() for value in self))  # type: ignore[arg-type]
-
 
 class TermMaps(NamedTuple):
     """What a backend returns per pixel: the fields of :class:`LossMaps` but ``edge``, differentiable."""
@@ -82,7 +80,7 @@ class Evaluation(NamedTuple):
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it; the
             terms are differentiable.
         maps: None unless asked for.
-        edge_counts: [C] int64, the edge pixels of each class; None unless asked for.
+        edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
     """
 
     sums: Tensor
@@ -112,12 +110,13 @@ def reduce(
     maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
     if options.reduction == "none" and maps is not None:
         loss = total_map(maps, inputs, options, edge_scale)
+        loss = inputs.as_given(loss)
     else:
         loss = total(evaluation.sums[TERM_ROWS], w, e if edge_scale is None else e / edge_scale, options)
     dtype = result_dtype(inputs.logits)
     result: list[Tensor | LossMaps | Terms] = [loss.to(dtype)]
     if return_maps and maps is not None:
-        result.append(maps.detach())
+        result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in maps)))  # type: ignore[arg-type]
     if return_terms:
         terms = term_values(evaluation.sums.detach(), w, e, options)
         result.append({name: value.to(dtype) for name, value in terms.items()})
@@ -127,25 +126,37 @@ def reduce(
 # ----------------------------------------------------------------------------------------------------- the denominators
 
 
+def places_of_labels(y: Tensor, tables: int) -> Tensor:
+    """Return where class weights have the one of each label [B, *S]: at y, of a multilabel call among [2C]."""
+    if tables == 1:
+        return y
+    table = torch.arange(len(y), device=y.device) % tables
+    return y + 2 * table.view(-1, *[1] * (y.dim() - 1))
+
+
 def edge_pixel_weight(
-    y: Tensor, edge_mask: Tensor, pixel_weight: Tensor | None, edge_class_weight: Tensor | None
+    place: Tensor, edge_mask: Tensor, pixel_weight: Tensor | None, edge_class_weight: Tensor | None
 ) -> Tensor | None:
-    """Return v · u of the edge pixels, [B, *S]; None where both are 1."""
+    """Return v · u of the edge pixels, [B, *S]; None where both are 1. ``place`` is that of each label in u."""
     if edge_class_weight is None:
         return pixel_weight
-    u = edge_class_weight[torch.where(edge_mask, y, 0)]
+    u = edge_class_weight[torch.where(edge_mask, place, 0)]
     return u if pixel_weight is None else u * pixel_weight
 
 
 def denominators(
-    y: Tensor, valid: Tensor, edge_mask: Tensor, weight: Tensor | None, v: Tensor | None, vu: Tensor | None
+    place: Tensor, valid: Tensor, edge_mask: Tensor, weight: Tensor | None, v: Tensor | None, vu: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; they depend on the labels alone."""
+    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; they depend on the labels alone.
+
+    ``place`` is that of each label in the weights.
+    """
+    real = widest(place.device)
 
     def wide(values: Tensor | None) -> Tensor:
-        return (torch.ones_like(y) if values is None else values).to(widest(y.device))
+        return (torch.ones_like(place) if values is None else values).to(real)
 
-    w = wide(v) if weight is None else wide(v) * weight.to(widest(y.device))[torch.where(valid, y, 0)]
+    w = wide(v) if weight is None else wide(v) * weight.to(real)[torch.where(valid, place, 0)]
     return torch.where(valid, w, 0.0).sum(), torch.where(edge_mask, wide(vu), 0.0).sum()
 
 
@@ -171,25 +182,31 @@ def shared_denominators(sums: Tensor, inputs: Inputs, options: Options) -> tuple
 # ------------------------------------------------------------------------------------------- the balance of the classes
 
 
-def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int) -> Tensor:
-    """Return the number of edge pixels of each class, [C] int64, without waiting for the device."""
-    counts = torch.zeros(classes, dtype=torch.int64, device=y.device)
-    return counts.index_add_(0, torch.where(edge_mask, y, 0).flatten(), edge_mask.flatten().long())
+def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int, multilabel_classes: int | None = None) -> Tensor:
+    """Return the number of edge pixels of each class, [C] int64, without waiting for the device.
+
+    With ``multilabel_classes`` = C, those of labels 0 and 1 of each class, [C, 2].
+    """
+    tables = multilabel_classes or 1
+    counts = torch.zeros(classes * tables, dtype=torch.int64, device=y.device)
+    place = torch.where(edge_mask, places_of_labels(y, tables), 0)
+    counts.index_add_(0, place.flatten(), edge_mask.flatten().long())
+    return counts if multilabel_classes is None else counts.view(-1, 2)
 
 
 def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | float = 0.0) -> Tensor:
-    """Return u_c ∝ 1 / (n_c + prior)^exponent, [C] float32, 1 for a class without edge pixels.
+    """Return u_c ∝ 1 / (n_c + prior)^exponent, float32, 1 for a class without edge pixels.
 
     The mean weight over all counted pixels is 1.
 
     Args:
-        counts: n, the edge pixels of each class, [C].
+        counts: n, the edge pixels of each class, of any shape.
         exponent: in [0, 1].
         prior: edge pixels to add to those of each class.
     """
     n, is_seen = counts.to(widest(counts.device)), counts > 0
     weight = torch.where(is_seen, n + prior, 1.0) ** -exponent
-    return torch.where(is_seen, weight * (n.sum() / (n @ weight)), 1.0).float()
+    return torch.where(is_seen, weight * (n.sum() / (n * weight).sum()), 1.0).float()
 
 
 # ----------------------------------------------------------------------------------------------- edges that are learned
@@ -235,8 +252,9 @@ _keep.register_fake(torch.empty_like)
 def sum_rows(maps: TermMaps, y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor:
     """Return the sums of an :class:`Evaluation`; float32 is not enough beyond some 10^8 pixels."""
     v, wide = inputs.pixel_weight, widest(y.device)
-    vu = edge_pixel_weight(y, maps.edge_mask, v, inputs.edge_class_weight)
-    w, e = denominators(y, valid, maps.edge_mask, inputs.weight, v, vu)
+    place = places_of_labels(y, inputs.tables)
+    vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
+    w, e = denominators(place, valid, maps.edge_mask, inputs.weight, v, vu)
 
     def total_of(values: Tensor, weight: Tensor | None) -> Tensor:
         return (values if weight is None else values * weight).sum(dtype=wide)
@@ -308,7 +326,8 @@ def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tens
     """
     edge_weight = options.edge_weight if edge_scale is None else options.edge_weight * edge_scale
     v = inputs.pixel_weight
-    vu = edge_pixel_weight(inputs.target.long(), maps.edge_mask, v, inputs.edge_class_weight)
+    place = places_of_labels(inputs.target.long(), inputs.tables)
+    vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     off_edges = options.ce_weight * maps.cross_entropy
     off_edges = off_edges + edge_weight * options.false_edge_weight * maps.false_edge
     edge = edge_weight * maps.edge

@@ -44,7 +44,7 @@ from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import Evaluation, TermMaps, count_edge_pixels, sum_rows
+from edgeloss.reduction import Evaluation, TermMaps, count_edge_pixels, places_of_labels, sum_rows
 from edgeloss.reduction import LossMaps as LossMaps
 
 NO_POWER = 1e-30  # smaller exponents are treated as 0
@@ -78,14 +78,14 @@ def evaluate(
     if false_edges:
         false_edge, _ = edge_terms(x, y, valid, find_false_edges(x, mask, valid, radius), None, radius, power)
     terms = TermMaps(
-        cross_entropy=cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing),
+        cross_entropy=cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables),
         same_side=same_side,
         other_side=other_side,
         false_edge=false_edge,
         edge_mask=mask,
         distance=None if distance is None else distance.to(x.dtype, copy=True),
     )
-    counts = count_edge_pixels(y, mask, x.shape[1]) if count_edges else None
+    counts = count_edge_pixels(y, mask, x.shape[1], inputs.multilabel_classes) if count_edges else None
     return Evaluation(sum_rows(terms, y, valid, inputs), terms if maps else None, counts)
 
 
@@ -115,18 +115,23 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
     return x
 
 
-def cross_entropy_map(x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None, label_smoothing: float) -> Tensor:
-    """Return CE [B, *S] like ``torch.nn.functional.cross_entropy(reduction="none")``; 0 on pixels not valid."""
+def cross_entropy_map(
+    x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None, label_smoothing: float, tables: int = 1
+) -> Tensor:
+    """Return CE [B, *S] like ``torch.nn.functional.cross_entropy(reduction="none")``; 0 on pixels not valid.
+
+    Of several ``tables`` of class weights, image b has the one of b % tables.
+    """
     # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
     shifted, log_sum = _shifted(torch.where(valid[:, None], x, 0.0))
     label = torch.where(valid, y, 0)
     ce = log_sum - shifted.gather(1, label[:, None]).squeeze(1)
     if weight is not None:
-        ce = ce * weight[label]
+        ce = ce * weight[places_of_labels(label, tables)]
     if label_smoothing:
         nll = log_sum[:, None] - shifted
         if weight is not None:
-            nll = nll * weight.view(-1, *[1] * (y.dim() - 1))
+            nll = nll * weight.view(tables, -1).repeat(len(x) // tables, 1).view(*x.shape[:2], *[1] * (y.dim() - 1))
         ce = (1 - label_smoothing) * ce + label_smoothing * nll.sum(1) / x.shape[1]
     return torch.where(valid, ce, 0.0)
 

@@ -253,7 +253,7 @@ void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileSt
     arrives[j] = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
   }
   fill_factors(state.label, tile.n, upstream.of_sum(Row::kCrossEntropy), varies ? arrives : nullptr, state.shares.same,
-               call.smoothing, factors);
+               call.smoothing_of(state.pixels.start), factors);
   auto& corrections = space.corrections;
   corrections.clear();
   if (!state.shares.same) return;
@@ -284,7 +284,7 @@ void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileS
   const Tile<A>& tile = state.tile;
   Factors<A> factors;
   find_factors(call, upstream, state, factors, space);
-  tile_softmax(tile, factors, call.smoothing, state.m, state.r, g, ld);
+  tile_softmax(tile, factors, call.smoothing_of(state.pixels.start), state.m, state.r, g, ld);
   const auto& corrections = space.corrections;
   for (int64_t i = 0; i < corrections.count(); ++i) {
     const int64_t j = corrections.j[i], k = corrections.k[i];
@@ -368,7 +368,7 @@ void want_large_pages(void* data, int64_t bytes) {
 
 template <typename A>
 Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, const Options& options) {
-  const Geometry g = clipped_geometry(inputs.logits, saved.label, options.radius);
+  const Geometry g = clipped_geometry(inputs.logits, saved.label, options);
   const Chunks chunks(g);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, inputs.logits);
   Tensor grad = torch::stable::empty_like(inputs.logits);

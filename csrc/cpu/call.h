@@ -45,7 +45,7 @@ struct Call {
   Steps steps;
   const Upsample<A>* up;       // null where the logits are of the labels' resolution
   const A* pixel_weight;       // [B, P] or null
-  const A* edge_class_weight;  // [C] or null
+  const A* edge_class_weight;  // [tables, C] or null
   Smoothing<A> smoothing;
   LaneOptions<A> lane_options;
   SidePacking packing;
@@ -58,7 +58,7 @@ struct Call {
   A* field;                   // [B, P]; read in reach of E only
   EdgeList list;              // without edges null
   FalseEdges<A> false_edges;  // without false edges null
-  int64_t* edge_counts;       // [C], in forward, or null: not wanted
+  int64_t* edge_counts;       // [tables, C], in forward, or null: not wanted
 
   Call(const Geometry& g, const std::optional<Upsample<A>>& up, const Inputs& inputs, const SavedState& saved,
        const Options& options)
@@ -96,9 +96,15 @@ struct Call {
   bool has_decay() const { return lane_options.has_decay; }
   Stored<A> image(int64_t b) const { return stored<A>(logits, steps, b, g.logits == 1); }
   Reader<A> reader(int64_t b) const { return {image(b), up}; }
+  int64_t table_of(int64_t i) const { return g.tables == 1 ? 0 : g.table(i / g.pixels); }
   A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
   A edge_weight_of(int64_t i) const {
-    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[label[i]] : pixel_weight_of(i);
+    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[table_of(i) + label[i]] : pixel_weight_of(i);
+  }
+  // That of the image of pixel i.
+  Smoothing<A> smoothing_of(int64_t i) const {
+    if (g.tables == 1 || !smoothing.weight) return smoothing;
+    return {smoothing.weight + table_of(i), g.classes, smoothing.smoothing};
   }
 
   // Both sides of n edge pixels from the place `at` of the list on.

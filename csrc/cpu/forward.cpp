@@ -129,7 +129,8 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
   sums[Row::kEdges] = static_cast<double>(end - chunk.first_row * g.width);
   if (!call.pixel_weight && !call.edge_class_weight) sums[Row::kEdgeWeight] = sums[Row::kEdges];
   for (size_t c = 0; c < counts.size(); ++c) {  // integers: their sum does not depend on the order of the chunks
-    if (counts[c] > 0) __atomic_fetch_add(call.edge_counts + c, counts[c], __ATOMIC_RELAXED);
+    if (counts[c] == 0) continue;
+    __atomic_fetch_add(call.edge_counts + g.table(chunk.image) + c, counts[c], __ATOMIC_RELAXED);
   }
 }
 
@@ -310,7 +311,7 @@ template <typename A>
 Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optional<Tensor>& distance,
                     const Options& options) {
   const Tensor& logits = inputs.logits;
-  const Geometry g = clipped_geometry(logits, labels, options.radius);
+  const Geometry g = clipped_geometry(logits, labels, options);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
   const Outputs outputs(Device::kCpu, logits, labels, options, distance.has_value());
   SavedState saved = outputs.saved;
@@ -372,7 +373,8 @@ void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A*
     return;
   }
   A w[kTile];
-  smooth_cross_entropy(tile, statistics.y, statistics.m, statistics.r, call.smoothing, ce, w);
+  smooth_cross_entropy(tile, statistics.y, statistics.m, statistics.r, call.smoothing_of(statistics.pixels.start), ce,
+                       w);
   if (!call.pixel_weight) {
     sums[Row::kCrossEntropy] += row_sum(ce, n);
     sums[Row::kWeight] += row_sum(w, n);

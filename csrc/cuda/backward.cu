@@ -54,8 +54,9 @@ struct GradientTile {
   const EdgeShares<A>& shares;
   const GradientOutput<T>& output;
   const uint32_t* near;  // the bits of the tile's pixels near edge pixels; not read without edges
-  A total;               // the call's smoothed_weight()
-  A ce;                  // what arrives at the cross-entropy of each pixel that is not weighted
+  int64_t image;
+  A total;  // the image's smoothed_weight()
+  A ce;     // what arrives at the cross-entropy of each pixel that is not weighted
 
   // What the pixels of a run have in common.
   struct Run {
@@ -79,7 +80,7 @@ struct GradientTile {
       const int16_t k = looks_around ? shares.k[i + v] : kNoClass;
       PixelGradient<A> all;
       all.alpha = all.at_y = ce;
-      if constexpr (kWeighted) all = PixelGradient<A>(call, upstream, i + v, y[v], total);
+      if constexpr (kWeighted) all = PixelGradient<A>(call, upstream, image, i + v, y[v], total);
       factors[v].set(all, static_cast<A>(m[v]), r[v], y[v], looks_around ? shares.same[i + v] : A(0),
                      looks_around ? shares.other[i + v] : A(0), k);
       if (k == kIsWritten) run.written |= 1u << v;
@@ -98,7 +99,8 @@ struct GradientTile {
       for (int j = 0; j < N; ++j) {
         A value = factors[v].template of<!kPlain>(c + j, block[v][j]);
         if constexpr (kWeighted) {
-          if (factors[v].uniform != A(0) && c + j < call.g.classes) value -= factors[v].uniform * call.weight_of(c + j);
+          const bool is_class = c + j < call.g.classes;
+          if (factors[v].uniform != A(0) && is_class) value -= factors[v].uniform * call.weight_of(image, c + j);
         }
         block[v][j] = kPlain || factors[v].y >= 0 ? value : A(0);
       }
@@ -174,8 +176,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 1
     if (w < kTileWords) near[w] = near_edges(call.g, tile, call.tiles, call.edges, w);
     __syncthreads();
   }
-  const A total = kWeighted ? call.smoothed_weight() : A(0), ce = upstream.of_sum(Row::kCrossEntropy);
-  const GradientTile<T, A, kLayout, kWeighted> gradient = {call, upstream, shares, output, near, total, ce};
+  const A total = kWeighted ? call.smoothed_weight(tile.image) : A(0), ce = upstream.of_sum(Row::kCrossEntropy);
+  const GradientTile<T, A, kLayout, kWeighted> gradient = {call, upstream, shares, output, near, tile.image, total, ce};
   gradient.run(tile);
 }
 
@@ -206,7 +208,7 @@ Tensor cuda::backward(const Gradients& gradients, const Inputs& inputs, const Sa
   const Tensor& logits = inputs.logits;
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  const Geometry g = clipped_geometry(logits, saved.label, options.radius);
+  const Geometry g = clipped_geometry(logits, saved.label, options);
   const cudaStream_t stream = current_stream(device);
   Tensor grad = torch::stable::empty_like(logits);
   by_type(logits, [&](auto t, auto a) {

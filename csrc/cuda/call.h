@@ -90,9 +90,9 @@ struct Call {
   const T* x;
   Steps steps;
   Axis<A> along_z, along_y, along_x;
-  const A* weight;             // [C] or null
+  const A* weight;             // [tables, C] or null
   const A* pixel_weight;       // [B, P] or null
-  const A* edge_class_weight;  // [C] or null
+  const A* edge_class_weight;  // [tables, C] or null
   A label_smoothing, power, inverse_decay;
   SidePacking packing;
   int16_t* label;           // [B, P], packed
@@ -138,14 +138,15 @@ struct Call {
       return logits;
     }
   }
-  __device__ A weight_of(int64_t c) const { return weight ? weight[c] : A(1); }
+  // Of class c, in an image.
+  __device__ A weight_of(int64_t image, int64_t c) const { return weight ? weight[g.table(image) + c] : A(1); }
   __device__ A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
-  __device__ A edge_weight_of(int64_t i, int16_t y) const {
-    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[y] : pixel_weight_of(i);
+  __device__ A edge_weight_of(int64_t image, int64_t i, int16_t y) const {
+    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[g.table(image) + y] : pixel_weight_of(i);
   }
-  __device__ A smoothed_weight() const {  // Σ weight(c), where it is needed
+  __device__ A smoothed_weight(int64_t image) const {  // Σ weight(c), where it is needed
     A sum = 0;
-    for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(c);
+    for (int64_t c = 0; c < g.classes && label_smoothing != A(0); ++c) sum += weight_of(image, c);
     return sum;
   }
   // log w of pixel i, as an edge pixel sees it.

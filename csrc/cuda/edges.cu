@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kUpsampled && kLo
         complement += parts[2 * side + 1][lane * kCenters + thread % kCenters];
       }
       const A value = windows.value(at, k, side, mean, complement, side ? nearest[1] : nearest[0]);
-      const double v = call.edge_weight_of(i, k);
+      const double v = call.edge_weight_of(at.image, i, k);
       sums[0] += side ? 0 : v * value;
       sums[1] += side ? v * value : 0;
       sums[2] += side ? 0 : v;

@@ -34,7 +34,7 @@ struct Extras {
 
   // before, m: the max without and with the block.
   template <int N, typename C>
-  __device__ __forceinline__ void add(const C& call, int c, const A (&x)[N], A before, A m) {
+  __device__ __forceinline__ void add(const C& call, int image, int c, const A (&x)[N], A before, A m) {
     if (m > before) {
 #pragma unroll
       for (int j = N - 1; j >= 0; --j) predicted = x[j] == m ? c + j : predicted;
@@ -44,7 +44,7 @@ struct Extras {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       if (c + j >= call.g.classes) continue;
-      const A w = call.weight_of(c + j);
+      const A w = call.weight_of(image, c + j);
       below += x[j] == m ? A(0) : w * (x[j] - m);
       weights += w;
     }
@@ -67,22 +67,22 @@ struct Pixel {
   Extras<A> extras;
 
   template <typename C, int N>
-  __device__ __forceinline__ void add(const C& call, int c, const A (&x)[N]) {
+  __device__ __forceinline__ void add(const C& call, int image, int c, const A (&x)[N]) {
     const A before = softmax.m;
     softmax.add(x, N);
-    if constexpr (kExtras) extras.add(call, c, x, before, softmax.m);
+    if constexpr (kExtras) extras.add(call, image, c, x, before, softmax.m);
   }
 
   // Adds to the sums of CE and of weight, and returns CE of pixel i; 0 where it does not count, for any logits.
   template <typename C>
-  __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int i,
+  __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int image, int i,
                                       double (&sums)[2]) const {
     const A log_sum = log1p_positive(softmax.r), nll = log_sum - (own - softmax.m);
     A ce = nll, w = 1, v = 1;
     if constexpr (kExtras) {
       if (y >= 0) {
         v = call.pixel_weight_of(i);
-        w = call.weight_of(y);
+        w = call.weight_of(image, y);
       }
       ce *= w;
       const A smoothing = call.label_smoothing, all = extras.weights * log_sum - extras.below;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     }
     const auto add = [&](int c, const auto& block) {
 #pragma unroll
-      for (int v = 0; v < V; ++v) pixel[v].add(call, c, block[v]);
+      for (int v = 0; v < V; ++v) pixel[v].add(call, tile.image, c, block[v]);
     };
     if constexpr (kLayout == Layout::kStaged) {
       for_each_staged_block<false, T, A>(is_read ? x.data + place * x.pixel_step : nullptr, nullptr, classes, add);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     for (int v = 0; v < V; ++v) {
       m[v] = static_cast<Max>(pixel[v].softmax.m);
       r[v] = pixel[v].softmax.r;
-      ce[v] = pixel[v].finish(call, out, i + v, sums);
+      ce[v] = pixel[v].finish(call, out, tile.image, i + v, sums);
     }
     store<false>(call.m + i, m);
     store<false>(call.r + i, r);
@@ -244,7 +244,7 @@ template <typename T, typename A, bool kUpsampled>
 Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optional<Tensor>& distance,
                     const Options& options, const Recording& recording, cudaStream_t stream) {
   const Tensor& logits = inputs.logits;
-  const Geometry g = clipped_geometry(logits, labels, options.radius);
+  const Geometry g = clipped_geometry(logits, labels, options);
   const int64_t all = g.batch * g.pixels;
   const Outputs outputs(Device::kCuda, logits, labels, options, distance.has_value());
   SavedState saved = outputs.saved;

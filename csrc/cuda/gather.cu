@@ -66,7 +66,7 @@ struct NearPixel {
   __device__ void write(const GradientOutput<T>& output) const {
     const auto x = call.image(at.image);
     const int classes = static_cast<int>(call.g.classes);
-    PixelGradient<A> all(call, upstream, at.base + at.pixel, y, call.smoothed_weight());
+    PixelGradient<A> all(call, upstream, at.image, at.base + at.pixel, y, call.smoothed_weight(at.image));
     int floor = -1;
     bool is_first = true, more = false;
     do {
@@ -81,7 +81,7 @@ struct NearPixel {
       for (int c = 0; c < classes; ++c) {
         const A share = shares.at(c), logit = x.at(at.pixel, c);
         if (!is_first && (share == A(0) || c <= floor)) continue;
-        const A value = gradient.of(c, y, logit, [&](int64_t k) { return call.weight_of(k); }) + share;
+        const A value = gradient.of(c, y, logit, [&](int64_t k) { return call.weight_of(at.image, k); }) + share;
         output.store(x.binary, at.image, at.pixel, c, value);
       }
       floor = shares.highest();

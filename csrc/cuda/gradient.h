@@ -32,13 +32,13 @@ struct PixelGradient {
   A likely_sum = 0;  // Σ π · slope for it
 
   __device__ PixelGradient() {}
-  // total: the call's smoothed_weight().
+  // total: the image's smoothed_weight().
   template <typename C>
-  __device__ PixelGradient(const C& call, const Upstream<A>& upstream, int64_t i, int16_t y, A total) {
+  __device__ PixelGradient(const C& call, const Upstream<A>& upstream, int64_t image, int64_t i, int16_t y, A total) {
     if (y < 0) return;
     const A ce = upstream.at(Row::kCrossEntropy, i, call.pixel_weight_of(i));
     uniform = ce * (call.label_smoothing / static_cast<A>(call.g.classes));
-    at_y = ce * (A(1) - call.label_smoothing) * call.weight_of(y);
+    at_y = ce * (A(1) - call.label_smoothing) * call.weight_of(image, y);
     alpha = at_y + uniform * total;
     if (call.false_shares) {  // ∂S = π (p(c) - δ_cy)
       alpha += call.false_shares[i];
@@ -69,7 +69,7 @@ struct PixelGradient {
         pi = share(mean, call.power, side ? complement : p, call.log_weight(mean.nearest, i),
                    [&] { return term(x, at.pixel, g.classes, k, side == 0, m, r); });
       }
-      const A value = upstream.at(Row::kSameSide + side, center, call.edge_weight_of(center, k)) * pi;
+      const A value = upstream.at(Row::kSameSide + side, center, call.edge_weight_of(at.image, center, k)) * pi;
       if (side == 0) {
         same += value;
       } else if (is_likely(x_k, m, r)) {

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   __shared__ int of_block[kThreads];
   uint8_t* marks = reinterpret_cast<uint8_t*>(packed_marks);
   const Tile tile(g, tiles);
-  const ClassCounts counts = {out.edge_counts, of_block};
+  const ClassCounts counts = {out.edge_counts ? out.edge_counts + g.table(tile.image) : nullptr, of_block};
   counts.start();
   ClassRange range[4];
   if constexpr (kEdges) {

@@ -51,7 +51,6 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
   constexpr int kTaken = work.kTaken, kCells = work.kCells;
   const Call<T, A, true>& call = work.call;
   const Geometry& g = call.g;
-  const A total = call.smoothed_weight();
   const int64_t width = call.along_x.low, height = call.along_y.low, depth = call.along_z.low;
   const int64_t strips = work.strips(), parts = work.parts();
   for_each_item(work.items(), [&](int64_t item) {
@@ -59,7 +58,8 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
     const int64_t slice = quotient(line, strips), first_cell = (line - slice * strips) * kCells;
     const int64_t last_cell = first_cell + kCells < height ? first_cell + kCells : height;
     const int64_t group = quotient(slice, depth), cell_z = slice - group * depth;
-    const int64_t image = quotient(group, parts), first_logit = (group - image * parts) * kTaken;
+    const int image = static_cast<int>(quotient(group, parts));
+    const int64_t first_logit = (group - image * parts) * kTaken;
     const int64_t first_class = first_logit + (g.logits == 1), base = image * g.pixels;
     int64_t last_z, last_y, last_x, unused;
     const int64_t first_z = call.along_z.support(cell_z, last_z), first_x = call.along_x.support(cell_x, last_x);
@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
       }
       if (!any) return;
     }
+    const A total = call.smoothed_weight(image);
     const auto x = call.image(image);
     const int64_t step = x.low.pixel_step;
     A sum[kCells][kTaken] = {};
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
           const int16_t label = call.class_at(i);
           if (column_weight == A(0) || label < 0) continue;
           const A m = call.max_at(i), r = call.r[i];
-          PixelGradient<A> all(call, work.upstream, i, label, total);
+          PixelGradient<A> all(call, work.upstream, image, i, label, total);
           A shares[kTaken] = {};
           if (kEdges && work.near[i]) {
             const Place at = {image, row, at_x, base, pixel};
@@ -124,7 +125,8 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
             if (first_logit + j >= g.logits) continue;
             const A logit =
                 mix(is_right ? column[1][j] : column[0][j], is_right ? column[2][j] : column[1][j], taps_x.weight);
-            const A value = gradient.of(first_class + j, label, logit, [&](int64_t c) { return call.weight_of(c); });
+            const A value =
+                gradient.of(first_class + j, label, logit, [&](int64_t c) { return call.weight_of(image, c); });
             const A weighted = column_weight * (value + shares[j]);
 #pragma unroll
             for (int k = 0; k < kCells; ++k) sum[k][j] += row_weight[k] * weighted;

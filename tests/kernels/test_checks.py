@@ -29,6 +29,7 @@ FORWARD: dict[str, Any] = {
     "maps": False,
     "count_edges": False,
     "validate": 0,
+    "tables": 1,
 }
 STATE = ["label", "flags", "stats", "edge_list", "sides", "field"]
 NEIGHBOR: dict[str, Any] = {
@@ -52,7 +53,8 @@ def backward_arguments(kernels: Kernels, **changes: Any) -> dict[str, Any]:
     if given["distance"] is not None:
         state["field"] = given["distance"]
     maps = dict.fromkeys(["grad_ce", "grad_same", "grad_other", "grad_false_edge"])
-    names = ["logits", "weight", "pixel_weight", "edge_class_weight", "label_smoothing", "radius", "power", "decay"]
+    names = ["logits", "weight", "pixel_weight", "edge_class_weight"]
+    names += ["label_smoothing", "radius", "power", "decay", "tables"]
     sums = torch.ones(9, dtype=torch.float64, device=kernels.device)
     return {"grad_sums": sums, **maps, **state} | {name: given[name] for name in names}
 

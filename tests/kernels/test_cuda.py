@@ -192,7 +192,7 @@ def test_sync_waits_for_its_own_labels(kernels: Kernels) -> None:
 
 def test_tensors_of_another_device_are_refused() -> None:
     x, y = scene()
-    options = (255, 0.0, [1, 1], 0.0, 0.0, [1.0, 1.0], True, False, False, False, 0)
+    options = (255, 0.0, [1, 1], 0.0, 0.0, [1.0, 1.0], True, False, False, False, 0, 1)
     for others in ((y.cpu(), None), (y, torch.ones(19))):
         with pytest.raises(RuntimeError, match="expected a tensor on the logits' device"):
             torch.ops.edgeloss.edge_loss(x, others[0], others[1], None, None, None, *options)

@@ -62,10 +62,10 @@ def test_async_raises_before_it_does_anything(kernels: Kernels) -> None:
     x, y = batch(kernels, {(0, 0, 0): 5})
     operator = kernels.operators.edge_loss
     options = (255, 0.0, [1, 1], 1.0, 0.0, [1.0, 1.0], True, False, False, False)
-    operator(x, y, None, None, None, None, *options, 1)
+    operator(x, y, None, None, None, None, *options, 1, 1)
     finish(kernels)
     with pytest.raises(ValueError, match="but got 5"):
-        operator(x, y, None, None, None, None, *options, 1)
+        operator(x, y, None, None, None, None, *options, 1, 1)
     finish(kernels)
     kernels.raise_label_errors()  # the second call left no record
 

@@ -272,7 +272,7 @@ def test_operators_match_their_registration(
     kernels: Kernels, edges: bool, false_edges: bool, maps: bool, decay: float, power: float
 ) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))
-    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, false_edges, maps, edges, 1)
+    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, false_edges, maps, edges, 1, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

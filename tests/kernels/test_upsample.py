@@ -202,6 +202,6 @@ def test_one_graph_for_every_size() -> None:
 def test_operators_match_their_registration(kernels: Kernels, edges: bool, classes: int) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), classes, (5, 9)))
     nothing = [None] * 4
-    options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, edges, True, edges, 1)
+    options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, edges, True, edges, 1, 1)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(kernels.operators.edge_loss, (x.requires_grad_(), y, *nothing, *options), test_utils=tests)

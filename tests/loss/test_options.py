@@ -69,7 +69,7 @@ def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
         (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "sync_normalizer"}
          | {"pixel_weight", "normalizer", "return_maps", "return_terms"}),
         (normalizers, {"logits", "distance", "normalizer", "return_maps", "return_terms"}
-         | (set(OF_A_CALL) - {"ignore_index", "radius", "validate"})),
+         | (set(OF_A_CALL) - {"ignore_index", "multilabel", "radius", "validate"})),
     ],
 )  # fmt: skip
 def test_functions_of_fewer_arguments(function: Callable[..., Any], left_out: set[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -16,6 +18,10 @@ from edgeloss.options import spacing_per_axis
 __all__ = ["boundary_distance"]
 
 Array = npt.NDArray[np.generic]
+
+# OpenCV is several times faster than SciPy for images of square pixels. Its squared distances should be integers;
+# float32 is off by up to 0.1 for sides of 700 pixels, so up to this size rounding makes them exact.
+_EXACT_SIDE = 700
 
 
 @overload
@@ -87,16 +93,47 @@ def boundary_distance(
     size = spacing_per_axis(spacing, target.ndim - 1)
 
     field = np.full(target.shape, np.inf, dtype=np.float32)
-    for labels, distance in zip(target.astype(np.int64), field, strict=True):
-        valid = labels != ignore_index
-        for label in np.unique(labels[valid]):
-            own = labels == label
-            others = valid & ~own
-            if others.any():
-                distance[own] = distance_to_sites(others, size)[own]
+    for labels, distance in zip(target, field, strict=True):
+        for inside, around in _windows(labels.shape, size, max_distance):
+            distance[around][inside] = _nearest_other(labels[around], inside, ignore_index, size)
     if max_distance is not None:
         field[field > max_distance] = np.inf
     return field
+
+
+def _windows(
+    shape: Sequence[int], spacing: Sequence[float], reach: float | None
+) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield parts of an image in which all distances up to ``reach`` are those of the whole image.
+
+    Yields:
+        The part of the window that it stands for, and the window.
+    """
+    margin = 0 if reach is None else math.ceil(reach / spacing[0])
+    step = _EXACT_SIDE - 2 * margin
+    if len(shape) != 2 or spacing[0] != spacing[1] or reach is None or step < _EXACT_SIDE / 4:
+        everything = (slice(None),) * len(shape)
+        yield everything, everything
+        return
+    for starts in itertools.product(*(range(0, length, step) for length in shape)):
+        around = tuple(slice(max(start - margin, 0), start + step + margin) for start in starts)
+        inside = (start - part.start for start, part in zip(starts, around, strict=True))
+        yield tuple(slice(start, start + step) for start in inside), around
+
+
+def _nearest_other(
+    labels: Array, inside: tuple[slice, ...], ignore_index: int, spacing: Sequence[float]
+) -> npt.NDArray[np.float32]:
+    """Return the distance of pixels of a part of an image to the nearest pixel of another class."""
+    part = labels[inside]
+    distance = np.full(part.shape, np.inf, dtype=np.float32)
+    valid = labels != ignore_index
+    for label in np.unique(part[valid[inside]]):
+        others = valid & (labels != label)
+        if others.any():
+            own = part == label
+            distance[own] = distance_to_sites(others, spacing)[inside][own]
+    return distance
 
 
 def distance_to_sites(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) -> Array:
@@ -109,9 +146,7 @@ def distance_to_sites(sites: npt.NDArray[np.bool_], spacing: Sequence[float]) ->
     Returns:
         [*S] floating.
     """
-    # OpenCV is several times faster than SciPy for images of square pixels. Its squared distances should be integers;
-    # float32 is off by up to 0.1 for sides of 700 pixels, so up to this size rounding makes them exact.
-    if sites.ndim == 2 and spacing[0] == spacing[1] and max(sites.shape) <= 700:
+    if sites.ndim == 2 and spacing[0] == spacing[1] and max(sites.shape) <= _EXACT_SIDE:
         import cv2  # a heavy import that `import edgeloss` should not need
 
         pixels = cv2.distanceTransform((~sites).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)

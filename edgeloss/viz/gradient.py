@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from edgeloss.viz import drawing
+from edgeloss.viz.arrays import gradient_norm
 from edgeloss.viz.coloring import ColoredMap, color_map, reduce_blocks
 from edgeloss.viz.palette import LOUD, NOTHING, VOID
 
@@ -85,8 +85,7 @@ def _key(drawn: ColoredMap) -> list[tuple[str, drawing.Color]]:
 
 def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], ColoredMap]:
     """Return a name per image, and log10 of the norm, of volumes that of one slice each."""
-    # In double precision: the squares of small float32 gradients would be 0.
-    norm = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).cpu().numpy()
+    norm = gradient_norm(gradient).cpu().numpy()
     void = np.zeros(norm.shape, dtype=bool) if ignored is None else ignored.cpu().numpy()
     names = [f"image {image}" for image in range(len(norm))]
     if norm.ndim == 4:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import bisect
 import io
+import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +15,16 @@ import numpy.typing as npt
 from PIL import Image
 
 from edgeloss.viz.arrays import Arrays, Neighbors, TopClasses
+from edgeloss.viz.codes import IGNORED, OFF_EDGES, encode
 from edgeloss.viz.coloring import ColoredMap
+from edgeloss.viz.summary import histogram
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
+_LEVEL = 6  # of zlib
+_BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
 _BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
 
@@ -68,121 +74,126 @@ class Content(NamedTuple):
 
 
 def pack_images(content: Content, room: int) -> tuple[list[dict[str, Any]], Precision]:
-    """Return the packed arrays of each image, by name, in the highest precision that needs ``room`` bytes or less."""
-    for precision in _PRECISIONS:
-        if precision is not _PRECISIONS[-1] and _estimate(content, precision) > room:
-            continue
-        images = [
-            {name: packed.as_json() for name, packed in _image(content, index, precision, _whole)}
-            for index in range(len(content.arrays.target))
-        ]
-        if sum(len(array["data"]) for image in images for array in image.values()) <= room:
+    """Return arrays and histograms of each image, by name, in the highest precision that fits.
+
+    Args:
+        content: to pack.
+        room: how many bytes the arrays may take.
+    """
+    # Bisected: a coarser precision takes less room, and even an estimate takes time.
+    at = bisect.bisect_left(_PRECISIONS[:-1], True, key=lambda precision: _estimate(content, precision) <= room)
+    for precision in _PRECISIONS[at:]:
+        images = [_pack(content, index, precision) for index in range(len(content.arrays.target))]
+        if sum(len(band) for image in images for array in image["arrays"].values() for band in array["bands"]) <= room:
             break
     return images, precision
+
+
+def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
+    layers = {layer.key: layer for layer in content.layers}
+    packed: dict[str, Any] = {"arrays": {}, "histograms": {}}
+    for name, array in _image(content, index, precision, _bands):
+        packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
+        if name in layers:
+            counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
+            log = layers[name].colored.log
+            packed["histograms"][name] = histogram(np.asarray(counts), log=log, skip_zero=name == "false_edge")
+    return packed
 
 
 def _estimate(content: Content, precision: Precision) -> float:
     """Return about how many bytes the images need."""
     return sum(
-        len(packed.compressed()) * packed.whole / max(packed.values.size, 1)
+        sum(map(len, packed.compressed())) * math.prod(packed.shape) / max(sum(part.size for part in packed.parts), 1)
         for index in range(len(content.arrays.target))
         for _, packed in _image(content, index, precision, _sample)
     )
 
 
 class _Packed(NamedTuple):
-    """An array to store, or a part of it: labels, or the codes of floats."""
+    """An array to store, or a part of it: labels, or the codes of floats.
+
+    Attributes:
+        kind: uint8, uint16 or float.
+        shape: of the whole array.
+        parts: of the array, along its first axis.
+    """
 
     kind: str
-    values: _Array
-    whole: int  # how many values the whole array has
+    shape: tuple[int, ...]
+    parts: list[_Array]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "shape": self.values.shape, "data": self.compressed()}
+    def compressed(self) -> list[str]:
+        return [base64.b64encode(zlib.compress(self._bytes(part), _LEVEL)).decode() for part in self.parts]
 
-    def compressed(self) -> str:
-        values = self.values
+    def _bytes(self, values: _Array) -> bytes:
         if self.kind == "float":
             # All high bytes precede all low bytes: similar bytes are adjacent, and compress well.
             values = np.stack([values >> 8, values & 255]).astype(np.uint8)
-        return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
+        return values.tobytes()
 
 
-_Part = Callable[[_Array], _Array]
+_Split = Callable[[_Array, Sequence[int]], list[_Array]]
 
 
-def _sample(values: _Array) -> _Array:
+def _sample(values: _Array, _ends: Sequence[int]) -> list[_Array]:
     """Return ``_BLOCKS`` blocks of rows, or all rows of a small array."""
     rows = max(1, _BLOCK * len(values) // max(values.size, 1))
     step = len(values) // (rows * _BLOCKS)
     if step < 2:
-        return values
+        return [values]
     blocks = values[: _BLOCKS * step * rows].reshape(_BLOCKS, step * rows, *values.shape[1:])
-    return blocks[:, :rows].reshape(-1, *values.shape[1:])
+    return [blocks[:, :rows].reshape(-1, *values.shape[1:])]
 
 
-def _whole(values: _Array) -> _Array:
-    return values
+def _bands(values: _Array, ends: Sequence[int]) -> list[_Array]:
+    """Return bands of rows that end at ``ends``."""
+    return np.split(values, ends[:-1])
 
 
-def _image(content: Content, index: int, precision: Precision, part: _Part) -> Iterator[tuple[str, _Packed]]:
-    """Yield the name and a part of the content of each array of one image."""
+def _image(content: Content, index: int, precision: Precision, split: _Split) -> Iterator[tuple[str, _Packed]]:
+    """Yield the name and content of each array of one image, split in bands: a page unpacks those that it shows."""
     arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
     bits, step, count = precision
     edges = arrays.maps["edge_mask"][index]
+    bands = max(1, round(edges.size / _BAND))
 
-    def labels(values: _Array, classes: int) -> _Packed:
+    def ends(rows: int) -> list[int]:
+        return [rows * (band + 1) // bands for band in range(bands)]
+
+    def labels(values: _Array, classes: int, at: Sequence[int] = ends(len(edges))) -> _Packed:
         # The largest value of the type stands for -1.
         dtype = np.uint8 if classes <= 255 else np.uint16
-        return _Packed(dtype.__name__, part(values).astype(dtype), values.size)
+        return _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
 
-    def floats(values: _Array, step: float = step) -> _Packed:
-        return _Packed("float", _codes(part(values), bits, step), values.size)
+    def floats(values: _Array, step: float = step, at: Sequence[int] | None = None) -> _Packed:
+        parts = split(values, ends(len(values)) if at is None else at)
+        return _Packed("float", values.shape, [encode(part, bits, step) for part in parts])
 
     yield "truth", labels(arrays.target[index], arrays.classes)
     yield "prediction", labels(arrays.prediction[index], arrays.classes)
-    yield "edge_mask", labels(edges, 2)
     for rank in range(min(count, len(top_classes.classes))):
         if rank:  # rank 0 is the prediction
             yield f"class_{rank}", labels(top_classes.classes[rank, index], arrays.classes)
         yield f"probability_{rank}", floats(top_classes.probabilities[rank, index])
     for key, colored, values in content.layers:
         packed = floats(values[index], 0 if key in ("gradient", "distance") else step)
-        if key in _EDGE_LAYERS:
-            packed.values[~part(edges)] = OFF_EDGES
-        packed.values[part(colored.void[index])] = IGNORED
+        special = {OFF_EDGES: ~edges} if key in _EDGE_LAYERS else {}
+        for code, mask in {**special, IGNORED: colored.void[index]}.items():
+            for part, where in zip(packed.parts, split(mask, ends(len(mask))), strict=True):
+                part[where] = code
         yield key, packed
 
     before, here = (int(arrays.maps["edge_mask"][images].sum()) for images in (slice(index), index))
     own = slice(before, before + here)
-    for rank in range(len(neighbors.nll)):
-        down, right = neighbors.step[:, rank, own]
-        yield f"down_{rank}", labels(down + REACH, REACH)
-        yield f"right_{rank}", labels(right + REACH, REACH)
-        yield f"given_{rank}", floats(neighbors.probability[rank, own])
-        yield f"nll_{rank}", floats(neighbors.nll[rank, own])
-        yield f"share_{rank}", floats(neighbors.share[rank, own])
-
-
-# Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
-IGNORED, OFF_EDGES, FIRST_NUMBER = 1, 2, 3
-
-
-def _codes(values: _Array, bits: int, step: float) -> _Array:
-    """Convert numbers ≥ 0 to codes in their order, with nan last.
-
-    A code is the exponent of float32 and 8 bits of the significand, of which ``bits`` are used, plus ``FIRST_NUMBER``.
-    """
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(values, dtype=np.float32)
-    if step:
-        single = np.where(single < 1, np.rint(np.minimum(single, 1) / step) * np.float32(step), single)
-    # A nan of any payload has one code, and -0 the code of 0.
-    raw = np.where(np.isnan(single), np.float32(np.nan), np.abs(single)).view(np.uint32)
-    drop = 23 - bits
-    # Rounding may carry into the exponent; inf has no significand to round, and nan keeps its quiet bit.
-    code = (raw + np.uint32(1 << (drop - 1))) >> np.uint32(drop) << np.uint32(8 - bits)
-    return np.asarray(code + FIRST_NUMBER, dtype=np.uint16)
+    edges_before = np.concatenate([[0], edges.sum(1).cumsum()])
+    at = [int(edges_before[row]) for row in ends(len(edges))]
+    down, right = (axis[:, own].T for axis in neighbors.step)
+    yield "down", labels(down + REACH, REACH, at)
+    yield "right", labels(right + REACH, REACH, at)
+    yield "given", floats(neighbors.probability[:, own].T, at=at)
+    yield "nll", floats(neighbors.nll[:, own].T, at=at)
+    yield "share", floats(neighbors.share[:, own].T, at=at)
 
 
 def picture_uri(rgb: _Array) -> str:

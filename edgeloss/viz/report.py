@@ -20,10 +20,13 @@ from edgeloss.viz.coloring import CMAP, class_colors, class_labels, color_map, c
 from edgeloss.viz.packing import MAX_BYTES, REACH, Content, Layer, Precision, pack_images, picture_uri
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import BORDER_RADIUS, Scores, compute_scores
+from edgeloss.viz.summary import worst_places
 
 _Array = npt.NDArray[Any]
 _NEIGHBORS = 8  # per edge pixel
 _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
+_FAR = 100.0  # pixels; exact distances beyond it would take most of the time
+_MANY_PIXELS = 2**21  # each pixel beyond them may take another byte
 _NOTHING = {"distance": "far", "gradient": "zero", "false_edge": "zero", "cross_entropy": ""}  # what black means
 _SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
 
@@ -47,7 +50,8 @@ def report(
     the neighbors that its edge terms come from. A table lists scores and terms per class.
 
     The page is one file and needs no server and no network, only a browser from 2023 or later. Its numbers are rounded
-    to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB.
+    to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB, or for more than two
+    million pixels 13 MB and a byte per pixel.
 
     Args:
         logits: [B, C, H, W] or [C, H, W] floating, any device; C = 1 for binary. The page shows one image at a time.
@@ -125,25 +129,31 @@ def _data(
 ) -> tuple[dict[str, Any], Precision]:
     """Return what the scripts need."""
     special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
-    packed, precision = pack_images(content, MAX_BYTES - sum(map(len, pictures)))
+    packed, precision = pack_images(content, _room(content) - sum(map(len, pictures)))
+    worst = "edge" if content.arrays.maps["edge_mask"].any() else "cross_entropy"
     images: list[dict[str, Any]] = [
         {
-            "arrays": arrays,
+            **arrays_and_histograms,
             "layers": [_about_layer(layer, index) for layer in content.layers],
             "picture": pictures[index] if pictures else None,
+            "worst": {"layer": worst, "places": worst_places(content.arrays.maps[worst][index])},
         }
-        for index, arrays in enumerate(packed)
+        for index, arrays_and_histograms in enumerate(packed)
     ]
     data = {
         "names": names[: len(colors)],
         "colors": colors,
         "special": {name: to_hex(color) for name, color in special.items()},
         "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
-        "maxNeighbors": len(content.neighbors.nll),
         "reach": REACH,
         "images": images,
     }
     return data, precision
+
+
+def _room(content: Content) -> int:
+    """Return how many bytes a page may take, without its text."""
+    return MAX_BYTES + max(content.arrays.target.size - _MANY_PIXELS, 0)
 
 
 def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
@@ -168,8 +178,8 @@ def _layers(arrays: Arrays) -> list[Layer]:
     distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
     if distance is None:  # the loss uses none: show the exact distance
         unit = "px"
-        distance = boundary_distance(arrays.target, ignore_index=-1)
-    # Infinite distances are drawn black: they mean no other label within the search radius.
+        distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR)
+    # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
     far = np.isinf(distance)
     drawn = color_map(
         "distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white", unit=unit

@@ -70,6 +70,17 @@ def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
     assert np.array_equal(field[y == 0], expected[y == 0])
 
 
+@pytest.mark.parametrize("reach", [1.0, 30.5, 400])  # the last one has no tiles
+@pytest.mark.parametrize("spacing", [None, 0.5])
+def test_tiles_of_a_large_image_are_exact_up_to_the_limit(reach: float, spacing: float | None) -> None:
+    random = np.random.default_rng(0)
+    y = np.kron(random.integers(0, 3, (5, 9)), np.ones((161, 173), dtype=np.int64))[None]
+    y[random.random(y.shape) < 0.1] = 255
+    far = boundary_distance(y, ignore_index=255, spacing=spacing)
+    far[far > reach] = np.inf
+    np.testing.assert_array_equal(boundary_distance(y, ignore_index=255, spacing=spacing, max_distance=reach), far)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64, np.uint16])
 def test_numpy_and_torch_agree(dtype: Any) -> None:
     y = regions(9, 11, classes=4).astype(dtype)

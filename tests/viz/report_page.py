@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss.viz.packing import FIRST_NUMBER
+from edgeloss.viz.codes import FIRST_NUMBER
 
 
 def carried(page: str) -> dict[str, Any]:
@@ -23,14 +23,23 @@ def carried(page: str) -> dict[str, Any]:
     return data
 
 
+def raw_bytes(array: dict[str, Any]) -> list[bytes]:
+    """Unpack the bands of an array of a page."""
+    return [zlib.decompress(base64.b64decode(band)) for band in array["bands"]]
+
+
+def raw_codes(array: dict[str, Any]) -> npt.NDArray[Any]:
+    """Unpack the codes of floats as the script of a page does."""
+    bands = [np.frombuffer(band, np.uint8).reshape(2, -1).astype(np.uint32) for band in raw_bytes(array)]
+    return np.concatenate([high << 8 | low for high, low in bands]).reshape(array["shape"])
+
+
 def decoded(array: dict[str, Any]) -> npt.NDArray[Any]:
     """Decode an array of a page as its script does; codes that are no numbers become 0."""
-    packed = zlib.decompress(base64.b64decode(array["data"]))
     if array["kind"] != "float":
-        return np.frombuffer(packed, array["kind"]).reshape(array["shape"])
-    high, low = np.frombuffer(packed, np.uint8).reshape(2, -1).astype(np.uint32)
-    codes = np.maximum(high << 8 | low, FIRST_NUMBER) - FIRST_NUMBER
-    return (codes << 15).view(np.float32).reshape(array["shape"])
+        return np.frombuffer(b"".join(raw_bytes(array)), array["kind"]).reshape(array["shape"])
+    codes = np.maximum(raw_codes(array), FIRST_NUMBER) - FIRST_NUMBER
+    return (codes << 15).view(np.float32)
 
 
 class Page:
@@ -60,9 +69,12 @@ class Page:
         """Return the colors of a layer, [h, w, 4], at a level of half the resolution of the one before."""
         script = """
             const [key, level] = arguments;
-            const { rows, columns } = gridOf(key);
-            const [width, height] = [columns, rows].map((size) => Math.ceil(size / 2 ** level));
-            return [height, width, [...cells(key, level, 0, 0, width, height).data]];
+            const painted = () => {
+                const { rows, columns } = gridOf(key);
+                const [width, height] = [columns, rows].map((size) => Math.ceil(size / 2 ** level));
+                return [height, width, [...cells(key, level, 0, 0, width, height).data]];
+            };
+            return image.has(key) ? image.need(key).then(painted) : painted();
         """
         height, width, values = self.run(script, key, level)
         return np.array(values).reshape(height, width, 4)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import re
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
-from report_page import carried, decoded
+from report_page import carried, decoded, raw_codes
 from scenes import MARKUP, large_image, patches
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
-from edgeloss.viz.packing import FIRST_NUMBER, IGNORED
+from edgeloss.viz.codes import FIRST_NUMBER, IGNORED, OFF_EDGES
 from edgeloss.viz.scores import compute_scores, make_thumbnail
-
-
-def raw_codes(array: dict[str, Any]) -> npt.NDArray[Any]:
-    high, low = np.frombuffer(zlib.decompress(base64.b64decode(array["data"])), np.uint8).reshape(2, -1)
-    return (high.astype(int) << 8 | low).reshape(array["shape"])
+from edgeloss.viz.summary import worst_places
 
 
 def test_the_page_holds_the_maps() -> None:
@@ -73,9 +65,34 @@ def test_non_finite_values_are_stored() -> None:
 def test_an_image_without_an_edge() -> None:
     page = report(torch.randn(3, 8, 8), torch.zeros(8, 8, dtype=torch.int64))
     arrays = carried(page)["images"][0]["arrays"]
-    assert not decoded(arrays["edge_mask"]).any()
+    assert (raw_codes(arrays["edge"]) == OFF_EDGES).all()
     assert np.isinf(decoded(arrays["distance"])).all()
     report(torch.randn(3, 8, 8), torch.full((8, 8), -100))  # all ignored
+
+
+def test_histograms_count_the_pixels_that_have_a_value() -> None:
+    logits, target = patches()
+    computed = compute_arrays(logits, target)
+    histograms = carried(report(logits, target))["images"][0]["histograms"]
+    valid, edges = computed.target[0] >= 0, computed.maps["edge_mask"][0]
+    expected = {"cross_entropy": valid, "edge": edges, "gradient": computed.gradient[0] > 0}
+    for name, counted in expected.items():
+        assert sum(histograms[name]["counts"]) == counted.sum()
+    values = computed.maps["cross_entropy"][0][valid].astype(float)
+    counts, _ = np.histogram(values, 60, (0, values.max()))
+    assert np.abs(np.cumsum(counts) - np.cumsum(histograms["cross_entropy"]["counts"])).max() <= 8  # rounded values
+
+
+def test_the_worst_places_do_not_touch() -> None:
+    losses = np.zeros((96, 120))
+    losses[40:48, 72:80] = 1  # a block of 8 x 8, and parts of its neighbors
+    losses[40:48, 80:84] = 0.5
+    losses[0, 0] = 3
+    losses[95, 119] = np.inf
+    places = worst_places(losses)
+    assert [(place["row"], place["column"]) for place in places] == [(92, 116), (44, 76), (4, 4)]
+    assert [place["sum"] for place in places] == [None, 64, 3]
+    assert worst_places(np.zeros((5, 5))) == []
 
 
 def test_markup_in_names_is_text() -> None:

@@ -76,7 +76,9 @@ def test_thin_edges_survive_a_lower_resolution(opened: Opened) -> None:
     np.testing.assert_allclose(small[:3], 255 * distinct_colors(2)[0], atol=2)
 
 
-def test_hovering_shows_the_right_numbers(opened: Opened) -> None:
+@pytest.mark.parametrize("band", [2**19, 100], ids=["one band", "nine bands"])
+def test_hovering_shows_the_right_numbers(opened: Opened, monkeypatch: pytest.MonkeyPatch, band: int) -> None:
+    monkeypatch.setattr("edgeloss.viz.packing._BAND", band)
     logits, target = patches()
     criterion = EdgeAwareLoss(edge_weight=2.0, false_edge_weight=0.5, power=0.0, decay=2.0)
     page = opened(logits, target, criterion=criterion, class_names=["a", "b", "c"])
@@ -226,6 +228,28 @@ def test_classes_and_values_limit_what_is_shown(opened: Opened) -> None:
     np.testing.assert_array_equal(shown("truth"), (truth == most[0]) & (prediction == most[1]))
 
 
+def test_values_of_a_large_image_are_unpacked_where_they_are_needed(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeloss.viz.packing._BAND", 100)
+    logits, target = patches()
+    page = opened(logits, target)
+    computed = compute_arrays(logits, target).maps["cross_entropy"][0]
+    assert page.run("return 'cross_entropy' in image.arrays") is False
+    page.run("const low = findAll('#histograms input')[0]; low.value = 20; low.dispatchEvent(new Event('input'))")
+    page.wait_for("return Boolean(image.keep)")
+    border = computed[target[0].numpy() >= 0].max() * 20 / 60
+    kept = page.run("return [...image.keep]")
+    expected = (computed > border) & (target[0].numpy() >= 0)
+    certain = np.abs(computed - border) > 0.01 * border
+    np.testing.assert_array_equal(np.reshape(kept, computed.shape)[certain], expected[certain])
+    page.run("clearFilter()")
+    page.choose(1, "cross_entropy")
+    page.run("document.querySelectorAll('.largest')[1].click()")
+    row, column = np.unravel_index(computed.argmax(), computed.shape)
+    page._wait.until(lambda d: f"Row {row}, column {column} (pinned)" in page.pixel_text())
+
+
 def test_a_worst_place_is_a_jump_away(opened: Opened) -> None:
     logits, target = patches(48, 72)
     logits[0, :, 30:36, 40:48] *= 20
@@ -281,11 +305,13 @@ def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
     page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
     Select(page.driver.find_element("id", "image")).select_by_value("2")
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
-    page.wait_for("return image.complete && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
+    page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
     page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))
 
 
-def test_logits_of_lower_resolution(opened: Opened) -> None:
+@pytest.mark.parametrize("band", [2**19, 60], ids=["one band", "more bands than rows"])
+def test_logits_of_lower_resolution(opened: Opened, monkeypatch: pytest.MonkeyPatch, band: int) -> None:
+    monkeypatch.setattr("edgeloss.viz.packing._BAND", band)
     _, target = patches(24, 36)
     logits = torch.randn(1, 3, 6, 9)
     criterion = EdgeAwareLoss(upsample=True)

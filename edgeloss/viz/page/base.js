@@ -50,6 +50,7 @@ const begin = async (start = () => {}) => {
     findAll(".sortable").forEach(makeSortable);
     await start();
     document.body.dataset.ready = "true";
+    performance.mark("ready"); // for benchmarks
   } catch (error) {
     const text = `This page could not be drawn: ${error.message}`;
     find("main").append(element("p", { id: "failure", className: "loud", textContent: text }));

@@ -1,7 +1,5 @@
 // The legend, which hides classes, and the histograms, which choose ranges of values.
 
-const BINS = 60;
-
 // Apply the filter, and say what it leaves.
 const applyFilter = () => {
   image.keep = filtered();
@@ -74,24 +72,17 @@ const makeLegend = () => {
 
 // ---------------------------------------------------------------------------------------------------------- histograms
 
-// Return the bin of each code, 255 for what has none, the numbers of pixels in the bins, and their borders.
-const histogramOf = ({ key, log, nothing }) => {
-  const perCode = countsOf(image.arrays[key]);
+// Return the bin of each code, 255 for what has none.
+const binsOf = ({ low, width, counts }, { log, key }) => {
+  const first = log || key === "false_edge" ? FIRST + 1 : FIRST;
   const scaled = (code) => (log ? Math.log10(NUMBERS[code]) : NUMBERS[code]);
-  const first = log || nothing === "zero" ? FIRST + 1 : FIRST;
-  let [low, high] = [Infinity, -Infinity];
+  const binOf = new Uint8Array(65536).fill(255);
   for (let code = first; code < NOT_FINITE; code++)
-    if (perCode[code]) [low, high] = [Math.min(low, scaled(code)), Math.max(high, scaled(code))];
-  if (!log) low = Math.min(low, 0);
-  const width = (high - low) / BINS || 1;
-  const [binOf, counts] = [new Uint8Array(65536).fill(255), new Float64Array(BINS)];
-  for (let code = first; code < NOT_FINITE; code++)
-    if (perCode[code]) counts[(binOf[code] = limited(Math.floor((scaled(code) - low) / width), 0, BINS - 1))] += perCode[code];
-  const border = (bin) => (log ? 10 ** (low + bin * width) : low + bin * width);
-  return { binOf, counts, border, empty: high < low };
+    binOf[code] = limited(Math.floor((scaled(code) - low) / width), 0, counts.length - 1);
+  return binOf;
 };
 
-// Bars on a log scale, as the path of an SVG of BINS × 1.
+// Bars on a log scale, as the path of an SVG as wide as there are bins.
 const barsOf = (counts, low, high) => {
   const top = Math.log10(1 + Math.max(...counts));
   return [...counts.keys()]
@@ -108,29 +99,34 @@ const svg = (tag, attributes, ...children) => {
 };
 
 const makeHistogram = (layer) => {
-  const { binOf, counts, border, empty } = histogramOf(layer);
-  if (empty) return null;
+  const histogram = image.histograms[layer.key];
+  if (!histogram) return null;
+  const { low: lowest, width: step, counts } = histogram;
+  const most = counts.length - 1;
+  const border = (bin) => (layer.log ? 10 ** (lowest + bin * step) : lowest + bin * step);
   const name = layer.log ? "|gradient|" : layer.name;
-  const all = svg("path", { class: "all", d: barsOf(counts, 0, BINS) });
+  const all = svg("path", { class: "all", d: barsOf(counts, 0, most) });
   const chosen = svg("path", { class: "in" });
-  const chart = svg("svg", { viewBox: `0 0 ${BINS} 1`, preserveAspectRatio: "none", "aria-hidden": "true" }, all, chosen);
-  const slider = (end, value) => element("input", { type: "range", min: 0, max: BINS - 1, value, ariaLabel: `${name}: ${end} of the range` });
-  const [from, to] = [slider("low end", 0), slider("high end", BINS - 1)];
+  const chart = svg("svg", { viewBox: `0 0 ${most + 1} 1`, preserveAspectRatio: "none", "aria-hidden": "true" }, all, chosen);
+  const slider = (end, value) => element("input", { type: "range", min: 0, max: most, value, ariaLabel: `${name}: ${end} of the range` });
+  const [from, to] = [slider("low end", 0), slider("high end", most)];
   const about = element("span");
-  const ends = element("div", { className: "ends" }, ...[0, BINS].map((bin) => element("span", { textContent: number(border(bin)) })));
+  const ends = element("div", { className: "ends" }, ...[0, most + 1].map((bin) => element("span", { textContent: number(border(bin)) })));
   const figure = element("figure", {}, element("figcaption", { textContent: name }, about), chart, ends, element("div", { className: "sliders" }, from, to));
 
+  let binOf; // of each code, once it is needed
   const choose = (first, last) => {
     const [low, high] = [Math.min(first, last), Math.max(first, last)];
     [from.value, to.value] = [low, high];
     const text = `${number(border(low))} – ${number(border(high + 1))}`;
     for (const [input, at] of [[from, low], [to, high + 1]]) input.ariaValueText = number(border(at));
     chosen.setAttribute("d", barsOf(counts, low, high));
-    const whole = low === 0 && high === BINS - 1;
+    const whole = low === 0 && high === most;
     about.textContent = whole ? "" : text;
-    whole ? filter.ranges.delete(layer.key) : filter.ranges.set(layer.key, { binOf, low, high, text });
+    whole ? filter.ranges.delete(layer.key) : filter.ranges.set(layer.key, { binOf: (binOf ??= binsOf(histogram, layer)), low, high, text });
   };
-  const apply = (first, last) => {
+  const apply = async (first, last) => {
+    if (!image.arrays[layer.key]) await image.need(layer.key);
     choose(first, last);
     filter.pair = null;
     applyFilter();
@@ -138,7 +134,7 @@ const makeHistogram = (layer) => {
   for (const input of [from, to]) input.addEventListener("input", () => apply(Number(from.value), Number(to.value)));
   const binAt = ({ clientX }) => {
     const { left, width } = chart.getBoundingClientRect();
-    return limited(Math.floor(((clientX - left) / width) * BINS), 0, BINS - 1);
+    return limited(Math.floor(((clientX - left) / width) * (most + 1)), 0, most);
   };
   let start = null;
   chart.addEventListener("pointerdown", (event) => {
@@ -147,7 +143,7 @@ const makeHistogram = (layer) => {
   });
   chart.addEventListener("pointermove", (event) => start === null || apply(start, binAt(event)));
   for (const end of ["pointerup", "pointercancel"]) chart.addEventListener(end, () => (start = null));
-  figure.reset = () => choose(0, BINS - 1);
+  figure.reset = () => choose(0, most);
   figure.reset();
   return figure;
 };

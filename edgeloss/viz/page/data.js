@@ -16,27 +16,82 @@ const unpack = async (text) => {
 };
 
 // Labels are stored as they are, codes of floats as their high bytes and their low bytes.
-const decode = async ({ kind, shape: [rows, columns], data: text }) => {
+const decode = async (kind, text) => {
   const bytes = await unpack(text);
-  if (kind === "uint8") return { rows, columns, values: bytes, none: 255 };
-  if (kind === "uint16") return { rows, columns, values: new Uint16Array(bytes.buffer), none: 65535 };
+  if (kind === "uint8") return bytes;
+  if (kind === "uint16") return new Uint16Array(bytes.buffer);
   const count = bytes.length / 2;
   const values = new Uint16Array(count);
   for (let i = 0; i < count; i++) values[i] = (bytes[i] << 8) | bytes[count + i];
-  return { rows, columns, values, codes: true };
+  return values;
 };
+
+const NEIGHBOR = ["down", "right", "given", "nll", "share"]; // arrays with a row per edge pixel
 
 let image; // the current one
 
-// Return an image without its arrays; `complete` unpacks those that are not named in `needed`.
-const openImage = ({ arrays: packed, layers, picture }) => {
+// Return an image without its arrays. They are stored in bands of rows, which are unpacked when they are needed: all
+// bands of an array to draw it, and one band of each array for the values of a pixel.
+const openImage = ({ arrays: packed, layers, picture, histograms, worst }) => {
+  const opened = { arrays: {}, layers, histograms, worst, levels: new Map(), keep: null, picture: null, failures: {} };
+  const names = Object.keys(packed);
+  const [height, width] = packed.truth.shape;
+  const count = packed.truth.bands.length;
+  const bands = Object.fromEntries(names.map((name) => [name, []]));
+  const startOf = (rows, band) => Math.floor((rows * band) / count);
+  const bandOf = (rows, row) => Math.ceil(((row + 1) * count) / rows) - 1;
+
+  const loadBand = async (name, band) => (bands[name][band] ??= await decode(packed[name].kind, packed[name].bands[band]));
+  const load = async (name) => {
+    const { kind, shape } = packed[name];
+    const parts = await Promise.all(packed[name].bands.map((_, band) => loadBand(name, band)));
+    let [values] = parts;
+    if (count > 1) {
+      values = new values.constructor(shape[0] * shape[1]);
+      parts.forEach((part, band) => {
+        const at = startOf(shape[0], band) * shape[1];
+        values.set(part, at);
+        bands[name][band] = values.subarray(at, at + part.length);
+      });
+    }
+    const about = kind === "float" ? { codes: true } : { none: kind === "uint8" ? 255 : 65535 };
+    opened.arrays[name] = { rows: shape[0], columns: shape[1], values, ...about };
+  };
   const loading = {};
-  const opened = { arrays: {}, layers, levels: new Map(), keep: null, picture: null };
-  opened.need = (name) =>
-    (loading[name] ??= decode(packed[name]).then((array) => {
-      opened.arrays[name] = array;
-    }));
-  opened.needAll = (names = Object.keys(packed)) => Promise.all(names.map(opened.need));
+  opened.need = (name) => (loading[name] ??= load(name));
+
+  const placeOf = (name, y, x) => {
+    const [rows, columns] = packed[name].shape;
+    const row = Math.floor(((y + 0.5) * rows) / height);
+    const band = bandOf(rows, row);
+    return { band, at: (row - startOf(rows, band)) * columns + Math.floor(((x + 0.5) * columns) / width) };
+  };
+  // Return a promise of what the values of a pixel need, or null if nothing is missing.
+  opened.needPixel = (y, x) => {
+    const missing = names
+      .map((name) => [name, NEIGHBOR.includes(name) ? bandOf(height, y) : placeOf(name, y, x).band])
+      .filter(([name, band]) => !bands[name][band]);
+    return missing.length ? Promise.all(missing.map(([name, band]) => loadBand(name, band))) : null;
+  };
+  opened.has = (name) => name in packed;
+  opened.valueAt = (name, y, x) => {
+    const { band, at } = placeOf(name, y, x);
+    return bands[name][band][at];
+  };
+  // The neighbors of an edge pixel; edge pixels are stored in the order of the image.
+  const ranks = [];
+  opened.neighborsAt = (y, x) => {
+    const { band, at } = placeOf("edge", y, x);
+    if (!ranks[band]) {
+      let rank = 0;
+      ranks[band] = Int32Array.from(bands.edge[band], (code) => (code >= FIRST ? rank++ : -1));
+    }
+    const row = ranks[band][at];
+    const [, most] = packed.down.shape;
+    const places = row < 0 ? [] : Array.from({ length: most }, (_, k) => row * most + k);
+    return places.map((place) => Object.fromEntries(NEIGHBOR.map((name) => [name, bands[name][band][place]])));
+  };
+
   opened.loadPicture = async () => {
     if (!picture) return;
     opened.picture = Object.assign(new Image(), { src: picture });
@@ -75,7 +130,6 @@ const pixelOf = ({ rows, columns }, at) => {
   return [Math.floor(y), Math.floor((((at % columns) + 0.5) * truth.columns) / columns)];
 };
 
-const valueAt = (key, y, x) => NUMBERS[image.arrays[key].values[placeIn(image.arrays[key], y, x)]];
 const labelAt = (key, y, x) => image.arrays[key].values[y * image.arrays[key].columns + x];
 
 // ------------------------------------------------------------------------------------------------------------- filters

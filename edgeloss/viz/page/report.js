@@ -1,29 +1,25 @@
 // Open an image of the report, and listen.
 
 const open = async (index) => {
+  find("#wait").hidden = false;
   image = openImage(data.images[index]);
-  image.failures = {};
   const chosen = ["left", "right"].map((side) => document.body.dataset[side]);
   const preferred = [chosen[0] ?? (data.images[index].picture ? "errors" : "truth"), chosen[1] ?? "edge"];
-  const first = ["truth", "prediction", "edge_mask", ...preferred].filter((key) => key in data.images[index].arrays);
-  await Promise.all([image.loadPicture(), image.needAll(first)]);
+  const first = ["truth", "prediction", ...preferred].filter(image.has);
+  await Promise.all([image.loadPicture(), ...first.map(image.need)]);
   menus.forEach((menu, side) =>
     menu.replaceChildren(...image.choices.map(({ key, name }) => new Option(name, key, false, key === preferred[side]))),
   );
   fit();
   await Promise.all(menus.map((_, side) => showLayer(side)));
-  find("#wait").hidden = true;
   image.summary = summarize();
   unpin();
   makeLegend();
-  await image.needAll();
-  const { edge_mask: mask } = image.arrays;
-  image.rank = new Int32Array(mask.values.length).fill(-1);
-  for (let at = 0, count = 0; at < mask.values.length; at++) if (mask.values[at]) image.rank[at] = count++;
-  image.complete = true;
   showWorst();
   makeHistograms();
   clearFilter();
+  await image.needPixel(0, 0); // of a small image, all arrays
+  find("#wait").hidden = true;
 };
 
 const start = async () => {

@@ -28,45 +28,48 @@ const tableOf = (id, rows, head = []) => {
 };
 const title = (text) => element("h3", { textContent: text });
 
-// The neighbors of an edge pixel; edge pixels are stored in the order of the image.
-const neighbors = (at) => {
-  const { arrays } = image;
-  const place = image.rank[at];
-  const { columns, values } = arrays.truth;
-  const list = [];
-  for (let k = 0; place >= 0 && k < data.maxNeighbors; k++) {
-    const [down, right] = ["down", "right"].map((way) => arrays[`${way}_${k}`].values[place] - data.reach);
-    if (!down && !right) continue; // it has fewer neighbors
-    const [given, nll, share] = ["given", "nll", "share"].map((name) => NUMBERS[arrays[`${name}_${k}`].values[place]]);
-    const label = values[at + down * columns + right];
-    list.push({ down, right, label, same: label === values[at], given, nll, share });
-  }
-  return list;
-};
+const neighbors = (y, x) =>
+  image
+    .neighborsAt(y, x)
+    .map(({ down, right, ...codes }) => {
+      const [given, nll, share] = [codes.given, codes.nll, codes.share].map((code) => NUMBERS[code]);
+      return { down: down - data.reach, right: right - data.reach, given, nll, share };
+    })
+    .filter(({ down, right }) => down || right) // others fill the row of a pixel with fewer neighbors
+    .map((one) => {
+      const label = labelAt("truth", y + one.down, x + one.right);
+      return { ...one, label, same: label === labelAt("truth", y, x) };
+    });
 
-const likely = (at) => {
+const likely = (y, x) => {
   const rows = [];
-  for (let k = 0; image.arrays[`probability_${k}`]; k++) {
-    const { values, none } = k ? image.arrays[`class_${k}`] : image.arrays.prediction;
-    if (values[at] !== none) rows.push([named(values[at], "loud"), number(NUMBERS[image.arrays[`probability_${k}`].values[at]])]);
+  for (let k = 0; image.has(`probability_${k}`); k++) {
+    const label = image.valueAt(k ? `class_${k}` : "prediction", y, x);
+    if (label !== image.arrays.prediction.none) rows.push([named(label, "loud"), number(NUMBERS[image.valueAt(`probability_${k}`, y, x)])]);
   }
   return rows;
 };
 
 const terms = (y, x) =>
   image.layers.map(({ key, name, log }) => {
-    const code = image.arrays[key].values[placeIn(image.arrays[key], y, x)];
+    const code = image.valueAt(key, y, x);
     return [log ? "|gradient|" : name, code === OFF_EDGES ? "no edge" : code === IGNORED ? "–" : number(NUMBERS[code])];
   });
 
 const NEIGHBOR_HEAD = ["offset", "side", "class", "prob.", "loss", "share"];
-const showPixel = (y, x) => {
+const showPixel = async (y, x) => {
   shown = [y, x];
-  if (!image.complete) return;
+  const [about, loading] = [image, image.needPixel(y, x)];
+  if (loading) {
+    around = [];
+    redraw();
+    await loading;
+    if (image !== about || shown?.[0] !== y || shown[1] !== x) return; // another pixel by now
+  }
   const { truth, prediction } = image.arrays;
   const at = y * truth.columns + x;
   const valid = truth.values[at] !== truth.none;
-  around = neighbors(at);
+  around = neighbors(y, x);
   panel.replaceChildren(
     element("h2", { textContent: `Row ${y}, column ${x}${pinned ? " (pinned)" : ""}` }),
     tableOf("labels", [
@@ -74,7 +77,7 @@ const showPixel = (y, x) => {
       ["prediction", named(prediction.values[at], "loud")],
     ]),
     title("Most probable"),
-    tableOf("likely", likely(at)),
+    tableOf("likely", likely(y, x)),
     title(valid ? "Terms" : "Terms: none, the pixel is ignored"),
     tableOf("terms", terms(y, x)),
   );
@@ -144,43 +147,14 @@ const summarize = () => {
 
 // -------------------------------------------------------------------------------------------------------- worst places
 
-const PLACES = 6;
-
-// Sum a layer over square blocks, and return the largest sums that do not touch each other.
-const worstBlocks = (key) => {
-  const { rows, columns, values } = image.arrays[key];
-  const size = limited(Math.round(Math.min(rows, columns) / 12), 8, 64);
-  const across = Math.ceil(columns / size);
-  const sums = new Float64Array(across * Math.ceil(rows / size));
-  for (let y = 0, at = 0; y < rows; y++)
-    for (let x = 0; x < columns; x++, at++) {
-      const code = values[at];
-      if (code >= FIRST) sums[Math.floor(y / size) * across + Math.floor(x / size)] += code < NOT_FINITE ? NUMBERS[code] : 1e9;
-    }
-  const order = [...sums.keys()].filter((block) => sums[block] > 0).sort((a, b) => sums[b] - sums[a]);
-  const blocks = [];
-  for (const block of order.slice(0, 400)) {
-    const [y, x] = [Math.floor(block / across), block % across];
-    const apart = blocks.every((other) => Math.max(Math.abs(other.y - y), Math.abs(other.x - x)) > 1);
-    if (apart && blocks.length < PLACES) blocks.push({ y, x, sum: sums[block] });
-  }
-  return blocks.map(({ y, x, sum }) => ({
-    row: Math.min(Math.floor((y + 0.5) * size), rows - 1),
-    column: Math.min(Math.floor((x + 0.5) * size), columns - 1),
-    size,
-    sum,
-  }));
-};
-
 const showWorst = () => {
   const { rows, columns } = image.arrays.truth;
-  const key = image.arrays.edge_mask.values.includes(1) ? "edge" : "cross_entropy";
-  const blocks = worstBlocks(key);
-  const { name } = layerOf(key);
-  find("#worst-about").textContent = blocks.length
+  const { layer, places } = image.worst;
+  const { name } = layerOf(layer);
+  find("#worst-about").textContent = places.length
     ? `Where the sum of the ${name} is largest; wrong pixels in red. Press one to go there.`
     : "There is no loss anywhere.";
-  const buttons = blocks.map(({ row, column, size, sum }) => {
+  const buttons = places.map(({ row, column, size, sum }) => {
     const canvas = element("canvas", { width: 160, height: 160, ariaHidden: "true" });
     const across = Math.min(1.8 * size, columns, rows);
     const top = Math.round(limited(row + 0.5 - across / 2, 0, rows - across));
@@ -188,7 +162,7 @@ const showWorst = () => {
     drawLayer(canvas.getContext("2d"), { left, top, dots: 160 / across }, "errors", { opacity: 0.55 });
     const [mistake] = countMistakes(top, left, Math.round(top + across), Math.round(left + across)).most;
     const names = mistake ? `${nameOf(mistake[0])} → ${nameOf(mistake[1])}` : nameOf(labelAt("truth", row, column));
-    const text = element("span", {}, names, element("small", { textContent: sum < 1e9 ? ` ${number(sum)}` : " not finite" }));
+    const text = element("span", {}, names, element("small", { textContent: sum === null ? " not finite" : ` ${number(sum)}` }));
     const made = element("button", { title: `Row ${row}, column ${column}` }, canvas, text);
     made.addEventListener("click", () => {
       zoomTo(row, column, 1.8 * size);

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Time the HTML report: to write it, and to open it in a browser.
+
+Writing is timed in CPU seconds of a process of its own, from tensors to the text of the page; opening from the start of
+the navigation until all views, tables and histograms are drawn and respond. Values of a pixel: from pointing at one
+whose part of the page has not been unpacked until they are shown. Logits vary slowly, as those of networks do, and have
+a quarter of the resolution of the image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from edgeloss import EdgeAwareLoss
+from measure import alone, processor
+
+SIZES = ((512, 1024), (1024, 2048), (4000, 6000))
+POINT = "return showPixel(...arguments).then(() => performance.now())"
+
+
+def make_scene(height: int, width: int, classes: int) -> dict[str, Any]:
+    """Return the logits, labels and image of a scene."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(1, classes, 8, 16, generator=generator)
+    logits = 4 * F.interpolate(coarse, (height // 4, width // 4), mode="bicubic")
+    target = F.interpolate(logits, (height, width), mode="nearest").argmax(1).roll(5, 2)
+    image = F.interpolate(torch.rand(1, 3, height // 8, width // 8, generator=generator), (height, width))
+    return {"logits": logits, "target": target, "image": image}
+
+
+def write_report(path: Path, height: int, width: int, classes: int) -> float:
+    """Write the report of a scene, and return the CPU seconds that it took."""
+    from edgeloss.viz import report
+
+    torch.set_num_threads(1)
+    scene = make_scene(height, width, classes)
+    start = time.process_time()
+    page = report(scene.pop("logits"), scene.pop("target"), **scene, criterion=EdgeAwareLoss(upsample=True))
+    seconds = time.process_time() - start
+    path.write_text(page, encoding="utf-8")
+    return seconds
+
+
+def start_browser() -> Any:  # noqa: ANN401
+    """Start a headless Chromium, or return None where there is none."""
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        return None
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1500,1000"):
+        options.add_argument(argument)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+
+
+def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float, float]:  # noqa: ANN401
+    """Return the seconds to open a page, and to show the values of a pixel."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    driver.get(path.as_uri())
+    ready = "return performance.getEntriesByName('ready')[0]?.startTime"
+    opened = WebDriverWait(driver, 300).until(lambda d: d.execute_script(ready))
+    start = driver.execute_script("return performance.now()")
+    return opened / 1000, (driver.execute_script(POINT, height // 2, width // 2) - start) / 1000
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row per size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = [f"{height}x{width}" for height, width in SIZES]
+    parser.add_argument("--sizes", nargs="+", default=sizes, metavar="HxW", help="(default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=19, help="(default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, help="times to open a page; the median counts")
+    options = parser.parse_args(arguments)
+    driver = start_browser()
+    print(f"{processor()}, torch {torch.__version__}, {options.classes} classes, medians of {options.repeat}")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "report.html"
+        for size in options.sizes:
+            height, width = map(int, size.split("x"))
+            seconds = alone(write_report, path, height, width, options.classes)
+            rounded = re.search(r"rounded to ([0-9.]+%)", path.read_text("utf-8"))
+            megabytes = path.stat().st_size / 1e6
+            line = f"{size}: {seconds:.1f} s of CPU, {megabytes:.1f} MB, rounded to {rounded and rounded[1]}"
+            if driver is not None:
+                times = [open_report(driver, path, height, width) for _ in range(options.repeat)]
+                opened, pointed = (statistics.median(column) for column in zip(*times, strict=True))
+                line += f"; opens in {opened:.1f} s, values of a pixel in {pointed:.2f} s"
+            print(line, flush=True)
+    if driver is not None:
+        driver.quit()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive fuzz bench bench-all lint check-cuda check-targets sanitize check-compilers wheel clean
+.PHONY: help setup demo test test-exhaustive test-frameworks fuzz bench bench-all lint check-cuda check-targets sanitize check-compilers wheel clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -64,24 +64,30 @@ demo: setup  ## train a network with cross-entropy and with EdgeAwareLoss, and c
 # A worker takes a whole file of tests at a time, so that its fixtures run once.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-# The frameworks that examples/frameworks/ shows; without them those tests are skipped, but in CI.
-FRAMEWORKS := accelerate==1.15.* lightning==2.6.* transformers==5.23.*
-
-.PHONY: frameworks
-frameworks:
-	@echo "==> installing the frameworks that the tests use"
-	@$(BIN)/python tools/progress.py $(FRAMEWORKS)
-
 test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
 	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
-	@[ "$$CI" != true ] || $(BIN)/python -c 'import accelerate, lightning, transformers' 2>/dev/null || $(MAKE) --no-print-directory frameworks
 	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
 	@$(PYTEST)
 
 test-exhaustive: setup  ## run the tests with every combination of parameters, where test takes every pair of them
 	@echo "==> running all tests with every combination of parameters"
 	@EXHAUSTIVE=true $(PYTEST)
+
+# The frameworks of docs/frameworks.md. They have an environment of their own on top of .venv: some need torchvision, which
+# the package index has for CUDA only, and which breaks the imports of other packages next to a torch for CPUs.
+FRAMEWORKS := accelerate==1.15.* fastai==2.8.* lightning==2.6.* mmcv-lite==2.1.* mmsegmentation==1.2.2 ftfy nnunetv2==2.8.* \
+	segmentation-models-pytorch==0.6.* torchvision transformers==5.23.*
+WITH_FRAMEWORKS := build/frameworks/bin/python
+
+test-frameworks: setup  ## install the frameworks of docs/frameworks.md and run its examples
+	@echo "==> installing the frameworks"
+	@[ -x $(WITH_FRAMEWORKS) ] || $(BIN)/python -m venv build/frameworks
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(WITH_FRAMEWORKS) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@$(WITH_FRAMEWORKS) tools/progress.py "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')" $(FRAMEWORKS)
+	@echo "==> running their examples"
+	@CI=true FRAMEWORKS=installed $(WITH_FRAMEWORKS) -m pytest -W default tests/integrations
 
 MINUTES ?= 3
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import lightning
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.metrics import BoundaryF1
+from squares import squares
 
 
 class Segmenter(lightning.LightningModule):
@@ -44,14 +45,6 @@ class Segmenter(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
         return torch.optim.AdamW(self.network.parameters(), lr=1e-2)
-
-
-def squares(count: int) -> TensorDataset:
-    """Return noisy images of one bright square each, and their labels."""
-    labels = torch.zeros(count, 32, 32, dtype=torch.int64)
-    for label, (top, left) in zip(labels, torch.randint(4, 20, (count, 2)).tolist(), strict=True):
-        label[top : top + 8, left : left + 8] = 1
-    return TensorDataset(labels[:, None] + 0.3 * torch.randn(count, 3, 32, 32), labels)
 
 
 def main(epochs: int = 3) -> lightning.Trainer:

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from pathlib import Path
 
 import pytest
+from documents import run_examples, sections
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-EXAMPLES = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
+# Those of frameworks.md run in tests/integrations.
+SECTIONS = {
+    f"{document.name}: {title}": examples
+    for document in DOCUMENTS
+    if document.name != "frameworks.md"
+    for title, examples in sections(document).items()
+}
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-def sections() -> list[pytest.param]:
-    """Each second-level section of a document that has examples, after those of the document's beginning."""
-    found = []
-    for document in DOCUMENTS:
-        beginning, *rest = re.split(r"(?=^## )", document.read_text(), flags=re.MULTILINE)
-        shared = EXAMPLES.findall(beginning)
-        for section in rest:
-            if own := EXAMPLES.findall(section):
-                title = section.splitlines()[0].removeprefix("## ")
-                found.append(pytest.param("\n".join(shared + own), id=f"{document.name}: {title}"))
-    return found
-
-
 # gradcheck warns about float32, and the document shows that it fails there.
 @pytest.mark.filterwarnings("ignore:Input #0 requires gradient and is not a double precision:UserWarning")
-@pytest.mark.parametrize("examples", sections())
+@pytest.mark.parametrize("examples", SECTIONS.values(), ids=SECTIONS)
 def test_examples(examples: str, request: pytest.FixtureRequest) -> None:
-    name = request.node.callspec.id
-    test = doctest.DocTestParser().get_doctest(examples, {}, name, None, None)
-    report: list[str] = []
-    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    result = doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
-    assert result.attempted
-    assert not result.failed, "".join(report)
+    run_examples(examples, request.node.callspec.id)
 
 
 def test_every_pitfall_has_an_example() -> None:
     pitfalls = re.findall("^## ", (ROOT / "docs" / "pitfalls.md").read_text(), re.MULTILINE)
-    assert len(pitfalls) == sum(str(section.id).startswith("pitfalls.md") for section in sections())
+    assert len(pitfalls) == sum(section.startswith("pitfalls.md") for section in SECTIONS)
 
 
 def anchors(document: Path) -> set[str]:

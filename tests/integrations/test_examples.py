@@ -1,36 +1,93 @@
-"""The examples for frameworks run, on what they draw or on data/shapes."""
+"""The examples for frameworks train, on what they draw or on data/shapes."""
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from frameworks import require
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 # What frameworks warn of is theirs.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
-def test_monai_volumes() -> None:
-    pytest.importorskip("monai", reason="MONAI is not installed")
-    assert runpy.run_path(str(FOLDER / "monai_volumes.py"))["main"]() > 0.5
+def example(name: str) -> Any:
+    """Return the main function of an example."""
+    return runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
+
+
+def test_accelerate_loop() -> None:
+    """Four batches accumulated in each of two processes train as one batch."""
+    require("accelerate")
+    outputs = [run_accelerate(processes=1, accumulated=1), run_accelerate(processes=2, accumulated=4)]
+    whole, parts = ([float(loss) for loss in re.findall(r"loss (\S+)", output)] for output in outputs)
+    assert len(whole) == 3
+    assert whole[2] < 0.5 * whole[0]
+    assert parts == pytest.approx(whole, rel=1e-3)
+
+
+def run_accelerate(*, processes: int, accumulated: int) -> str:
+    # accelerate launch starts one process where there is no accelerator.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    command += [str(FOLDER / "accelerate_loop.py"), f"--accumulated={accumulated}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{processes} processes" in done.stdout
+    return done.stdout
+
+
+def test_fastai_learner() -> None:
+    require("fastai")
+    assert example("fastai_learner")() > 0.9
 
 
 def test_lightning_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lightning", reason="Lightning is not installed")
+    require("lightning")
     monkeypatch.chdir(tmp_path)
-    trainer = runpy.run_path(str(FOLDER / "lightning_module.py"))["main"](epochs=2)
+    trainer = example("lightning_module")(epochs=2)
     assert trainer.callback_metrics["boundary_f1"] > 0.5
     assert trainer.lightning_module.criterion.counted_steps == 16  # not those of the validation
-    assert "terms/other_side" in trainer.callback_metrics
+
+
+def test_mmseg_unet() -> None:
+    require("mmseg")
+    assert example("mmseg_unet")() > 0.8
+
+
+def test_monai_volumes() -> None:
+    require("monai")
+    assert example("monai_volumes")() > 0.5
+
+
+def test_sam_masks() -> None:
+    require("transformers")
+    assert example("sam_masks")() > 0.8
 
 
 def test_segformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    require("transformers")
     data = FOLDER.parents[1] / "data" / "shapes"
     words = ["--data", str(data), "--output", str(tmp_path), "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", ["segformer.py", *words])
-    runpy.run_path(str(FOLDER / "segformer.py"), run_name="__main__")
+    example("segformer")()
     assert "eval_boundary_f1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["binary", "multiclass"])
+def test_smp_unet(mode: str) -> None:
+    require("segmentation_models_pytorch")
+    assert example("smp_unet")(mode) > 0.8
+
+
+def test_torchvision_deeplab() -> None:
+    require("torchvision")
+    assert example("torchvision_deeplab")() > 0.5

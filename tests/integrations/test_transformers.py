@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from edgeloss import EdgeAwareLoss
+from frameworks import require
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate is not installed")
+require("transformers", "accelerate")
+
+import transformers  # noqa: E402
 
 from edgeloss.integrations.transformers import STATE, EdgeAwareTrainer  # noqa: E402
 

@@ -1,0 +1,67 @@
+"""nnU-Net: a trainer whose loss is Dice and EdgeAwareLoss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from torch import Tensor, nn
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.adapters import Adapted
+
+
+class nnUNetTrainerEdgeAware(nnUNetTrainer):  # type: ignore[misc]  # noqa: N801
+    """Train a network of nnU-Net with its Dice loss and EdgeAwareLoss in the place of cross-entropy.
+
+    With deep supervision each resolution has a loss of its own, with nnU-Net's weights. Checkpoints have a second file,
+    ``NAME.edgeloss``, with the state of the loss.
+
+    nnU-Net finds trainers by their names in the folders of ``nnUNet_extTrainer``. For other options derive a class with
+    another name and override :meth:`edge_aware_loss`.
+
+    Source: nnU-Net 2.8, ``nnUNetTrainer._build_loss`` and ``find_objects.recursive_find_trainer_class_by_name``.
+    """
+
+    def edge_aware_loss(self, **options: Any) -> EdgeAwareLoss:  # noqa: ANN401
+        """Return the loss of one output.
+
+        Args:
+            **options: what the plans determine; to add more, pass them on to :class:`edgeloss.EdgeAwareLoss`.
+        """
+        return EdgeAwareLoss(sync_normalizer=True, **options)
+
+    def _build_loss(self) -> nn.Module:
+        loss = super()._build_loss()
+        is_deep = isinstance(loss, DeepSupervisionWrapper)
+        (loss.loss if is_deep else loss).weight_ce = 0  # what is left is Dice
+        ignored = self.label_manager.ignore_label
+        options: dict[str, Any] = {} if ignored is None else {"ignore_index": ignored}
+        edges = Adapted(self.edge_aware_loss(**options), weights=loss.weight_factors if is_deep else None)
+        return _DiceAndEdges(loss, edges.to(self.device))
+
+    def save_checkpoint(self, filename: str) -> None:
+        """Store the state of the network and that of the loss."""
+        super().save_checkpoint(filename)
+        if self.local_rank == 0 and not self.disable_checkpointing:
+            torch.save(self.loss.edges.state_dict(), f"{filename}.edgeloss")
+
+    def load_checkpoint(self, filename_or_checkpoint: dict[str, Any] | str) -> None:
+        """Read the state of the network, and of the loss if it was stored."""
+        super().load_checkpoint(filename_or_checkpoint)
+        if isinstance(filename_or_checkpoint, str) and (file := Path(f"{filename_or_checkpoint}.edgeloss")).exists():
+            self.loss.edges.load_state_dict(torch.load(file, map_location=self.device, weights_only=True))
+
+
+class _DiceAndEdges(nn.Module):
+    def __init__(self, dice: nn.Module, edges: Adapted) -> None:
+        super().__init__()
+        self.dice = dice
+        self.edges = edges
+
+    def forward(self, output: Tensor | list[Tensor], target: Tensor | list[Tensor]) -> Tensor:
+        loss: Tensor = self.dice(output, target) + self.edges(output, target)
+        return loss

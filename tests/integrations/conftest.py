@@ -1,0 +1,11 @@
+"""The frameworks that these tests need."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from frameworks import import_torchvision
+
+# Before anything else imports it, as torchmetrics does.
+if find_spec("torchvision") is not None:
+    import_torchvision()

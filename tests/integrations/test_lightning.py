@@ -1,0 +1,66 @@
+"""The callback that logs the terms of the loss and panels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from frameworks import require
+
+require("lightning")
+
+import lightning  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from edgeloss.integrations.lightning import LogEdgeLoss  # noqa: E402
+from lightning_module import Segmenter  # noqa: E402
+from squares import squares  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+class Pictures(CSVLogger):
+    """A logger with the method of Weights & Biases."""
+
+    def log_image(self, key: str, images: list[Any], step: int) -> None:
+        self.logged = (key, images[0].shape[-1], step)
+
+
+def train(folder: Path, *, logged: bool) -> tuple[Segmenter, list[Any]]:
+    lightning.seed_everything(0, verbose=False)
+    loggers = [TensorBoardLogger(folder), Pictures(folder)]
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=loggers,
+        accumulate_grad_batches=2,
+        log_every_n_steps=2,
+        enable_checkpointing=False,
+        callbacks=[LogEdgeLoss(panel_every_n_steps=4)] if logged else [],
+        default_root_dir=folder,
+    )
+    module = Segmenter(2)
+    trainer.fit(module, DataLoader(squares(48), 4), DataLoader(squares(8), 4))
+    return module, loggers
+
+
+def test_terms_and_panels_are_logged(tmp_path: Path) -> None:
+    _, (board, pictures) = train(tmp_path, logged=True)
+    events = EventAccumulator(board.log_dir, size_guidance={"images": 0}).Reload()
+    assert {"criterion/other_side", "criterion/edge_weight", "criterion/loss"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("criterion/same_side")] == [0, 2, 4]
+    assert [event.step for event in events.Images("criterion/panel")] == [0, 4]
+    assert pictures.logged == ("criterion/panel", 3, 4)
+
+
+def test_logging_does_not_change_the_training(tmp_path: Path) -> None:
+    watched, _ = train(tmp_path / "watched", logged=True)
+    alone, _ = train(tmp_path / "alone", logged=False)
+    torch.testing.assert_close(watched.state_dict(), alone.state_dict(), rtol=0.0, atol=0.0)
+    assert watched.criterion.counted_steps == 12
+    assert not watched.criterion._forward_pre_hooks

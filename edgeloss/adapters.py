@@ -16,24 +16,27 @@ from torch import Tensor, nn
 from edgeloss.inputs import check_logits, check_that, describe
 
 
-def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int = -100) -> Tensor:
-    """Return a target of any common form as class indices [B, *S].
+def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int | None = -100, multilabel: bool = False) -> Tensor:
+    """Return a target of any common form as class indices [B, *S], or as labels of each class [B, C, *S].
 
     A channel is recognized by the dimensions of the logits. With several channels the target is one-hot; a pixel
     without a class in it is ignored. Values are checked, which waits for the device.
 
     Args:
         target: class indices [B, *S] or [B, 1, *S], integers or whole numbers of a floating dtype, or a one-hot
-            indicator [B, C, *S] of 0 and 1.
+            indicator [B, C, *S] of 0 and 1. With ``multilabel`` [B, C, *S], integers or whole numbers.
         logits: [B, C, *S'], of any size.
-        ignore_index: label of one-hot pixels without a class.
+        ignore_index: label of one-hot pixels without a class; None if each has one.
+        multilabel: whether classes may overlap, as in ``EdgeAwareLoss(multilabel=True)``.
 
     Returns:
-        [B, *S], int64 where the values were floating or one-hot, else the dtype of ``target``.
+        [B, *S], with ``multilabel`` [B, C, *S]; int64 where the values were floating or one-hot, else the dtype of
+        ``target``.
 
     Raises:
         TypeError: if the target or the logits are not tensors.
-        ValueError: if the shape does not fit, a value is no whole number, or a pixel has several classes.
+        ValueError: if the shape does not fit, a value is no whole number, or a one-hot pixel has several classes, or
+            none that it must have.
 
     Example:
         >>> import torch
@@ -47,6 +50,13 @@ def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int = -100) -> Te
     if not isinstance(target, Tensor):
         raise TypeError(f"target: expected a tensor, but got {type(target).__name__}")
     dims, classes = logits.dim(), logits.shape[1]
+    if multilabel:
+        if target.dim() != dims or target.shape[1] != classes:
+            raise ValueError(
+                f"target: expected labels of each class [B, {classes}, *S] for logits {list(logits.shape)}, but got"
+                f" {describe(target)}"
+            )
+        return _whole_numbers(target)
     channels = target.shape[1] if target.dim() == dims else 1
     if target.dim() not in (dims - 1, dims) or channels not in (1, max(2, classes)):
         raise ValueError(
@@ -54,15 +64,22 @@ def as_labels(target: Tensor, logits: Tensor, *, ignore_index: int = -100) -> Te
             f" {list(logits.shape)}, but got {describe(target)}"
         )
     if channels == 1:
-        labels = target if target.dim() < dims else target.squeeze(1)
-        if not labels.is_floating_point():
-            return labels
-        check_that((labels == labels.round()).all(), "target: expected whole numbers, but got fractions or nan")
-        return labels.long()
+        return _whole_numbers(target if target.dim() < dims else target.squeeze(1))
     check_that(((target == 0) | (target == 1)).all(), "target: expected a one-hot indicator of 0 and 1")
-    count = target.sum(1, dtype=torch.int64)
-    check_that((count <= 1).all(), "target: expected one class per pixel, but got a pixel with several")
-    return torch.where(count > 0, target.to(torch.uint8).argmax(1), ignore_index)
+    count, first = target.sum(1, dtype=torch.int64), target.to(torch.uint8).argmax(1)
+    several = "target: expected one class per pixel, but got a pixel with several; pass multilabel=True if they overlap"
+    check_that((count <= 1).all(), several)
+    if ignore_index is None:
+        check_that((count > 0).all(), "target: expected a class for each pixel, but got one without; pass ignore_index")
+        return first
+    return torch.where(count > 0, first, ignore_index)
+
+
+def _whole_numbers(labels: Tensor) -> Tensor:
+    if not labels.is_floating_point():
+        return labels
+    check_that((labels == labels.round()).all(), "target: expected whole numbers, but got fractions or nan")
+    return labels.long()
 
 
 class Adapted(nn.Module):
@@ -114,6 +131,7 @@ class Adapted(nn.Module):
             )
         losses: list[Tensor] = []
         for criterion, weight, logits, y in zip(self.criteria, self.weights or [1.0], outputs, targets, strict=True):
-            labels = as_labels(y, logits, ignore_index=getattr(criterion, "ignore_index", -100))
+            ignore_index, multilabel = getattr(criterion, "ignore_index", -100), getattr(criterion, "multilabel", False)
+            labels = as_labels(y, logits, ignore_index=ignore_index, multilabel=multilabel)
             losses.append(weight * criterion(logits, labels))
         return sum(losses[1:], losses[0])

@@ -28,7 +28,7 @@ _EXACT_SIDE = 700
 def boundary_distance(
     target: Tensor,
     *,
-    ignore_index: int,
+    ignore_index: int | None,
     max_distance: float | None = None,
     spacing: float | Sequence[float] | None = None,
 ) -> Tensor: ...
@@ -38,7 +38,7 @@ def boundary_distance(
 def boundary_distance(
     target: Array,
     *,
-    ignore_index: int,
+    ignore_index: int | None,
     max_distance: float | None = None,
     spacing: float | Sequence[float] | None = None,
 ) -> npt.NDArray[np.float32]: ...
@@ -47,7 +47,7 @@ def boundary_distance(
 def boundary_distance(
     target: Tensor | Array,
     *,
-    ignore_index: int,
+    ignore_index: int | None,
     max_distance: float | None = None,
     spacing: float | Sequence[float] | None = None,
 ) -> Tensor | npt.NDArray[np.float32]:
@@ -59,7 +59,7 @@ def boundary_distance(
 
     Args:
         target: labels [B, H, W] or [B, D, H, W], a tensor on any device or an array, of an integral dtype or bool.
-        ignore_index: the label of ignored pixels, which have no class and no distance.
+        ignore_index: the label of ignored pixels, which have no class and no distance; None for none.
         max_distance: larger distances become inf. In pixels, or in units of ``spacing``.
         spacing: size of a pixel, one number or one per axis.
 
@@ -122,12 +122,12 @@ def _windows(
 
 
 def _nearest_other(
-    labels: Array, inside: tuple[slice, ...], ignore_index: int, spacing: Sequence[float]
+    labels: Array, inside: tuple[slice, ...], ignore_index: int | None, spacing: Sequence[float]
 ) -> npt.NDArray[np.float32]:
     """Return the distance of pixels of a part of an image to the nearest pixel of another class."""
     part = labels[inside]
     distance = np.full(part.shape, np.inf, dtype=np.float32)
-    valid = labels != ignore_index
+    valid = np.ones_like(labels, dtype=bool) if ignore_index is None else np.not_equal(labels, ignore_index)
     for label in np.unique(part[valid[inside]]):
         others = valid & (labels != label)
         if others.any():

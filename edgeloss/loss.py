@@ -392,6 +392,36 @@ class EdgeAwareLoss(nn.Module):
             )
         return self._step
 
+    def of_class(self, index: int) -> EdgeAwareLoss:
+        """Return the binary loss of one class of a multilabel loss, such as for a figure of that class.
+
+        It is called with ``logits[:, index : index + 1]`` and ``target[:, index]``, has the weights of the next step,
+        and keeps nothing between steps.
+
+        Args:
+            index: the number of the class.
+
+        Returns:
+            A new module.
+
+        Raises:
+            ValueError: if the loss is not multilabel.
+
+        Example:
+            >>> import torch
+            >>> from edgeloss import EdgeAwareLoss
+            >>> criterion = EdgeAwareLoss(torch.tensor([1.0, 5.0]), multilabel=True)
+            >>> criterion.of_class(1).weight
+            tensor([5., 5.])
+        """
+        if not self.multilabel:
+            raise ValueError("multilabel: expected True for a loss of one class, but got False")
+        options = self.options() | {"multilabel": False, "edge_focus": 0.0}
+        for name in ("weight", "edge_class_weight"):
+            if options[name] is not None:
+                options[name] = options[name][index].expand(2).clone()
+        return EdgeAwareLoss(**options)
+
     def step_normalizer(
         self, targets: Iterable[Tensor], pixel_weights: Iterable[Tensor | None] | None = None
     ) -> tuple[Tensor, Tensor]:

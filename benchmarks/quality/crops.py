@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts, label_maps
+from edgeloss.metrics.arguments import label_maps
+from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
 from pictures import save_figure
 
 if TYPE_CHECKING:  # slow to import, and not needed where nothing is drawn

@@ -134,6 +134,7 @@ def read_case(
     remap: Sequence[Relabel] = (),
     key: str | None = None,
     mask_key: str | None = None,
+    region: int | None = None,
 ) -> Case:
     """Read the files of one case and check that they fit each other.
 
@@ -146,6 +147,7 @@ def read_case(
         remap: the labels to replace in masks and predicted labels, all at once.
         key: the name of the prediction in a file of several arrays.
         mask_key: the name of the labels in such a file.
+        region: the class to take from a prediction and a mask [C, H, W], as a binary case.
 
     Returns:
         The case.
@@ -153,8 +155,8 @@ def read_case(
     Raises:
         InputError: if a file cannot be used, or sizes, classes or labels do not fit.
     """
-    prediction = read_prediction(files.prediction, kind, colors=colors, key=key)
-    mask = _replaced(read_labels(files.mask, colors=colors, key=mask_key), remap)
+    prediction = read_prediction(files.prediction, kind, colors=colors, key=key, region=region)
+    mask = _replaced(read_labels(files.mask, colors=colors, key=mask_key, region=region), remap)
     image = None if files.image is None else read_image(files.image)
     _check_sizes(files, prediction.values, mask, image)
     (height, width), (h, w) = mask.shape, prediction.values.shape[-2:]

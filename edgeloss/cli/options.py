@@ -38,6 +38,10 @@ _REMAP_HELP = (
     "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by commas: 255:1 for a mask"
     " of 0 and 255; 0:255,1-150:0 for labels that begin at 1."
 )
+_REGION_HELP = (
+    "The class to take, by its number or name, from predictions and masks [C, H, W] of classes that may overlap; the"
+    " rest is the other class."
+)
 _IGNORE_HELP = 'The label of pixels to ignore.  [default: 255, or the line "void" of --classes]'
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -56,6 +60,7 @@ class FileOptions(NamedTuple):
     remap: Annotated[str | None, typer.Option(metavar="FROM:TO,...", help=_REMAP_HELP)] = None
     key: Annotated[str | None, typer.Option(help="The name of the prediction in a .npz or a dict in a .pt.")] = None
     mask_key: Annotated[str | None, typer.Option(help="The name of the labels in such a file.")] = None
+    region: Annotated[str | None, typer.Option(metavar="N|NAME", help=_REGION_HELP)] = None
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="For folders, leave out names that are missing from one of them.")
     ] = False

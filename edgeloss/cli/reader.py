@@ -26,6 +26,7 @@ class Reader(NamedTuple):
         remap: the labels to replace.
         key: the name of the prediction in a file of several arrays.
         mask_key: the name of the labels in such a file.
+        region: the class to take from files of a map per class.
     """
 
     kind: PredictionKind | None
@@ -36,14 +37,15 @@ class Reader(NamedTuple):
     remap: tuple[Relabel, ...]
     key: str | None
     mask_key: str | None
+    region: int | None
 
     @classmethod
     def from_options(cls, source: FileOptions) -> Reader:
         """Return what the options ask for.
 
         Raises:
-            InputError: if --classes is out of range, --remap is malformed, or the file of --classes or --palette cannot
-                be used.
+            InputError: if --classes or --region is out of range, --remap is malformed, or the file of --classes or
+                --palette cannot be used.
         """
         classes, ignore_index, kind = source.classes, source.ignore_index, source.pred_kind
         count: int | None = None
@@ -55,6 +57,10 @@ class Reader(NamedTuple):
             count = len(names)
         if count is not None and not 2 <= count < 2**15:
             raise InputError(f"--classes: expected 2 to {2**15 - 1} classes, but got {count}; one logit has two")
+        region = None
+        if source.region is not None:
+            region, count = _parse_region(source.region, names, count), 2
+            names = ["other", source.region if names is None else names[region]]
         if ignore_index is None:
             ignore_index = VOID_INDEX if void is None else void
         return cls(
@@ -66,6 +72,7 @@ class Reader(NamedTuple):
             remap=_parse_remap(source.remap or ""),
             key=source.key,
             mask_key=source.mask_key,
+            region=region,
         )
 
     def read(self, files: CaseFiles) -> Case:
@@ -100,6 +107,16 @@ def make_criterion(loss: Mapping[str, Any], ignore_index: int) -> EdgeAwareLoss:
         return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss)
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
+
+
+def _parse_region(text: str, names: list[str] | None, count: int | None) -> int:
+    """Return the number of a class that is given by its number or its name."""
+    if names is not None and text in names:
+        return names.index(text)
+    if not (text.isascii() and text.isdigit()) or (count is not None and int(text) >= count):
+        expected = "a number" if count is None else f"0 to {count - 1}"
+        raise InputError(f"--region: expected {expected}, or a name of --classes, but got {text!r}")
+    return int(text)
 
 
 def _parse_remap(text: str) -> tuple[Relabel, ...]:

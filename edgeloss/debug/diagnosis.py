@@ -36,7 +36,8 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
         loss_fn: any callable, called as ``loss_fn(logits, target, **kwargs)``. The first tensor that it returns is the
             loss, summed if it is not a scalar.
         logits: floating tensor of any shape, on any device. Findings per pixel need [B, C, *S].
-        target: the target of the loss. Findings per label need class indices [B, *S].
+        target: the target of the loss. Findings per label need class indices [B, *S], or those [B, C, *S] of an
+            ``EdgeAwareLoss(multilabel=True)``.
         kwargs: passed to the loss.
 
     Returns:
@@ -142,6 +143,8 @@ def _report(
 
 
 def _ignored(call: LossCall, labels: Labels | None) -> Tensor | None:
-    """Return the pixels that do not count, for volumes only in the resolution of the logits."""
-    fits = labels is not None and (labels.fit(call.logits) or labels.valid.dim() == 3)
-    return ~labels.valid if labels is not None and fits else None
+    """Return the pixels that do not count, for any class, for volumes only in the resolution of the logits."""
+    if labels is None or not (labels.fit(call.logits) or labels.valid.dim() == 3):
+        return None
+    ignored = ~labels.as_given(labels.valid)
+    return ignored if labels.multilabel_classes is None else ignored.all(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from edgeloss.debug.calls import LossCall, Outcome
-from edgeloss.debug.labels import Labels
+from edgeloss.debug.labels import Labels, by_class
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import Stats, all_finite, measure
 from edgeloss.debug.tracing import Origin, base_name
@@ -112,6 +112,8 @@ def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
         logits: [B, C, *S].
         labels: of the pixels.
     """
+    if labels is not None and labels.multilabel_classes is not None:
+        bad, logits = by_class(bad), by_class(logits)
     if logits.dim() < 2 or bool((pixels := bad.any(1)).all()):
         return ""
     places = {"where the logits are not finite": ~logits.isfinite().all(1)}

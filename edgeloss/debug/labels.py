@@ -21,6 +21,8 @@ _USUAL_VOID = (-100, -1, 255)  # labels that a loss may ignore although its igno
 class Labels(NamedTuple):
     """The class indices of a target.
 
+    Those of a multilabel loss are binary ones of B · C images, ordered as [B, C].
+
     Attributes:
         y: [B, *S] int64.
         valid: [B, *S] bool, a class and not ignored.
@@ -28,6 +30,7 @@ class Labels(NamedTuple):
         wrong: [B, *S] bool, those of ``outside`` that no loss is likely to ignore.
         edge_mask: [B, *S] bool, valid pixels with a valid neighbor of another label; None unless 2-D or 3-D.
         classes: at least 2.
+        multilabel_classes: C of a multilabel loss, else None.
     """
 
     y: Tensor
@@ -36,6 +39,7 @@ class Labels(NamedTuple):
     wrong: Tensor
     edge_mask: Tensor | None
     classes: int
+    multilabel_classes: int | None = None
 
     @classmethod
     def from_call(cls, call: LossCall) -> Labels | None:
@@ -44,6 +48,11 @@ class Labels(NamedTuple):
         dims = logits.dim() - 2
         if not isinstance(target, Tensor) or target.dtype not in inputs.LABEL_DTYPES or dims < 0:
             return None
+        multilabel_classes = None
+        if isinstance(call.loss_fn, EdgeAwareLoss) and call.loss_fn.multilabel:
+            if target.dim() != logits.dim() or target.shape[:2] != logits.shape[:2]:
+                return None
+            multilabel_classes, target, logits = logits.shape[1], target.flatten(0, 1), by_class(logits)
         # Some losses upsample logits of lower resolution to the labels.
         if target.shape[1:] != logits.shape[2:] and (dims < 2 or target.dim() != dims + 1):
             return None
@@ -57,7 +66,12 @@ class Labels(NamedTuple):
             valid = valid & (y != ignore_index)
             outside = wrong = outside & (y != ignore_index)
         edge_mask = reference.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
-        return cls(y, valid, outside, wrong, edge_mask, classes)
+        return cls(y, valid, outside, wrong, edge_mask, classes, multilabel_classes)
+
+    def as_given(self, values: Tensor) -> Tensor:
+        """Return values of each image in the first axes of the target: [B, ...], of a multilabel loss [B, C, ...]."""
+        classes = self.multilabel_classes
+        return values if classes is None else values.reshape(len(values) // classes, classes, *values.shape[1:])
 
     def fit(self, logits: Tensor) -> bool:
         """Return whether the labels have the resolution of the logits."""
@@ -76,12 +90,19 @@ class Labels(NamedTuple):
             shown = ", ".join(map(str, values[:MAX_VALUES])) + (", …" if len(values) > MAX_VALUES else "")
             message = (
                 f"target: labels outside the classes 0 to {self.classes - 1} at {int(wrong.sum())} of"
-                f" {wrong.numel()} pixels: {shown}; first at {first_index(wrong)}."
+                f" {wrong.numel()} pixels: {shown}; first at {first_index(self.as_given(wrong))}."
             )
             yield Finding("warning", message, "Map them to classes, or pass ignore_index to the loss.")
         if self.y.numel() and not self.valid.any():
             message = "target: no valid label, so there is nothing to learn from."
             yield Finding("warning", message, "Check the data loader and ignore_index, or skip such batches.")
         elif isinstance(call.loss_fn, EdgeAwareLoss) and self.images_without_edge().any():
-            images = self.images_without_edge().nonzero().flatten().tolist()
-            yield Finding("note", f"target: no edge in images {short(images)}; only their cross-entropy counts.")
+            without = self.as_given(self.images_without_edge()).nonzero()
+            where = "images" if without.shape[1] == 1 else "[image, class]"
+            listed = short(without.squeeze(1).tolist())
+            yield Finding("note", f"target: no edge in {where} {listed}; only their cross-entropy counts.")
+
+
+def by_class(values: Tensor) -> Tensor:
+    """Return [B, C, *S] as B · C images of one logit, [B · C, 1, *S]."""
+    return values.flatten(0, 1).unsqueeze(1)

@@ -13,7 +13,7 @@ from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import all_finite, first_line
 from edgeloss.debug.trees import Node, make_node
-from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.inputs import check_inputs, widest
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options
 
@@ -67,36 +67,27 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
 
 def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
     options = replace(Options.from_attributes(criterion), sync_normalizer=False)
-    dtype, wide = result_dtype(leaf), widest(leaf.device)
-    labels, valid = reference.labels(call.target, leaf.shape[1], options.ignore_index)
-    pixel_weight, normalizer = call.kwargs.get("pixel_weight"), call.kwargs.get("normalizer")
-    if pixel_weight is not None:
-        pixel_weight = torch.where(valid, pixel_weight.detach().to(dtype), 0.0)
-    if normalizer is not None:
-        w, e = (torch.as_tensor(count, dtype=wide, device=leaf.device) for count in normalizer)
-        normalizer = (w, e)
-    weight, edge_class_weight = (
-        None if values is None else values.detach().to(dtype)
-        for values in (criterion.weight, criterion.current_edge_class_weight)
+    tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
+    inputs = check_inputs(
+        leaf,
+        call.target.clone(),
+        options,
+        weight=criterion.weight,
+        edge_class_weight=criterion.current_edge_class_weight,
+        is_counted=True,
+        **tensors,
     )
-    inputs = Inputs(
-        logits=leaf,
-        target=call.target.clone(),
-        weight=weight,
-        edge_class_weight=edge_class_weight,
-        pixel_weight=pixel_weight,
-        distance=call.kwargs.get("distance"),
-        normalizer=normalizer,
-    )
+    y = reference.labels(inputs.target, inputs.logits.shape[1], options.ignore_index)[0]
     edges = options.edge_weight > 0
     evaluation = reference.evaluate(
         inputs, options, edges=edges, false_edges=edges and options.false_edge_weight > 0, maps=True
     )
     maps = cast("reduction.TermMaps", evaluation.maps)
-    edge_weight = reduction.edge_pixel_weight(labels, maps.edge_mask, pixel_weight, edge_class_weight)
+    place = reduction.places_of_labels(y, inputs.tables)
+    edge_weight = reduction.edge_pixel_weight(place, maps.edge_mask, inputs.pixel_weight, inputs.edge_class_weight)
     return _Terms(
         maps=maps,
-        ce_pixel_weight=pixel_weight,
+        ce_pixel_weight=inputs.pixel_weight,
         edge_pixel_weight=edge_weight,
         normalizer=reduction.shared_denominators(evaluation.sums, inputs, options),
         weights=reduction.term_weights(options),

@@ -34,8 +34,11 @@ class Array(NamedTuple):
     text: str
 
 
-def read_array(path: Path, names: Sequence[str], key: str | None = None) -> Array:
-    """Read an array of a file: the one named ``key``, the only one, or the only one with one of the names."""
+def read_array(path: Path, names: Sequence[str], key: str | None = None, region: int | None = None) -> Array:
+    """Read an array of a file: the one named ``key``, the only one, or the only one with one of the names.
+
+    With ``region`` the map of that class is read, out of [C, H, W].
+    """
     check_file(path)
     try:
         with warnings.catch_warnings():
@@ -52,6 +55,11 @@ def read_array(path: Path, names: Sequence[str], key: str | None = None) -> Arra
         raise InputError(f"{path}: expected dense real numbers, but got {text}, {values.layout}")
     if not values.numel():
         raise InputError(f"{path}: expected at least one pixel, but got {text}")
+    if region is not None:
+        values = squeeze(values, 3)
+        if values.dim() != 3 or region >= len(values):
+            raise InputError(f"{path}: expected [C, H, W] with class {region} to take, but got {text}")
+        values = values[region]
     if not values.is_floating_point():
         return Array(values.long(), text)
     supported = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -46,7 +46,9 @@ def read_image(path: Path) -> Tensor:
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
 
 
-def read_labels(path: Path, *, colors: Mapping[Rgb, int] | None = None, key: str | None = None) -> Tensor:
+def read_labels(
+    path: Path, *, colors: Mapping[Rgb, int] | None = None, key: str | None = None, region: int | None = None
+) -> Tensor:
     """Read a label mask: gray values, palette indices, colors, or an integer array.
 
     An RGB file whose channels are equal holds gray values, unless ``colors`` has all of them. Of a file with a palette,
@@ -57,6 +59,7 @@ def read_labels(path: Path, *, colors: Mapping[Rgb, int] | None = None, key: str
         colors: the label of each color of an RGB file, such as ``color_labels("voc")``.
         key: the name of the array in a file of several. By default, one must be named "labels", "mask", "target" or
             similar.
+        region: the class whose labels to take from an array [C, H, W], where classes may overlap.
 
     Returns:
         [H, W] int64.
@@ -76,7 +79,9 @@ def read_labels(path: Path, *, colors: Mapping[Rgb, int] | None = None, key: str
                 [  1, 255]]), tensor([[1, 1]]))
     """
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return label_map(read_array(path, LABEL_NAMES, key), path)
+        return label_map(read_array(path, LABEL_NAMES, key, region), path)
+    if region is not None:
+        raise InputError(f"{path}: expected labels [C, H, W] of regions in one of {', '.join(ARRAY_SUFFIXES)}")
     if path.suffix.lower() not in LABEL_SUFFIXES:
         raise InputError(
             f"{path}: expected labels in one of {', '.join(LABEL_SUFFIXES)}, but got {path.suffix or 'no suffix'}"

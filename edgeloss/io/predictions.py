@@ -66,7 +66,12 @@ class Prediction(NamedTuple):
 
 
 def read_prediction(
-    path: Path, kind: PredictionKind | None = None, *, colors: Mapping[Rgb, int] | None = None, key: str | None = None
+    path: Path,
+    kind: PredictionKind | None = None,
+    *,
+    colors: Mapping[Rgb, int] | None = None,
+    key: str | None = None,
+    region: int | None = None,
 ) -> Prediction:
     """Read the prediction for one image.
 
@@ -78,6 +83,7 @@ def read_prediction(
         colors: the label of each color, as for :func:`read_labels`.
         key: the name of the array in a file of several. By default, one must be named "logits", "pred", "prob", "out"
             or similar.
+        region: the class to take from [C, h, w], as a binary prediction of its own.
 
     Returns:
         The prediction. Values of nan and infinity are counted, not rejected.
@@ -100,8 +106,8 @@ def read_prediction(
             raise InputError(
                 f"{path}: expected {kind} in one of {', '.join(ARRAY_SUFFIXES)}, but got {path.suffix or 'no suffix'}"
             )
-        return Prediction("labels", read_labels(path, colors=colors), 0)
-    array = read_array(path, PREDICTION_NAMES, key)
+        return Prediction("labels", read_labels(path, colors=colors, region=region), 0)
+    array = read_array(path, PREDICTION_NAMES, key, region)
     is_integer = not array.values.is_floating_point()
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values

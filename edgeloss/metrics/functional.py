@@ -1,7 +1,7 @@
 """Boundary IoU, Boundary F1 and trimap IoU of one batch, and the stages of each.
 
-Every metric has three stages, shared by its function and its torchmetrics class: validate (:func:`check_options`,
-:func:`label_maps`), update (``*_counts``) and compute (:func:`iou_from_counts`, :func:`f1_from_counts`).
+Every metric has three stages, shared by its function and its torchmetrics class: validate (:mod:`.arguments`), update
+(``*_counts``) and compute (:func:`iou_from_counts`, :func:`f1_from_counts`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import accumulate, product
-from numbers import Integral
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import inputs, reference
-from edgeloss.options import is_number, spacing_per_axis
-
-Average = Literal["macro", "none"]
-Score = Literal["f1", "precision", "recall"]
-Spacing = float | Sequence[float] | None
-_CHOICES = {"average": ("macro", "none"), "score": ("f1", "precision", "recall")}
-_MINIMUM = {"num_classes": 2, "ignore_index": -math.inf, "radius": 1}
+from edgeloss.metrics.arguments import Average, Score, Spacing, check_options, label_maps
+from edgeloss.options import spacing_per_axis
 
 _WORD_BITS = 63  # classes that an int64 stores as bits, without its sign
 _FIXED_POINT_ONE = 2**32  # the integer for a score of 1 where scores of images are summed: integer sums are exact
@@ -37,7 +30,8 @@ def boundary_iou(
     target: Tensor,
     num_classes: int,
     *,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     ratio: float = 0.02,
     spacing: Spacing = None,
     average: Average = "macro",
@@ -56,8 +50,11 @@ def boundary_iou(
         pred: labels [B, *S], S = (H, W) or (D, H, W), or floating logits or probabilities [B, C, *S], whose argmax is
             used. For two classes also one logit [B, 1, *S], class 1 where it is > 0. It is not read on void pixels.
         target: labels [B, *S] on the same device. Labels are int64, int32, int16, uint8 or bool.
-        num_classes: C ≥ 2.
-        ignore_index: the label of void pixels. If it is one of 0 to C - 1, that class does not occur.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        ignore_index: the label of void pixels; None for none. If it is one of 0 to C - 1, that class does not occur.
+        multilabel: score classes that may overlap, each by itself: its score is that of label 1 in maps of two classes.
+            ``target`` holds labels 0 and 1 of each class, [B, C, *S]; ``pred`` too, or logits, label 1 where they are
+            > 0; pass probabilities as ``probabilities > 0.5``.
         ratio: width of the band relative to the image diagonal, > 0.
         spacing: size of a pixel, > 0, or one per axis; None for 1. Diagonal and d are measured in it; d is at least one
             pixel along every axis.
@@ -80,9 +77,11 @@ def boundary_iou(
         >>> boundary_iou(pred, target, 2, average="none")  # 10 of 12 + 14 - 10 pixels, and 8 of 12 + 10 - 8
         tensor([0.6250, 0.5714])
     """
-    check_options(num_classes, ignore_index, average, validate, ratio=ratio, spacing=spacing)
-    y = label_maps(pred, target, num_classes, ignore_index, validate)
-    return iou_from_counts(boundary_iou_counts(y, num_classes, ratio, spacing), average, ignore_index)
+    check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, ratio=ratio, spacing=spacing)
+    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
+    count = partial(boundary_iou_counts, ratio=ratio, spacing=spacing)
+    counts = counts_of_classes(count, y, num_classes, multilabel=multilabel)
+    return iou_from_counts(counts, average, None if multilabel else ignore_index)
 
 
 def trimap_iou(
@@ -90,7 +89,8 @@ def trimap_iou(
     target: Tensor,
     num_classes: int,
     *,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     radius: float = 1,
     spacing: Spacing = None,
     average: Average = "macro",
@@ -104,9 +104,10 @@ def trimap_iou(
 
     Args:
         pred: labels or logits as in :func:`boundary_iou`.
-        target: labels [B, *S].
-        num_classes: C ≥ 2.
-        ignore_index: the label of void pixels.
+        target: labels as in :func:`boundary_iou`.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        ignore_index: the label of void pixels; None for none.
+        multilabel: score classes that may overlap, as in :func:`boundary_iou`.
         radius: Euclidean distance in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``. A pixel next to a
             border has distance 1.
         spacing: size of a pixel, > 0, or one per axis; None for 1.
@@ -128,9 +129,11 @@ def trimap_iou(
         >>> trimap_iou(pred, target, 2, average="none")  # columns 3 and 4 count; column 4 is wrong
         tensor([0.5000, 0.0000])
     """
-    check_options(num_classes, ignore_index, average, validate, radius=radius, spacing=spacing)
-    y = label_maps(pred, target, num_classes, ignore_index, validate)
-    return iou_from_counts(trimap_iou_counts(y, num_classes, radius, spacing), average, ignore_index)
+    check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, radius=radius, spacing=spacing)
+    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
+    count = partial(trimap_iou_counts, radius=radius, spacing=spacing)
+    counts = counts_of_classes(count, y, num_classes, multilabel=multilabel)
+    return iou_from_counts(counts, average, None if multilabel else ignore_index)
 
 
 def boundary_f1(
@@ -138,7 +141,8 @@ def boundary_f1(
     target: Tensor,
     num_classes: int,
     *,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
     radius: float = 1,
     spacing: Spacing = None,
     average: Average = "macro",
@@ -160,14 +164,15 @@ def boundary_f1(
 
     Args:
         pred: labels or logits as in :func:`boundary_iou`.
-        target: labels [B, *S].
-        num_classes: C ≥ 2.
-        ignore_index: the label of void pixels.
+        target: labels as in :func:`boundary_iou`.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        ignore_index: the label of void pixels; None for none.
+        multilabel: score classes that may overlap, as in :func:`boundary_iou`.
         radius: radius of the disk or ball in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
         spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` or ``"none"``. The macro F1 is the mean of the F1 scores.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
-        class_agnostic: merge the borders of all classes into one; the result is a single score.
+        class_agnostic: merge the borders of all classes into one, for a single score; not with ``multilabel``.
         per_image: score every image separately and average over the images, per class, as the DAVIS and GSCNN scripts
             do. P and R with denominator 0 are 1 then, and so is F1 of a class absent from an image: all classes occur.
         validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
@@ -191,94 +196,22 @@ def boundary_f1(
     """
     counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
     counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
-    check_options(num_classes, ignore_index, average, validate, score=score, **counted)
-    y = label_maps(pred, target, num_classes, ignore_index, validate)
-    counts = boundary_f1_counts(y, num_classes, **counted)
-    return f1_from_counts(counts, score, average, ignore_index, per_image=per_image)
+    check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, score=score, **counted)
+    y = label_maps(pred, target, num_classes, ignore_index, validate, multilabel=multilabel)
+    counts = counts_of_classes(partial(boundary_f1_counts, **counted), y, num_classes, multilabel=multilabel)
+    return f1_from_counts(counts, score, average, None if multilabel else ignore_index, per_image=per_image)
 
 
-# ----------------------------------------------------------------------------------------------------------- validate
+# --------------------------------------------------------------------------------------------------------------- update
 
 
-def check_options(num_classes: int, ignore_index: int, average: str, validate: bool | None, **options: Any) -> None:  # noqa: ANN401
-    """Check the options of a metric, which do not depend on the label maps.
-
-    Args:
-        num_classes: C.
-        ignore_index: the label of void pixels.
-        average: how to average over classes.
-        validate: whether to check for out-of-range labels.
-        **options: those of ``ratio``, ``radius``, ``spacing``, ``score``, ``class_agnostic`` and ``per_image`` that the
-            metric has.
-
-    Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for a value out of its range.
-    """
-    common: dict[str, Any] = {
-        "num_classes": num_classes,
-        "ignore_index": ignore_index,
-        "average": average,
-        "validate": validate,
-    }
-    spacing = options.pop("spacing", None)
-    spacing_per_axis(spacing, max(1, len(spacing)) if isinstance(spacing, Sequence) else 2)
-    for name, value in {**common, **options}.items():
-        if name == "ratio" or (name == "radius" and spacing is not None):
-            if not is_number(value) or not 0 < float(value) < math.inf:
-                raise ValueError(f"{name}: expected a finite number > 0, but got {value!r}")
-        elif name in _MINIMUM:
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"{name}: expected an int, but got {value!r}")
-            if value < _MINIMUM[name]:
-                raise ValueError(f"{name}: expected an int ≥ {_MINIMUM[name]}, but got {value!r}")
-        elif name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
-        elif not isinstance(value, bool) and (name, value) != ("validate", None):
-            raise TypeError(f"{name}: expected a bool{' or None' * (name == 'validate')}, but got {value!r}")
-
-
-def label_maps(pred: Tensor, target: Tensor, num_classes: int, ignore_index: int, validate: bool | None) -> Tensor:
-    """Convert prediction and target to labels [2, B, *S], -1 on void pixels in both.
-
-    Raises:
-        TypeError: for an argument of the wrong type.
-        ValueError: for an invalid shape, device or label.
-    """
-    inputs.check_target(target)
-    if target.dim() not in (3, 4):
-        raise ValueError(
-            f"target: expected labels [B, H, W] or [B, D, H, W], but got {inputs.describe(target)}; pass a single image"
-            " as target.unsqueeze(0), labels with a channel axis as target.squeeze(1)"
-        )
-    size = "D, H, W" if target.dim() == 4 else "H, W"
-    if isinstance(pred, Tensor) and pred.is_floating_point():
-        channels = (1, 2) if num_classes == 2 else (num_classes,)
-        if pred.dim() != target.dim() + 1 or pred.shape[1] not in channels:
-            raise ValueError(
-                f"pred: expected logits [B, {' or '.join(map(str, channels))}, {size}] for num_classes={num_classes},"
-                f" but got {inputs.describe(pred)}; pass labels stored as floats as pred.long()"
-            )
-        pred = pred[:, 0] > 0 if pred.shape[1] == 1 else pred.argmax(1)
-    else:
-        inputs.check_target(pred, name="pred")
-    if pred.shape != target.shape:
-        raise ValueError(
-            f"pred: expected {list(target.shape)}, the shape of the target, but got {list(pred.shape)};"
-            " resize logits to the size of the target with F.interpolate"
-        )
-    if pred.device != target.device:
-        raise ValueError(f"pred: expected device {target.device}, that of the target, but got {pred.device}")
-
-    predicted = pred.long()
-    y, valid = reference.labels(target, num_classes, ignore_index)
-    if validate or (validate is None and inputs.may_read(target, "async")):
-        inputs.check_labels(y, num_classes, ignore_index)
-        inputs.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
-    valid &= (predicted >= 0) & (predicted < num_classes)
-    dtype = torch.int16 if num_classes < 2**15 else torch.int32  # narrow dtypes are faster
-    return torch.stack([predicted.to(dtype), y.to(dtype)]).masked_fill_(~valid, -1)
+def counts_of_classes(
+    count: Callable[[Tensor, int], Tensor], y: Tensor, num_classes: int, *, multilabel: bool
+) -> Tensor:
+    """Return count(y, num_classes); of multilabel maps those of label 1 of each class by itself, [rows, C]."""
+    if not multilabel:
+        return count(y, num_classes)
+    return torch.cat([count(maps, 2)[:, 1:] for maps in y.unbind(2)], 1)
 
 
 # --------------------------------------------------------------------- update and compute: Boundary IoU, trimap IoU
@@ -401,17 +334,17 @@ def _count(labels: Tensor, bins: int) -> Tensor:
     return counts.scatter_add_(0, index, counts.new_ones(()).expand_as(index))[1:]
 
 
-def iou_from_counts(counts: Tensor, average: Average, ignore_index: int) -> Tensor:
+def iou_from_counts(counts: Tensor, average: Average, ignore_index: int | None) -> Tensor:
     """Compute the IoU from counts [2, C]: nan for a class that does not occur."""
     intersection, union = counts
     return _averaged(intersection / union, average, ignore_index)
 
 
-def _averaged(score: Tensor, average: Average, ignore_index: int) -> Tensor:
+def _averaged(score: Tensor, average: Average, ignore_index: int | None) -> Tensor:
     """Average scores [C] over the classes that occur; return a single score unchanged."""
     if len(score) == 1:
         return score[0]
-    if 0 <= ignore_index < len(score):
+    if ignore_index is not None and 0 <= ignore_index < len(score):
         score[ignore_index] = math.nan
     return score.nanmean() if average == "macro" else score
 
@@ -510,11 +443,13 @@ def _scores(counts: Tensor, *, empty_score: float) -> Tensor:
     return torch.stack([harmonic, precision, recall], -2)
 
 
-def f1_from_counts(counts: Tensor, score: Score, average: Average, ignore_index: int, *, per_image: bool) -> Tensor:
+def f1_from_counts(
+    counts: Tensor, score: Score, average: Average, ignore_index: int | None, *, per_image: bool
+) -> Tensor:
     """Compute one of the scores from counts [4, C]."""
     if per_image:
         scores = counts[:3] / counts[3]
     else:
         occurs = (counts[1] + counts[3]) > 0
         scores = _scores(counts, empty_score=0.0).where(occurs, math.nan)
-    return _averaged(scores[_CHOICES["score"].index(score)], average, ignore_index)
+    return _averaged(scores[get_args(Score).index(score)], average, ignore_index)

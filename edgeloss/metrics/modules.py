@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from edgeloss.metrics import functional
-from edgeloss.metrics.functional import Average, Score, Spacing
+from edgeloss.metrics.arguments import Average, Score, Spacing, check_options, label_maps
 
 
 class _Counting(Metric):
@@ -26,9 +26,10 @@ class _Counting(Metric):
         self,
         rows: int,
         num_classes: int,
-        ignore_index: int,
+        ignore_index: int | None,
         average: Average,
         validate: bool | None,
+        multilabel: bool,
         counted: dict[str, Any],
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
@@ -38,10 +39,12 @@ class _Counting(Metric):
         self.ignore_index = ignore_index
         self.average = average
         self.validate = validate
+        self.multilabel = multilabel
         self.counted = counted
         # A MetricCollection merges metrics whose states have equal names and, after the first batch, close values. The
         # counts of two radii may be equal then, so the name contains the options.
-        words = ", ".join(f"{key}={value}" for key, value in {"ignore_index": ignore_index, **counted}.items())
+        named = {"ignore_index": ignore_index, **({"multilabel": True} if multilabel else {}), **counted}
+        words = ", ".join(f"{key}={value}" for key, value in named.items())
         self._counts = f"counts of {type(self).__name__}({words})"
         classes = 1 if counted.get("class_agnostic") else num_classes
         self.add_state(self._counts, torch.zeros(rows, classes, dtype=torch.int64), dist_reduce_fx="sum")
@@ -51,21 +54,26 @@ class _Counting(Metric):
 
         Args:
             preds: labels [B, *S], S = (H, W) or (D, H, W), or floating logits or probabilities [B, C, *S].
-            target: labels [B, *S].
+            target: labels [B, *S]. With ``multilabel`` both are [B, C, *S].
         """
-        y = functional.label_maps(preds, target, self.num_classes, self.ignore_index, self.validate)
-        setattr(self, self._counts, getattr(self, self._counts) + self._count(y))
+        options = self.num_classes, self.ignore_index, self.validate
+        y = label_maps(preds, target, *options, multilabel=self.multilabel)
+        counts = functional.counts_of_classes(self._count, y, self.num_classes, multilabel=self.multilabel)
+        setattr(self, self._counts, getattr(self, self._counts) + counts)
 
     def compute(self) -> Tensor:
         """Compute the score of all batches since the last reset: 0-d or [C]."""
         return self._score(getattr(self, self._counts))
 
     @abstractmethod
-    def _count(self, y: Tensor) -> Tensor:
+    def _count(self, y: Tensor, num_classes: int) -> Tensor:
         """Return the counts of one batch of label maps."""
 
     def _score(self, counts: Tensor) -> Tensor:
-        return functional.iou_from_counts(counts, self.average, self.ignore_index)
+        return functional.iou_from_counts(counts, self.average, self._class_of_void())
+
+    def _class_of_void(self) -> int | None:
+        return None if self.multilabel else self.ignore_index
 
 
 class BoundaryIoU(_Counting):
@@ -75,8 +83,9 @@ class BoundaryIoU(_Counting):
     and divided at the end.
 
     Args:
-        num_classes: C ≥ 2.
-        ignore_index: the label of void pixels.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        ignore_index: the label of void pixels; None for none.
+        multilabel: score classes that may overlap, each by itself, from labels [B, C, *S].
         ratio: width of the band relative to the image diagonal, > 0.
         spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
@@ -102,7 +111,8 @@ class BoundaryIoU(_Counting):
         self,
         num_classes: int,
         *,
-        ignore_index: int = -100,
+        ignore_index: int | None = -100,
+        multilabel: bool = False,
         ratio: float = 0.02,
         spacing: Spacing = None,
         average: Average = "macro",
@@ -111,11 +121,11 @@ class BoundaryIoU(_Counting):
     ) -> None:
         """Store the options."""
         counted = {"ratio": ratio, "spacing": spacing}
-        functional.check_options(num_classes, ignore_index, average, validate, **counted)
-        super().__init__(2, num_classes, ignore_index, average, validate, counted, **kwargs)
+        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, **counted)
+        super().__init__(2, num_classes, ignore_index, average, validate, multilabel, counted, **kwargs)
 
-    def _count(self, y: Tensor) -> Tensor:
-        return functional.boundary_iou_counts(y, self.num_classes, **self.counted)
+    def _count(self, y: Tensor, num_classes: int) -> Tensor:
+        return functional.boundary_iou_counts(y, num_classes, **self.counted)
 
 
 class TrimapIoU(_Counting):
@@ -124,8 +134,9 @@ class TrimapIoU(_Counting):
     See :func:`edgeloss.metrics.trimap_iou`. Pixels are counted per class over all images and divided at the end.
 
     Args:
-        num_classes: C ≥ 2.
-        ignore_index: the label of void pixels.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        ignore_index: the label of void pixels; None for none.
+        multilabel: score classes that may overlap, each by itself, from labels [B, C, *S].
         radius: Euclidean distance in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
         spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
@@ -149,7 +160,8 @@ class TrimapIoU(_Counting):
         self,
         num_classes: int,
         *,
-        ignore_index: int = -100,
+        ignore_index: int | None = -100,
+        multilabel: bool = False,
         radius: float = 1,
         spacing: Spacing = None,
         average: Average = "macro",
@@ -158,11 +170,11 @@ class TrimapIoU(_Counting):
     ) -> None:
         """Store the options."""
         counted = {"radius": radius, "spacing": spacing}
-        functional.check_options(num_classes, ignore_index, average, validate, **counted)
-        super().__init__(2, num_classes, ignore_index, average, validate, counted, **kwargs)
+        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, **counted)
+        super().__init__(2, num_classes, ignore_index, average, validate, multilabel, counted, **kwargs)
 
-    def _count(self, y: Tensor) -> Tensor:
-        return functional.trimap_iou_counts(y, self.num_classes, **self.counted)
+    def _count(self, y: Tensor, num_classes: int) -> Tensor:
+        return functional.trimap_iou_counts(y, num_classes, **self.counted)
 
 
 class BoundaryF1(_Counting):
@@ -171,13 +183,14 @@ class BoundaryF1(_Counting):
     See :func:`edgeloss.metrics.boundary_f1`. A :class:`torchmetrics.MetricCollection` counts once for all three scores.
 
     Args:
-        num_classes: C ≥ 2.
-        ignore_index: the label of void pixels.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        ignore_index: the label of void pixels; None for none.
+        multilabel: score classes that may overlap, each by itself, from labels [B, C, *S].
         radius: radius of the disk or ball in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
         spacing: size of a pixel, > 0, or one per axis; None for 1.
         average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
         score: ``"f1"``, ``"precision"`` or ``"recall"``.
-        class_agnostic: merge the borders of all classes into one.
+        class_agnostic: merge the borders of all classes into one; not with ``multilabel``.
         per_image: average the scores of the images, as the DAVIS and GSCNN scripts do.
         validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
         **kwargs: passed to :class:`torchmetrics.Metric`.
@@ -200,7 +213,8 @@ class BoundaryF1(_Counting):
         self,
         num_classes: int,
         *,
-        ignore_index: int = -100,
+        ignore_index: int | None = -100,
+        multilabel: bool = False,
         radius: float = 1,
         spacing: Spacing = None,
         average: Average = "macro",
@@ -213,14 +227,14 @@ class BoundaryF1(_Counting):
         """Store the options."""
         counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
         counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
-        functional.check_options(num_classes, ignore_index, average, validate, score=score, **counted)
-        super().__init__(4, num_classes, ignore_index, average, validate, counted, **kwargs)
+        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, score=score, **counted)
+        super().__init__(4, num_classes, ignore_index, average, validate, multilabel, counted, **kwargs)
         self.score = score
 
-    def _count(self, y: Tensor) -> Tensor:
-        return functional.boundary_f1_counts(y, self.num_classes, **self.counted)
+    def _count(self, y: Tensor, num_classes: int) -> Tensor:
+        return functional.boundary_f1_counts(y, num_classes, **self.counted)
 
     def _score(self, counts: Tensor) -> Tensor:
         return functional.f1_from_counts(
-            counts, self.score, self.average, self.ignore_index, per_image=self.counted["per_image"]
+            counts, self.score, self.average, self._class_of_void(), per_image=self.counted["per_image"]
         )

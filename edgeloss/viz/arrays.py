@@ -220,6 +220,11 @@ def _largest(pairs: reference.Pairs, nll: Tensor, count: int) -> tuple[Tensor, T
 def _prepared(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
     """Return a copy of the criterion for a single call, and the batch with all its axes."""
     criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
+    if criterion.multilabel:
+        raise ValueError(
+            "criterion: expected a loss of classes that exclude each other, but got multilabel=True; for class c pass"
+            " logits[:, c : c + 1], target[:, c] and criterion.of_class(c)"
+        )
     criterion.training = False  # the edge pixels of a picture are not counted
     criterion.sync_normalizer = False  # one rank draws: the others would not join a collective
     if criterion.validate == "async":

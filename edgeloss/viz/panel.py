@@ -75,7 +75,8 @@ def panel(
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another
-            size or range; if there are too few names or colors; if the width is too small; and as ``criterion`` does.
+            size or range; if there are too few names or colors; if the width is too small; if the criterion is
+            multilabel, of which :meth:`~edgeloss.EdgeAwareLoss.of_class` draws a class; and as ``criterion`` does.
 
     Example:
         >>> import torch

@@ -35,7 +35,8 @@ def log_maps(
         writer: a ``torch.utils.tensorboard.SummaryWriter`` or an object with the same methods.
         tag: prefix of the names.
         maps: [B, H, W] each, on any device, as returned with ``return_maps=True``. Of volumes, the middle slice is
-            drawn.
+            drawn. Of a multilabel loss pass those of one class,
+            ``LossMaps(*(m if m is None else m[:, c] for m in maps))``.
         step: the training step.
         high: the value of the brightest color. None adapts it to each map, leaving out the largest 0.5 % of values.
         count: how many images of the batch to draw.

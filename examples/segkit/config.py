@@ -19,7 +19,7 @@ from segkit.schedule import Kind
 LOGS = ("tensorboard", "wandb", "mlflow")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SECTION = "a section of keys"
-OURS = ("ignore_index", "reduction", "sync_normalizer")  # arguments of the loss that are set by the trainer
+OURS = ("ignore_index", "multilabel", "reduction", "sync_normalizer")  # arguments of the loss that the trainer sets
 
 
 class ConfigError(ValueError):

@@ -122,6 +122,56 @@ def test_label_under_void_is_not_read(folder: Path) -> None:
         read(folder, "pred.png", num_classes=C)
 
 
+@pytest.mark.parametrize(("region", "names"), [("1", None), ("1", "0 heart\n1 lung"), ("lung", "0 heart\n1 lung")])
+@pytest.mark.parametrize("stored", ["logits", "probabilities", "labels"])
+def test_a_region_is_a_binary_case(tmp_path: Path, region: str, names: str | None, stored: str) -> None:
+    mask = np.array([[[1, 1, 0]], [[0, 1, 255]]], np.uint8)  # they overlap
+    p = np.array([[[0.75, 0.5, 0.25]], [[0.25, 0.875, 0.5]]], np.float32)
+    pred = {"logits": 8 * p - 4, "probabilities": p, "labels": (p > 0.5).astype(np.uint8)}[stored]
+    np.save(tmp_path / "mask.npy", mask)
+    np.save(tmp_path / "pred.npy", pred)
+    if names:
+        (tmp_path / "classes.txt").write_text(names)
+    source = FileOptions(
+        tmp_path / "pred.npy", tmp_path / "mask.npy", region=region, classes=names and str(tmp_path / "classes.txt")
+    )
+    (files,) = find_cases(source)
+    reader = Reader.from_options(source)
+    case = reader.read(files)
+    assert (reader.num_classes, reader.names) == (2, ["other", "lung" if names else "1"])
+    assert case.target.tolist() == [[[0, 1, 255]]]
+    logits = case.logits[0]
+    if stored == "logits":
+        assert logits.tolist() == [[[-2.0, 3.0, 0.0]]]
+    elif stored == "probabilities":
+        torch.testing.assert_close(logits.sigmoid(), torch.from_numpy(p[1:]))
+    else:
+        assert logits.argmax(0).tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        ("2", r"mask\.npy: expected \[C, H, W\] with class 2 to take, but got uint8 \[2, 1, 3\]"),
+        ("lung", "--region: expected a number, or a name of --classes, but got 'lung'"),
+    ],
+)
+def test_regions_that_are_not_there(tmp_path: Path, region: str, message: str) -> None:
+    np.save(tmp_path / "mask.npy", np.zeros((2, 1, 3), np.uint8))
+    np.save(tmp_path / "pred.npy", np.zeros((3, 1, 3), np.float32))
+    source = FileOptions(tmp_path / "pred.npy", tmp_path / "mask.npy", region=region)
+    (files,) = find_cases(source)
+    with pytest.raises(InputError, match=message):
+        Reader.from_options(source).read(files)
+
+
+def test_a_region_of_a_picture_is_refused(folder: Path) -> None:
+    source = FileOptions(folder / "pred.npy", folder / "mask.png", region="1")
+    (files,) = find_cases(source)
+    with pytest.raises(InputError, match=r"mask\.png: expected labels \[C, H, W\] of regions in one of \.npy"):
+        Reader.from_options(source).read(files)
+
+
 @pytest.mark.parametrize(
     ("remap", "stored", "labels"),
     [

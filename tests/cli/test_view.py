@@ -165,3 +165,21 @@ def test_reads_colors_and_named_arrays(run: Run, folder: Path, drawn: list[Drawn
     assert torch.equal(call.target[0], torch.from_numpy(mask_array()).long())
     assert torch.equal(call.logits[0], half_logits(2))
     assert call.options["palette"] == [colors[c] for c in range(C)]
+
+
+def test_view_metrics_and_diagnose_take_a_region(run: Run, folder: Path, drawn: list[Drawn]) -> None:
+    mask = np.stack([mask_array() == 1, mask_array() >= 1, mask_array() >= 2]).astype(np.uint8)
+    np.save(folder / "mask.npy", mask)
+    files = ["--pred", folder / "pred.npy", "--mask", folder / "mask.npy", "--region", 1]
+    assert run("view", *files, "-o", folder / "p.png").code == 0
+    (call,) = drawn
+    assert torch.equal(call.logits, half_logits()[None, 1:2])
+    assert torch.equal(call.target[0], torch.from_numpy(mask[1]).long())
+    assert call.options["class_names"] == ["other", "1"]
+    ran = run("metrics", *files, "--json", "--classes", 3)
+    assert ran.code == 0, ran.err
+    expected = viz.compute_arrays(half_logits()[None, 1:2], call.target, EdgeAwareLoss(upsample=True)).prediction
+    right = float(((expected == 1) & (mask[1:2] == 1)).sum() / ((expected == 1) | (mask[1:2] == 1)).sum())
+    assert right == pytest.approx(json.loads(ran.out)["classes"]["1"]["iou"], rel=1e-5)
+    ran = run("diagnose", *files, "--json")
+    assert ran.code == 0, ran.err

@@ -71,6 +71,27 @@ def test_ignored_labels_are_not_a_finding() -> None:
     assert "at 1 of 128 pixels: 9; first at [0, 0, 0]" in finding.message
 
 
+def test_labels_of_classes_that_overlap() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    y = (torch.rand(x.shape) < 0.5).long()
+    y[0, 1, 4:] = 255
+    criterion = EdgeAwareLoss(multilabel=True, ignore_index=255)
+    assert not diagnose(criterion, x, y).findings
+    y[1, 2] = 0
+    assert only(diagnose(criterion, x, y), "note").message.startswith("target: no edge in [image, class] [[1, 2]];")
+    y[1, 0, 3, 2] = 7
+    message = "target: labels outside the classes 0 to 1 at 1 of 384 pixels: 7; first at [1, 0, 3, 2]."
+    assert message in [finding.message for finding in diagnose(criterion, x, y).findings]
+    y[1, 0, 3, 2] = 1
+    nan = torch.where(y == 255, torch.nan, x)  # where they are not read
+    assert not [finding for finding in diagnose(criterion, nan, y).findings if finding.message.startswith("gradient")]
+    messages = [
+        finding.message for finding in diagnose(EdgeAwareLoss(multilabel=True, ignore_index=None), x, y).findings
+    ]
+    outside = "target: labels outside the classes 0 to 1 at 32 of 384 pixels: 255; first at [0, 1, 4, 0]."
+    assert outside in messages
+
+
 def test_nothing_to_learn_from() -> None:
     x, y = scene()
     finding = only(diagnose(EdgeAwareLoss(), x, torch.full_like(y, -100)))

@@ -35,6 +35,22 @@ def test_terms_add_up_to_the_loss(reduction: Any) -> None:
     assert list(diagnose(criterion, x, y).to_dict()["terms"]) == ["cross_entropy", "other_side"]
 
 
+def test_terms_of_classes_that_overlap() -> None:
+    x, y = torch.randn(2, 3, 8, 8), torch.randint(2, (2, 3, 8, 8))
+    y[0, 1, -2:] = 255
+    criterion = stateless_loss(
+        torch.rand(3, 2), edge_class_weight=torch.rand(3), ignore_index=255, multilabel=True, false_edge_weight=0.2
+    )
+    for extra in ({}, {"pixel_weight": torch.rand(2, 8, 8)}, {"normalizer": (50.0, 20.0)}):
+        report = diagnose(criterion, x, y, **extra)
+        terms = report.to_dict()["terms"]
+        total = sum(terms[name]["loss"]["mean"] for name in ("cross_entropy", "same_side", "other_side"))
+        total += 0.2 * terms["false_edge"]["loss"]["mean"]
+        assert total == pytest.approx(criterion(x, y, **extra).item(), rel=1e-5)
+        assert report.ok
+        report.figure()
+
+
 def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     edge_terms = reference.edge_terms
 

@@ -101,6 +101,11 @@ def test_bool_masks() -> None:
     assert boundary_distance(y, ignore_index=-100)[0, 0, 0] == pytest.approx(math.sqrt(8))
 
 
+def test_no_label_is_ignored() -> None:
+    y = np.array([[[-1, -1, -1, 255]]])
+    assert boundary_distance(y, ignore_index=None).tolist() == [[[3, 2, 1, 1]]]
+
+
 def test_max_distance() -> None:
     y = regions(17, 23, classes=3)
     whole = boundary_distance(y, ignore_index=255)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, LossMaps
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, loss_maps, normalizers
+from edgeloss.viz import panel
 
 IGNORE = 255
 TERMS: dict[str, dict[str, Any]] = {
@@ -249,6 +250,24 @@ def test_a_state_continues() -> None:
         ValueError, match=r"logits: expected 3 classes, as edge_class_weight='running' has counted, but got 2"
     ):
         criterion(x[:, :2], y[:, :2])
+
+
+def test_the_loss_of_one_class() -> None:
+    x, y = scene((7, 9), 3)
+    weight = torch.rand(3, 2)
+    criterion = EdgeAwareLoss(weight, multilabel=True, ignore_index=IGNORE, reduction="sum", false_edge_weight=0.5)
+    for _ in range(2):
+        criterion(x, y)
+    losses = [criterion.of_class(c)(x[:, c : c + 1], y[:, c]) for c in range(3)]
+    torch.testing.assert_close(torch.stack(losses).sum(), criterion.eval()(x, y))
+    criterion.of_class(0)(x[:, :1], y[:, 0])  # a call counts nothing
+    assert criterion.counted_steps == 2
+    with pytest.raises(ValueError, match=r"got multilabel=True; for class c pass .*criterion.of_class\(c\)"):
+        panel(x, y, criterion=criterion)
+    figure = panel(x[:, :1], y[:, 0], criterion=criterion.of_class(0), class_names=["other", "first"])
+    assert figure.axes
+    with pytest.raises(ValueError, match="multilabel: expected True for a loss of one class, but got False"):
+        EdgeAwareLoss().of_class(0)
 
 
 # ------------------------------------------------------------------------------------------------------ compile, export

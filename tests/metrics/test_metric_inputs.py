@@ -28,6 +28,35 @@ def test_logits_and_dtypes(name: str, size: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "class-agnostic"])
+@pytest.mark.parametrize("size", [(9, 11), (4, 5, 6)])
+def test_multilabel_scores_are_those_of_each_class_by_itself(name: str, size: tuple[int, ...]) -> None:
+    function, options = FUNCTIONS[name]
+    maps = [blobs(2, *size, 2, seed=seed) for seed in range(3)]
+    pred, target = (torch.stack(each, 1) for each in zip(*maps, strict=True))
+    given: dict[str, Any] = {"ignore_index": VOID, "multilabel": True, **options}
+    scores = function(pred, target, 3, average="none", **given)
+    for c, (own_pred, own_target) in enumerate(maps):
+        expected = function(own_pred, own_target, 2, average="none", ignore_index=VOID, **options)[1]
+        torch.testing.assert_close(scores[c], expected, rtol=0, atol=0, equal_nan=True)
+    logits = torch.where(pred > 0, 0.5, -3.0)
+    assert torch.equal(function(logits, target, 3, **given), scores.nanmean())
+    assert torch.equal(function(pred > 0, target, 3, **given), scores.nanmean())
+    metric = {"boundary_iou": BoundaryIoU, "trimap_iou": TrimapIoU}.get(name, BoundaryF1)(3, average="none", **given)
+    for i in range(2):
+        metric.update(pred[i : i + 1], target[i : i + 1])
+    torch.testing.assert_close(metric.compute(), scores, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_label_is_void(name: str) -> None:
+    function, options = FUNCTIONS[name]
+    pred, target = blobs(2, 9, 11, 3)
+    target[target == VOID] = 2
+    expected = function(pred, target, 3, average="none", **options)
+    assert torch.equal(function(pred, target, 3, average="none", ignore_index=None, **options), expected)
+
+
 def test_many_classes() -> None:
     # Labels beyond 16 bits, and hundreds of words with few bits set.
     pred, target = blobs(1, 12, 12, 3)
@@ -90,7 +119,42 @@ ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
         ),
         (ZEROS, ZEROS, {"num_classes": 1}, ValueError, "num_classes: expected an int ≥ 2, but got 1"),
         (ZEROS, ZEROS, {"num_classes": 2.0}, TypeError, "num_classes: expected an int, but got 2.0"),
-        (ZEROS, ZEROS, {"ignore_index": None}, TypeError, "ignore_index: expected an int, but got None"),
+        (ZEROS, ZEROS, {"ignore_index": "a"}, TypeError, "ignore_index: expected an int or None, but got 'a'"),
+        (
+            ZEROS,
+            ZEROS + 255,
+            {"ignore_index": None},
+            ValueError,
+            r"target: expected labels 0 to 2, but got 255 at 16 pix",
+        ),
+        (
+            ZEROS,
+            ZEROS,
+            {"multilabel": True},
+            ValueError,
+            r"target: expected labels \[B, 3, H, W\] or .* int64 \[1, 4, 4\]",
+        ),
+        (
+            ZEROS.expand(1, 3, 4, 4),
+            ZEROS.expand(1, 3, 4, 4) + 2,
+            {"multilabel": True},
+            ValueError,
+            r"target: expected labels 0 to 1, or ignore_index=-100, but got 2 at 48 pixels",
+        ),
+        (
+            ZEROS,
+            ZEROS,
+            {"multilabel": True, "class_agnostic": True},
+            ValueError,
+            "class_agnostic: expected False with multilabel=True, but got True",
+        ),
+        (
+            ZEROS,
+            ZEROS,
+            {"multilabel": True, "num_classes": 0},
+            ValueError,
+            "num_classes: expected an int ≥ 1, but got 0",
+        ),
         (
             ZEROS,
             ZEROS,

@@ -1,0 +1,134 @@
+"""The arguments of the boundary metrics: check them, and convert them to label maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from edgeloss import inputs, reference
+from edgeloss.options import is_number, spacing_per_axis
+
+Average = Literal["macro", "none"]
+Score = Literal["f1", "precision", "recall"]
+Spacing = float | Sequence[float] | None
+_CHOICES = {"average": get_args(Average), "score": get_args(Score)}
+_MINIMUM = {"num_classes": 2, "ignore_index": -math.inf, "radius": 1}
+
+
+def check_options(
+    num_classes: int,
+    ignore_index: int | None,
+    average: str,
+    validate: bool | None,
+    *,
+    multilabel: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
+    """Check the options of a metric, which do not depend on the label maps.
+
+    Args:
+        num_classes: C.
+        ignore_index: the label of void pixels.
+        average: how to average over classes.
+        validate: whether to check for out-of-range labels.
+        multilabel: whether classes may overlap.
+        **options: those of ``ratio``, ``radius``, ``spacing``, ``score``, ``class_agnostic`` and ``per_image`` that the
+            metric has.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for a value out of its range.
+    """
+    common: dict[str, Any] = {
+        "num_classes": num_classes,
+        "ignore_index": ignore_index,
+        "average": average,
+        "validate": validate,
+        "multilabel": multilabel,
+    }
+    spacing = options.pop("spacing", None)
+    spacing_per_axis(spacing, max(1, len(spacing)) if isinstance(spacing, Sequence) else 2)
+    for name, value in {**common, **options}.items():
+        if name == "ratio" or (name == "radius" and spacing is not None):
+            if not is_number(value) or not 0 < float(value) < math.inf:
+                raise ValueError(f"{name}: expected a finite number > 0, but got {value!r}")
+        elif name in _MINIMUM:
+            if name == "ignore_index" and value is None:
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"{name}: expected an int{' or None' * (name == 'ignore_index')}, but got {value!r}")
+            least = 1 if name == "num_classes" and multilabel else _MINIMUM[name]
+            if value < least:
+                raise ValueError(f"{name}: expected an int ≥ {least}, but got {value!r}")
+        elif name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
+        elif not isinstance(value, bool) and (name, value) != ("validate", None):
+            raise TypeError(f"{name}: expected a bool{' or None' * (name == 'validate')}, but got {value!r}")
+    if multilabel and options.get("class_agnostic"):
+        raise ValueError(
+            "class_agnostic: expected False with multilabel=True, but got True; average the classes instead"
+        )
+
+
+def label_maps(
+    pred: Tensor,
+    target: Tensor,
+    num_classes: int,
+    ignore_index: int | None,
+    validate: bool | None,
+    *,
+    multilabel: bool = False,
+) -> Tensor:
+    """Convert prediction and target to labels [2, B, *S], of multilabel ones [2, B, C, *S], -1 on void pixels in both.
+
+    Raises:
+        TypeError: for an argument of the wrong type.
+        ValueError: for an invalid shape, device or label.
+    """
+    inputs.check_target(target)
+    if multilabel:
+        if target.dim() not in (4, 5) or target.shape[1] != num_classes:
+            expected = f"[B, {num_classes}, H, W] or [B, {num_classes}, D, H, W] for multilabel=True"
+            raise ValueError(f"target: expected labels {expected}, but got {inputs.describe(target)}")
+    elif target.dim() not in (3, 4):
+        raise ValueError(
+            f"target: expected labels [B, H, W] or [B, D, H, W], but got {inputs.describe(target)}; pass a single image"
+            " as target.unsqueeze(0), labels with a channel axis as target.squeeze(1), and multilabel=True if classes"
+            " may overlap"
+        )
+    size = "D, H, W" if target.dim() == 4 else "H, W"
+    if multilabel and isinstance(pred, Tensor) and pred.is_floating_point():
+        pred = pred > 0
+    elif isinstance(pred, Tensor) and pred.is_floating_point():
+        channels = (1, 2) if num_classes == 2 else (num_classes,)
+        if pred.dim() != target.dim() + 1 or pred.shape[1] not in channels:
+            raise ValueError(
+                f"pred: expected logits [B, {' or '.join(map(str, channels))}, {size}] for num_classes={num_classes},"
+                f" but got {inputs.describe(pred)}; pass labels stored as floats as pred.long()"
+            )
+        pred = pred[:, 0] > 0 if pred.shape[1] == 1 else pred.argmax(1)
+    else:
+        inputs.check_target(pred, name="pred")
+    if pred.shape != target.shape:
+        raise ValueError(
+            f"pred: expected {list(target.shape)}, the shape of the target, but got {list(pred.shape)};"
+            " resize logits to the size of the target with F.interpolate"
+        )
+    if pred.device != target.device:
+        raise ValueError(f"pred: expected device {target.device}, that of the target, but got {pred.device}")
+
+    num_classes = 2 if multilabel else num_classes  # that a label tells apart
+    predicted = pred.long()
+    y, valid = reference.labels(target, num_classes, ignore_index)
+    if validate or (validate is None and inputs.may_read(target, "async")):
+        inputs.check_labels(y, num_classes, ignore_index)
+        inputs.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
+    valid &= (predicted >= 0) & (predicted < num_classes)
+    dtype = torch.int16 if num_classes < 2**15 else torch.int32  # narrow dtypes are faster
+    return torch.stack([predicted.to(dtype), y.to(dtype)]).masked_fill_(~valid, -1)

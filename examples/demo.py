@@ -28,6 +28,7 @@ from edgeloss.viz import report
 from segkit.comparison import Labeled, draw_labels, label_validation, quartiles
 from segkit.console import Row
 from segkit.run_files import read_history
+from segkit.signals import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -48,7 +49,12 @@ def train(name: str, output: Path, overrides: Sequence[str]) -> int:
     command = [sys.executable, "examples/train.py", "--config", "configs/shapes.yaml", f"output={output / name}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [*command, *COMMON, RUNS[name], *overrides], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        [*command, *COMMON, RUNS[name], *overrides],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=end_with_parent,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

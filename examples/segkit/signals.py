@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from segkit.distributed import sum_over_ranks
 
 _ONE_REQUEST = 1.0  # seconds: `timeout` and process managers send a signal twice, to a process and to its group
 Handler = Any  # what signal.signal takes and returns
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not loaded in a forked process
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: the user asked for it)
@@ -90,3 +93,9 @@ def let_main_process_stop() -> None:
     defer_signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def end_with_parent() -> None:
+    """In a new process, receive SIGTERM as soon as the parent ends, even if that is killed; on Linux only."""
+    if _LIBC is not None:
+        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from processes import wait_for_end
 
 from baselines.recipes import Progress
 from quality.runs import Place, Run, checkpoint_path, key_of
@@ -262,18 +262,7 @@ def test_processes_end_with_their_parent(source: str, number: signal.Signals, tm
         worker = int(parent.stdout.readline())
         parent.send_signal(number)
         parent.wait(timeout=30)
-    end = time.monotonic() + 30
-    while _is_running(worker):
-        assert time.monotonic() < end, f"worker {worker} goes on without its parent"
-        time.sleep(0.1)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"  # ended, but its parent has not read its status
+    wait_for_end(worker)
 
 
 @pytest.mark.slow

@@ -6,19 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import is_running, wait_for_end
 
 SLEEPER = "import os, time; print('edgeloss:', os.getpid(), flush=True); time.sleep(60)"
 PARENT = f"import sys, progress; progress.run([sys.executable, '-c', {SLEEPER!r}])"
-
-
-def is_running(process: int) -> bool:
-    """Return whether a process exists and has not ended; one whose parent has not asked for its status has."""
-    stat = Path(f"/proc/{process}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
@@ -31,7 +25,4 @@ def test_a_command_ends_with_a_killed_parent() -> None:
         assert is_running(child)
         parent.send_signal(signal.SIGKILL)
         parent.wait(timeout=30)
-    end = time.monotonic() + 20
-    while is_running(child):
-        assert time.monotonic() < end, f"process {child} goes on without its parent"
-        time.sleep(0.05)
+    wait_for_end(child)

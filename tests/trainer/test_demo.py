@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from processes import wait_for_end
 from small_run import run_in, write_config
 
 import demo
@@ -69,6 +75,38 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert image.size[0] > 500
+
+
+PARENT = """
+import subprocess, sys
+from pathlib import Path
+import demo
+
+demo.ROOT = Path(sys.argv[1])
+demo.subprocess.run = lambda *_, **__: None  # draws no data
+demo.main(["-o", sys.argv[1]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_trainings_end_with_the_demo(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    training = "import os, time; print('epoch', os.getpid(), flush=True); time.sleep(600)"
+    (tmp_path / "examples" / "train.py").write_text(training)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as parent:
+        assert parent.stdout is not None
+        trainings = []
+        while len(trainings) < 2:
+            line = parent.stdout.readline()
+            assert line
+            trainings += [int(pid) for pid in re.findall(r"  epoch (\d+)", line)]
+        parent.send_signal(number)
+        parent.wait(timeout=30)
+    for training_process in trainings:
+        wait_for_end(training_process)
 
 
 def test_a_failed_run_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

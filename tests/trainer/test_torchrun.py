@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import children
 from small_run import metrics_of, run_in, write_config
 
 from segkit.checkpoint import load_checkpoint
@@ -102,17 +102,6 @@ def lines_until(process: subprocess.Popen[str], start_of_line: str) -> list[str]
         if line.startswith(start_of_line):
             return lines
     return pytest.fail("".join(lines))
-
-
-def children(parent: int) -> Iterator[int]:
-    """Yield the processes that a process has started."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # the process has ended
-            continue
-        if int(fields[1]) == parent:
-            yield int(path.parent.name)
 
 
 @pytest.mark.slow

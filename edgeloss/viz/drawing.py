@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -239,3 +240,9 @@ class TextFigure(Figure):
         """Write the figure; arguments as of Figure.savefig."""
         with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
             super().savefig(*arguments, **options)
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook displays, also before anything has imported pyplot."""
+        picture = io.BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()

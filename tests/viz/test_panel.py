@@ -208,6 +208,12 @@ def test_thin_edges_survive_downscaling(dpi: int) -> None:
     assert not shown[:, :3].any()
 
 
+def test_a_notebook_displays_it_without_pyplot() -> None:
+    figure = panel(*scene())
+    with Image.open(io.BytesIO(figure._repr_png_())) as picture:
+        assert picture.size == tuple(round(side) for side in figure.get_size_inches() * figure.dpi)
+
+
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
 def test_text_in_a_file_of_vectors_is_text(suffix: str) -> None:
     file = io.BytesIO()

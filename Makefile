@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive test-frameworks fuzz bench bench-all lint check-cuda check-targets sanitize check-compilers wheel clean
+.PHONY: help setup demo test test-exhaustive test-frameworks fuzz bench bench-all lint check-cuda check-targets sanitize check-compilers wheel docs docs-serve clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -136,6 +136,27 @@ check-compilers: setup  ## compile the CPU kernels by clang for x86-64 and aarch
 	@echo "==> compiling the CPU kernels by clang, for x86-64 and aarch64"
 	@$(BIN)/python tools/progress.py ziglang
 	@$(BIN)/python tools/check_compilers.py
+
+# Formulas are drawn by KaTeX, which the site has a copy of.
+build/katex/dist/katex.min.js:
+	@echo "==> downloading KaTeX"
+	@command -v npm >/dev/null || { echo "there is no npm to download KaTeX with"; exit 1; }
+	@mkdir -p build/katex && cd build/katex && npm pack --silent katex@0.19 >/dev/null && tar xzf katex-*.tgz --strip-components=1
+
+.PHONY: docs-tools
+docs-tools: setup build/katex/dist/katex.min.js
+	@$(BIN)/python -c 'import ipykernel, jupytext, material, mkdocstrings, nbconvert' 2>/dev/null || { \
+		echo "==> installing what builds the site" && $(BIN)/python tools/progress.py --editable '.[docs]'; }
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+docs: docs-tools  ## build the documentation site in build/site; warnings are errors
+	@echo "==> building the documentation site"
+	@$(MKDOCS) build --quiet --strict --config-file tools/docsite/mkdocs.yml
+	@echo "==> ready: build/site/index.html; make docs-serve shows it at http://127.0.0.1:8000"
+
+docs-serve: docs-tools  ## show the documentation site at http://127.0.0.1:8000, and build it again when a page changes
+	@$(MKDOCS) serve --config-file tools/docsite/mkdocs.yml
 
 clean:  ## remove .venv, caches and runs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

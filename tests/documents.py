@@ -1,4 +1,4 @@
-"""The examples of a document, and how they run."""
+"""The documents that are tested, their blocks of code, and how examples run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import doctest
 import re
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = re.compile(r"^```python\n(>>> .*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(document: Path) -> str:
+    """Return the path from the root, as tests are named."""
+    return document.relative_to(ROOT).as_posix()
+
+
+def blocks(document: Path, *languages: str) -> list[str]:
+    """Return the blocks of code in one of the languages; "" for blocks without one."""
+    return [text for language, text in BLOCK.findall(document.read_text()) if language in languages]
 
 
 def sections(document: Path) -> dict[str, str]:

@@ -6,13 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from documents import run_examples, sections
+from documents import DOCUMENTS, ROOT, name_of, run_examples, sections
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Those of frameworks.md run in tests/integrations.
 SECTIONS = {
-    f"{document.name}: {title}": examples
+    f"{name_of(document)}: {title}": examples
     for document in DOCUMENTS
     if document.name != "frameworks.md"
     for title, examples in sections(document).items()
@@ -30,7 +28,7 @@ def test_examples(examples: str, request: pytest.FixtureRequest) -> None:
 
 def test_every_pitfall_has_an_example() -> None:
     pitfalls = re.findall("^## ", (ROOT / "docs" / "pitfalls.md").read_text(), re.MULTILINE)
-    assert len(pitfalls) == sum(section.startswith("pitfalls.md") for section in SECTIONS)
+    assert len(pitfalls) == sum(section.startswith("docs/pitfalls.md") for section in SECTIONS)
 
 
 def anchors(document: Path) -> set[str]:
@@ -38,9 +36,9 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(document.read_text())}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links(document: Path) -> None:
     for path, anchor in LINK.findall(document.read_text()):
         target = document.parent / path if path else document
-        assert target.exists(), f"{document.name}: {path}"
-        assert not anchor or anchor in anchors(target), f"{document.name}: {path}#{anchor}"
+        assert target.exists(), f"{name_of(document)}: {path}"
+        assert not anchor or anchor in anchors(target), f"{name_of(document)}: {path}#{anchor}"

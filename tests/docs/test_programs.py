@@ -1,0 +1,79 @@
+"""The programs in the documents run: the blocks that are no sessions, and the notebook."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from documents import DOCUMENTS, ROOT, blocks, name_of
+from torch import nn
+
+
+def programs(document: Path) -> list[str]:
+    """Return the blocks of Python without the prompts of a session."""
+    return [block for block in blocks(document, "python") if not block.startswith(">>> ")]
+
+
+def stand_ins(folder: Path) -> dict[str, Any]:
+    """Return what the programs expect of their readers: data, a model, and names that an earlier section imports."""
+    names = {
+        "edgeloss": ("EdgeAwareLoss",),
+        "edgeloss.functional": ("balanced_edge_class_weight",),
+        "edgeloss.metrics": ("BoundaryF1", "boundary_f1"),
+    }
+    found = {name: getattr(importlib.import_module(module), name) for module in names for name in names[module]}
+    labels = torch.zeros(2, 24, 32, dtype=torch.long)
+    labels[:, 4:20, 8:24], labels[:, 10:12], labels[:, :2] = 1, 2, 255
+    images, model = torch.rand(2, 3, 24, 32), nn.Conv2d(3, 11, 3, padding=1)
+    loader = [(images, labels)]
+    (folder / "train").mkdir()
+    volume = np.random.default_rng(0).normal(size=(40, 50, 40)).astype(np.float32)
+    np.savez(folder / "train" / "a.npz", image=volume, label=(volume > 1).astype(np.uint8), spacing=[2.0, 1.0, 1.0])
+    return found | {
+        "device": "cpu",
+        "loader": loader,
+        "train_loader": loader,
+        "images": images,
+        "labels": labels,
+        "targets": [labels],
+        "parts": [(model(images), labels)],
+        "model": model,
+        "logits": model(images).detach(),
+        "num_classes": 11,
+        "classes": range(11),
+        "void": 255,
+        "prediction": model(images).argmax(1),
+        "val_masks": labels,
+        "step": 0,
+    }
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if programs(document)], ids=name_of)
+def test_programs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = stand_ins(tmp_path)
+    if any("writer" in program for program in programs(document)):
+        tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="TensorBoard is not installed")
+        names["writer"] = tensorboard.SummaryWriter(tmp_path)
+    try:
+        for program in programs(document):
+            exec(compile(program, name_of(document), "exec"), names)
+    except ModuleNotFoundError as missing:
+        if str(missing.name).startswith("edgeloss"):
+            raise
+        pytest.skip(f"{missing.name} is not installed")
+
+
+@pytest.mark.slow
+def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs as a script too, and finds the logit that it makes nan."""
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "docs" / "tour.py"))
+    shown = capsys.readouterr().out
+    assert "boundary F1" in shown
+    assert "[0, 2, 40, 60]" in shown

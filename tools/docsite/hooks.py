@@ -1,0 +1,100 @@
+"""Hooks of MkDocs: pages that are not in docs/, and links that lead out of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import jupytext
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import ExecutePreprocessor
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+KATEX = ROOT / "build" / "katex" / "dist"
+REPOSITORY = re.findall(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+# The modules of the API; where it is not all that a module exports, the names.
+API = {
+    "edgeloss": ("EdgeAwareLoss", "LossMaps", "backends", "check"),
+    "edgeloss.functional": (),
+    "edgeloss.metrics": (),
+    "edgeloss.adapters": (),
+    "edgeloss.debug": (),
+    # Two functions have the names of their modules.
+    "edgeloss.viz": ("panel.panel", "report.report", "log_maps", "compute_arrays", "Arrays", "distinct_colors"),
+    "edgeloss.io": (),
+    "edgeloss.fields": (),
+    "edgeloss.numerics": (),
+}
+LINK = re.compile(r"(\]\()((?:\.\./|(?=docs/))[^)#\s]*)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the repository to the navigation; the theme's own link to it asks its host for numbers."""
+    config.nav.append({"Repository": REPOSITORY})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the API, the changelog, and the files of the theme."""
+    contents: dict[str, str | bytes] = {f"api/{page}.md": text for page, text in api_pages().items()}
+    contents |= notebook_pages(ROOT / "docs" / "tour.py")
+    paths = {"CHANGELOG.md": ROOT / "CHANGELOG.md"}
+    paths |= {f"assets/{name}": HERE / name for name in ("style.css", "math.js")}
+    katex = (KATEX / "katex.min.css", KATEX / "katex.min.js", *KATEX.glob("fonts/*.woff2"))
+    paths |= {f"assets/katex/{path.relative_to(KATEX).as_posix()}": path for path in katex}
+    for name, content in contents.items():
+        files.append(File.generated(config, name, content=content))
+    for name, path in paths.items():
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def notebook_pages(source: Path) -> dict[str, str | bytes]:
+    """Run a script of cells as a notebook, and return it as a page, with its figures, and as a notebook."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    download = nbformat.writes(notebook)
+    run = ExecutePreprocessor(timeout=300, kernel_name="python3", extra_arguments=["--log-level=ERROR"])
+    run.preprocess(notebook)
+    text, resources = MarkdownExporter().from_notebook_node(notebook, {"unique_key": source.stem})
+    link = f"[Download as a notebook]({source.stem}.ipynb){{ download }}"
+    title, rest = text.strip().split("\n", 1)
+    pages = {f"{source.stem}.md": f"{title}\n\n{link}\n{rest}", f"{source.stem}.ipynb": download}
+    return pages | resources["outputs"]
+
+
+def api_pages() -> dict[str, str]:
+    """Return a page for each public module, with the names that its docstrings describe."""
+    frameworks = sorted(path.stem for path in (ROOT / "edgeloss" / "integrations").glob("[!_]*.py"))
+    pages = {}
+    for module, names in {**API, "edgeloss.integrations": frameworks}.items():
+        options = f"members: {'false' if names else 'null'}, show_root_heading: false, show_root_toc_entry: false"
+        blocks = [f"# {module}", f"::: {module}\n    options: {{{options}}}"]
+        pages[module.rpartition(".")[2]] = "\n\n".join([*blocks, *(f"::: {module}.{name}" for name in names)])
+    return pages
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links out of docs/ to the API or to the repository, and color examples as sessions."""
+
+    def target(match: re.Match[str]) -> str:
+        start, path = match.groups()
+        path = path.removeprefix("../")
+        module = path.removesuffix(".py").replace("/", ".")
+        if path.startswith("docs/"):
+            path = path.removeprefix("docs/")
+        elif path == "CHANGELOG.md":
+            pass
+        elif module in API:
+            path = f"api/{module.rpartition('.')[2]}.md"
+        else:
+            path = f"{REPOSITORY}/{'tree' if os.path.isdir(ROOT / path) else 'blob'}/main/{path}"
+        return start + path
+
+    markdown = LINK.sub(target, markdown).replace("](tour.py)", "](tour.md)")
+    return markdown.replace("```python\n>>>", "```pycon\n>>>")

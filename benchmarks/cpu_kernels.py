@@ -2,9 +2,9 @@
 """Time the CPU kernels on one thread: the loss with several options, forward and backward, over cross-entropy.
 
 Every case runs in a process of its own, where the losses take turns, in both orders; the table shows ratios of medians
-to eager ``F.cross_entropy`` without further options on the same logits and labels, or, for a single logit, to
-``F.binary_cross_entropy_with_logits``. *edge_aware_loss* keeps nothing between calls; *EdgeAwareLoss* has its defaults,
-which count and follow the edges.
+to eager ``F.cross_entropy`` without further options on the same logits and labels, or, for a single logit and for
+classes that overlap, to ``F.binary_cross_entropy_with_logits``. *edge_aware_loss* keeps nothing between calls;
+*EdgeAwareLoss* has its defaults, which count and follow the edges.
 
 On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits the cross-entropy of torch to AVX2; for a build of the kernels for AVX2 see
 tools/check_builds.py, and name its directory in PYTHONPATH.
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,14 +63,15 @@ CASES = [
     Case("150 classes", (2, 150, 512, 512), 0.30),
     Case("2 classes", (8, 2, 512, 512), 0.6),
     Case("binary", (8, 1, 512, 512), 0.9),
+    Case("multilabel", (8, 3, 512, 512), 0.9, {"multilabel": True}),
     Case("volume", (1, 4, 64, 128, 128), 0.4),
     Case("small", (1, 19, 64, 64), 1.5),
 ]
 
 
 def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the cross-entropy of one logit per pixel; the labels have no void."""
-    return F.binary_cross_entropy_with_logits(logits[:, 0], target.to(logits.dtype))
+    """Compute the cross-entropy of a logit for each label; the labels have no void."""
+    return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype))
 
 
 def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[str, float]]:
@@ -77,20 +79,23 @@ def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[st
     torch.set_num_threads(1)
     torch.manual_seed(0)
     batch, logit_count, *size = case.shape
-    classes, radius = max(2, logit_count), case.options.get("radius", 1)
+    multilabel, radius = case.options.get("multilabel", False), case.options.get("radius", 1)
+    classes, is_binary = logit_count + 1 if multilabel else max(2, logit_count), multilabel or logit_count == 1
     if masks is None or len(size) == 3 or case.name == "small":  # a crop of a scene may have no edge at all
         labels = regions(batch, tuple(size), classes, radius)
     else:
         labels = scenes(masks, batch, tuple(size), classes)
-    if logit_count == 1:
+    if is_binary:
         labels[labels == VOID] = 0  # the binary cross-entropy of torch ignores no pixel
+    if multilabel:  # each class is a part of the one before it
+        labels = np.stack([labels > c for c in range(logit_count)], 1)
     logits = torch.randn(case.shape).to(case.dtype).requires_grad_()
     target = torch.from_numpy(labels).long()
     options = case.options | {"ignore_index": VOID, "backend": "fused"}
     if case.weighted:
         options["weight"] = torch.rand(classes) + 0.5
     losses = {
-        "cross-entropy": binary_cross_entropy if logit_count == 1 else partial(F.cross_entropy, ignore_index=VOID),
+        "cross-entropy": binary_cross_entropy if is_binary else partial(F.cross_entropy, ignore_index=VOID),
         "edge_aware_loss": partial(edge_aware_loss, **options),
         "EdgeAwareLoss": EdgeAwareLoss(**options),
     }
@@ -106,7 +111,9 @@ def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[st
     rounds *= max(1, min(100, 2**21 // logits.numel()))
     orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
     parts = [median_seconds(order, max(1, rounds // 2)) for order in [runs, *orders]][1:]
-    return edge_fraction(labels, radius), {name: sum(part[name] for part in parts) / 2 for name in runs}
+    return edge_fraction(labels.reshape(-1, *size), radius), {
+        name: sum(part[name] for part in parts) / 2 for name in runs
+    }
 
 
 def main() -> int:

@@ -38,10 +38,10 @@ class nnUNetTrainerEdgeAware(nnUNetTrainer):  # type: ignore[misc]  # noqa: N801
         loss = super()._build_loss()
         is_deep = isinstance(loss, DeepSupervisionWrapper)
         (loss.loss if is_deep else loss).weight_ce = 0  # what is left is Dice
-        ignored = self.label_manager.ignore_label
-        options: dict[str, Any] = {} if ignored is None else {"ignore_index": ignored}
+        labels = self.label_manager
+        options: dict[str, Any] = {"ignore_index": labels.ignore_label, "multilabel": labels.has_regions}
         edges = Adapted(self.edge_aware_loss(**options), weights=loss.weight_factors if is_deep else None)
-        return _DiceAndEdges(loss, edges.to(self.device))
+        return _DiceAndEdges(loss, edges.to(self.device), labels.ignore_label if labels.has_regions else None)
 
     def save_checkpoint(self, filename: str) -> None:
         """Store the state of the network and that of the loss."""
@@ -57,11 +57,26 @@ class nnUNetTrainerEdgeAware(nnUNetTrainer):  # type: ignore[misc]  # noqa: N801
 
 
 class _DiceAndEdges(nn.Module):
-    def __init__(self, dice: nn.Module, edges: Adapted) -> None:
+    """The sum of both losses.
+
+    Args:
+        dice: of outputs and targets of nnU-Net.
+        edges: of outputs and labels.
+        masked_label: label of what the last channel of a target masks; None for targets without such a channel.
+    """
+
+    def __init__(self, dice: nn.Module, edges: Adapted, masked_label: int | None) -> None:
         super().__init__()
         self.dice = dice
         self.edges = edges
+        self.masked_label = masked_label
 
     def forward(self, output: Tensor | list[Tensor], target: Tensor | list[Tensor]) -> Tensor:
-        loss: Tensor = self.dice(output, target) + self.edges(output, target)
+        labels = [self._labels(y) for y in target] if isinstance(target, list) else self._labels(target)
+        loss: Tensor = self.dice(output, target) + self.edges(output, labels)
         return loss
+
+    def _labels(self, target: Tensor) -> Tensor:
+        if self.masked_label is None:
+            return target
+        return torch.where(target[:, -1:].bool(), self.masked_label, target[:, :-1].long())

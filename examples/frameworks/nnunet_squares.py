@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 NAME = "Dataset001_squares"
+REGIONS = {"background": 0, "square": [1, 2], "upper": 2, "ignore": 3}
 
 
 def write_data(folder: Path, count: int, *, regions: bool = False) -> None:
-    """Write images and labels as nnU-Net reads them; as regions, the square and its upper half."""
+    """Write images and labels as nnU-Net reads them; as regions, the square and its upper half, and ignored rows."""
     for part in ("imagesTr", "labelsTr"):
         (folder / part).mkdir(parents=True)
     for index, (image, label) in enumerate(squares(count, 64)):
         rows = label.nonzero()[:, 0]
         if regions:
             label[: int(rows.float().mean()) + 1] *= 2
+            label[:4] = 3
         pixels = (image * 64 + 96).clamp(0, 255).byte().permute(1, 2, 0).numpy()
         cv2.imwrite(str(folder / "imagesTr" / f"case_{index:03d}_0000.png"), pixels)
         cv2.imwrite(str(folder / "labelsTr" / f"case_{index:03d}.png"), label.byte().numpy())
     about = {
         "channel_names": {"0": "R", "1": "G", "2": "B"},
-        "labels": {"background": 0, "square": [1, 2], "upper": 2} if regions else {"background": 0, "square": 1},
+        "labels": REGIONS if regions else {"background": 0, "square": 1},
         "numTraining": count,
         "file_ending": ".png",
     }

@@ -20,23 +20,31 @@ from edgeloss.adapters import Adapted
 from edgeloss.metrics import boundary_f1
 from squares import squares
 
-# What smp's own losses take in each mode: [N, 1, H, W] of 0 and 1, or [N, H, W] class indices.
 LOSSES = {
-    "binary": (1, Adapted(EdgeAwareLoss())),
-    "multiclass": (2, EdgeAwareLoss()),
+    "binary": Adapted(EdgeAwareLoss()),
+    "multiclass": EdgeAwareLoss(),
+    "multilabel": Adapted(EdgeAwareLoss(multilabel=True)),
 }
+
+
+def masks(labels: Tensor, mode: str) -> Tensor:
+    """Return what smp's own losses take in a mode: [N, H, W] class indices, or [N, C, H, W] of 0 and 1."""
+    if mode == "multiclass":
+        return labels
+    square = labels[:, None].float()
+    surroundings = torch.nn.functional.max_pool2d(square, 9, stride=1, padding=4)  # with the square in them
+    return square if mode == "binary" else torch.cat([square, surroundings], 1)
 
 
 def main(mode: str = "multiclass", epochs: int = 3) -> float:
     """Train, and return the boundary F1 of images that were not trained on."""
     torch.manual_seed(0)
-    classes, edges = LOSSES[mode]
-    network = smp.Unet("resnet18", encoder_weights=None, classes=classes)
-    dice = smp.losses.DiceLoss(mode)
+    network = smp.Unet("resnet18", encoder_weights=None, classes=1 if mode == "binary" else 2)
+    dice, edges = smp.losses.DiceLoss(mode), LOSSES[mode]
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     for epoch in range(epochs):
         for images, labels in DataLoader(squares(64), 8, shuffle=True):
-            target = labels[:, None].float() if mode == "binary" else labels
+            target = masks(labels, mode)
             logits = network(images)
             loss = dice(logits, target) + edges(logits, target)
             optimizer.zero_grad()
@@ -51,7 +59,7 @@ def main(mode: str = "multiclass", epochs: int = 3) -> float:
 
 @torch.no_grad()
 def predict(network: nn.Module, images: Tensor, mode: str) -> Tensor:
-    """Return labels [N, H, W]."""
+    """Return labels [N, H, W] of squares."""
     logits = network(images)
     return logits.argmax(1) if mode == "multiclass" else (logits[:, 0] > 0).long()
 

@@ -82,7 +82,7 @@ def test_segformer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytes
     assert "eval_boundary_f1" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("mode", ["binary", "multiclass"])
+@pytest.mark.parametrize("mode", ["binary", "multiclass", "multilabel"])
 def test_smp_unet(mode: str) -> None:
     require("segmentation_models_pytorch")
     assert example("smp_unet")(mode) > 0.8

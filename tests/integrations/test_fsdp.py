@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +13,8 @@ import torch
 from ranks import run_ranks
 from torch import Tensor, nn
 
+import fsdp
 from edgeloss import EdgeAwareLoss
-from fsdp import network_of, shard
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +39,8 @@ def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor
 
 def compare(rank: int, folder: Path) -> None:
     images, labels = batch()
-    network = network_of("cpu")
-    shard(network, "cpu")
+    network = fsdp.network_of("cpu")
+    fsdp.shard(network, "cpu")
     part = slice(2 * rank, 2 * rank + 2)
     found = [gradient.full_tensor() for gradient in gradients(network, images[part], labels[part])]
     if rank == 0:
@@ -46,7 +50,17 @@ def compare(rank: int, folder: Path) -> None:
 def test_gradient_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, compare, tmp_path)
     for found, expected in zip(
-        torch.load(tmp_path / "gradients.pt"), gradients(network_of("cpu"), *batch()), strict=True
+        torch.load(tmp_path / "gradients.pt"), gradients(fsdp.network_of("cpu"), *batch()), strict=True
     ):
         assert expected.norm() > 1e-3
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_example() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", fsdp.__file__]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"2 processes, step 30: loss (\S+)\n", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) < 0.05

@@ -6,17 +6,19 @@ import os
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from edgeloss import EdgeAwareLoss
 from frameworks import require
 
 require("nnunetv2")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+example = runpy.run_path(str(FOLDER / "nnunet_squares.py"))["main"]
 
 
 @pytest.fixture(autouse=True)
@@ -27,26 +29,42 @@ def _environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+def edge_losses(trainer: Any, outputs: list[Tensor], targets: list[Tensor]) -> Tensor:
+    """Return the weighted sum of the losses of each resolution."""
+    edges = trainer.loss.edges
+    assert len(outputs) == len(targets) == len(edges.criteria) > 2
+    parts = zip(edges.criteria, edges.weights, outputs, targets, strict=True)
+    return sum(weight * criterion(logits, target) for criterion, weight, logits, target in parts)
+
+
 def test_classes_with_deep_supervision(tmp_path: Path) -> None:
-    trainer = runpy.run_path(str(FOLDER / "nnunet_squares.py"))["main"](tmp_path)
+    trainer = example(tmp_path)
     assert float(trainer.logger.get_value("mean_fg_dice", step=-1)) > 0.8
     assert type(trainer).__name__ == "nnUNetTrainerEdgeAware"
+    assert [criterion.counted_steps for criterion in trainer.loss.edges.criteria] == [20] * len(
+        trainer.loss.edges.criteria
+    )
 
     batch = next(trainer.dataloader_train)
-    outputs = trainer.network(batch["data"])
-    assert len(outputs) == len(batch["target"]) > 2
-    losses = trainer.loss.eval()
-    expected = losses.dice(outputs, batch["target"])
-    for criterion, weight, logits, label in zip(
-        losses.edges.criteria, losses.edges.weights, outputs, batch["target"], strict=True
-    ):
-        assert isinstance(criterion, EdgeAwareLoss)
-        assert criterion.counted_steps == 20
-        expected = expected + weight * criterion(logits, label[:, 0].long())
-    torch.testing.assert_close(losses(outputs, batch["target"]), expected)
+    outputs, targets = trainer.network(batch["data"]), batch["target"]
+    trainer.loss.eval()
+    expected = trainer.loss.dice(outputs, targets) + edge_losses(trainer, outputs, [y[:, 0].long() for y in targets])
+    torch.testing.assert_close(trainer.loss(outputs, targets), expected)
 
-    checkpoint = Path(trainer.output_folder, "checkpoint_final.pth")
-    counts = losses.edges.criteria[0].edge_counts.clone()
-    losses.edges.criteria[0].edge_counts.zero_()
-    trainer.load_checkpoint(str(checkpoint))
-    assert losses.edges.criteria[0].edge_counts.equal(counts)
+    counts = trainer.loss.edges.criteria[0].edge_counts.clone()
+    trainer.loss.edges.criteria[0].edge_counts.zero_()
+    trainer.load_checkpoint(str(Path(trainer.output_folder, "checkpoint_final.pth")))
+    assert trainer.loss.edges.criteria[0].edge_counts.equal(counts)
+
+
+def test_regions_with_ignored_pixels(tmp_path: Path) -> None:
+    trainer = example(tmp_path, epochs=1, regions=True)
+    assert trainer.label_manager.has_regions
+    batch = next(trainer.dataloader_train)
+    outputs, targets = trainer.network(batch["data"]), batch["target"]
+    assert targets[0].shape[1] == outputs[0].shape[1] + 1 == 3
+    assert targets[0][:, 2].any()
+    trainer.loss.eval()
+    labels = [y[:, :2].long().masked_fill(y[:, 2:].bool(), 3) for y in targets]
+    expected = trainer.loss.dice(outputs, targets) + edge_losses(trainer, outputs, labels)
+    torch.testing.assert_close(trainer.loss(outputs, targets), expected)

@@ -1,7 +1,9 @@
-"""The examples of docs/frameworks.md run, and those in files are short."""
+"""The examples of docs/frameworks.md and of the modules run; those in files are short."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -22,6 +24,14 @@ def test_recipe(title: str, examples: str, tmp_path: Path, monkeypatch: pytest.M
     require(*(PACKAGES.get(name, name) for name in IMPORTED.findall(examples)))
     monkeypatch.chdir(tmp_path)
     run_examples(examples, title)
+
+
+@pytest.mark.parametrize(("module", "package"), [("fastai", "fastai"), ("mmseg", "mmseg")])
+def test_docstrings(module: str, package: str) -> None:
+    require(package)
+    result = doctest.testmod(importlib.import_module(f"edgeloss.integrations.{module}"))
+    assert result.attempted
+    assert not result.failed
 
 
 def test_every_python_block_runs() -> None:

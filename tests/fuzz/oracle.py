@@ -223,7 +223,8 @@ class _Terms:
         self.values, self.maps = [], {"edge_mask": self.edge}
         self.rows, self.pi, self.lost = [], [], []  # pixels that have the term, and their neighbors' shares [R, N]
         # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
-        # class that adds up in them, may be 0.
+        # class that adds up in them, may be 0. With any power, so may a share that underflows before a weight
+        # multiplies it.
         kind, q, used = np.finfo(problem.dtype), o["power"], 0.0
         self.least, rounding = 2 * self.classes * WIDE(kind.tiny), 2 * self.classes * kind.eps
         for name, has, differ in [("same_side", self.edge, 0), ("other_side", self.edge, 1), ("false_edge", false, 0)]:
@@ -239,7 +240,7 @@ class _Terms:
             self.values.append(value)
             self.rows.append(rows)
             self.pi.append(pi)
-            self.lost.append(np.where(under & (pi < rounding) & (q == 1), pi, 0))
+            self.lost.append(np.where((under & (pi < rounding) & (q == 1)) | (pi < self.least), pi, 0))
             self.maps[name] = value
         self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
         if o["decay"] is not None and given is None:

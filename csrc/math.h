@@ -82,16 +82,8 @@ EDGELOSS_INLINE float ratio(float a, float b) {
 }
 EDGELOSS_INLINE double ratio(double a, double b) { return a / b; }
 
-// log u for normal u > 0 in float, 2 ulp, by a minimax polynomial (Cephes), in a form that vectorizes.
-EDGELOSS_INLINE float log_positive(float u) {
-  int32_t bits;
-  std::memcpy(&bits, &u, sizeof(bits));
-  // u = 2^k · f with f in [√½, √2)
-  const int32_t k = ((bits - 0x3f3504f3) >> 23);
-  bits -= k * (1 << 23);
-  float f;
-  std::memcpy(&f, &bits, sizeof(f));
-  f -= 1.0f;
+// log(1 + f) + e ln 2 for 1 + f in [√½, √2), 2 ulp, by a minimax polynomial (Cephes).
+EDGELOSS_INLINE float log1p_small(float f, float e) {
   float p = 7.0376836292e-2f;
   p = p * f - 1.1514610310e-1f;
   p = p * f + 1.1676998740e-1f;
@@ -102,8 +94,19 @@ EDGELOSS_INLINE float log_positive(float u) {
   p = p * f - 2.4999993993e-1f;
   p = p * f + 3.3333331174e-1f;
   const float z = f * f;
-  const float e = static_cast<float>(k);
   return (f + (p * f * z + e * -2.12194440e-4f - 0.5f * z)) + e * 0.693359375f;
+}
+
+// log u for normal u > 0 in float, 2 ulp, in a form that vectorizes.
+EDGELOSS_INLINE float log_positive(float u) {
+  int32_t bits;
+  std::memcpy(&bits, &u, sizeof(bits));
+  // u = 2^k · f with f in [√½, √2)
+  const int32_t k = ((bits - 0x3f3504f3) >> 23);
+  bits -= k * (1 << 23);
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return log1p_small(f - 1.0f, static_cast<float>(k));
 }
 EDGELOSS_INLINE double log_positive(double u) { return std::log(u); }
 
@@ -113,6 +116,13 @@ EDGELOSS_INLINE float log1p_positive(float r) {
   return log_positive(u) + ratio(r - (u - 1.0f), u);
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
+
+// The same for r in [0, 1], of two classes, where nothing rounds before the polynomial: there is no quotient.
+EDGELOSS_INLINE float log1p_of_unit(float r) {
+  const bool is_large = r > 0.41421356f;
+  return log1p_small(is_large ? 0.5f * (r - 1.0f) : r, is_large ? 1.0f : 0.0f);
+}
+EDGELOSS_INLINE double log1p_of_unit(double r) { return std::log1p(r); }
 
 // log p(k).
 template <typename A>

@@ -1,8 +1,4 @@
 // The whole loss on the CPU, backward.
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -185,11 +181,11 @@ void gather_rows(const Call<A>& call, const Upstream<A>& upstream, const Chunk& 
       group.terms_of_logs(lanes, value, sides);
     }
     fill_sides(call, upstream, group, sides, means, lanes);
-    group.for_each_row_seen(start, stop, !means || call.power() != A(0), lanes, [&] {
+    const Wanted wanted = !means ? Wanted::kLogs : call.power() != A(0) ? Wanted::kProbabilities : Wanted::kNothing;
+    group.for_each_row_seen(start, stop, wanted, lanes, [&] {
       if (means) {
         mean_shares(lanes, n * lanes.width, call.lane_options);
       } else {
-        group.find_terms(lanes);
         log_shares(lanes, n * lanes.width, call.lane_options);
       }
       add_shares(group, start, lanes, space.gathered);
@@ -332,9 +328,7 @@ void backward_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chun
     if (!reads_in_place) read_tile(x, g.classes, p, n, space.buffer.data(), step);
     const A* logits = reads_in_place ? static_cast<const A*>(x.data) + p : space.buffer.data();
     A* gradient = writes_in_place ? static_cast<A*>(out.data) + p : space.buffer.data() + g.classes * step;
-    A own_m[kTile], own_r[kTile];
-    const A *m = call.m ? call.m + i : own_m, *r = call.m ? call.r + i : own_r;
-    if (!call.m) statistics_of_two(logits, logits + ld, n, own_m, own_r);
+    const A *m = call.m ? call.m + i : nullptr, *r = call.m ? call.r + i : nullptr;
     TileShares<A> shares;
     if (call.list.row_first && gathered.reaches(p - start, p - start + n - 1)) shares = gathered.from(p - start);
     space.more.clear();
@@ -352,20 +346,6 @@ void backward_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chun
 
 constexpr int64_t kStreamed = 1 << 23;  // bytes of a gradient that is not in cache when the next operator reads it
 
-// A new tensor's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
-void want_large_pages(void* data, int64_t bytes) {
-#ifdef __linux__
-  constexpr uintptr_t kPage = uintptr_t(1) << 21;
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) & ~(kPage - 1);
-  const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(kPage - 1);
-  if (last > first) madvise(reinterpret_cast<void*>(first), last - first,
-                            MADV_HUGEPAGE);  // a wish: no failure matters
-#else
-  (void)data;
-  (void)bytes;
-#endif
-}
-
 template <typename A>
 Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, const Options& options) {
   const Geometry g = clipped_geometry(inputs.logits, saved.label, options);
@@ -373,7 +353,7 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
   const std::optional<Upsample<A>> up = upsample_for<A>(g, inputs.logits);
   Tensor grad = torch::stable::empty_like(inputs.logits);
   const int64_t bytes = grad.numel() * static_cast<int64_t>(grad.element_size());
-  want_large_pages(grad.mutable_data_ptr(), bytes);
+  want_large_pages(grad);
   const Call<A> call(g, up, inputs, saved, options);
   const Upstream<A> upstream(gradients);
   if (up) {

@@ -23,6 +23,9 @@
 
 namespace edgeloss {
 
+// A new tensor's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
+void want_large_pages(const Tensor& tensor);
+
 template <typename A>
 A* data_of(const Tensor& tensor) {
   return tensor.numel() > 0 ? static_cast<A*>(tensor.mutable_data_ptr()) : nullptr;
@@ -51,7 +54,9 @@ struct Call {
   SidePacking packing;
   int16_t* label;             // [B, P]
   int16_t* predicted;         // [B, P], in forward, or null: false edges are not wanted
-  A* nll;                     // [B, P], in forward, or null: -log p(y), all that edges of two classes read
+  A* nll;                     // [B, P], in forward, or null: -log p(y)
+  A* log_other;               // [B, P], in forward of more classes, or null: log(1 - p(k)) of edge pixels, for a
+  int16_t* other_class;       // class k ≠ y in their window; the only one, mostly
   A *m, *r;                   // [B, P] each; null of two classes that are not upsampled
   uint8_t* edge;              // [B, P], the edge mask, or null
   A* sides;                   // [B, P, 2, packing.count()], same and other side
@@ -75,6 +80,8 @@ struct Call {
         label(static_cast<int16_t*>(saved.label.mutable_data_ptr())),
         predicted(nullptr),
         nll(nullptr),
+        log_other(nullptr),
+        other_class(nullptr),
         m(data_of<A>(saved.stats)),
         r(m ? m + g.batch * g.pixels : nullptr),
         edge(data_of<uint8_t>(saved.flags)),

@@ -9,19 +9,21 @@
 
 namespace edgeloss {
 
-void widen_range(const int16_t* label, int64_t n, int16_t* low, int16_t* high) {
-  vectorized([=]() EDGELOSS_LOOP {
-    EDGELOSS_INDEPENDENT
-    for (int64_t x = 0; x < n; ++x) {
-      const int16_t as_low = label[x] < 0 ? INT16_MAX : label[x];
-      low[x] = as_low < low[x] ? as_low : low[x];
-      high[x] = label[x] > high[x] ? label[x] : high[x];
+void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, int64_t n, int64_t reach, int16_t* low,
+                int16_t* high, uint8_t* edge) {
+  vectorized([=, rows = rows.data(), count = rows.size()]() EDGELOSS_LOOP {
+    std::fill_n(low, n + 2 * reach, INT16_MAX);
+    std::fill_n(high, n + 2 * reach, int16_t(-1));
+    for (size_t i = 0; i < count; ++i) {
+      const int16_t* row = rows[i];
+      int16_t *lowest = low + reach, *highest = high + reach;
+      EDGELOSS_INDEPENDENT
+      for (int64_t x = 0; x < n; ++x) {
+        const int16_t as_low = row[x] < 0 ? INT16_MAX : row[x];
+        lowest[x] = as_low < lowest[x] ? as_low : lowest[x];
+        highest[x] = row[x] > highest[x] ? row[x] : highest[x];
+      }
     }
-  });
-}
-
-void mark_edges(const int16_t* label, int64_t n, int64_t reach, int16_t* low, int16_t* high, uint8_t* edge) {
-  vectorized([=]() EDGELOSS_LOOP {
     // The extremes over 2 reach + 1 values side by side, by doubling how many each place covers. Not independent: a
     // place is read before it is written, which the compiler sees by itself.
     int64_t covered = 1;
@@ -105,14 +107,14 @@ template <typename A>
 void find_distances(const Geometry& g, const int16_t* label, int64_t row, const std::vector<Offset>& offsets,
                     const uint8_t* seen, A* distance) {
   const int64_t z = row / g.height, y = row % g.height;
-  std::vector<Place> places;  // of the rows inside the image
-  places.reserve(offsets.size());
+  std::vector<Place> places(offsets.size());  // of the rows inside the image
+  int64_t count = 0;
   for (const Offset& offset : offsets) {
     const int64_t nz = z + offset.d[0], ny = y + offset.d[1];
     if (nz < 0 || nz >= g.depth || ny < 0 || ny >= g.height) continue;
-    places.push_back({label + (nz * g.height + ny) * g.width, offset.d[2], offset.length});
+    places[count++] = {label + (nz * g.height + ny) * g.width, offset.d[2], offset.length};
   }
-  vectorized([=, width = g.width, places = places.data(), count = static_cast<int64_t>(places.size())]() EDGELOSS_LOOP {
+  vectorized([=, width = g.width, places = places.data()]() EDGELOSS_LOOP {
     for (int64_t x = 0; x < width; x += kBlock) {
       const int64_t n = std::min(kBlock, width - x);
       if (!std::memchr(seen + x, 1, n)) continue;
@@ -142,8 +144,15 @@ template void find_distances(const Geometry&, const int16_t*, int64_t, const std
 int64_t list_places(const uint8_t* mask, int64_t n, int64_t first, int32_t* place) {
   int64_t count = 0, x = 0;
   for (; x + 8 <= n; x += 8) {
-    uint64_t word;
+    uint64_t word, next[8] = {};
     std::memcpy(&word, mask + x, sizeof(word));
+    while (word == 0 && x + 72 <= n) {  // most are none: 64 at a time
+      std::memcpy(next, mask + x + 8, sizeof(next));
+      uint64_t any = 0;
+      for (uint64_t part : next) any |= part;
+      if (any) break;
+      x += 64;
+    }
     for (; word != 0; word &= word - 1) place[count++] = static_cast<int32_t>(first + x + (__builtin_ctzll(word) >> 3));
   }
   for (; x < n; ++x) {

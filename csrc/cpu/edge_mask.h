@@ -8,12 +8,11 @@
 
 namespace edgeloss {
 
-// Smallest and largest valid label of a window, from rows; ignored pixels are -1 in `label`.
-void widen_range(const int16_t* label, int64_t n, int16_t* low, int16_t* high);
-
-// Marks the pixels of a row that differ from the smallest or the largest label in their window. low and high start
-// `reach` pixels before the row; both are overwritten.
-void mark_edges(const int16_t* label, int64_t n, int64_t reach, int16_t* low, int16_t* high, uint8_t* edge);
+// Marks the pixels of a row that differ from the smallest or the largest valid label of their window, which go to low
+// and high; ignored pixels are -1 in `label`. rows: of n pixels, all that the windows reach. low and high have room for
+// n + 2 reach numbers.
+void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, int64_t n, int64_t reach, int16_t* low,
+                int16_t* high, uint8_t* edge);
 
 // Of the edges of a prediction, keeps those that the labels have not; returns their number.
 int64_t keep_false(const uint8_t* edge, int64_t n, uint8_t* drawn);

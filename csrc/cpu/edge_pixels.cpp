@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "edge_mask.h"
 #include "vectorize.h"
 
 namespace edgeloss {
@@ -43,6 +44,27 @@ EDGELOSS_INLINE void fill_labels(const Group<A>& group, bool own_row, Lanes<A>& 
   }
 }
 
+// The class that each pixel's log_other is of, from lanes.first on.
+template <int64_t Width, typename A>
+EDGELOSS_INLINE void fill_classes(const Group<A>& group, Lanes<A>& lanes) {
+  const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, group.call.g.width);
+  const int64_t edges = group.count;
+  const int64_t* first = lanes.first.data();
+  const int16_t* image = group.call.other_class + group.image * group.call.g.pixels;
+  int32_t* lane = lanes.other_class;
+  for (int64_t e = 0; e < edges; ++e, lane += width) {
+    if (first[e] < 0) continue;
+    const int16_t* from = image + first[e];
+    if constexpr (Width > 0) {
+      VectorOf<int16_t, Width> shown;
+      load(from, shown);
+      store(__builtin_convertvector(shown, VectorOf<int32_t, Width>), lane);
+    } else {
+      for (int64_t j = 0; j < count; ++j) lane[j] = from[j];
+    }
+  }
+}
+
 // Copies n numbers that lie `step` apart.
 template <typename T, typename A>
 EDGELOSS_INLINE void copy(const T* from, int64_t step, int64_t n, A* lane) {
@@ -58,7 +80,7 @@ EDGELOSS_INLINE void copy(const T* from, int64_t step, int64_t n, A* lane) {
 // The logits of class k from lanes.first on, or both where m and r are not kept. Locals throughout: the compiler must
 // take each copy for one that may overwrite a member.
 template <int64_t Width, typename T, typename A>
-EDGELOSS_INLINE void fill_logits(const Group<A>& group, const Stored<A>& x, const T* data, Lanes<A>& lanes) {
+EDGELOSS_INLINE void copy_logits(const Group<A>& group, const Stored<A>& x, const T* data, Lanes<A>& lanes) {
   const int64_t width = Width ? Width : lanes.width, count = Width ? Width : std::min(width, group.call.g.width);
   const int64_t edges = group.count, pixel_step = x.pixel_step, class_step = x.class_step;
   const int64_t* first = lanes.first.data();
@@ -87,6 +109,30 @@ EDGELOSS_INLINE void fill_numbers(const Group<A>& group, const A* numbers, const
   const A* image = numbers + group.image * group.call.g.pixels;
   for (int64_t e = 0; e < edges; ++e, lane += width) {
     if (first[e] >= 0) std::memcpy(lane, image + first[e], count * sizeof(A));
+  }
+}
+
+// log(1 - p(k)) of n ≤ kTile pixels.
+template <typename A>
+void logs_of_others(const Call<A>& call, int64_t image, const int32_t* pixel, const int16_t* k, int64_t n, A* t) {
+  const Reader<A> logits = call.reader(image);
+  const int64_t base = image * call.g.pixels, class_step = logits.x.class_step, pixel_step = logits.x.pixel_step;
+  A x[kTile], m[kTile], r[kTile];
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] = call.m[base + pixel[i]];
+    r[i] = call.r[base + pixel[i]];
+  }
+  if (call.up) {
+    for (int64_t i = 0; i < n; ++i) x[i] = logits.at(pixel[i], k[i]);
+  } else {
+    logits.x.by_type([&](const auto* data) {
+      for (int64_t i = 0; i < n; ++i) x[i] = widen(data[k[i] * class_step + pixel[i] * pixel_step]);
+    });
+  }
+  if (!other_terms(x, m, r, n, t)) return;
+  for (int64_t i = 0; i < n; ++i) {
+    if (is_exact(r[i]) || x[i] != m[i]) continue;
+    t[i] = term(logits, pixel[i], call.g.classes, k[i], false, m[i], r[i]);
   }
 }
 
@@ -143,25 +189,62 @@ bool Group<A>::aim(int64_t dz, int64_t dy, int64_t begin, int64_t end, Lanes<A>&
 }
 
 template <typename A>
-void Group<A>::fill(int64_t dz, int64_t dy, bool logits, Lanes<A>& lanes) const {
-  const Geometry& g = call.g;
-  const Stored<A> x = call.image(image);
+void Group<A>::fill(int64_t dz, int64_t dy, Wanted wanted, Lanes<A>& lanes) const {
+  const bool is_known = wanted == Wanted::kLogs && call.nll;
   vectorized<A>([=, group = this, to = &lanes]() EDGELOSS_LOOP {
     with_width(group->call.g.width >= to->width ? to->width : 0, [=](auto constant) EDGELOSS_LOOP {
       constexpr int64_t kWidth = decltype(constant)::value;
       const Call<A>& call = group->call;
       fill_labels<kWidth>(*group, dz == 0 && dy == 0, *to);
       if (call.has_decay()) fill_numbers<kWidth>(*group, call.field, *to, to->d);
-      if (!logits) return;
-      if (call.nll) return fill_numbers<kWidth>(*group, call.nll, *to, to->t);
+      if (!is_known) return;
+      fill_numbers<kWidth>(*group, call.nll, *to, to->t);
+      if (!call.log_other) return;
+      fill_numbers<kWidth>(*group, call.log_other, *to, to->log_other);
+      fill_classes<kWidth>(*group, *to);
+    });
+  });
+  if (wanted == Wanted::kNothing) return;
+  if (is_known && !call.log_other) return negate(lanes.t, count * lanes.width);
+  if (is_known) return find_unknown_terms(lanes);
+  fill_logits(dz, dy, lanes);
+  if (wanted == Wanted::kLogs) find_terms(lanes);
+}
+
+template <typename A>
+void Group<A>::find_unknown_terms(Lanes<A>& lanes) const {
+  const int64_t width = lanes.width, all = count * width;
+  if (!known_terms(lanes, all, lanes.is_unknown.data())) return;
+  int32_t lane[kTile], pixel[kTile];
+  int16_t of[kTile];
+  A t[kTile];
+  for (int64_t begin = 0; begin < all; begin += kTile) {
+    const int64_t n = list_places(lanes.is_unknown.data() + begin, std::min(kTile, all - begin), begin, lane);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t e = quotient(lane[i], width);
+      pixel[i] = static_cast<int32_t>(lanes.first[e] + lane[i] - e * width);
+      of[i] = k[e];
+    }
+    logs_of_others(call, image, pixel, of, n, t);
+    for (int64_t i = 0; i < n; ++i) lanes.t[lane[i]] = t[i];
+  }
+}
+
+template <typename A>
+void Group<A>::fill_logits(int64_t dz, int64_t dy, Lanes<A>& lanes) const {
+  const Geometry& g = call.g;
+  const Stored<A> x = call.image(image);
+  vectorized<A>([=, group = this, to = &lanes]() EDGELOSS_LOOP {
+    with_width(group->call.g.width >= to->width ? to->width : 0, [=](auto constant) EDGELOSS_LOOP {
+      constexpr int64_t kWidth = decltype(constant)::value;
+      const Call<A>& call = group->call;
       if (call.m) {
         fill_numbers<kWidth>(*group, call.m, *to, to->m);
         fill_numbers<kWidth>(*group, call.r, *to, to->r);
       }
-      if (!call.up) x.by_type([=](const auto* data) EDGELOSS_LOOP { fill_logits<kWidth>(*group, x, data, *to); });
+      if (!call.up) x.by_type([=](const auto* data) EDGELOSS_LOOP { copy_logits<kWidth>(*group, x, data, *to); });
     });
   });
-  if (!logits || call.nll) return;
   if (call.up) {
     const int64_t in_row = std::min(lanes.width, g.width);
     for (int64_t e = 0; e < count; ++e) {
@@ -176,7 +259,6 @@ void Group<A>::fill(int64_t dz, int64_t dy, bool logits, Lanes<A>& lanes) const 
 
 template <typename A>
 void Group<A>::find_terms(Lanes<A>& lanes) const {
-  if (call.nll) return negate(lanes.t, count * lanes.width);
   if (!log_terms(lanes, count * lanes.width)) return;
   const Reader<A> x = call.reader(image);
   for (int64_t e = 0; e < count; ++e) {
@@ -192,8 +274,7 @@ template <typename A>
 void Group<A>::terms_of_logs(Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) const {
   const int64_t width = lanes.width;
   WindowTerms<A> terms = {count, {}, {}, {}};
-  for_each_row_seen(0, call.g.pixels, true, lanes, [&] {
-    find_terms(lanes);
+  for_each_row_seen(0, call.g.pixels, Wanted::kLogs, lanes, [&] {
     for (int64_t j = 0; j < width; ++j) {
       for (int64_t e = 0, i = j; e < count; ++e, i += width) {
         const bool exists = lanes.label[i] >= 0;
@@ -206,7 +287,22 @@ void Group<A>::terms_of_logs(Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides
   for (int side = 0; side < 2; ++side) power_means(terms, side, call.lane_options, value[side], sides);
 }
 
+template <typename A>
+void find_others(const Call<A>& call, int64_t image, const int32_t* pixel, int64_t count) {
+  const int64_t base = image * call.g.pixels;
+  int16_t k[kTile];
+  A t[kTile];
+  for (int64_t begin = 0; begin < count; begin += kTile, pixel += kTile) {
+    const int64_t n = std::min(kTile, count - begin);
+    for (int64_t e = 0; e < n; ++e) k[e] = call.other_class[base + pixel[e]];
+    logs_of_others(call, image, pixel, k, n, t);
+    for (int64_t e = 0; e < n; ++e) call.log_other[base + pixel[e]] = t[e];
+  }
+}
+
 template struct Group<float>;
 template struct Group<double>;
+template void find_others(const Call<float>&, int64_t, const int32_t*, int64_t);
+template void find_others(const Call<double>&, int64_t, const int32_t*, int64_t);
 
 }  // namespace edgeloss

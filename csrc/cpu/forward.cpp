@@ -1,4 +1,8 @@
 // The whole loss on the CPU, forward.
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +16,20 @@
 #include "passes.h"
 
 namespace edgeloss {
+
+void want_large_pages(const Tensor& tensor) {
+#ifdef __linux__
+  constexpr uintptr_t kPage = uintptr_t(1) << 21;
+  const auto data = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
+  const uintptr_t first = (data + kPage - 1) & ~(kPage - 1);
+  const uintptr_t last = (data + tensor.numel() * tensor.element_size()) & ~(kPage - 1);
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first,
+                            MADV_HUGEPAGE);  // a wish: no failure matters
+#else
+  (void)tensor;
+#endif
+}
+
 namespace {
 
 // -------------------------------------------------------------------------------------------------------------- passes
@@ -45,24 +63,24 @@ void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk&
 // The edge masks of an image's rows.
 class EdgeMasks {
  public:
-  // A margin of neutral values at both ends, so that the window along the row needs no bounds.
   explicit EdgeMasks(const Geometry& g)
       : g_(g), reach_(std::min(g.radius[2], g.width)), low_(g.width + 2 * reach_), high_(g.width + 2 * reach_) {}
 
   // label: that of the image, or of its prediction.
   void mark(const int16_t* label, int64_t row, uint8_t* edge) {
-    std::fill(low_.begin(), low_.end(), INT16_MAX);
-    std::fill(high_.begin(), high_.end(), kIgnored);
-    for_each_row(g_, row, g_.radius, [&](int64_t first) {
-      widen_range(label + first, g_.width, low_.data() + reach_, high_.data() + reach_);
-    });
-    mark_edges(label + row * g_.width, g_.width, reach_, low_.data(), high_.data(), edge);
+    rows_.clear();
+    for_each_row(g_, row, g_.radius, [&](int64_t first) { rows_.push_back(label + first); });
+    mark_edges(label + row * g_.width, rows_, g_.width, reach_, low_.data(), high_.data(), edge);
   }
+  // The smallest and the largest label of the windows of the row's pixels.
+  const int16_t* low() const { return low_.data(); }
+  const int16_t* high() const { return high_.data(); }
 
  private:
   const Geometry& g_;
   int64_t reach_;
-  std::vector<int16_t> low_, high_;
+  std::vector<int16_t> low_, high_;  // with a margin at both ends, so that the window along the row needs no bounds
+  std::vector<const int16_t*> rows_;
 };
 
 // The term of false edges, in a row at a time.
@@ -114,6 +132,11 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
     masks.mark(call.label + base, row, edge);
     const int64_t count = list_places(edge, g.width, row * g.width, call.list.pixel + base + end);
     call.list.row_first[rows + row] = static_cast<int32_t>(end);
+    for (int64_t e = end; call.other_class && e < end + count; ++e) {
+      const int64_t p = call.list.pixel[base + e];
+      const int16_t low = masks.low()[p - row * g.width], high = masks.high()[p - row * g.width];
+      call.other_class[base + p] = low == call.label[base + p] ? high : low;
+    }
     if (call.pixel_weight || call.edge_class_weight) {
       for (int64_t e = end; e < end + count; ++e) {
         sums[Row::kEdgeWeight] += call.edge_weight_of(base + call.list.pixel[base + e]);
@@ -126,7 +149,9 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
     call.list.row_end[rows + row] = static_cast<int32_t>(end);
     if (false_rows) false_rows->find(chunk.image, row, edge, false_map, sums);
   }
-  sums[Row::kEdges] = static_cast<double>(end - chunk.first_row * g.width);
+  const int64_t begin = chunk.first_row * g.width;
+  if (call.log_other) find_others(call, chunk.image, call.list.pixel + base + begin, end - begin);
+  sums[Row::kEdges] = static_cast<double>(end - begin);
   if (!call.pixel_weight && !call.edge_class_weight) sums[Row::kEdgeWeight] = sums[Row::kEdges];
   for (size_t c = 0; c < counts.size(); ++c) {  // integers: their sum does not depend on the order of the chunks
     if (counts[c] == 0) continue;
@@ -158,7 +183,7 @@ void find_nearest(const Group<A>& group, Lanes<A>& lanes, A (*nearest)[kEdges]) 
   const int64_t width = lanes.width, all = group.count * width;
   A* const lanes_of[2] = {lanes.same.nearest, lanes.other.nearest};
   for (A* lane : lanes_of) std::fill_n(lane, all, A(INFINITY));
-  group.for_each_row_seen(0, group.call.g.pixels, false, lanes, [&] { least_distance(lanes, all); });
+  group.for_each_row_seen(0, group.call.g.pixels, Wanted::kNothing, lanes, [&] { least_distance(lanes, all); });
   for (int side = 0; side < 2; ++side) {
     for (int64_t e = 0; e < group.count; ++e) {
       const A* d = lanes_of[side] + e * width;
@@ -180,9 +205,8 @@ void terms_of_means(const Group<A>& group, Lanes<A>& lanes, A (*value)[kEdges], 
   for (const auto& side : lanes_of) {
     for (A* lane : side) std::fill_n(lane, all, A(0));
   }
-  group.for_each_row_seen(0, call.g.pixels, true, lanes, [&] {
+  group.for_each_row_seen(0, call.g.pixels, logs ? Wanted::kLogs : Wanted::kProbabilities, lanes, [&] {
     if (logs) {
-      group.find_terms(lanes);
       sum_logs(lanes, all, call.lane_options);
     } else {
       sum_probabilities(lanes, all, call.lane_options);
@@ -262,47 +286,54 @@ struct Passes {
   const Target& target;
   const Chunks& chunks;
   A *ce_map, *false_map, *edge_maps[2];
-  std::vector<Sums> parts;       // of each chunk
-  std::vector<uint8_t> is_done;  // its pass 2
+  std::vector<Sums> parts;                 // of each chunk
+  std::vector<uint8_t> is_edged, is_done;  // its edge pixels are known; its edge terms are, too
 
   Lanes<A> lanes() const { return Lanes<A>(Pass::kForward, call.g.radius[2], call.g.width); }
 
-  void find_edges(int64_t i, bool with_terms, Lanes<A>& lanes) {
+  void find_edges(int64_t i) {
     edge_pixels_chunk(call, chunks.at(i), false_map, parts[i]);
-    if (with_terms) find_terms(i, lanes);
+    is_edged[i] = 1;
+  }
+  void find_terms(int64_t i, Lanes<A>& lanes) {
+    edge_terms_chunk(call, chunks.at(i), edge_maps, lanes, parts[i]);
     is_done[i] = 1;
   }
-  void find_terms(int64_t i, Lanes<A>& lanes) { edge_terms_chunk(call, chunks.at(i), edge_maps, lanes, parts[i]); }
 
   // Pass 1 of all chunks, and the passes of the edges where pass 1 of all that their windows see is at hand.
   void run_first(bool edges, bool with_terms) {
     const auto cross_entropy = call.up ? upsampled_cross_entropy_chunk<A> : cross_entropy_chunk<A>;
+    // Edges see the labels around; terms also what the edge pixels around have.
+    const int64_t edges_lag = chunks.reach, terms_lag = edges_lag + (call.log_other ? chunks.reach : 0);
     on_each_thread(chunks.count, std::max(chunks.count / 16, 8 * chunks.reach), [&](Tasks& tasks) {
       Lanes<A> lanes = this->lanes();
       for (int64_t begin, end; tasks.take(begin, end);) {
         for (int64_t i = begin; i < end; ++i) {
           cross_entropy(call, target, chunks.at(i), ce_map, parts[i]);
           // While it is still in cache.
-          if (edges && i - 2 * chunks.reach >= begin) find_edges(i - chunks.reach, with_terms, lanes);
+          if (edges && i - 2 * edges_lag >= begin) find_edges(i - edges_lag);
+          if (edges && with_terms && i - 2 * terms_lag >= begin) find_terms(i - terms_lag, lanes);
         }
       }
     });
   }
   // The edges of the chunks at the ends of the ranges, which are left.
-  void run_rest(bool with_terms) {
+  void run_rest_of_edges() {
     on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
-      Lanes<A> lanes = this->lanes();
       for (int64_t i, end; tasks.take(i, end);) {
-        if (!is_done[i]) find_edges(i, with_terms, lanes);
+        if (!is_edged[i]) find_edges(i);
       }
     });
   }
-  // The distances, and after them the edge terms.
   void run_distances(const std::vector<Offset>& offsets, bool whole_field) {
     for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, whole_field); });
+  }
+  void run_rest_of_terms() {
     on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
       Lanes<A> lanes = this->lanes();
-      for (int64_t i, end; tasks.take(i, end);) find_terms(i, lanes);
+      for (int64_t i, end; tasks.take(i, end);) {
+        if (!is_done[i]) find_terms(i, lanes);
+      }
     });
   }
 };
@@ -319,14 +350,22 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   Call<A> call(g, up, inputs, saved, options);
   // Backward does without the prediction, and with power 0 without the terms.
   const bool false_edges = options.edges && options.false_edges;
-  const auto scratch = [&](bool wanted, ScalarType type) {
-    return torch::stable::new_empty(logits, {wanted ? g.batch * g.pixels : 0}, type);
+  const auto scratch = [&](int64_t each, ScalarType type) {
+    Tensor numbers = torch::stable::new_empty(logits, {each * g.batch * g.pixels}, type);
+    want_large_pages(numbers);
+    return numbers;
   };
+  for (const Tensor* filled : {&saved.label, &saved.stats}) want_large_pages(*filled);
   const Tensor prediction = scratch(false_edges, ScalarType::Short);
   const Tensor term = scratch(false_edges && !call.false_edges.term, kScalarType<A>);
-  // Of two classes, 1 - p(k) is the probability of the other one.
-  const Tensor nll = scratch(options.edges && g.classes == 2 && !up && options.power != 1, kScalarType<A>);
-  call.nll = data_of<A>(nll);
+  // Terms of logarithms are formed once per pixel, not for each window that it is in. Of two classes, 1 - p(k) is the
+  // probability of the other one.
+  const bool logs = options.edges && options.power != 1;
+  const bool others = logs && g.classes > 2;
+  const Tensor terms = scratch(logs + others, kScalarType<A>), other_class = scratch(others, ScalarType::Short);
+  call.nll = data_of<A>(terms);
+  call.log_other = others && call.nll ? call.nll + g.batch * g.pixels : nullptr;
+  call.other_class = data_of<int16_t>(other_class);
   call.predicted = data_of<int16_t>(prediction);
   call.edge_counts = data_of<int64_t>(outputs.edge_counts);
   if (term.numel() > 0) call.false_edges.term = data_of<A>(term);
@@ -340,6 +379,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
                       data_of<A>(outputs.false_edge),
                       {data_of<A>(outputs.same), data_of<A>(outputs.other)},
                       std::vector<Sums>(chunks.count, Sums{}),
+                      std::vector<uint8_t>(chunks.count),
                       std::vector<uint8_t>(chunks.count)};
   const bool searches = options.has_decay() && !distance;
   passes.run_first(options.edges, !searches);
@@ -347,8 +387,9 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   for (const Sums& part : passes.parts) wrong[Row::kWrong] += part[Row::kWrong];
   if (options.validate) throw_if_wrong(g, target,
                                        wrong);  // not from within: a parallel loop loses the message
-  if (options.edges) passes.run_rest(!searches);
+  if (options.edges) passes.run_rest_of_edges();
   if (searches) passes.run_distances(search_offsets(g, options), options.maps);
+  if (options.edges) passes.run_rest_of_terms();
 
   double* sums = static_cast<double*>(outputs.sums.mutable_data_ptr());
   std::fill_n(sums, Row::kCount, 0.0);

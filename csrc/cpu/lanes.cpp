@@ -43,6 +43,24 @@ EDGELOSS_INLINE A log_weight(const LaneArrays<A>& lanes, int64_t i, Bits<A> same
   return (select(same, lanes.same.nearest[i], lanes.other.nearest[i]) - lanes.d[i]) * inverse_decay;
 }
 
+// log p(k) on the same side, log(1 - p(k)) on the other, by one logarithm for both: that of 1 + u, or of r / (1 + r)
+// where k is likely.
+template <typename A>
+EDGELOSS_INLINE A log_term(Bits<A> same, A x, A m, A r) {
+  const Bits<A> likely = ~same & mask_of<A>(is_likely(x, m, r));
+  const A below = x - m, scale = A(1) / (A(1) + r);
+  const A u = select(same, r, -exp_negative(below) * scale);
+  const A sum = select(likely, r * scale, A(1) + u), lost = select(likely, A(0), u - (sum - A(1)));
+  const A log = log_positive(sum) + lost / sum;
+  return select(same, below - log, log);
+}
+
+// The other side's term is undefined, since r underflowed.
+template <typename A>
+EDGELOSS_INLINE Bits<A> is_undefined(A x, A m, A r) {
+  return mask_of<A>(x == m) & ~mask_of<A>(is_exact(r));
+}
+
 // The sums of negative_log_mean of math.h over one side of many edge pixels.
 template <typename A>
 struct SideSums {
@@ -111,9 +129,9 @@ Lanes<A>::Lanes(Pass pass, int64_t reach, int64_t row_width)
   const int64_t all = edges * width;
   const int64_t step = all + 64 / sizeof(A);  // arrays that begin in different lines of the cache
   auto &same = this->same, &other = this->other;
-  std::vector<A**> arrays = {
-      &this->x,      &this->m,      &this->r, &this->d, &this->t, &this->first_logit, &this->second_logit,
-      &same.nearest, &other.nearest};
+  std::vector<A**> arrays = {&this->x,      &this->m,         &this->r,           &this->d,
+                             &this->t,      &this->log_other, &this->first_logit, &this->second_logit,
+                             &same.nearest, &other.nearest};
   for (auto* side : {&same, &other}) {
     side->sum = side->rest = side->upstream = side->first = side->log_sum = side->share = nullptr;
     const std::vector<A**> more = pass == Pass::kForward
@@ -122,11 +140,13 @@ Lanes<A>::Lanes(Pass pass, int64_t reach, int64_t row_width)
     arrays.insert(arrays.end(), more.begin(), more.end());
   }
   numbers_.resize(arrays.size() * step);
-  labels_.resize(2 * all);
+  labels_.resize(3 * all);
   for (size_t i = 0; i < arrays.size(); ++i) *arrays[i] = numbers_.data() + i * step;
   this->label = labels_.data();
   this->k = labels_.data() + all;
+  this->other_class = labels_.data() + 2 * all;
   first.resize(edges);
+  is_unknown.resize(all);
   if (width > 8) return;
   outside.resize(2 * width * width);
   for (int64_t i = 0; i < 2 * width * width; ++i) {
@@ -154,6 +174,35 @@ void negate(A* value, int64_t n) {
   vectorized<A>([=]() EDGELOSS_LOOP {
     EDGELOSS_INDEPENDENT
     for (int64_t i = 0; i < n; ++i) value[i] = -value[i];
+  });
+}
+
+template <typename A>
+bool known_terms(const LaneArrays<A>& lanes, int64_t n, uint8_t* is_unknown) {
+  return vectorized<A>([=, l = lanes]() EDGELOSS_LOOP {
+    Bits<A> any = 0;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) {
+      const Masks<A> is(l, i);
+      l.t[i] = select(is.same, -l.t[i], l.log_other[i]);
+      const Bits<A> unknown = is.other & mask_of<A>(l.other_class[i] != l.k[i]);
+      is_unknown[i] = static_cast<uint8_t>(unknown & 1);
+      any |= unknown;
+    }
+    return any != 0;
+  });
+}
+
+template <typename A>
+bool other_terms(const A* x, const A* m, const A* r, int64_t n, A* t) {
+  return vectorized<A>([=]() EDGELOSS_LOOP {
+    Bits<A> any = 0;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) {
+      t[i] = log_term(Bits<A>(0), x[i], m[i], r[i]);
+      any |= is_undefined(x[i], m[i], r[i]);
+    }
+    return any != 0;
   });
 }
 
@@ -201,13 +250,8 @@ bool log_terms(const LaneArrays<A>& lanes, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
       const Masks<A> is(l, i);
       const A x = l.x[i], m = l.m[i], r = l.r[i];
-      const Bits<A> likely = ~is.same & mask_of<A>(is_likely(x, m, r));
-      const A below = x - m, scale = A(1) / (A(1) + r);
-      const A u = select(is.same, r, -exp_negative(below) * scale);
-      const A sum = select(likely, r * scale, A(1) + u), lost = select(likely, A(0), u - (sum - A(1)));
-      const A log = log_positive(sum) + lost / sum;
-      l.t[i] = select(is.same, below - log, log);
-      any |= is.other & mask_of<A>(x == m) & ~mask_of<A>(is_exact(r));
+      l.t[i] = log_term(is.same, x, m, r);
+      any |= is.other & is_undefined(x, m, r);
     }
     return any != 0;
   });
@@ -336,6 +380,8 @@ void finish_means(const A* mean, const A* complement, int64_t n, A* value, A* in
   template struct Lanes<A>;                                                                   \
   template void add_lanes(const A*, int64_t, int64_t, A*);                                    \
   template void negate(A*, int64_t);                                                          \
+  template bool known_terms(const LaneArrays<A>&, int64_t, uint8_t*);                         \
+  template bool other_terms(const A*, const A*, const A*, int64_t, A*);                       \
   template void least_distance(const LaneArrays<A>&, int64_t);                                \
   template void sum_probabilities(const LaneArrays<A>&, int64_t, const LaneOptions<A>&);      \
   template bool log_terms(const LaneArrays<A>&, int64_t);                                     \

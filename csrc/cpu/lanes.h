@@ -30,8 +30,10 @@ struct LaneArrays {
   };
 
   int32_t *label, *k;             // of the neighbor, and of the edge pixel
+  int32_t* other_class;           // the class that `log_other` is of
   A *x, *m, *r, *d;               // logit of class k; m and r; distance
   A* t;                           // log P
+  A* log_other;                   // log(1 - p) of other_class
   A *first_logit, *second_logit;  // both of them, where m and r are not kept
   OneSide same, other;
 };
@@ -43,6 +45,7 @@ struct Lanes : LaneArrays<A> {
   int64_t radius, width;       // width: 2 radius + 1 pixels, and some to fill vectors up
   int64_t edges;               // edge pixels at a time
   std::vector<int64_t> first;  // the pixel in an edge pixel's first lane, or -1: none of that row is wanted
+  std::vector<uint8_t> is_unknown;
   // -1 on the lanes that are none of its neighbors, by [its own row?][where it stands among its lanes][lane]; of wide
   // windows it is computed each time.
   std::vector<int32_t> outside;
@@ -111,6 +114,15 @@ void add_lanes(const A* lanes, int64_t n, int64_t width, A* sum);
 template <typename A>
 void negate(A* value, int64_t n);
 
+// Makes log P of t, which holds -log p(y) of the neighbors: on the other side their `log_other`. Sets is_unknown where
+// that is of another class than k, and returns whether it is anywhere.
+template <typename A>
+bool known_terms(const LaneArrays<A>& lanes, int64_t n, uint8_t* is_unknown);
+
+// log(1 - p(k)) of n pixels, of math.h. True if one of them is undefined, as below.
+template <typename A>
+bool other_terms(const A* x, const A* m, const A* r, int64_t n, A* t);
+
 // What the loops below need of a call.
 template <typename A>
 struct LaneOptions {
@@ -126,8 +138,8 @@ void least_distance(const LaneArrays<A>& lanes, int64_t n);
 template <typename A>
 void sum_probabilities(const LaneArrays<A>& lanes, int64_t n, const LaneOptions<A>& options);
 
-// t: log p(k) on the same side, log(1 - p(k)) on the other, of math.h, by one logarithm for both: that of 1 + u, or of
-// r / (1 + r) where k is likely. True if one of them is undefined, since r underflowed and the max is k.
+// t: log p(k) on the same side, log(1 - p(k)) on the other, of math.h. True if one of them is undefined, since r
+// underflowed and the max is k.
 template <typename A>
 bool log_terms(const LaneArrays<A>& lanes, int64_t n);
 

@@ -119,7 +119,7 @@ template <typename A>
 void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
                   Workspace<A>& space);
 
-// A tile whose gradient is asked for.
+// A tile whose gradient is asked for. m and r are null where the two classes alone say what they are.
 template <typename A>
 struct TileState {
   Tile<A> tile;

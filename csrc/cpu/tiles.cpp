@@ -137,9 +137,10 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
       }
       x_y = y[j] == c ? below : x_y;
     }
+    const A rest = sum + others;
     m[j] = top;
-    r[j] = sum + others;
-    nll[j] = log1p_positive(r[j]) - x_y;
+    r[j] = rest;
+    nll[j] = (C == 2 ? log1p_of_unit(rest) : log1p_positive(rest)) - x_y;
   }
 }
 
@@ -173,6 +174,24 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
   return sum;
 }
 
+// The gradient of two classes. One of them is the max: 1 - p has all its digits.
+template <typename A>
+EDGELOSS_INLINE void softmax_of_two(const A* first, const A* second, int64_t n, const int32_t* y, const A* alpha,
+                                    const A* at_y, const A* spread, A total, A* g_first, A* g_second, const A* weight) {
+  const A of_first = weight ? weight[0] : A(1), of_second = weight ? weight[1] : A(1);
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A a = first[j], b = second[j], all = alpha[j], at = at_y[j], even = spread[j], rest = even * total;
+    const A e = exp_negative(b > a ? a - b : b - a), large = A(1) / (A(1) + e), small = e * large;
+    const A p = b > a ? small : large, q = b > a ? large : small;  // of the first, of the second
+    // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
+    const A to_first = (y[j] == 0 ? rest * p - at * q : all * p) - even * of_first;
+    const A to_second = (y[j] == 1 ? rest * q - at * p : all * q) - even * of_second;
+    g_first[j] = y[j] < 0 ? A(0) : to_first;
+    g_second[j] = y[j] < 0 ? A(0) : to_second;
+  }
+}
+
 }  // namespace
 
 template <typename A>
@@ -195,7 +214,6 @@ void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* til
   x.by_type([&](const auto* data) {
     const auto* first = data + p * x.pixel_step;
     if (x.binary) {
-      std::fill_n(tile, n, A(0));
       widen_row(first, x.pixel_step, n, tile + ld);
     } else if (x.class_step == 1 && classes > 1) {
       for (int64_t j = 0; j < n; ++j, first += x.pixel_step) {
@@ -354,18 +372,28 @@ void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrive
     int32_t* y = out->y;
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) y[j] = label[j];
-    weights_of(weight, y, n, at_y);
-    if (arrives) {
-      std::memcpy(spread, arrives, n * sizeof(A));
+    if (!weight && !arrives) {  // the same for all pixels
+      const A at = everywhere * own, even = everywhere * uniform, all = at + even * total;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        at_y[j] = y[j] < 0 ? A(0) : at;
+        spread[j] = y[j] < 0 ? A(0) : even;
+        alpha[j] = y[j] < 0 ? A(0) : all;
+      }
     } else {
-      std::fill_n(spread, n, everywhere);
-    }
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      const A value = spread[j], ce = y[j] < 0 ? A(0) : value;
-      spread[j] = ce * uniform;
-      at_y[j] *= ce * own;
-      alpha[j] = at_y[j] + spread[j] * total;
+      weights_of(weight, y, n, at_y);
+      if (arrives) {
+        std::memcpy(spread, arrives, n * sizeof(A));
+      } else {
+        std::fill_n(spread, n, everywhere);
+      }
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A value = spread[j], ce = y[j] < 0 ? A(0) : value;
+        spread[j] = ce * uniform;
+        at_y[j] *= ce * own;
+        alpha[j] = at_y[j] + spread[j] * total;
+      }
     }
     if (!same) return;
     EDGELOSS_INDEPENDENT
@@ -383,30 +411,20 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
                  weight = smoothing.weight, total = smoothing.total,
                  smooths = smoothing.smoothing != A(0)]() EDGELOSS_LOOP {
     const int64_t n = tile.n, ld = tile.ld;
-    const bool is_pair = tile.classes == 2;
+    if (tile.classes == 2) {
+      return softmax_of_two(tile.x, tile.x + ld, n, y, alpha, at_y, spread, total, g, g + ld_g, weight);
+    }
     A scale[kTile];
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) scale[j] = (is_pair ? A(1) : alpha[j]) / (A(1) + r[j]);
+    for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
     for (int64_t c = 0; c < tile.classes; ++c) {
       const A* row = tile.x + c * ld;
       A* out = g + c * ld_g;
-      if (is_pair) {  // one of them is the max, and r is what the other one comes to: 1 - p has all its digits
-        EDGELOSS_INDEPENDENT
-        for (int64_t j = 0; j < n; ++j) {
-          const A below = r[j], all = alpha[j], at = at_y[j], rest = spread[j] * total;
-          const bool top = row[j] == m[j], own = y[j] == static_cast<int32_t>(c);
-          const A p = scale[j] * (top ? A(1) : below), complement = scale[j] * (top ? below : A(1));
-          // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
-          const A value = (own ? rest : all) * p - (own ? at : A(0)) * complement;
-          out[j] = y[j] < 0 ? A(0) : value;
-        }
-      } else {
-        EDGELOSS_INDEPENDENT
-        for (int64_t j = 0; j < n; ++j) {
-          const A at = at_y[j], p = exp_negative(row[j] - m[j]);
-          const A value = scale[j] * p - (y[j] == static_cast<int32_t>(c) ? at : A(0));
-          out[j] = y[j] < 0 ? A(0) : value;
-        }
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A at = at_y[j], p = exp_negative(row[j] - m[j]);
+        const A value = scale[j] * p - (y[j] == static_cast<int32_t>(c) ? at : A(0));
+        out[j] = y[j] < 0 ? A(0) : value;
       }
       if (!smooths) continue;
       const A of_class = weight ? weight[c] : A(1);

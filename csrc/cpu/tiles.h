@@ -69,7 +69,8 @@ struct Tile {
 template <typename A>
 bool fits_in_place(const Stored<A>& x, int64_t classes, int64_t n);
 
-// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart.
+// Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart. Of a binary pixel the first class
+// has no logit: the caller sets it to 0 once.
 template <typename A>
 void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld);
 
@@ -143,7 +144,8 @@ template <typename A>
 void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrives, const A* same,
                   const Smoothing<A>& smoothing, Factors<A>& factors);
 
-// The gradient to g[c · ld_g + j] where y is a class; exactly 0 elsewhere, for any logits.
+// The gradient to g[c · ld_g + j] where y is a class; exactly 0 elsewhere, for any logits. Of two classes, m and r are
+// not read.
 template <typename A>
 void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothing<A>& smoothing, const A* m, const A* r,
                   A* g, int64_t ld_g);

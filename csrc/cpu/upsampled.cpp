@@ -41,6 +41,7 @@ void upsampled_cross_entropy_chunk(const Call<A>& call, const Target& target, co
         const int64_t i = start + place[j];
         call.m[i] = m[j];
         call.r[i] = r[j];
+        if (call.nll) call.nll[i] = nll[j];
         if (call.predicted) {
           call.predicted[i] = predicted[j];
           call.false_edges.term[i] = term[j];

@@ -355,13 +355,15 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
     want_large_pages(numbers);
     return numbers;
   };
-  for (const Tensor* filled : {&saved.label, &saved.stats}) want_large_pages(*filled);
+  for (const Tensor* filled : {&saved.label, &saved.stats, &saved.flags}) want_large_pages(*filled);
+  if (!distance) want_large_pages(saved.field);
   const Tensor prediction = scratch(false_edges, ScalarType::Short);
   const Tensor term = scratch(false_edges && !call.false_edges.term, kScalarType<A>);
-  // Terms of logarithms are formed once per pixel, not for each window that it is in. Of two classes, 1 - p(k) is the
-  // probability of the other one.
-  const bool logs = options.edges && options.power != 1;
-  const bool others = logs && g.classes > 2;
+  // Terms of logarithms are formed once per pixel, not for each window that it is in, where it is in many. Of two
+  // classes that costs nothing: 1 - p(k) is the probability of the other one.
+  const int64_t window = (2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1);
+  const bool others = options.edges && options.power != 1 && g.classes > 2 && window > 9;
+  const bool logs = options.edges && options.power != 1 && (g.classes == 2 || others);
   const Tensor terms = scratch(logs + others, kScalarType<A>), other_class = scratch(others, ScalarType::Short);
   call.nll = data_of<A>(terms);
   call.log_other = others && call.nll ? call.nll + g.batch * g.pixels : nullptr;
@@ -405,12 +407,11 @@ template <typename A>
 void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A* ce, Sums& sums) {
   const Tile<A>& tile = statistics.tile;
   const int64_t n = tile.n;
-  const double valid = static_cast<double>(n - std::count(statistics.y, statistics.y + n, kIgnored));
-  sums[Row::kValid] += valid;
-  const double plain_sum = tile_cross_entropy(statistics.nll, statistics.y, n, ce);
+  const CrossEntropy plain = tile_cross_entropy(statistics.nll, statistics.y, n, ce);
+  sums[Row::kValid] += plain.valid;
   if (!call.smoothing.weight && !call.pixel_weight && call.smoothing.smoothing == A(0)) {
-    sums[Row::kCrossEntropy] += plain_sum;
-    sums[Row::kWeight] += valid;
+    sums[Row::kCrossEntropy] += plain.sum;
+    sums[Row::kWeight] += plain.valid;
     return;
   }
   A w[kTile];

@@ -250,6 +250,8 @@ int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* lab
   const int64_t classes = target.classes, ignore_index = target.ignore_index;
   return target.labels.by_type([&](const auto* labels) {
     const auto* from = labels + first;
+    // The next tile's: 8 bytes a pixel are more than those of a logit.
+    for (int64_t j = 0; j < n; j += 64 / sizeof(*from)) __builtin_prefetch(from + n + j);
     return vectorized([=]() EDGELOSS_LOOP {
       int64_t wrong = 0;
       EDGELOSS_INDEPENDENT
@@ -323,7 +325,7 @@ double weighted_sum(const A* value, const A* weight, int64_t n) {
 }
 
 template <typename A>
-double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
+CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
     // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others
     // too.
@@ -332,7 +334,10 @@ double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
       const A value = nll[j];
       ce[j] = y[j] >= 0 ? value : A(0);
     }
-    return sum_in_parts(ce, n);
+    int32_t valid = 0;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) valid += y[j] >= 0;
+    return CrossEntropy{sum_in_parts(ce, n), static_cast<double>(valid)};
   });
 }
 
@@ -443,7 +448,7 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
   template void tile_prediction(const Tile<A>&, const int32_t*, const A*, int16_t*);                                   \
   template double row_sum(const A*, int64_t);                                                                          \
   template double weighted_sum(const A*, const A*, int64_t);                                                           \
-  template double tile_cross_entropy(const A*, const int32_t*, int64_t, A*);                                           \
+  template CrossEntropy tile_cross_entropy(const A*, const int32_t*, int64_t, A*);                                     \
   template void smooth_cross_entropy(const Tile<A>&, const int32_t*, const A*, const A*, const Smoothing<A>&, A*, A*); \
   template void fill_factors(const int16_t*, int64_t, A, const A*, const A*, const Smoothing<A>&, Factors<A>&);        \
   template void tile_softmax(const Tile<A>&, const Factors<A>&, const Smoothing<A>&, const A*, const A*, A*, int64_t);

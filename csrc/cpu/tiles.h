@@ -106,9 +106,13 @@ double row_sum(const A* value, int64_t n);
 template <typename A>
 double weighted_sum(const A* value, const A* weight, int64_t n);
 
-// ce = nll where y is a class, else 0; returns their sum.
+struct CrossEntropy {
+  double sum, valid;  // valid: pixels
+};
+
+// ce = nll where y is a class, else 0.
 template <typename A>
-double tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce);
+CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce);
 
 // Class weights and label smoothing.
 template <typename A>

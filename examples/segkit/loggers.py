@@ -35,6 +35,22 @@ def _report_thread(report: Callable[[threading.ExceptHookArgs], object], argumen
         report(arguments)
 
 
+class _RunId:
+    """The id of a run of another library, in a file of the run's folder: a resumed run continues that one."""
+
+    def __init__(self, folder: Path, library: str) -> None:
+        """Take the file."""
+        self._path = folder / f"{library}-run-id"
+
+    def read(self) -> str | None:
+        """Return the id; None for a new run."""
+        return self._path.read_text("utf-8") if self._path.exists() else None
+
+    def write(self, run_id: str) -> None:
+        """Store the id."""
+        self._path.write_text(run_id, "utf-8")
+
+
 class TensorBoardLogger:
     """Events in the folder ``tensorboard`` of the run; those of epochs from ``epochs`` + 1 on are removed."""
 
@@ -63,9 +79,12 @@ class WandbLogger:
     """A run of Weights & Biases, named as the folder; WANDB_PROJECT, WANDB_MODE and the like apply."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], epochs: int) -> None:
-        """Start the run."""
-        self._wandb = import_module("wandb")
-        self._run = self._wandb.init(dir=str(folder), name=folder.resolve().name, config=dict(config))
+        """Start or resume the run."""
+        self._wandb, stored = import_module("wandb"), _RunId(folder, "wandb")
+        earlier = stored.read()
+        resumed = {} if earlier is None else {"id": earlier, "resume": "allow"}
+        self._run = self._wandb.init(dir=str(folder), name=folder.resolve().name, config=dict(config), **resumed)
+        stored.write(self._run.id)
 
     def add_epoch(self, figures: Mapping[str, float], epoch: int) -> None:
         """Log the figures of an epoch."""
@@ -84,10 +103,13 @@ class MlflowLogger:
     """A run of MLflow, named as the folder; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME apply."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], epochs: int) -> None:
-        """Start the run."""
-        self._mlflow = import_module("mlflow")
-        self._mlflow.start_run(run_name=folder.resolve().name)
-        self._mlflow.log_params(_flat(config))
+        """Start or resume the run."""
+        self._mlflow, stored = import_module("mlflow"), _RunId(folder, "mlflow")
+        if (earlier := stored.read()) is not None:
+            self._mlflow.start_run(run_id=earlier)
+            return
+        stored.write(self._mlflow.start_run(run_name=folder.resolve().name).info.run_id)
+        self._mlflow.log_params(_flat(config))  # of a new run only: MLflow lets no parameter change
 
     def add_epoch(self, figures: Mapping[str, float], epoch: int) -> None:
         """Log the figures of an epoch; characters that MLflow does not allow in names become underscores."""

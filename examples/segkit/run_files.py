@@ -37,6 +37,7 @@ _RUN_FILES = (
     "panels/epoch_*.png",
     "nan/step_*",
     "tensorboard/events.*",
+    "*-run-id",
 )
 _LIBRARIES = ("edgeloss", "torch", "torchmetrics", "numpy")
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,27 @@ class Fake:
         return self
 
 
+class FakeRun(Fake):
+    """A run with an id, as ``wandb.init`` and ``mlflow.start_run`` return it."""
+
+    id = "abc"
+
+    @property
+    def info(self) -> SimpleNamespace:
+        return SimpleNamespace(run_id=self.id)
+
+
+class FakeLibrary(Fake):
+    """A library that starts runs."""
+
+    def __getattr__(self, name: str) -> Fake:
+        return (FakeRun if name in ("init", "start_run") else Fake)(self._calls, name)
+
+
 def test_logs_to_other_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: dict[str, list[tuple[Any, ...]]] = {"wandb": [], "mlflow": []}
     for name in calls:
-        monkeypatch.setitem(sys.modules, name, Fake(calls[name]))
+        monkeypatch.setitem(sys.modules, name, FakeLibrary(calls[name]))
     files = RunFiles(folder_of(tmp_path), Config(output="run", log=["wandb", "mlflow"]), CLASSES)
     files.add_epoch(row_of(1))
     files.add_panel("a", panel(torch.randn(3, 8, 8), torch.zeros(8, 8, dtype=torch.int64)), 1)
@@ -91,6 +109,28 @@ def test_logs_to_other_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert calls["mlflow"][1][1]["optim.lr"] == Config().optim.lr
     assert calls["mlflow"][2][1]["val/iou/_b_car_/b_"] == pytest.approx(0.11)
     assert calls["mlflow"][3] == ("log_artifact", str(tmp_path / "run" / "panels" / "epoch_001_a.png"), "panels")
+
+
+def test_a_resumed_training_continues_the_run_of_other_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, list[tuple[Any, ...]]] = {"wandb": [], "mlflow": []}
+    for name in calls:
+        monkeypatch.setitem(sys.modules, name, FakeLibrary(calls[name]))
+    folder, config = folder_of(tmp_path), Config(output="run", log=["wandb", "mlflow"])
+    RunFiles(folder, config, CLASSES).close()
+    assert ("id", "abc") not in calls["wandb"][0]
+    for made in calls.values():
+        made.clear()
+    RunFiles(folder, config, CLASSES, [row_of(1)]).close()
+    assert calls["wandb"][0][-2:] == (("id", "abc"), ("resume", "allow"))
+    assert calls["mlflow"][0] == ("start_run", ("run_id", "abc"))
+    assert "log_params" not in [call[0] for call in calls["mlflow"]]  # MLflow lets no parameter change
+    prepare_folder(folder, overwrite=True)
+    for made in calls.values():
+        made.clear()
+    RunFiles(folder, config, CLASSES).close()
+    assert calls["mlflow"][0] == ("start_run", ("run_name", "run"))
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ API = {
     "edgeloss.fields": (),
     "edgeloss.numerics": (),
 }
+COMMANDS = re.compile(r"^```\n(?=(?:edgeloss|make|pip|python) )", re.MULTILINE)
 LINK = re.compile(r"(\]\()((?:\.\./|(?=docs/))[^)#\s]*)")
 
 
@@ -75,12 +76,15 @@ def api_pages() -> dict[str, str]:
     for module, names in {**API, "edgeloss.integrations": frameworks}.items():
         options = f"members: {'false' if names else 'null'}, show_root_heading: false, show_root_toc_entry: false"
         blocks = [f"# {module}", f"::: {module}\n    options: {{{options}}}"]
-        pages[module.rpartition(".")[2]] = "\n\n".join([*blocks, *(f"::: {module}.{name}" for name in names)])
+        for name in names:
+            last = name.rpartition(".")[2]
+            blocks.append(f"::: {module}.{name}\n    options: {{heading: {module}.{last}, toc_label: {last}}}")
+        pages[module.rpartition(".")[2]] = "\n\n".join(blocks)
     return pages
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of docs/ to the API or to the repository, and color examples as sessions."""
+    """Lead links out of docs/ to the API or to the repository, and color examples as sessions and commands."""
 
     def target(match: re.Match[str]) -> str:
         start, path = match.groups()
@@ -97,4 +101,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return start + path
 
     markdown = LINK.sub(target, markdown).replace("](tour.py)", "](tour.md)")
+    markdown = COMMANDS.sub("```sh\n", markdown)
     return markdown.replace("```python\n>>>", "```pycon\n>>>")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from edgeloss import __version__
 from edgeloss.cli.diagnose import diagnose
 from edgeloss.cli.info import info
 from edgeloss.cli.messages import say
@@ -23,6 +25,20 @@ app = typer.Typer(
 )
 for command in (view, metrics, diagnose, info):
     app.command()(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"edgeloss {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from command_line import ROOT, Run, arguments, process, wrote
 
+import edgeloss
 from edgeloss.extras import install_advice
 
 
@@ -49,12 +50,16 @@ def test_runs_as_a_program(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [["/bin/edgeloss"], ["-m", "edgeloss.cli"]])
-def test_help_needs_no_torch(start: list[str]) -> None:
-    """Importing torch takes longer than a help should."""
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["view", "--help"], "--edge-weight"), (["--version"], f"edgeloss {edgeloss.__version__}\n")],
+)
+def test_help_and_version_need_no_torch(start: list[str], words: list[str], expected: str) -> None:
+    """Importing torch takes longer than they should."""
     code = f"""
 import sys
-sys.argv = ["{start[0]}", "view", "--help"]
-sys.orig_argv = [sys.executable, *{start}, "view", "--help"]
+sys.argv = ["{start[0]}", *{words}]
+sys.orig_argv = [sys.executable, *{start}, *{words}]
 from edgeloss.cli import main
 try:
     main()
@@ -63,7 +68,7 @@ finally:
 """
     ran = process(code=code)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "--edge-weight" in ran.stdout
+    assert expected in ran.stdout
 
 
 def test_other_programs_import_all_names(tmp_path: Path) -> None:

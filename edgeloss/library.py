@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from edgeloss.extras import install_advice
 from edgeloss.options import Backend
 
 
@@ -21,7 +22,7 @@ def _load() -> str | None:
     try:
         importlib.import_module("edgeloss._C")
     except ModuleNotFoundError:
-        return cast("str", RECORD.get("missing", "the library is not built; run `pip install .`"))
+        return cast("str", RECORD.get("missing", f"the library is not built; {install_advice()}"))
     except ImportError as error:
         return f"the library does not load with torch {torch.__version__} (it needs 2.10 or newer): {error}"
     return None
@@ -155,7 +156,7 @@ def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: t
         capability: the compute capability of the device.
     """
     if "toolkit" not in record:
-        return "the library has no record, edgeloss/_build.json; run `pip install .`"
+        return f"the library has no record, edgeloss/_build.json; {install_advice()}"
     toolkit = tuple(record["toolkit"])
     built = f"the library is built with CUDA {_dotted(toolkit)}"
     if driver[0] < toolkit[0]:
@@ -167,12 +168,13 @@ def _why_unfit(record: Mapping[str, Any], driver: tuple[int, int], capability: t
         return None
     # PTX is for all that come after, but only a driver as new as the toolkit can compile it.
     device = f"a device of compute capability {_dotted(capability)}"
+    advice = install_advice(EDGELOSS_CUDA_ARCHS=f"{major}{minor}")
     if not any(divmod(arch, 10) <= capability for arch in record["ptx"]):
-        return f"the library is not built for {device}; run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
+        return f"the library is not built for {device}; {advice}"
     if driver < toolkit:
         return (
             f"{built}, and for {device} its PTX needs a driver of that version, but this one supports CUDA up to"
-            f" {_dotted(driver)}; update the driver, or run `EDGELOSS_CUDA_ARCHS={major}{minor} pip install .`"
+            f" {_dotted(driver)}; update the driver, or {advice}"
         )
     return None
 

@@ -40,8 +40,9 @@ class Prediction(NamedTuple):
     def logits(self, num_classes: int) -> Tensor:
         """Return the values as logits.
 
-        Probabilities become their logarithms; 0 counts as the smallest positive number of the dtype. A label becomes
-        the logarithms of ``LABEL_PROBABILITY`` for its class and equal probabilities for the others.
+        Probabilities become their logarithms, in float32 or float64; 0 counts as the smallest positive number of the
+        stored dtype. A label becomes the logarithms of ``LABEL_PROBABILITY`` for its class and equal probabilities for
+        the others.
 
         Args:
             num_classes: C, the number of classes of labels; not used otherwise.
@@ -58,8 +59,10 @@ class Prediction(NamedTuple):
         if self.kind == "probabilities":
             limits = torch.finfo(self.values.dtype)
             least = limits.tiny * limits.eps
-            p = self.values.clamp(min=least)
-            return p.log() if len(p) > 1 else p.log() - (1 - self.values).clamp(min=least).log()
+            # The dtype of a file of probabilities is not that of the network's logits.
+            values = self.values if self.values.dtype == torch.float64 else self.values.float()
+            p = values.clamp(min=least)
+            return p.log() if len(p) > 1 else p.log() - (1 - values).clamp(min=least).log()
         others = (1 - LABEL_PROBABILITY) / (num_classes - 1)
         p = torch.full((num_classes, *self.values.shape), others)
         return p.scatter_(0, self.values[None], LABEL_PROBABILITY).log_()

@@ -61,7 +61,7 @@ def test_infers_what_a_prediction_is(folder: Path, suffix: str, values: Tensor, 
     if interpretation.startswith("logits"):
         assert torch.equal(case.logits[0], values.detach().view(C, *values.shape[-2:]))
     elif interpretation.startswith("probabilities"):
-        torch.testing.assert_close(case.logits[0].softmax(0), values, atol=1e-2, rtol=0)
+        torch.testing.assert_close(case.logits[0].softmax(0), values.float(), atol=1e-2, rtol=0)
     else:
         assert (case.logits[0].softmax(0)[1, 1:] - 0.9).abs().max() < 1e-6  # the first row is void
 

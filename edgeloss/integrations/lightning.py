@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -22,7 +23,8 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
 
     The module itself needs no change. Values are those of the first batch of a step, in training, with the name of the
     attribute in front: ``criterion/other_side``, ``criterion/edge_weight`` and so on. All loggers get the values.
-    TensorBoard gets the panels, and so do loggers that have Weights & Biases' ``log_image``; volumes have no panels.
+    TensorBoard gets the panels, and so do loggers with a method ``log_image`` as of Weights & Biases. A multilabel loss
+    has a panel per class; volumes have none.
 
     Args:
         every_n_steps: distance between logged steps; ``log_every_n_steps`` of the Trainer if None.
@@ -79,14 +81,20 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
         values = {**terms, "loss": loss.mean(), "edge_weight": criterion.current_edge_weight}
         for logger in trainer.loggers:
             logger.log_metrics({f"{name}/{term}": float(value) for term, value in values.items()}, step=step)
-        is_image = logits.dim() == 4
-        if trainer.is_global_zero and is_image and self.panel_every_n_steps and step % self.panel_every_n_steps == 0:
-            _log_panel(trainer, f"{name}/panel", criterion, logits[: self.images], target[: self.images])
+        is_drawn = self.panel_every_n_steps and step % self.panel_every_n_steps == 0 and logits.dim() == 4
+        if not (is_drawn and trainer.is_global_zero):
+            return
+        x, y = logits[: self.images], target[: self.images]
+        if not criterion.multilabel:
+            _log_panel(trainer, f"{name}/panel", panel(x, y, criterion=criterion))
+            return
+        for c in range(x.shape[1]):
+            _log_panel(trainer, f"{name}/panel/{c}", panel(x[:, c : c + 1], y[:, c], criterion=criterion.of_class(c)))
 
 
-def _log_panel(trainer: Trainer, name: str, criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) -> None:
+def _log_panel(trainer: Trainer, name: str, figure: Figure) -> None:
     file = BytesIO()
-    panel(logits, target, criterion=criterion).savefig(file, format="png")
+    figure.savefig(file, format="png")
     picture = np.asarray(Image.open(file).convert("RGB"))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from frameworks import import_torchvision
+from packages import import_torchvision
 
 # Before anything else imports it, as torchmetrics does.
 if find_spec("torchvision") is not None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from frameworks import require
+from packages import require
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 # What frameworks warn of is theirs.

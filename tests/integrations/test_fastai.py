@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from packages import require
 from torch import Tensor, nn
-
-from frameworks import require
 
 require("fastai")
 

@@ -7,21 +7,38 @@ from typing import Any
 
 import pytest
 import torch
-
-from frameworks import require
+from packages import require
 
 require("lightning")
 
 import lightning  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from torch import Tensor  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
+from edgeloss import EdgeAwareLoss  # noqa: E402
 from edgeloss.integrations.lightning import LogEdgeLoss  # noqa: E402
 from lightning_module import Segmenter  # noqa: E402
 from squares import squares  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+class Overlapping(Segmenter):
+    """Two classes with a sigmoid each: the square, and all."""
+
+    def __init__(self, classes: int) -> None:
+        """Replace the loss."""
+        super().__init__(classes)
+        self.criterion = EdgeAwareLoss(multilabel=True)
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        images, labels = batch
+        return self.criterion(self.network(images), torch.stack([labels, torch.ones_like(labels)], 1))
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        """Nothing is validated."""
 
 
 class Pictures(CSVLogger):
@@ -31,7 +48,7 @@ class Pictures(CSVLogger):
         self.logged = (key, images[0].shape[-1], step)
 
 
-def train(folder: Path, *, logged: bool) -> tuple[Segmenter, list[Any]]:
+def train(folder: Path, *, logged: bool, kind: type[Segmenter] = Segmenter) -> tuple[Segmenter, list[Any]]:
     lightning.seed_everything(0, verbose=False)
     loggers = [TensorBoardLogger(folder), Pictures(folder)]
     trainer = lightning.Trainer(
@@ -44,7 +61,7 @@ def train(folder: Path, *, logged: bool) -> tuple[Segmenter, list[Any]]:
         callbacks=[LogEdgeLoss(panel_every_n_steps=4)] if logged else [],
         default_root_dir=folder,
     )
-    module = Segmenter(2)
+    module = kind(2)
     trainer.fit(module, DataLoader(squares(48), 4), DataLoader(squares(8), 4))
     return module, loggers
 
@@ -56,6 +73,12 @@ def test_terms_and_panels_are_logged(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("criterion/same_side")] == [0, 2, 4]
     assert [event.step for event in events.Images("criterion/panel")] == [0, 4]
     assert pictures.logged == ("criterion/panel", 3, 4)
+
+
+def test_a_multilabel_loss_has_a_panel_per_class(tmp_path: Path) -> None:
+    _, (board, _) = train(tmp_path, logged=True, kind=Overlapping)
+    events = EventAccumulator(board.log_dir).Reload()
+    assert events.Tags()["images"] == ["criterion/panel/0", "criterion/panel/1"]
 
 
 def test_logging_does_not_change_the_training(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from packages import require
 from torch import Tensor
 
 import edgeloss
-from frameworks import require
 
 require("mmseg")
 

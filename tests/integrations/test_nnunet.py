@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from packages import require
 from torch import Tensor
-
-from frameworks import require
 
 require("nnunetv2")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from documents import run_examples, sections
-
-from frameworks import require
+from packages import require
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "frameworks.md"
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"

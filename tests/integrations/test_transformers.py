@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from packages import require
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from edgeloss import EdgeAwareLoss
-from frameworks import require
 
 require("transformers", "accelerate")
 

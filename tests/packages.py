@@ -1,4 +1,4 @@
-"""Frameworks that tests need: skip where one is absent, import it where a part of it is."""
+"""Packages that tests need: skip where one is absent, import it where a part of it is."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ namespace edgeloss {
 
 constexpr int16_t kIgnored = -1;  // what forward keeps of a pixel that does not count
 
-// On CUDA forward keeps -2 - k of an edge pixel of class k.
-EDGELOSS_INLINE int16_t packed_label(int16_t k, bool is_edge) { return is_edge ? static_cast<int16_t>(-2 - k) : k; }
+// On CUDA forward marks edge pixels in what it keeps: no class is as high as the mark.
+constexpr int kEdgeMark = 0x8000, kClassBits = 0x7fff;
 EDGELOSS_INLINE bool is_edge(int16_t packed) { return packed < kIgnored; }
 EDGELOSS_INLINE int16_t class_of(int16_t packed) {
-  return is_edge(packed) ? static_cast<int16_t>(-2 - packed) : packed;
+  return packed == kIgnored ? packed : static_cast<int16_t>(packed & kClassBits);
 }
 
 // A tensor of labels or class indices: int64, int32, int16, uint8 or bool.

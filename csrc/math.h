@@ -110,10 +110,16 @@ EDGELOSS_INLINE float log_positive(float u) {
 }
 EDGELOSS_INLINE double log_positive(double u) { return std::log(u); }
 
-// log(1 + r) for r ≥ -1/2, 2 ulp: log u plus what rounding took from u = 1 + r.
+// What rounding took from log u, u = 1 + r.
+template <typename A>
+EDGELOSS_INLINE A lost_by_rounding(A r, A u) {
+  return ratio(r - (u - A(1)), u);
+}
+
+// log(1 + r) for r ≥ -1/2, 2 ulp.
 EDGELOSS_INLINE float log1p_positive(float r) {
   const float u = 1.0f + r;
-  return log_positive(u) + ratio(r - (u - 1.0f), u);
+  return log_positive(u) + lost_by_rounding(r, u);
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
 
@@ -210,7 +216,7 @@ struct RunningSoftmax {
 EDGELOSS_INLINE bool is_exact(float sum) { return sum > FLT_MIN / FLT_EPSILON; }
 EDGELOSS_INLINE bool is_exact(double sum) { return sum > DBL_MIN / DBL_EPSILON; }
 
-// Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step].
+// Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step]; the only step of binary ones is 0.
 template <typename T, typename A>
 struct Logits {
   const T* data;
@@ -218,8 +224,7 @@ struct Logits {
   bool binary;
 
   EDGELOSS_INLINE A at(int64_t pixel, int64_t c) const {
-    if (binary) return c == 0 ? A(0) : static_cast<A>(data[pixel * pixel_step]);
-    return static_cast<A>(data[c * class_step + pixel * pixel_step]);
+    return binary && c == 0 ? A(0) : static_cast<A>(data[c * class_step + pixel * pixel_step]);
   }
 };
 
@@ -228,6 +233,9 @@ struct Logits {
 template <typename A, typename X>
 EDGELOSS_INLINE LogSumExp<A> sum_others(const X& x, int64_t pixel, int64_t classes, int64_t k) {
   LogSumExp<A> others;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1  // rare
+#endif
   for (int64_t c = 0; c < classes; ++c) {
     if (c != k) others.add(x.at(pixel, c));
   }
@@ -243,7 +251,7 @@ EDGELOSS_INLINE bool is_near(A r) {
 // log r of a pixel whose class k is likely: its logarithm where nothing underflowed, else from the logits.
 template <typename X, typename A>
 EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, int64_t k, A m, A r) {
-  if (is_exact(r)) return std::log(r);
+  if (is_exact(r)) return log_positive(r);
   const LogSumExp<A> others = sum_others<A>(x, pixel, classes, k);
   return (others.max - m) + std::log(others.sum);
 }
@@ -251,9 +259,13 @@ EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, int64_t k
 // t of the edge terms: a_n on the same side, b_n on the other.
 template <typename X, typename A>
 EDGELOSS_INLINE A term(const X& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
-  const A x_k = x.at(pixel, k);
-  if (same) return log_p(x_k, m, r);
-  return log_one_minus_p(x_k, m, r, is_likely(x_k, m, r) ? log_rest(x, pixel, classes, k, m, r) : A(0));
+  const A x_k = x.at(pixel, k), log_sum = log1p_positive(r), t = (x_k - m) - log_sum;
+  if (same) return t;
+  // log(1 - p), as log_one_minus_p has it, by one logarithm for both cases: a GPU's threads would take both.
+  const bool likely = is_likely(x_k, m, r);
+  if (likely && !is_exact(r)) return log_rest(x, pixel, classes, k, m, r) - log_sum;
+  const A p = exp_negative(t), u = likely ? r : A(1) - p;
+  return log_positive(u) + (likely ? -log_sum : lost_by_rounding(-p, u));
 }
 
 // What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
@@ -300,7 +312,7 @@ EDGELOSS_INLINE A negative_log(A mean, A complement) {
 // -log M_0 from Σ w t and Σ w; 0 where there is nothing to average.
 template <typename A>
 EDGELOSS_INLINE A negative_mean(A sum, A weights) {
-  return weights == A(0) || sum > A(0) ? A(0) : A(0) - sum / weights;  // rounding may not make the loss negative
+  return weights == A(0) || sum > A(0) ? A(0) : A(0) - ratio(sum, weights);  // rounding may not make the loss negative
 }
 
 // -log M_q{e^t; w} of n terms t ≤ 0, q ≠ 0, by logarithms; with what backward needs of it.

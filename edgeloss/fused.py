@@ -27,7 +27,7 @@ class SavedState(NamedTuple):
     """What ``edge_loss`` leaves to its backward pass: all but ``label`` are flat, and each device's own.
 
     Attributes:
-        label: [B, *S] int16, the class k of a pixel, -1 where it does not count; on CUDA -2 - k at edges.
+        label: [B, *S] int16, the class k of a pixel, -1 where it does not count; on CUDA k - 32768 at edges.
         flags: uint8, 1 at edges; empty where nothing reads it.
         stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
         edge_list: int32, the edge pixels row by row; on CUDA uint8, their bits and those of false edges.

@@ -116,12 +116,16 @@ LOW_CASES = [
 ]
 
 
+def _layout(case: Case) -> str:
+    return "(Layout)3" if case.classes == 2 else "(Layout)0"
+
+
 @dataclass(frozen=True)
 class Launch:
     """What the model must know of a kernel's launch that its machine code does not show.
 
     Attributes:
-        kernel: its name; {T} is the type of the logits.
+        kernel: its name; {T} is the type of the logits, {layout} how they lie in memory.
         bytes: to and from the device's memory.
         items: what its threads take: pixels, or entries of a list.
         per_thread: items that a thread takes at a time.
@@ -143,68 +147,62 @@ class Launch:
     trips: Callable[[Case], Sequence[float]] = lambda case: ()
     shared: int = 0
 
+    def name(self, case: Case) -> str:
+        """Return the kernel of a call."""
+        return self.kernel.format(T=case.type, layout=_layout(case))
+
 
 def _cells(case: Case) -> float:
     return case.cells / 4 * math.ceil(case.classes / 4)
 
 
-# Bits of the pixels near edges, found by one warp of eight: three words around, one step of a shift.
-NEAR_BITS = [3 / 8, 1, 0, 1, 1, 1]
+# One warp of eight lists the bits of a tile; a thread that has some, two of them.
+LIST = [1 / 8, 2 * RUN_WARPS]
 # In the order of a call: forward, then backward. A thread takes four pixels of a tile, or places of the tile's lists.
 LABELS = Launch(
-    "label_kernel<long, true>",
+    "label_kernel<long, (Window)1, true>",
     lambda c: 10.2 * c.pixels,
     per_thread=4,
     is_repeated=False,
-    trips=lambda c: [1, 0, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0],  # the first row loop is that of volumes
+    trips=lambda c: [10 / 8, 1 / 8, 1 / 8],  # rows of a tile with those around, columns next to it, sums
 )
 
 
 def edge_terms(upsampled: str) -> Launch:
-    """Return the launch of the edge terms: eight threads an edge pixel, 32 of them at a time."""
+    """Return the launch of the edge terms: eight threads an edge pixel, 32 of them at a time, then two."""
     return Launch(
         f"edge_terms_kernel<{{T}}, float, {upsampled}, true>",
         lambda c: (0.2 + (c.itemsize + 38) * NEAR + 16 * EDGE) * c.pixels,
         per_thread=4,
         is_repeated=False,
-        trips=lambda c: [0, 0, 2, 1, 1, EDGE_LISTS, 0, 1, 0],
+        # No maps; rarely a sum that underflows; weights or none.
+        trips=lambda c: [0, *LIST, 1, EDGE_LISTS, 0, 0, EDGE_LISTS / 4],
     )
 
 
 SUMS = Launch("sums_kernel", lambda c: 0, lambda c: 0)
+
+
 TWO_READS = [
     LABELS,
     Launch(
-        "cross_entropy_kernel<{T}, float, false, (Layout)0, false>",
+        "cross_entropy_kernel<{T}, float, false, {layout}, false>",
         lambda c: c.logits + (6 + c.itemsize) * c.pixels,
         per_thread=4,
         is_repeated=False,
         per_class=None,
-        trips=lambda c: [math.ceil(c.classes % 8 / 4)],
+        trips=lambda c: [math.ceil(c.classes % 8 / 4) if c.classes > 2 else 0],
     ),
     edge_terms("false"),
     SUMS,
     Launch(
-        "gather_kernel<{T}, float, true>",
-        lambda c: (0.2 + (58 + c.itemsize) * NEAR + 16 * EDGE) * c.pixels,
-        per_thread=4,
-        is_repeated=False,
-        trips=lambda c: [*NEAR_BITS, 2, 1, 1, NEAR_LISTS, 1, 3, 3, *[0] * 6],
-    ),
-    # Two loops over classes: that of runs near edges comes first; a warp that has some and others takes both.
-    Launch(
-        "gradient_kernel<{T}, float, (Layout)0, false>",
-        lambda c: 2 * c.logits + (6 + c.itemsize + 20 * NEAR) * c.pixels,
+        "gradient_kernel<{T}, float, {layout}, true>",
+        lambda c: 2 * c.logits + (6.2 + c.itemsize + (20 + c.itemsize) * NEAR) * c.pixels,
         per_thread=4,
         is_repeated=False,
         per_class=None,
-        trips=lambda c: [
-            *NEAR_BITS,
-            RUN_WARPS * (c.classes // 4),
-            RUN_WARPS * math.ceil(c.classes % 4 / 4),
-            0,
-            math.ceil(c.classes % 4 / 4),
-        ],
+        # Pixels near edges; those that do not count; what is left of the classes; classes that are written again.
+        trips=lambda c: [*LIST, NEAR_LISTS, 0, math.ceil(c.classes % 4 / 4) if c.classes > 2 else 0, NEAR_LISTS],
     ),
 ]
 UPSAMPLED = [
@@ -224,7 +222,7 @@ UPSAMPLED = [
         lambda c: 1.2 * c.pixels,
         per_thread=4,
         is_repeated=False,
-        trips=lambda c: [*NEAR_BITS, 0],
+        trips=lambda c: [3 / 8, 1, 0, 1, 1, 1, 0],
     ),
     # One cell at a time; a warp comes by many pixels near an edge, each for all classes in turn.
     Launch(
@@ -267,7 +265,9 @@ def estimate(kernel: sass.Kernel, launch: Launch, case: Case, device: Device) ->
     loops = [loop for loop in item.walk() if loop is not item]
     main = None
     if launch.per_class != 0:
-        main = max(loops, key=lambda loop: (sum(i.loaded for i in loop.own), -len(loop.own)), default=item)
+        vector = launch.per_thread * case.itemsize  # of logits side by side, as no other loop loads it
+        loaded = {id(loop): sum(i.loaded for i in loop.own if i.loaded >= min(vector, 16)) for loop in loops}
+        main = max(loops, key=lambda loop: (loaded[id(loop)], -len(loop.own)), default=item)
     others = [loop for loop in loops if loop is not main]
     trips = {id(loop): count for loop, count in zip(others, launch.trips(case), strict=False)}
     logits = launch.per_thread * case.classes
@@ -287,7 +287,7 @@ def estimate(kernel: sass.Kernel, launch: Launch, case: Case, device: Device) ->
     resident = device.resident_warps(kernel, kernel.shared + launch.shared)
     warps = launch.items(case) / launch.per_thread / WARP
     return Estimate(
-        kernel=launch.kernel.format(T=case.type),
+        kernel=launch.name(case),
         registers=kernel.registers,
         occupancy=resident / device.warps,
         loop=len(main.own) / logits if main else None,
@@ -337,7 +337,7 @@ def estimates(kernels: dict[str, sass.Kernel], device: Device) -> tuple[list[Tot
         for case in cases:
             found = []
             for launch in launches:
-                name = launch.kernel.format(T=case.type)
+                name = launch.name(case)
                 if name in kernels:
                     found.append(estimate(kernels[name], launch, case, device))
                 else:

@@ -82,16 +82,18 @@ def decode(code: bytes, arch: int) -> list[Instruction]:
     for address in range(0, len(code) - SIZE + 1, SIZE):
         low, high = struct.unpack_from("<QQ", code, address)
         operation = low & 0xFFF
-        # A second predicate stands in the upper half; bit 91 marks branches on whether the warp is together.
+        # A second predicate stands in the upper half; bit 91 marks the way of a warp that is not together, which the
+        # kernels' exchanges between threads never are in: it is left out, and with it what nothing else leads to.
         conditional = (low >> 12 & 0xF) != ALWAYS
         target, width = None, 0
         if operation == BRANCH:
             conditional |= (high >> 23 & 0x1F) != ALWAYS
+            apart = high >> 27 & 1
             offset = (high & 0x3FFFF) << 30 | low >> 34
             if arch >= 90:
                 offset = offset << 8 | low >> 16 & 0xFF
             bits = 56 if arch >= 90 else 48
-            target = address + SIZE + 4 * (offset - (offset >> (bits - 1) << bits))
+            target = None if apart else address + SIZE + 4 * (offset - (offset >> (bits - 1) << bits))
         elif operation in (*LOADS, *STORES):
             width = WIDTHS[high >> 9 & 7]
         if operation != NOP:

@@ -2,140 +2,114 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "dense.h"
-#include "gather.h"
+#include "near.h"
 #include "passes.h"
 
 namespace edgeloss {
 namespace {
 
-// A pixel's gradient as the loops over classes need it: factor · e^(x(c) - m), less at_y for class y. With an edge
-// pixel of class k around it is of_k · e^(x(k) - m) + share for that class.
+// A number where all bits of `mask` are set, 0 where none is: in one instruction.
+__device__ __forceinline__ float kept(float x, uint32_t mask) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits &= mask;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+__device__ __forceinline__ double kept(double x, uint32_t mask) { return mask ? x : 0; }
+
+// A pixel's gradient as the loops over classes need it: factor · e^(x(c) - m), less at_y for class y, and less
+// uniform · weight(c).
 template <typename A>
 struct Factors {
-  A m = 0, factor = 0, at_y = 0, uniform = 0, of_k = 0, share = 0;
-  int y = kIgnored, k = kNoClass;
+  A m = 0, factor = 0, at_y = 0, uniform = 0;
+  int y = 0;
+  uint32_t valid = 0;  // all bits of a pixel that counts
 
-  // all: the factors of the cross-entropy; `around` what edge pixels give, of which k is kNoClass where there are none.
-  __device__ void set(const PixelGradient<A>& all, A new_m, A r, int16_t new_y, const A& same, const A& other,
-                      int16_t around) {
-    const bool has_other = around != kNoClass, likely = around < kNoClass;
-    const A scale = ratio(all.alpha + same - (has_other && !likely ? other : A(0)), A(1) + r);
-    m = new_m;
-    // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely.
-    factor = likely ? scale - ratio(other, r) : scale;
-    of_k = scale;
-    share = has_other ? other : A(0);
-    at_y = all.at_y + same;
-    uniform = all.uniform;
-    y = new_y;
-    k = class_of(around);
-  }
-
-  template <bool kShares>
-  __device__ A of(int c, A logit) const {
-    const A e = exp_negative(logit - m);
-    A value = factor * e;
-    if constexpr (kShares) value = c == k ? of_k * e + share : value;
+  __device__ __forceinline__ A of(int c, A logit) const {
+    const A value = factor * exp_negative(logit - m);
     return c == y ? value - at_y : value;
   }
 };
 
-// The whole gradient of a tile, exactly 0 on invalid pixels, for any logits. kWeighted: the pixels' factors may differ,
-// by weights, label smoothing, gradients of maps, or false edges.
-template <typename T, typename A, Layout kLayout, bool kWeighted>
+// The gradient of a tile, exactly 0 on invalid pixels, for any logits. kPlain: the edge terms are those that have a
+// quicker way, and the cross-entropy of all pixels weighs the same: no weights, label smoothing, gradients of maps or
+// false edges.
+template <typename T, typename A, Layout kLayout, bool kPlain>
 struct GradientTile {
   static constexpr int V = pixels_of(kLayout);
 
   const Call<T, A, false>& call;
   const Upstream<A>& upstream;
-  const EdgeShares<A>& shares;
   const GradientOutput<T>& output;
-  const uint32_t* near;  // the bits of the tile's pixels near edge pixels; not read without edges
+  const NearPixels<A>& near;  // not read without edges
   int64_t image;
   A total;  // the image's smoothed_weight()
-  A ce;     // what arrives at the cross-entropy of each pixel that is not weighted
+  A ce;     // what arrives at the cross-entropy of each pixel, if all weigh the same
 
-  // What the pixels of a run have in common.
-  struct Run {
-    bool is_plain = true, any = false;  // whether all of them count, away from edges; whether any of them does
-    unsigned written = 0;               // bits of those that gather_edges has written
-  };
+  __device__ __forceinline__ PixelGradient<A> of_cross_entropy(int64_t i, int16_t y) const {
+    if constexpr (!kPlain) return PixelGradient<A>(call, upstream, image, i, y, total);
+    PixelGradient<A> all;
+    all.alpha = all.at_y = ce;
+    return all;
+  }
 
-  __device__ __forceinline__ Run find_factors(int p, int64_t i, Factors<A> (&factors)[V]) const {
-    Run run;
+  // Returns whether any of the pixels counts.
+  __device__ __forceinline__ bool find_factors(int p, int64_t i, Factors<A> (&factors)[V]) const {
+    bool any = false;
     int16_t y[V];
     T m[V];
     A r[V];
     load<false>(call.label + i, y);
     load<false>(call.m + i, m);
     load<false>(call.r + i, r);
-    const uint32_t is_near = call.edges.words ? near[p / 32] >> (p % 32) : 0;
+    const uint32_t is_near = call.edges.words ? near.bits[p / 32] >> (p % 32) : 0;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      y[v] = class_of(y[v]);
-      const bool counts = y[v] >= 0, looks_around = counts && (is_near >> v & 1);
-      const int16_t k = looks_around ? shares.k[i + v] : kNoClass;
-      PixelGradient<A> all;
-      all.alpha = all.at_y = ce;
-      if constexpr (kWeighted) all = PixelGradient<A>(call, upstream, image, i + v, y[v], total);
-      factors[v].set(all, static_cast<A>(m[v]), r[v], y[v], looks_around ? shares.same[i + v] : A(0),
-                     looks_around ? shares.other[i + v] : A(0), k);
-      if (k == kIsWritten) run.written |= 1u << v;
-      run.is_plain &= counts && k == kNoClass;
-      run.any |= counts && k != kIsWritten;
+      Factors<A>& own = factors[v];
+      const int packed = y[v];
+      own.valid = packed != kIgnored ? ~0u : 0;
+      own.y = packed & kClassBits;
+      any |= packed != kIgnored;
+      const PixelGradient<A> all = of_cross_entropy(i + v, class_of(y[v]));
+      own.m = static_cast<A>(m[v]);
+      own.uniform = all.uniform;
+      const bool edges = is_near >> v & 1;
+      own.factor = edges ? near.factor[p + v] : ratio(all.alpha, A(1) + r[v]);
+      own.at_y = edges ? near.at_y[p + v] : all.at_y;
     }
-    return run;
+    return any;
   }
 
   // In place of the logits of a block of classes.
-  template <bool kPlain, int N>
+  template <int N>
   __device__ __forceinline__ void differentiate(const Factors<A> (&factors)[V], int c, A (&block)[V][N]) const {
 #pragma unroll
     for (int v = 0; v < V; ++v) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        A value = factors[v].template of<!kPlain>(c + j, block[v][j]);
-        if constexpr (kWeighted) {
+        A value = factors[v].of(c + j, block[v][j]);
+        if constexpr (!kPlain) {
           const bool is_class = c + j < call.g.classes;
           if (factors[v].uniform != A(0) && is_class) value -= factors[v].uniform * call.weight_of(image, c + j);
         }
-        block[v][j] = kPlain || factors[v].y >= 0 ? value : A(0);
+        block[v][j] = kept(value, factors[v].valid);
       }
     }
   }
 
-  // Writes class c of V pixels from `to` on, but for those that are written.
+  // Writes class c of V pixels from `to` on.
   template <int N>
-  __device__ __forceinline__ void write(T* to, const A (&block)[V][N], int j, unsigned written) const {
+  __device__ __forceinline__ void write(T* to, const A (&block)[V][N], int j) const {
     T value[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) value[v] = static_cast<T>(block[v][j]);
-    if (written == 0) {
-      store<true>(to, value);
-      return;
-    }
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      if (!(written >> v & 1)) to[v] = value[v];
-    }
-  }
-
-  template <bool kPlain>
-  __device__ __forceinline__ void run(const Logits<T, A>& x, int pixel, T* out, const Factors<A> (&factors)[V],
-                                      unsigned written) const {
-    const int classes = static_cast<int>(call.g.classes);
-    for_each_class_block<V, V == 1 ? kBlock<A> : 4>(x, pixel, classes, [&](int c, auto& block) {
-      differentiate<kPlain>(factors, c, block);
-#pragma unroll
-      for (int j = 0; j < static_cast<int>(sizeof(block[0]) / sizeof(A)); ++j) {
-        if (c + j >= classes || (x.binary && c + j == 0)) continue;
-        write(out, block, j, kPlain ? 0 : written);
-        out += output.steps.channel;
-      }
-    });
+    store<true>(to, value);
   }
 
   __device__ __forceinline__ void run(const Tile& tile) const {
@@ -145,59 +119,57 @@ struct GradientTile {
       const int pixel = exists ? tile.pixel(p) : 0;
       T* out = output.grad + tile.image * output.steps.image + pixel * output.steps.pixel;
       Factors<A> factors[V];
-      Run all;
-      if (exists) all = find_factors(p, tile.base + pixel, factors);
+      const bool any = exists && find_factors(p, tile.base + pixel, factors);
       if constexpr (kLayout == Layout::kStaged) {
-        for_each_staged_block<true, T, A>(all.any ? x.data + pixel * x.pixel_step : nullptr,
-                                          exists && all.written == 0 ? out : nullptr, classes,
-                                          [&](int c, auto& block) { differentiate<false>(factors, c, block); });
-      } else if (all.any && all.is_plain) {
-        run<true>(x, pixel, out, factors, 0);
-      } else if (all.any) {
-        run<false>(x, pixel, out, factors, all.written);
+        for_each_staged_block<true, T, A>(any ? x.data + pixel * x.pixel_step : nullptr, exists ? out : nullptr,
+                                          classes, [&](int c, auto& block, auto) { differentiate(factors, c, block); });
+      } else if (any) {
+        for_each_class_block<V, kLayout == Layout::kPairs ? 2
+                                : V == 1 ? kBlock<A>
+                                         : 4>(x, pixel, classes, [&](int c, auto& block, auto are_all) {
+          differentiate(factors, c, block);
+#pragma unroll
+          for (int j = 0; j < static_cast<int>(sizeof(block[0]) / sizeof(A)); ++j) {
+            if (!are_all && (c + j >= classes || (x.binary && c + j == 0))) continue;
+            write(out, block, j);
+            out += output.steps.channel;
+          }
+        });
       } else if (exists) {
         const A zeros[V][1] = {};
-        for (int64_t c = 0; c < call.g.logits; ++c, out += output.steps.channel) write(out, zeros, 0, all.written);
+#pragma unroll 1
+        for (int64_t c = 0; c < call.g.logits; ++c, out += output.steps.channel) write(out, zeros, 0);
       }
     });
   }
 };
 
-template <typename T, typename A, Layout kLayout, bool kWeighted>
-__global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 1
-                                            : kWeighted    ? 2
-                                                           : 3)
-    gradient_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const EdgeShares<A> shares,
-                    const GradientOutput<T> output) {
-  __shared__ uint32_t near[kTileWords];
+template <typename T, typename A, Layout kLayout, bool kPlain>
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? 3 : 1)
+    gradient_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const GradientOutput<T> output) {
+  __shared__ NearPixels<A> near;
   const Tile tile(call.g, call.tiles);
+  const A total = kPlain ? A(0) : call.smoothed_weight(tile.image), ce = upstream.of_sum(Row::kCrossEntropy);
+  const GradientTile<T, A, kLayout, kPlain> gradient = {call, upstream, output, near, tile.image, total, ce};
   if (call.edges.words) {
-    const int w = static_cast<int>(threadIdx.x);
-    if (w < kTileWords) near[w] = near_edges(call.g, tile, call.tiles, call.edges, w);
-    __syncthreads();
+    find_near<kPlain>(call, upstream, tile, near, [&](int i, int16_t y) { return gradient.of_cross_entropy(i, y); });
   }
-  const A total = kWeighted ? call.smoothed_weight(tile.image) : A(0), ce = upstream.of_sum(Row::kCrossEntropy);
-  const GradientTile<T, A, kLayout, kWeighted> gradient = {call, upstream, shares, output, near, tile.image, total, ce};
   gradient.run(tile);
+  if (call.edges.words) patch_near<kPlain>(call, upstream, tile, near, output);
 }
 
 // The gradient of logits at the labels' resolution.
 template <typename T, typename A>
 void run_backward(const Call<T, A, false>& call, const Upstream<A>& upstream, const GradientOutput<T>& output,
                   const Tensor& logits, const Tensor& grad, cudaStream_t stream) {
-  const int64_t near = call.edges.words ? call.g.batch * call.g.pixels : 0;
-  Tensor sums = torch::stable::new_empty(logits, {2 * near}, kScalarType<A>);
-  Tensor classes = torch::stable::new_empty(logits, {near}, ScalarType::Short);
-  A* same = static_cast<A*>(sums.mutable_data_ptr());
-  const EdgeShares<A> shares = {same, same + near, static_cast<int16_t*>(classes.mutable_data_ptr())};
-  if (near > 0) gather_edges(call, upstream, shares, output, stream);
   const Layout of_logits = layout_of(call.g, call.steps, logits), of_grad = layout_of(call.g, output.steps, grad);
+  const bool weighted = call.weight || call.pixel_weight || call.false_shares || call.label_smoothing != A(0) ||
+                        std::any_of(upstream.map, upstream.map + Row::kTerms, [](const A* map) { return map; });
+  const bool plain = !weighted && (call.is_plain() || !call.edges.words);
   with_layout(of_logits == of_grad ? of_logits : Layout::kSingles, [&](auto layout) {
     constexpr Layout kLayout = decltype(layout)::value;
-    const bool weighted = call.weight || call.pixel_weight || upstream.map[Row::kCrossEntropy] || call.false_shares ||
-                          call.label_smoothing != A(0);
-    const auto kernel = weighted ? gradient_kernel<T, A, kLayout, true> : gradient_kernel<T, A, kLayout, false>;
-    launch(stream, call.tiles.count, kernel, call, upstream, shares, output);
+    const auto kernel = plain ? gradient_kernel<T, A, kLayout, true> : gradient_kernel<T, A, kLayout, false>;
+    launch(stream, call.tiles.count, kernel, call, upstream, output);
   });
 }
 

@@ -4,7 +4,7 @@
 // from the labels alone, the counts; (2) forward.cu reads each logit once, for the two numbers of math.h and the
 // cross-entropy; (3) with decay, the distances near edge pixels; (4) edges.cu lists the edge pixels of a tile, and
 // eight threads share the window of each. False edges are sums over windows of the cross-entropy (false_edges.cu).
-// Backward: gather.cu lists the pixels near edge pixels, which gather their shares; then backward.cu reads each logit
+// Backward: backward.cu lists the pixels near edge pixels, which gather their shares (near.h), then reads each logit
 // once more and writes each element of the gradient once. Logits of lower resolution (upsampled.cu) are interpolated
 // where they are read, and gather their gradient from the pixels around. No two threads of a kernel write to one place,
 // and the sums of the tiles are added in a fixed order, so every run gives the same bits.
@@ -27,11 +27,6 @@
 namespace edgeloss {
 
 constexpr int kClasses = 8;  // logits of a pixel on their way at a time
-
-struct Place {
-  int64_t image, row, column;
-  int64_t base, pixel;  // of the image in the batch, of the pixel in the image
-};
 
 __device__ __forceinline__ Place place_of(const Geometry& g, int64_t i) {
   const int64_t image = quotient(i, g.pixels), pixel = i - image * g.pixels, row = quotient(pixel, g.width);
@@ -87,6 +82,7 @@ struct Call {
 
   Geometry g;
   Tiles tiles;
+  int64_t total;  // pixels of the batch
   const T* x;
   Steps steps;
   Axis<A> along_z, along_y, along_x;
@@ -106,6 +102,7 @@ struct Call {
   Call(const Geometry& g, const Inputs& inputs, const SavedState& saved, const Options& options)
       : g(g),
         tiles(g),
+        total(g.batch * g.pixels),
         x(static_cast<const T*>(inputs.logits.const_data_ptr())),
         steps(inputs.logits),
         along_z(geometry_of(inputs.logits, {0, 0, 0}).depth, g.depth),
@@ -127,11 +124,14 @@ struct Call {
         field(static_cast<const A*>(saved.field.const_data_ptr())),
         false_shares(nullptr) {}
 
-  __device__ int64_t count() const { return g.batch * g.pixels; }
+  // Whether the edge terms are those that have a quicker way.
+  bool is_plain() const { return is_three(g) && power == A(0) && !packing.has_decay; }
+
+  __device__ int64_t count() const { return total; }
   __device__ A max_at(int64_t i) const { return static_cast<A>(m[i]); }
   __device__ int16_t class_at(int64_t i) const { return class_of(label[i]); }
   __device__ auto image(int64_t b) const {
-    const Logits<T, A> logits = {x + b * steps.image, steps.channel, steps.pixel, g.logits == 1};
+    const Logits<T, A> logits = {x + b * steps.image, g.logits == 1 ? 0 : steps.channel, steps.pixel, g.logits == 1};
     if constexpr (kUpsampled) {
       return UpsampledLogits<T, A>{logits, along_z, along_y, along_x, logits.binary};
     } else {

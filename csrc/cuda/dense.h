@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "call.h"
+#include "vectors.h"
 
 namespace edgeloss {
 
@@ -14,9 +14,12 @@ enum class Layout {
   kVectors,  // a class's pixels side by side, four of a row in a vector
   kSingles,  // anyhow: one pixel at a time
   kStaged,   // a pixel's classes side by side: neighboring threads copy neighboring classes, through shared memory
+  kPairs,    // as kVectors, of two classes
 };
 
-constexpr int pixels_of(Layout layout) { return layout == Layout::kVectors ? 4 : 1; }  // of a thread at a time
+constexpr int pixels_of(Layout layout) {  // of a thread at a time
+  return layout == Layout::kVectors || layout == Layout::kPairs ? 4 : 1;
+}
 
 // Classes of a block: their reads do not wait for each other.
 template <typename A>
@@ -24,100 +27,23 @@ constexpr int kBlock = sizeof(A) == 4 ? kClasses : 4;
 
 // Whether a tensor's rows can be read in vectors of four.
 inline bool has_vectors(const Geometry& g, const Steps& steps, const Tensor& x) {
-  const int64_t bytes = std::min<int64_t>(16, 4 * static_cast<int64_t>(x.element_size()));
   return g.width % 4 == 0 && steps.pixel == 1 && steps.channel % 4 == 0 && steps.image % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % bytes == 0;
+         is_aligned(x.const_data_ptr(), static_cast<int64_t>(x.element_size()));
 }
 
 inline Layout layout_of(const Geometry& g, const Steps& steps, const Tensor& x) {
   if (g.logits > 1 && steps.channel == 1 && steps.pixel != 1) return Layout::kStaged;
-  return has_vectors(g, steps, x) ? Layout::kVectors : Layout::kSingles;
+  if (!has_vectors(g, steps, x)) return Layout::kSingles;
+  return g.logits == 2 ? Layout::kPairs : Layout::kVectors;
 }
 
 // Calls body(std::integral_constant of the layout).
 template <typename F>
 void with_layout(Layout layout, const F& body) {
   if (layout == Layout::kVectors) body(std::integral_constant<Layout, Layout::kVectors>());
+  if (layout == Layout::kPairs) body(std::integral_constant<Layout, Layout::kPairs>());
   if (layout == Layout::kSingles) body(std::integral_constant<Layout, Layout::kSingles>());
   if (layout == Layout::kStaged) body(std::integral_constant<Layout, Layout::kStaged>());
-}
-
-// ------------------------------------------------------------------------------------------------------------ vectors
-
-template <int kBytes>
-struct alignas(kBytes) Words {
-  uint32_t word[kBytes / 4];
-};
-
-// V numbers side by side. kOnce: nothing reads them soon, so that they may leave the cache.
-template <bool kOnce, int V, typename T>
-__device__ __forceinline__ void load(const T* from, T (&x)[V]) {
-  if constexpr (V == 1) {
-    x[0] = *from;
-  } else {
-    constexpr int kBytes = sizeof(x) < 16 ? sizeof(x) : 16;
-    using Vector = Words<kBytes>;
-    Vector vectors[sizeof(x) / kBytes];
-#pragma unroll
-    for (int n = 0; n < static_cast<int>(sizeof(x) / kBytes); ++n) {
-#ifdef __CUDA_ARCH__
-      if constexpr (kOnce && kBytes == 16) {
-        const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from) + n);
-        vectors[n] = {{v.x, v.y, v.z, v.w}};
-      } else if constexpr (kOnce && kBytes == 8) {
-        const uint2 v = __ldcs(reinterpret_cast<const uint2*>(from) + n);
-        vectors[n] = {{v.x, v.y}};
-      } else {
-        vectors[n] = reinterpret_cast<const Vector*>(from)[n];
-      }
-#else
-      std::memcpy(&vectors[n], from + n * kBytes / sizeof(T), kBytes);
-#endif
-    }
-    std::memcpy(x, vectors, sizeof(x));
-  }
-}
-
-// The same numbers in another type.
-template <int V, typename T, typename A>
-__device__ __forceinline__ void convert(const T (&from)[V], A (&to)[V]) {
-  if constexpr (V == 4 && std::is_same_v<T, torch::headeronly::BFloat16>) {  // a half of a word at a time
-    uint32_t words[2], wide[4];
-    std::memcpy(words, from, sizeof(words));
-#pragma unroll
-    for (int v = 0; v < 4; ++v) wide[v] = v % 2 == 0 ? words[v / 2] << 16 : words[v / 2] & 0xffff0000u;
-    std::memcpy(to, wide, sizeof(wide));
-  } else {
-#pragma unroll
-    for (int v = 0; v < V; ++v) to[v] = static_cast<A>(from[v]);
-  }
-}
-
-template <bool kOnce, int V, typename T>
-__device__ __forceinline__ void store(T* to, const T (&x)[V]) {
-  if constexpr (V == 1) {
-    *to = x[0];
-  } else {
-    constexpr int kBytes = sizeof(x) < 16 ? sizeof(x) : 16;
-    using Vector = Words<kBytes>;
-    Vector vectors[sizeof(x) / kBytes];
-    std::memcpy(vectors, x, sizeof(x));
-#pragma unroll
-    for (int n = 0; n < static_cast<int>(sizeof(x) / kBytes); ++n) {
-#ifdef __CUDA_ARCH__
-      const auto& word = vectors[n].word;
-      if constexpr (kOnce && kBytes == 16) {
-        __stcs(reinterpret_cast<uint4*>(to) + n, make_uint4(word[0], word[1], word[2], word[3]));
-      } else if constexpr (kOnce && kBytes == 8) {
-        __stcs(reinterpret_cast<uint2*>(to) + n, make_uint2(word[0], word[1]));
-      } else {
-        reinterpret_cast<Vector*>(to)[n] = vectors[n];
-      }
-#else
-      std::memcpy(to + n * kBytes / sizeof(T), &vectors[n], kBytes);
-#endif
-    }
-  }
 }
 
 // -------------------------------------------------------------------------------------------------------------- pixels
@@ -132,12 +58,14 @@ __device__ __forceinline__ void for_each_run(const Tile& tile, const F& body) {
   }
 }
 
-// Calls body(c, x) for blocks of N classes of V pixels: x[v][j] is class c + j of pixel v, -inf where there is none.
+// Calls body(c, x, are_all) for blocks of N classes of V pixels: x[v][j] is class c + j of pixel v, -inf where there is
+// none. are_all, a std::bool_constant: all of them are classes.
 template <int V, int N, typename T, typename A, typename F>
 __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int64_t pixel, int classes, const F& body) {
   const T* at = x.data + pixel * x.pixel_step;
   int c = 0;
-  for (; c + N <= classes; c += N) {
+  // One logit is two classes, the first of which is 0: no block of them.
+  for (; c + N <= classes && !(N <= 2 && x.binary); c += N) {
     T raw[N][V];
 #pragma unroll
     for (int j = 0; j < N; ++j, at += x.class_step) load<true>(at, raw[j]);
@@ -149,7 +77,7 @@ __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int6
 #pragma unroll
       for (int v = 0; v < V; ++v) block[v][j] = wide[v];
     }
-    body(c, block);
+    body(c, block, std::true_type());
   }
   constexpr int kRest = 4;  // fewer at a time, so that few of them are none
   for (; c < classes; c += kRest) {
@@ -165,7 +93,7 @@ __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int6
 #pragma unroll
       for (int v = 0; v < V; ++v) block[v][j] = !exists ? A(-INFINITY) : is_zero ? A(0) : static_cast<A>(raw[v]);
     }
-    body(c, block);
+    body(c, block, std::false_type());
   }
 }
 
@@ -183,7 +111,7 @@ __device__ __forceinline__ void for_each_class_block(const UpsampledLogits<T, A>
                     : is_zero ? A(0)
                               : mixture.at(x.binary ? 0 : static_cast<int64_t>(c + j) * x.low.class_step);
     }
-    body(c, block);
+    body(c, block, std::false_type());
   }
 }
 
@@ -194,32 +122,33 @@ __device__ __forceinline__ void for_each_class_block(const UpsampledLogits<T, A>
 // leaves in the block what shall be written.
 template <bool kWrites, typename T, typename A, typename F>
 __device__ __forceinline__ void for_each_staged_block(const T* from, T* to, int classes, const F& body) {
-  __shared__ A values[kClasses][kThreads + 4];  // + 4: eight classes of four pixels lie in different banks
+  constexpr int N = kBlock<A>;
+  __shared__ A values[N][kThreads + 4];  // + 4: neighboring classes of neighboring pixels lie in different banks
   __shared__ const T* read[kThreads];
   __shared__ T* written[kThreads];
-  const int own = static_cast<int>(threadIdx.x), j = own % kClasses, first = own / kClasses;
+  const int own = static_cast<int>(threadIdx.x), j = own % N, first = own / N;
   __syncthreads();  // the last call has ended everywhere
   read[own] = from;
   if constexpr (kWrites) written[own] = to;
-  for (int c = 0; c < classes; c += kClasses) {
+  for (int c = 0; c < classes; c += N) {
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < kClasses; ++k) {
-      const int pixel = first + k * (kThreads / kClasses);
+    for (int k = 0; k < N; ++k) {
+      const int pixel = first + k * (kThreads / N);
       values[j][pixel] = read[pixel] && c + j < classes ? static_cast<A>(read[pixel][c + j]) : A(-INFINITY);
     }
     __syncthreads();
-    A block[1][kClasses];
+    A block[1][N];
 #pragma unroll
-    for (int k = 0; k < kClasses; ++k) block[0][k] = values[k][own];
-    body(c, block);
+    for (int k = 0; k < N; ++k) block[0][k] = values[k][own];
+    body(c, block, std::false_type());
     if constexpr (kWrites) {
 #pragma unroll
-      for (int k = 0; k < kClasses; ++k) values[k][own] = block[0][k];
+      for (int k = 0; k < N; ++k) values[k][own] = block[0][k];
       __syncthreads();
 #pragma unroll
-      for (int k = 0; k < kClasses; ++k) {
-        const int pixel = first + k * (kThreads / kClasses);
+      for (int k = 0; k < N; ++k) {
+        const int pixel = first + k * (kThreads / N);
         if (written[pixel] && c + j < classes) written[pixel][c + j] = static_cast<T>(values[j][pixel]);
       }
     }

@@ -11,7 +11,8 @@
 
 namespace edgeloss {
 
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256, kWarp = 32;   // threads of a block, and of a warp
+constexpr unsigned kAllLanes = 0xffffffff;  // of a warp: all of them take part in an exchange
 // Blocks at most; each thread takes one pixel after another. It is the same number on every device, since the order of
 // the sums depends on it, and enough for two waves on the largest ones.
 constexpr int64_t kBlocks = 2048;
@@ -58,26 +59,19 @@ __device__ __forceinline__ void for_each_item(int64_t count, const F& body) {
 // Each of N sums over the threads of a block, for all of them, added in a fixed order. Once a kernel.
 template <int N>
 __device__ void block_sum(double (&sums)[N]) {
-  __shared__ double shared[N][kThreads];
-  for (int k = 0; k < N; ++k) shared[k][threadIdx.x] = sums[k];
-  for (unsigned count = kThreads; count > 1;) {  // eight at a time
-    const unsigned left = (count + 7) / 8;
-    __syncthreads();
-    if (threadIdx.x < left) {
-      for (int k = 0; k < N; ++k) {
-        double sum = 0;
-        for (unsigned from = threadIdx.x; from < count; from += left) sum += shared[k][from];
-        sums[k] = sum;
-      }
+  constexpr int kWarps = kThreads / kWarp;
+  __shared__ double of_warps[N][kWarps];
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto add = [&](int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
+      for (int k = 0; k < N; ++k) sums[k] += __shfl_xor_sync(kAllLanes, sums[k], step);
     }
-    __syncthreads();
-    if (threadIdx.x < left) {
-      for (int k = 0; k < N; ++k) shared[k][threadIdx.x] = sums[k];
-    }
-    count = left;
-  }
+  };
+  add(kWarp);
+  for (int k = 0; k < N && thread % kWarp == 0; ++k) of_warps[k][thread / kWarp] = sums[k];
   __syncthreads();
-  for (int k = 0; k < N; ++k) sums[k] = shared[k][0];
+  for (int k = 0; k < N; ++k) sums[k] = of_warps[k][thread % kWarps];
+  add(kWarps);
 }
 
 }  // namespace edgeloss

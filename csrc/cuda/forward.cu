@@ -61,7 +61,7 @@ struct CrossEntropyOutputs {
 // A pixel whose logits were read, and its cross-entropy. kExtras: with weights, label smoothing and false edges.
 template <typename A, bool kExtras>
 struct Pixel {
-  int16_t y;
+  int y;  // or kIgnored
   A own;  // its logit of class y
   RunningSoftmax<A> softmax;
   Extras<A> extras;
@@ -73,10 +73,11 @@ struct Pixel {
     if constexpr (kExtras) extras.add(call, image, c, x, before, softmax.m);
   }
 
-  // Adds to the sums of CE and of weight, and returns CE of pixel i; 0 where it does not count, for any logits.
-  template <typename C>
+  // Returns CE of pixel i, 0 where it does not count, for any logits, and adds to the sums of CE and of weight, the
+  // second of which is known where all pixels weigh the same.
+  template <typename C, int N>
   __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int image, int i,
-                                      double (&sums)[2]) const {
+                                      double (&sums)[N]) const {
     const A log_sum = log1p_positive(softmax.r), nll = log_sum - (own - softmax.m);
     A ce = nll, w = 1, v = 1;
     if constexpr (kExtras) {
@@ -93,8 +94,10 @@ struct Pixel {
       }
     }
     if (y < 0) return A(0);
-    sums[0] += kExtras ? static_cast<double>(v) * ce : ce;
-    sums[1] += kExtras ? static_cast<double>(v) * w : 1;
+    if constexpr (kExtras) {
+      sums[0] += static_cast<double>(v) * ce;
+      sums[1] += static_cast<double>(v) * w;
+    }
     return ce;
   }
 };
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
   const Tile tile(call.g, call.tiles);
   const auto x = call.image(tile.image);
   const int classes = static_cast<int>(call.g.classes);
-  double sums[2] = {0, 0};  // of CE and weight
+  double sums[kExtras ? 2 : 1] = {};  // of CE and weight
   for_each_run<V>(tile, [&](int p, bool exists) {
     const int place = exists ? tile.pixel(p) : 0, i = tile.base + place;
     int16_t y[V] = {};
@@ -117,18 +120,19 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     if (exists) load<false>(call.label + i, y);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      pixel[v].y = exists ? class_of(y[v]) : kIgnored;
+      const int packed = y[v];
+      pixel[v].y = exists && packed != kIgnored ? packed & kClassBits : kIgnored;
       pixel[v].own = pixel[v].y >= 0 ? x.at(place + v, pixel[v].y) : A(0);  // first: later, it may have left the cache
       is_read |= pixel[v].y >= 0;
     }
-    const auto add = [&](int c, const auto& block) {
+    const auto add = [&](int c, const auto& block, auto) {
 #pragma unroll
       for (int v = 0; v < V; ++v) pixel[v].add(call, tile.image, c, block[v]);
     };
     if constexpr (kLayout == Layout::kStaged) {
       for_each_staged_block<false, T, A>(is_read ? x.data + place * x.pixel_step : nullptr, nullptr, classes, add);
     } else if (is_read) {
-      for_each_class_block<V, kBlock<A>>(x, place, classes, add);
+      for_each_class_block<V, kLayout == Layout::kPairs ? 2 : kBlock<A>>(x, place, classes, add);
     }
     if (!exists) return;
     Max m[V];
@@ -142,11 +146,17 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     store<false>(call.m + i, m);
     store<false>(call.r + i, r);
     if (out.ce) store<false>(out.ce + i, ce);
+    if constexpr (!kExtras) {
+      A sum = ce[0];
+#pragma unroll
+      for (int v = 1; v < V; ++v) sum += ce[v];
+      sums[0] += sum;
+    }
   });
   block_sum(sums);
   if (threadIdx.x != 0) return;
   out.partial[Row::kCrossEntropy * call.tiles.count + blockIdx.x] = sums[0];
-  out.partial[Row::kWeight * call.tiles.count + blockIdx.x] = sums[1];
+  if constexpr (kExtras) out.partial[Row::kWeight * call.tiles.count + blockIdx.x] = sums[1];
 }
 
 // d of the valid pixels around edge pixels, or of all of them: a search in the labels, outwards.
@@ -156,7 +166,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                     bool everywhere, A* field) {
   __shared__ uint16_t places[kTilePixels];
   const Tile tile(g, tiles);
-  const int count = list_places(places, [&](int w) { return everywhere ? ~0u : near_edges(g, tile, tiles, edges, w); });
+  const int count =
+      list_places(places, [&](int w) { return everywhere ? ~0u : near_edges<false>(g, tile, tiles, edges, w); });
   for (int n = threadIdx.x; n < count; n += kThreads) {
     if (!tile.exists(places[n])) continue;
     const int row = tile.row(places[n]), column = tile.column(places[n]), i = tile.base + tile.pixel(places[n]);

@@ -12,14 +12,29 @@ namespace edgeloss {
 
 constexpr int kTilePixels = 4 * kThreads, kTileWords = kTilePixels / 32;
 
+// Quotients of integers in [0, 2^31) by a divisor of (0, 2^31), without a division, which a GPU does not have.
+struct Divisor {
+  uint32_t factor, shift;  // ⌈2^shift / divisor⌉, which has 32 bits at most
+
+  explicit Divisor(int64_t divisor) : shift(31) {
+    while (int64_t(1) << (shift - 31) < divisor) ++shift;
+    factor = static_cast<uint32_t>(((int64_t(1) << shift) + divisor - 1) / divisor);
+  }
+  EDGELOSS_INLINE int quotient(int n) const {
+    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * factor >> shift);
+  }
+};
+
 // The tiles of a batch, 2^k × 2^(10 - k) pixels each. The slices of a volume lie below each other.
 struct Tiles {
   int log_width;
   int across, down;  // of an image
   int rows, words;   // rows of an image, and words of 32 bits of a row
   int64_t count;     // of the batch
+  Divisor by_across, by_down;
 
-  explicit Tiles(const Geometry& g) : rows(static_cast<int>(g.depth * g.height)), words((g.width + 31) / 32) {
+  explicit Tiles(const Geometry& g)
+      : rows(static_cast<int>(g.depth * g.height)), words((g.width + 31) / 32), by_across(1), by_down(1) {
     const auto aim = [&](int log) {
       const int64_t width = int64_t(1) << log, height = kTilePixels >> log;
       log_width = log;
@@ -30,7 +45,14 @@ struct Tiles {
     int best = 7;
     for (int log = 6; log >= 5; --log) best = aim(log) < aim(best) ? log : best;
     count = g.batch * aim(best);
+    by_across = Divisor(std::max(across, 1));
+    by_down = Divisor(std::max(down, 1));
   }
+};
+
+struct Place {
+  int64_t image, row, column;
+  int64_t base, pixel;  // of the image in the batch, of the pixel in the image
 };
 
 // The tile of this block.
@@ -40,8 +62,8 @@ struct Tile {
 
   __device__ Tile(const Geometry& g, const Tiles& tiles)
       : log_width(tiles.log_width), rows(tiles.rows), columns(static_cast<int>(g.width)) {
-    const int line = static_cast<int>(blockIdx.x) / tiles.across;
-    image = line / tiles.down;
+    const int line = tiles.by_across.quotient(static_cast<int>(blockIdx.x));
+    image = tiles.by_down.quotient(line);
     first_row = (line - image * tiles.down) << (10 - log_width);
     first_column = (static_cast<int>(blockIdx.x) - line * tiles.across) << log_width;
     base = image * static_cast<int>(g.pixels);
@@ -52,7 +74,11 @@ struct Tile {
   __device__ int column(int p) const { return first_column + (p & ((1 << log_width) - 1)); }
   __device__ bool exists(int p) const { return row(p) < rows && column(p) < columns; }
   __device__ int pixel(int p) const { return row(p) * columns + column(p); }  // in the image
+  __device__ Place place(int p) const { return {image, row(p), column(p), base, pixel(p)}; }
 };
+
+// Whether windows are 3 × 3 pixels, for which kernels have a quicker way.
+inline bool is_three(const Geometry& g) { return g.radius[0] == 0 && g.radius[1] == 1 && g.radius[2] == 1; }
 
 // Calls body(number) for the rows of the window around a row of an image.
 template <typename F>
@@ -124,46 +150,62 @@ __device__ __forceinline__ uint32_t bits_around(uint32_t word, int distance, int
   return first > 31 ? 0 : first <= 0 ? ~0u : ~0u << first;
 }
 
-// Word w of the tile's pixels that have an edge pixel in their window, or are one.
-__device__ inline uint32_t near_edges(const Geometry& g, const Tile& tile, const Tiles& tiles, const Bits& edges,
-                                      int w) {
+// Word w of the tile's pixels that have an edge pixel in their window, or are one. kThree: windows are 3 × 3 pixels.
+template <bool kThree>
+__device__ __forceinline__ uint32_t near_edges(const Geometry& g, const Tile& tile, const Tiles& tiles,
+                                               const Bits& edges, int w) {
   const int reach = static_cast<int>(g.radius[2]), words_around = (reach + 31) / 32;
   return Bits::of_tile(tile, tiles, w, [&](int row, int word) {
     uint32_t near = 0;
-    for (int other = std::max(word - words_around, 0); other <= word + words_around && other < tiles.words; ++other) {
-      uint32_t merged = 0;
-      for_each_window_row(g, row, [&](int around) { merged |= edges.words[edges.at(tile, tiles, around, other)]; });
-      near |= bits_around(merged, other - word, reach);
+    if constexpr (kThree) {
+      uint32_t merged[3] = {};  // of three rows: the words on the left, at the place and on the right
+#pragma unroll
+      for (int dy = -1; dy <= 1; ++dy) {
+        if (row + dy < 0 || row + dy >= tiles.rows) continue;
+        const uint32_t* at = edges.words + edges.at(tile, tiles, row + dy, word);
+        if (word > 0) merged[0] |= at[-1];
+        merged[1] |= at[0];
+        if (word + 1 < tiles.words) merged[2] |= at[1];
+      }
+      near = merged[1] | merged[1] << 1 | merged[1] >> 1 | merged[0] >> 31 | merged[2] << 31;
+    } else {
+      for (int other = std::max(word - words_around, 0); other <= word + words_around && other < tiles.words; ++other) {
+        uint32_t merged = 0;
+        for_each_window_row(g, row, [&](int around) { merged |= edges.words[edges.at(tile, tiles, around, other)]; });
+        near |= bits_around(merged, other - word, reach);
+      }
     }
-    const int64_t left = g.width - 32 * word;  // of the row
+    const int left = tile.columns - 32 * word;  // of the row
     return left < 32 ? near & ((1u << left) - 1) : near;
   });
 }
 
 // Lists the places of a tile whose bits are set, in order, and returns their number; word(w) is the w-th of the tile.
-// The threads of a block call it together.
+// The threads of a block call it together, once a kernel.
 template <typename F>
-__device__ int list_places(uint16_t (&list)[kTilePixels], const F& word) {
+__device__ __forceinline__ int list_places(uint16_t (&list)[kTilePixels], const F& word) {
+  static_assert(kTileWords == kWarp);
   __shared__ uint32_t words[kTileWords];
-  __shared__ int before[kTileWords + 1];
+  __shared__ int ends[kTileWords];  // in the list
   const int own = static_cast<int>(threadIdx.x);
-  __syncthreads();  // the last list is no longer read
-  if (own < kTileWords) words[own] = word(own);
-  __syncthreads();
-  if (own <= kTileWords) {
-    int sum = 0;
-    for (int w = 0; w < own; ++w) sum += count_bits(words[w]);
-    before[own] = sum;
+#pragma unroll 1
+  for (int w = own; w < kTileWords; w += kThreads) {  // a warp of eight
+    const uint32_t bits = word(w);
+    int end = count_bits(bits);
+#pragma unroll
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, end, step);
+      end += w >= step ? before : 0;
+    }
+    words[w] = bits;
+    ends[w] = end;
   }
   __syncthreads();
-  const uint32_t bits = words[own / 8];
-  const int first = 4 * (own % 8);  // of the thread's four bits
-  int place = before[own / 8] + count_bits(bits & ((1u << first) - 1));
-  for (int b = first; b < first + 4; ++b) {
-    if (bits >> b & 1) list[place++] = static_cast<uint16_t>(32 * (own / 8) + b);
-  }
+  uint32_t bits = words[own / 8] >> (4 * (own % 8));  // from the thread's four on
+  int place = ends[own / 8] - count_bits(bits);
+  for (bits &= 15; bits != 0; bits &= bits - 1) list[place++] = static_cast<uint16_t>(4 * own + lowest_bit(bits));
   __syncthreads();
-  return before[kTileWords];
+  return ends[kTileWords - 1];
 }
 
 // ------------------------------------------------------------------------------------------------------------- windows

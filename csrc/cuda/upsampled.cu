@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads, 1) near_edge_kernel(const Call<T, A,
   __shared__ uint32_t words[kTileWords];
   const Tile tile(call.g, call.tiles);
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kTileWords) words[thread] = near_edges(call.g, tile, call.tiles, call.edges, thread);
+  if (thread < kTileWords) words[thread] = near_edges<false>(call.g, tile, call.tiles, call.edges, thread);
   __syncthreads();
   for (int p = thread; p < kTilePixels; p += kThreads) {
     if (tile.exists(p)) near[tile.base + tile.pixel(p)] = words[p / 32] >> (p % 32) & 1;

@@ -1,11 +1,12 @@
 // Stands in for the CUDA runtime, so that a C++ compiler takes the CUDA kernels as they are and their threads are
 // stepped on the host: blocks one after another, and the threads of a block as fibers that run from one __syncthreads()
-// to the next. It is what CUDA promises of them, without its speed. The operators get the name of another library.
+// to the next, those of a warp from one exchange between them to the next. It is what CUDA promises of them, without
+// its speed. The operators get the name of another library.
 //
 // Compiled with -fsanitize=thread, ThreadSanitizer sees each fiber as a thread, ordered by nothing but what orders the
-// threads of a block: the launch, __syncthreads() and the end. Two of them that use one address without a barrier
-// between are a race, however they are stepped. With MUTED_BARRIER=n the nth place that calls __syncthreads(), counted
-// from 0 as they come, orders nothing: the check must see that.
+// threads of a block: the launch, __syncthreads() and the end, but no exchange in a warp. Two of them that use one
+// address without a barrier between are a race, however they are stepped. With MUTED_BARRIER=n the nth place that calls
+// __syncthreads(), counted from 0 as they come, orders nothing: the check must see that.
 #pragma once
 
 #include <dlfcn.h>
@@ -88,13 +89,16 @@ inline void __tsan_release(void*) {}
 
 namespace host_shim {
 
+constexpr unsigned kWarp = 32;
+
 struct Fiber {
   static constexpr size_t kStack = 1 << 18;
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStack]};
-  bool is_done;
+  enum { kReady, kAtBarrier, kDone } state;
   void* checked;  // what ThreadSanitizer knows it as
-  unsigned barriers;
+  unsigned barriers, exchanges;
+  uint64_t given[2];  // to the warp; two exchanges take turns, as a thread may be at the next one before others
 };
 
 // Addresses by which ThreadSanitizer learns what comes before what. Two barriers take turns: a thread may reach the
@@ -109,7 +113,9 @@ inline const std::function<void()>* thread;
 
 inline void* checked_scheduler;
 
-EDGELOSS_UNCHECKED inline void leave(Fiber& fiber) {
+// Until the others of the block, or with kReady of the warp, have come as far.
+EDGELOSS_UNCHECKED inline void leave(Fiber& fiber, decltype(Fiber::state) state) {
+  fiber.state = state;
   __tsan_switch_to_fiber(checked_scheduler, kUnordered);
   swapcontext(&fiber.context, &scheduler);
 }
@@ -118,8 +124,30 @@ EDGELOSS_UNCHECKED inline void run_thread() {
   __tsan_acquire(&launched);
   (*thread)();
   __tsan_release(&finished);
-  fibers[current].is_done = true;
-  leave(fibers[current]);
+  leave(fibers[current], Fiber::kDone);
+}
+
+// Runs the threads of a warp until all of them have left, or wait for the block; returns how many have left.
+EDGELOSS_UNCHECKED inline unsigned run_warp(unsigned first, unsigned count, bool is_forward) {
+  unsigned done = 0;
+  for (unsigned waiting = 0; done + waiting < count; is_forward = !is_forward) {
+    done = waiting = 0;
+    for (unsigned t = 0; t < count; ++t) {
+      current = first + (is_forward ? t : count - 1 - t);
+      threadIdx = dim3(current);
+      if (fibers[current].state == Fiber::kReady) {
+        __tsan_switch_to_fiber(fibers[current].checked, kUnordered);
+        swapcontext(&scheduler, &fibers[current].context);
+      }
+      done += fibers[current].state == Fiber::kDone;
+      waiting += fibers[current].state == Fiber::kAtBarrier;
+    }
+    if (done + waiting != 0 && done + waiting != count) {
+      std::fputs("some threads of a warp left an exchange out that others take part in\n", stderr);
+      std::abort();
+    }
+  }
+  return done;
 }
 
 EDGELOSS_UNCHECKED inline void run_block(unsigned threads) {
@@ -132,24 +160,21 @@ EDGELOSS_UNCHECKED inline void run_block(unsigned threads) {
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = Fiber::kStack;
     fiber.context.uc_link = &scheduler;
-    fiber.is_done = false;
-    fiber.barriers = 0;
+    fiber.state = Fiber::kReady;
+    fiber.barriers = fiber.exchanges = 0;
     fiber.checked = __tsan_create_fiber(0);
     makecontext(&fiber.context, run_thread, 0);
   }
+  const unsigned warps = (threads + kWarp - 1) / kWarp;
   bool is_forward = true;
   for (unsigned done = 0; done < threads; is_forward = !is_forward) {
     done = 0;
     // To and fro, so that a result which depends on the order of the threads shows.
-    for (unsigned t = 0; t < threads; ++t) {
-      current = is_forward ? t : threads - 1 - t;
-      threadIdx = dim3(current);
-      if (!fibers[current].is_done) {
-        __tsan_switch_to_fiber(fibers[current].checked, kUnordered);
-        swapcontext(&scheduler, &fibers[current].context);
-      }
-      done += fibers[current].is_done;
+    for (unsigned w = 0; w < warps; ++w) {
+      const unsigned first = (is_forward ? w : warps - 1 - w) * kWarp;
+      done += run_warp(first, threads - first < kWarp ? threads - first : kWarp, is_forward);
     }
+    for (unsigned t = 0; t < threads && done == 0; ++t) fibers[t].state = Fiber::kReady;
     if (done != 0 && done != threads) {
       std::fputs("some threads of a block left the kernel while others waited for them\n", stderr);
       std::abort();
@@ -178,8 +203,46 @@ EDGELOSS_UNCHECKED inline void __syncthreads() {
   const bool orders = !is_muted(__builtin_return_address(0));
   int* const at = &barrier[own.barriers++ % 2];
   if (orders) __tsan_release(at);
-  leave(own);
+  leave(own, Fiber::kAtBarrier);
   if (orders) __tsan_acquire(at);
+}
+
+// Exchanges between the threads of a warp, which all of them take part in. They order no use of memory.
+namespace host_shim {
+
+template <typename T>
+EDGELOSS_UNCHECKED T exchanged(T value, unsigned lane) {  // what that lane gives
+  Fiber& own = fibers[current];
+  const unsigned turn = own.exchanges++ % 2, first = current / kWarp * kWarp;
+  std::memcpy(&own.given[turn], &value, sizeof(T));
+  leave(own, Fiber::kReady);
+  std::memcpy(&value, &fibers[first + lane].given[turn], sizeof(T));
+  return value;
+}
+
+}  // namespace host_shim
+
+template <typename T>
+EDGELOSS_UNCHECKED T __shfl_sync(unsigned, T value, unsigned lane) {
+  return host_shim::exchanged(value, lane % host_shim::kWarp);
+}
+template <typename T>
+EDGELOSS_UNCHECKED T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+  return host_shim::exchanged(value, (threadIdx.x % host_shim::kWarp) ^ mask);
+}
+template <typename T>
+EDGELOSS_UNCHECKED T __shfl_up_sync(unsigned, T value, unsigned distance) {
+  const unsigned lane = threadIdx.x % host_shim::kWarp;
+  return host_shim::exchanged(value, lane < distance ? lane : lane - distance);
+}
+EDGELOSS_UNCHECKED inline unsigned __ballot_sync(unsigned, bool is_set) {
+  using namespace host_shim;
+  const unsigned turn = fibers[current].exchanges % 2, first = current / kWarp * kWarp;
+  exchanged<uint64_t>(is_set, 0);
+  unsigned votes = 0;
+  for (unsigned lane = 0; lane < kWarp; ++lane)
+    votes |= static_cast<unsigned>(fibers[first + lane].given[turn]) << lane;
+  return votes;
 }
 
 struct cudaLaunchConfig_t {

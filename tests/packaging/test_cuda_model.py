@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -98,6 +99,15 @@ def test_a_jump_back_to_a_rare_case_is_no_loop() -> None:
     # The same around 1 to 4, whose rare case belongs to it.
     body = sass.loops(code(add, add, (branch, 6, True), add, (branch, 1, True), end, add, (branch, 3, False)))
     assert [len(loop.own) for loop in body.walk()] == [2, 6]
+
+
+def test_leaves_out_the_way_of_a_warp_that_is_apart() -> None:
+    # BRA.DIV UR4, 0x17dd0 at 0xa80, and @!P1 BRA 0x900 at 0x250, both of sm_90.
+    words = {0xA80: (0x0000017204D07947, 0x000FEA000B800000), 0x250: (0x0000000400A89947, 0x000FEC0003800000)}
+    found = [sass.decode(bytes(at) + struct.pack("<QQ", *pair), 90)[-1] for at, pair in words.items()]
+    assert [(i.target, i.conditional) for i in found] == [(None, True), (0x900, True)]
+    body = sass.loops(code((sass.BRANCH, None, True), (sass.EXIT, None, False), (0x210, None, False)))
+    assert len(body.own) == 2
 
 
 def test_estimates_from_loops_and_bytes() -> None:

@@ -1,0 +1,217 @@
+// What edge pixels give the pixels of a tile around them, for the gradient: a block lists those that are near edge
+// pixels, each of its threads takes one of them after another, and leaves their factors in shared memory.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "gradient.h"
+
+namespace edgeloss {
+
+constexpr int kClassesAround = 4;  // other classes of edge pixels around a pixel, collected at a time
+
+// Sums for the lowest classes of those that come.
+template <typename A>
+struct Shares {
+  int k[kClassesAround];  // ascending, INT_MAX where there is none
+  A sum[kClassesAround];
+  bool more = false;  // there were others
+
+  __device__ Shares() {
+#pragma unroll
+    for (int s = 0; s < kClassesAround; ++s) k[s] = INT_MAX;
+  }
+  __device__ A at(int c) const {
+    A value = 0;
+#pragma unroll
+    for (int s = 0; s < kClassesAround; ++s) value = k[s] == c ? sum[s] : value;
+    return value;
+  }
+  __device__ int highest() const { return k[kClassesAround - 1]; }
+  __device__ void add(int c, A value) {
+    bool known = false;
+#pragma unroll
+    for (int s = 0; s < kClassesAround; ++s) {
+      if (k[s] != c) continue;
+      sum[s] += value;
+      known = true;
+    }
+    if (known) return;
+    // Insert it, and carry on what it displaces.
+#pragma unroll
+    for (int s = 0; s < kClassesAround; ++s) {
+      if (c > k[s]) continue;
+      const int displaced = k[s];
+      const A displaced_sum = sum[s];
+      k[s] = c;
+      sum[s] = value;
+      c = displaced;
+      value = displaced_sum;
+    }
+    more |= c != INT_MAX;
+  }
+};
+
+// Writes the gradient of all classes of a pixel, if it is wanted: more other classes than fit at a time take several
+// rounds, each for those above the last. kLogMeans: the power is 0.
+template <bool kLogMeans, typename T, typename A>
+__device__ __forceinline__ void rewrite(const Call<T, A, false>& call, const Upstream<A>& upstream,
+                                        const GradientOutput<T>& output, const Tile& tile, int p, bool wanted) {
+  int floor = -1;
+#pragma unroll 1
+  while (wanted) {
+    const Place at = tile.place(p);
+    const int64_t i = at.base + at.pixel;
+    const int16_t y = call.class_at(i);
+    const auto x = call.image(at.image);
+    const int classes = static_cast<int>(call.g.classes);
+    const A m = call.max_at(i), r = call.r[i];
+    const bool is_first = floor < 0;
+    PixelGradient<A> all(call, upstream, at.image, i, y, call.smoothed_weight(at.image));
+    Shares<A> shares;  // Σ π · slope for the others
+    A others = 0;
+    all.template add_edges<kLogMeans>(
+        call, upstream, at, y, x, m, r, [](int) { return true; },
+        [&](int k, A value) {
+          others += value;
+          if (k > floor) shares.add(k, value);
+        });
+    all.alpha -= others;
+    const ClassGradient<A> gradient(all, x, at.pixel, classes, m, r);
+#pragma unroll 1
+    for (int c = 0; c < classes; ++c) {
+      const A share = shares.at(c), logit = x.at(at.pixel, c);
+      if (!is_first && (share == A(0) || c <= floor)) continue;
+      const A value = gradient.of(c, y, logit, [&](int64_t k) { return call.weight_of(at.image, k); }) + share;
+      output.store(x.binary, at.image, at.pixel, c, value);
+    }
+    floor = shares.highest();
+    wanted = shares.more;
+  }
+}
+
+// A tile's pixels near edge pixels: their gradient is factor · e^(x(c) - m), less at_y for class y, and of_k for the
+// class of the edge pixels around that is another one.
+template <typename A>
+struct NearPixels {
+  static constexpr int16_t kNoClass = -1, kManyClasses = -2;  // of_k is of none; rewrite() has to
+  uint32_t bits[kTileWords];
+  uint16_t places[kTilePixels];
+  int16_t k[kTilePixels];
+  A factor[kTilePixels], at_y[kTilePixels], of_k[kTilePixels];
+  int count;
+
+  __device__ bool has(int p) const { return bits[p / 32] >> (p % 32) & 1; }
+};
+
+// What edge pixels around a pixel give it.
+template <typename A>
+struct EdgeShares {
+  A same = 0, other = 0;  // Σ π of those of its class; Σ π · slope of those of class k
+  int k = -1;             // another class, or -1
+  bool likely = false;    // it is
+  bool several = false;   // there are others still
+};
+
+// kPlain: the windows are 3 × 3 pixels, the power is 0, there is no decay, and pixels have no weights.
+template <bool kPlain, typename T, typename A>
+__device__ __forceinline__ EdgeShares<A> gather(const Call<T, A, false>& call, const Upstream<A>& upstream,
+                                                const Tile& tile, const Place& at, int16_t y, A m, A r) {
+  EdgeShares<A> shares;
+  const auto x = call.image(at.image);
+  const auto meet = [&](int k) {
+    shares.several |= shares.k >= 0 && shares.k != k;
+    shares.k = k;
+  };
+  if constexpr (kPlain) {
+    const int row = static_cast<int>(at.row), column = static_cast<int>(at.column);
+    const int i = tile.base + static_cast<int>(at.pixel);
+    A inverses[2] = {};  // of both sides, from edge pixels of class y and of class k
+#pragma unroll
+    for (int j = 0; j < 9; ++j) {
+      const int dy = j / 3 - 1, dx = j % 3 - 1;
+      const bool exists = j != 4 && (dy >= 0 || row > 0) && (dy <= 0 || row < tile.rows - 1) &&
+                          (dx >= 0 || column > 0) && (dx <= 0 || column < tile.columns - 1);
+      const int center = i + dy * tile.columns + dx, packed = exists ? call.label[center] : kIgnored;
+      if (packed >= kIgnored) continue;
+      const bool is_other = (packed & kClassBits) != y;
+      const A inverse = (is_other ? call.sides + call.count() : call.sides)[center];
+      inverses[0] += is_other ? A(0) : inverse;
+      inverses[1] += is_other ? inverse : A(0);
+      if (is_other) meet(packed & kClassBits);
+    }
+    shares.same = upstream.of_sum(Row::kSameSide) * call.edge_weight_of(tile.image, i, y) * inverses[0];
+    if (shares.k >= 0) {
+      const A x_k = x.at(at.pixel, shares.k);
+      A p, complement;
+      probabilities(x_k, m, r, p, complement);
+      shares.likely = is_likely(x_k, m, r);
+      const A arrives = upstream.of_sum(Row::kOtherSide) * call.edge_weight_of(tile.image, i, shares.k);
+      shares.other = arrives * inverses[1] * other_slope(p, complement, shares.likely);
+    }
+  } else {
+    PixelGradient<A> around;
+    around.template add_edges<false>(
+        call, upstream, at, y, x, m, r, [](int) { return true; },
+        [&](int k, A value) {
+          meet(k);
+          shares.other += value;
+        });
+    shares.same = around.same;
+    if (around.likely >= 0) {
+      meet(around.likely);
+      shares.likely = true;
+      shares.other = around.likely_sum;
+    }
+  }
+  return shares;
+}
+
+// The factors of the tile's pixels near edge pixels. base(i, y): the PixelGradient of the cross-entropy.
+template <bool kPlain, typename T, typename A, typename F>
+__device__ __forceinline__ void find_near(const Call<T, A, false>& call, const Upstream<A>& upstream, const Tile& tile,
+                                          NearPixels<A>& near, const F& base) {
+  const int count = list_places(
+      near.places, [&](int w) { return near.bits[w] = near_edges<kPlain>(call.g, tile, call.tiles, call.edges, w); });
+  if (threadIdx.x == 0) near.count = count;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
+    const int p = near.places[n];
+    const Place at = tile.place(p);
+    const int i = tile.base + static_cast<int>(at.pixel);
+    const int16_t y = call.class_at(i);
+    near.k[p] = NearPixels<A>::kNoClass;
+    if (y < 0) continue;
+    const A m = call.max_at(i), r = call.r[i];
+    const EdgeShares<A> shares = gather<kPlain>(call, upstream, tile, at, y, m, r);
+    const PixelGradient<A> all = base(i, y);
+    const bool likely = shares.likely;
+    const A scale = ratio(all.alpha + shares.same - (likely ? A(0) : shares.other), A(1) + r);
+    // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
+    const bool is_far = likely && !is_near(r);
+    near.factor[p] = likely && !is_far ? scale - ratio(shares.other, r) : scale;
+    near.at_y[p] = all.at_y + shares.same;
+    if (shares.k < 0) continue;
+    near.k[p] = shares.several || is_far ? NearPixels<A>::kManyClasses : static_cast<int16_t>(shares.k);
+    A of_k = scale * exp_negative(call.image(tile.image).at(at.pixel, shares.k) - m) + shares.other;
+    if (all.uniform != A(0)) of_k -= all.uniform * call.weight_of(tile.image, shares.k);
+    near.of_k[p] = of_k;
+  }
+  __syncthreads();
+}
+
+// The classes that the factors do not serve, once the block has written all others.
+template <bool kPlain, typename T, typename A>
+__device__ __forceinline__ void patch_near(const Call<T, A, false>& call, const Upstream<A>& upstream, const Tile& tile,
+                                           const NearPixels<A>& near, const GradientOutput<T>& output) {
+  __syncthreads();
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < near.count; n += kThreads) {
+    const int p = near.places[n], k = near.k[p];
+    if (k >= 0) output.store(call.g.logits == 1, tile.image, tile.pixel(p), k, near.of_k[p]);
+    rewrite<kPlain>(call, upstream, output, tile, p, k == NearPixels<A>::kManyClasses);
+  }
+}
+
+}  // namespace edgeloss

@@ -2,9 +2,10 @@
 """Time the CPU kernels on one thread: the loss with several options, forward and backward, over cross-entropy.
 
 Every case runs in a process of its own, where the losses take turns, in both orders; the table shows ratios of medians
-to eager ``F.cross_entropy`` without further options on the same logits and labels, or, for a single logit and for
-classes that overlap, to ``F.binary_cross_entropy_with_logits``. *edge_aware_loss* keeps nothing between calls;
-*EdgeAwareLoss* has its defaults, which count and follow the edges.
+to eager ``F.cross_entropy`` without further options on the same logits and labels, or, for a single logit, to
+``F.binary_cross_entropy_with_logits``. Times are those of the processor in the thread, so that other programs count
+only where they share caches and memory. *edge_aware_loss* keeps nothing between calls; *EdgeAwareLoss* has its
+defaults, which count and follow the edges.
 
 On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits the cross-entropy of torch to AVX2; for a build of the kernels for AVX2 see
 tools/check_builds.py, and name its directory in PYTHONPATH.
@@ -13,10 +14,13 @@ tools/check_builds.py, and name its directory in PYTHONPATH.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss
 from label_maps import VOID, edge_fraction, regions, scenes
 from measure import INSTRUCTIONS, Run, alone, median_seconds, processor
+from result_table import Row, add_rows
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,17 @@ def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[st
     runs = {name: run_of(loss) for name, loss in losses.items()}
     rounds *= max(1, min(100, 2**21 // logits.numel()))
     orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
-    parts = [median_seconds(order, max(1, rounds // 2)) for order in [runs, *orders]][1:]
+    parts = [median_seconds(order, max(1, rounds // 2), clock=time.thread_time) for order in [runs, *orders]][1:]
     return edge_fraction(labels.reshape(-1, *size), radius), {
         name: sum(part[name] for part in parts) / 2 for name in runs
     }
+
+
+def key_of(row: Row) -> str:
+    """Return the key of a row in the table of results."""
+    return json.dumps(
+        [row["case"], row["kernels"], *(row["machine"][k] for k in ("processor", "instructions", "torch"))]
+    )
 
 
 def main() -> int:
@@ -124,8 +136,19 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=16, help="rounds per case, half of them in reverse order (default: %(default)s)"
     )
+    parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="add the figures to a table of results")
+    parser.add_argument(
+        "--kernels", default=version("edgeloss"), help="their name in that table (default: %(default)s)"
+    )
     options = parser.parse_args()
-    print(f"{processor()}, torch for {INSTRUCTIONS}, torch {torch.__version__}, one thread of {os.cpu_count()}\n")
+    machine = {
+        "processor": processor(),
+        "instructions": INSTRUCTIONS,
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "torch": torch.__version__,
+    }
+    print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}\n")
     print("| case | logits | edge pixels | cross-entropy, ms | edge_aware_loss | EdgeAwareLoss | bar |")
     print("|---|---|--:|--:|--:|--:|--:|")
     for case in CASES:
@@ -134,6 +157,12 @@ def main() -> int:
         fraction, seconds = alone(measure, case, options.masks, options.rounds)
         plain, functional, module = seconds.values()
         dtype = str(case.dtype).removeprefix("torch.")
+        if options.output:
+            row = {"case": case.name, "kernels": options.kernels, "machine": machine, "bar": case.bar}
+            row |= {"logits": list(case.shape), "dtype": dtype, "edge_fraction": round(fraction, 4)}
+            row |= {"milliseconds": {name: round(1e3 * s, 3) for name, s in seconds.items()}}
+            row |= {"ratio": {name: round(s / plain, 3) for name, s in seconds.items()}, "rounds": options.rounds}
+            add_rows(options.output, [row], key_of)  # as they come: what a time limit ends keeps its results
         print(
             f"| {case.name} | {list(case.shape)} {dtype} | {fraction:.1%} | {plain * 1e3:.2f}"
             f" | **{functional / plain:.2f}** | {module / plain:.2f} | {case.bar:.2f} |",

@@ -101,24 +101,26 @@ def call(command: Sequence[str], env: Mapping[str, str]) -> None:
 # ----------------------------------------------------------------------------------------------------------------- time
 
 
-def median_seconds(runs: Mapping[str, Run], rounds: int, device: str = "cpu") -> dict[str, float]:
-    """Return the median time of each run.
+def median_seconds(
+    runs: Mapping[str, Run], rounds: int, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return the median time of each run, on a CPU by the clock.
 
     The runs take turns, so that a change of clock rate affects all of them.
     """
-    seconds_of = stopwatch(device)
+    seconds_of = stopwatch(device, clock)
     rows = [{name: seconds_of(run) for name, run in runs.items()} for _ in range(rounds)]
     return {name: statistics.median(row[name] for row in rows) for name in runs}
 
 
-def stopwatch(device: str) -> Callable[[Run], float]:
-    """Return a function that returns the seconds a run takes on the device."""
+def stopwatch(device: str, clock: Callable[[], float] = time.perf_counter) -> Callable[[Run], float]:
+    """Return a function that returns the seconds a run takes on the device, on a CPU by the clock."""
     if device == "cpu":
 
         def on_cpu(run: Run) -> float:
-            start = time.perf_counter()
+            start = clock()
             run()
-            return time.perf_counter() - start
+            return clock() - start
 
         return on_cpu
 

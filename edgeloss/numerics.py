@@ -14,7 +14,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeloss.inputs import check_kind, check_values, describe
-from edgeloss.options import is_number
+from edgeloss.options import is_number, suggest_keywords
 
 __all__ = ["apply_where", "check_gradients"]
 
@@ -118,6 +118,7 @@ class _Tolerance(NamedTuple):
     rtol: float
 
 
+@suggest_keywords
 def check_gradients(
     fn: Callable[..., Any],
     *inputs: Any,  # noqa: ANN401

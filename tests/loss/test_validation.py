@@ -13,6 +13,7 @@ import torch
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
+from edgeloss.numerics import check_gradients
 
 X = torch.zeros(2, 3, 4, 5)
 Y = torch.zeros(2, 4, 5, dtype=torch.long)
@@ -261,6 +262,8 @@ def test_a_mistyped_keyword_names_the_nearest() -> None:
         EdgeAwareLoss(lable_smoothing=0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'pixel_weights'; did you mean 'pixel_weight'\?"):
         EdgeAwareLoss()(X, Y, pixel_weights=None)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'epsilon'; did you mean 'eps'\?"):
+        check_gradients(torch.tanh, X, epsilon=1e-6)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, torch.func.grad], ids=["value", "gradient"])

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight
 from segkit.config import Config, ConfigError
-from segkit.data import Augment, SegmentationDataset, open_dataset
+from segkit.data import Augment, SegmentationDataset, open_dataset, read_classes
 from segkit.model import UNet
 from segkit.placement import Placement
 from segkit.schedule import lr_factor
@@ -30,6 +30,9 @@ def open_data(config: Config) -> tuple[SegmentationDataset, SegmentationDataset]
         augment = None if data.augment is None else Augment(**asdict(data.augment))
         size = None if data.size is None else (data.size[0], data.size[1])
         open_split = partial(open_dataset, data.layout, data.root, classes=data.classes, size=size, cache=data.cache)
+        key = "data.classes"
+        if data.classes is not None:
+            read_classes(data.classes)
         key = "data.train"
         train_set = open_split(data.train, augment=augment, seed=config.seed)
         if len(train_set.classes) < 2:

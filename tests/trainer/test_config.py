@@ -58,7 +58,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("loss.weight=[1,2]", "weight"),
         ("loss.reduction=sum", "loss.reduction: set by the trainer; remove it"),
         ("data.train=nowhere", "nowhere"),
-        ("data.classes=nowhere.txt", "nowhere.txt"),
+        ("data.classes=nowhere.txt", "data.classes: nowhere.txt"),
         ("data.augment.flip=2", "flip"),
         ("device=toaster", "device"),
         ("output=/dev/null/run", "output"),

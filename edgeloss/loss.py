@@ -377,7 +377,7 @@ class EdgeAwareLoss(nn.Module):
         if self._is_running():
             check_logits(logits)
             counted, classes = len(self.edge_counts), max(1 if self.multilabel else 2, logits.shape[1])
-            if counted not in (0, classes):
+            if counted and counted != classes:  # not `in`: Dynamo compares symbolic sizes by identity there
                 raise ValueError(
                     f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
                     f" {classes}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import brute_force
@@ -20,6 +21,7 @@ TERMS: dict[str, dict[str, Any]] = {
     "logarithms": {},
     "means": {"power": 1.0, "label_smoothing": 0.1},
     "powers, decay, false edges": {"power": -0.7, "decay": 1.5, "false_edge_weight": 0.4, "radius": 2},
+    "own distance": {"decay": 0.8, "other_side_weight": 0.3, "same_side_weight": 2.0},
     "cross-entropy": {"edge_weight": 0.0, "label_smoothing": 0.2},
 }
 
@@ -40,7 +42,14 @@ def of_class(values: Any, c: int) -> Any:
     return values[c].expand(2) if values.dim() <= 2 else values[:, c]
 
 
-def binary_losses(x: Tensor, y: Tensor, reduction: str, weights: dict[str, Any], options: dict[str, Any]) -> Tensor:
+def binary_losses(
+    x: Tensor,
+    y: Tensor,
+    reduction: str,
+    weights: dict[str, Any],
+    options: dict[str, Any],
+    distance: Tensor | None = None,
+) -> Tensor:
     """Return the loss by a call of the reference for each class, with the denominators of all of them."""
     classes = range(x.shape[1])
     names = ("weight", "edge_class_weight")
@@ -64,6 +73,7 @@ def binary_losses(x: Tensor, y: Tensor, reduction: str, weights: dict[str, Any],
             reduction=cast("Any", reduction),
             normalizer=normalizer,
             backend="reference",
+            distance=of_class(distance, c),
             **by_class[c],
             **options,
         )
@@ -109,10 +119,11 @@ def test_it_is_the_sum_of_binary_losses(
         weights = {name: torch.rand(shape, dtype=torch.float64) + 0.1 for name in ("weight", "edge_class_weight")}
     if map_axes:
         weights["pixel_weight"] = torch.rand((2, *size) if map_axes == "pixels" else y.shape, dtype=torch.float64)
+    own = {"distance": torch.rand(y.shape, dtype=torch.float64) * 3} if terms == "own distance" else {}
     leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    given = {"reduction": reduction, "ignore_index": IGNORE, **weights, **options}
+    given = {"reduction": reduction, "ignore_index": IGNORE, **weights, **options, **own}
     loss = cast("Tensor", edge_aware_loss(leaf, y, multilabel=True, **given))
-    expected = binary_losses(exact, y, reduction, weights, options)
+    expected = binary_losses(exact, y, reduction, weights, options, **own)
     tolerance = {"rtol": 1e-11, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
     torch.testing.assert_close(loss.double(), expected, **tolerance)
     (gradient,) = torch.autograd.grad(loss.sum(), leaf)
@@ -274,16 +285,19 @@ def test_the_loss_of_one_class() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"upsample": True}, {"backend": "reference"}])
-def test_compiled(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled(options: dict[str, Any], training: bool) -> None:
     torch._dynamo.reset()
-    criterion = EdgeAwareLoss(multilabel=True, ignore_index=IGNORE, **options).eval()
-    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager", dynamic=True)
+    criterion = EdgeAwareLoss(multilabel=True, ignore_index=IGNORE, **options).train(training)
+    criterion(*scene((5, 5), 3))
+    compiled = torch.compile(copy.deepcopy(criterion), fullgraph=True, backend="aot_eager", dynamic=True)
     for size in ((7, 9), (8, 6)):
         x, y = scene(size, 3, tuple((s + 1) // 2 for s in size) if options.get("upsample") else None)
         x.requires_grad_()
         loss, expected = compiled(x, y), criterion(x, y)
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x))
+    assert torch.equal(compiled.edge_counts, criterion.edge_counts)
 
 
 def test_exported() -> None:

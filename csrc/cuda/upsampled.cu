@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
   constexpr int kTaken = work.kTaken, kCells = work.kCells;
   const Call<T, A, true>& call = work.call;
   const Geometry& g = call.g;
+  const A of_all = call.smoothed_weight(0);
   const int64_t width = call.along_x.low, height = call.along_y.low, depth = call.along_z.low;
   const int64_t strips = work.strips(), parts = work.parts();
   for_each_item(work.items(), [&](int64_t item) {
@@ -75,7 +76,8 @@ __global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
       }
       if (!any) return;
     }
-    const A total = call.smoothed_weight(image);
+    // Where images have tables of their own there are two classes.
+    const A total = g.tables == 1 ? of_all : call.weight_of(image, 0) + call.weight_of(image, 1);
     const auto x = call.image(image);
     const int64_t step = x.low.pixel_step;
     A sum[kCells][kTaken] = {};

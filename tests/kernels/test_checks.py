@@ -82,6 +82,9 @@ def backward_arguments(kernels: Kernels, **changes: Any) -> dict[str, Any]:
         ("radius", [1], "radius: expected 2 numbers, one per axis, but got 1"),
         ("radius", [1, -1], "radius: expected at least 0, but got -1"),
         ("spacing", [1.0], "spacing: expected 2 numbers, one per axis, but got 1"),
+        ("tables", 3, "tables: expected a divisor of the batch, 2, but got 3"),
+        ("tables", 0, "tables: expected a divisor of the batch, 2, but got 0"),
+        ("tables", 2, r"weight: expected \[6\], but got \[3\]"),
     ],
 )
 def test_forward(kernels: Kernels, name: str, value: Any, message: str) -> None:

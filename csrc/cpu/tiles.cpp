@@ -15,21 +15,18 @@ namespace {
 constexpr int64_t kBlock = 32;  // classes summed up by themselves
 
 // to[j] = from[j · step].
+// row[j] = from[j · step]. Such rows are short: what runs them is chosen once a tile.
 template <typename T, typename A>
-void widen_row(const T* from, int64_t step, int64_t n, A* row) {
+EDGELOSS_INLINE void widen_row(const T* from, int64_t step, int64_t n, A* row) {
   if (std::is_same_v<T, A> && step == 1) {
     std::memcpy(row, from, n * sizeof(A));
-    return;
+  } else if (step == 1) {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j]);
+  } else {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j * step]);
   }
-  vectorized<A>([=]() EDGELOSS_LOOP {
-    if (step == 1) {
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j]);
-    } else {
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) row[j] = widen(from[j * step]);
-    }
-  });
 }
 
 // Copies whole lines of the cache to memory, past the cache.
@@ -48,25 +45,19 @@ void stream(const void* from, int64_t bytes, void* to) {
 
 // out[j · step] = row[j].
 template <typename T, typename A>
-void narrow_row(const A* row, int64_t step, int64_t n, bool streams, T* out) {
-  if (streams && step == 1) {
-    T piece[kTile];
-    if (!std::is_same_v<T, A>) narrow_row(row, 1, n, false, &piece[0]);
-    return stream(std::is_same_v<T, A> ? static_cast<const void*>(row) : piece, n * sizeof(T), out);
-  }
+EDGELOSS_INLINE void narrow_row(const A* row, int64_t step, int64_t n, bool streams, T* out) {
   if (std::is_same_v<T, A> && step == 1) {
-    std::memcpy(out, row, n * sizeof(A));
-    return;
+    streams ? stream(row, n * sizeof(A), out) : static_cast<void>(std::memcpy(out, row, n * sizeof(A)));
+  } else if (step == 1) {
+    T piece[kTile];
+    T* to = streams ? &piece[0] : out;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) narrow(row[j], to + j);
+    if (streams) stream(piece, n * sizeof(T), out);
+  } else {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j * step);
   }
-  vectorized<A>([=]() EDGELOSS_LOOP {
-    if (step == 1) {
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j);
-    } else {
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) narrow(row[j], out + j * step);
-    }
-  });
 }
 
 template <typename A>
@@ -213,19 +204,20 @@ template <typename A>
 void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
   x.by_type([&](const auto* data) {
     const auto* first = data + p * x.pixel_step;
-    if (x.binary) {
-      widen_row(first, x.pixel_step, n, tile + ld);
-    } else if (x.class_step == 1 && classes > 1) {
+    if (x.class_step == 1 && classes > 1 && !x.binary) {
       for (int64_t j = 0; j < n; ++j, first += x.pixel_step) {
         for (int64_t c = 0; c < classes; ++c) tile[c * ld + j] = widen(first[c]);
       }
     } else {
-      for (int64_t c = 0; c < classes; ++c, first += x.class_step) {
-        // Of 2 bytes each, they are too short a piece of memory for the processor to foresee the next tile's.
-        const auto* next = first + n * x.pixel_step;
-        for (int64_t j = 0; j < n && sizeof(*next) == 2 && x.pixel_step == 1; j += 32) __builtin_prefetch(next + j);
-        widen_row(first, x.pixel_step, n, tile + c * ld);
-      }
+      vectorized<A>([=, class_step = x.class_step, step = x.pixel_step, begin = x.binary ? 1 : 0]() EDGELOSS_LOOP {
+        for (int64_t c = begin; c < classes; ++c) {
+          const auto* row = first + (c - begin) * class_step;
+          // Of 2 bytes each, they are too short a piece of memory for the processor to foresee the next tile's.
+          const auto* next = row + n * step;
+          for (int64_t j = 0; j < n && sizeof(*next) == 2 && step == 1; j += 32) __builtin_prefetch(next + j);
+          widen_row(row, step, n, tile + c * ld);
+        }
+      });
     }
   });
 }
@@ -234,9 +226,11 @@ template <typename A>
 void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Stored<A, void*>& out, int64_t p,
                 bool streams) {
   out.by_type([&](auto* data) {
-    for (int64_t c = 0; c < count; ++c) {
-      narrow_row(tile + c * ld, out.pixel_step, n, streams, data + c * out.class_step + p * out.pixel_step);
-    }
+    vectorized<A>([=, first = data + p * out.pixel_step, class_step = out.class_step, step = out.pixel_step]()
+                      EDGELOSS_LOOP {
+                        for (int64_t c = 0; c < count; ++c)
+                          narrow_row(tile + c * ld, step, n, streams, first + c * class_step);
+                      });
   });
 }
 

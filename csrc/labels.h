@@ -13,6 +13,9 @@ constexpr int16_t kIgnored = -1;  // what forward keeps of a pixel that does not
 // On CUDA forward marks edge pixels in what it keeps: no class is as high as the mark.
 constexpr int kEdgeMark = 0x8000, kClassBits = 0x7fff;
 EDGELOSS_INLINE bool is_edge(int16_t packed) { return packed < kIgnored; }
+// The same of its bits as a number without a sign, which a GPU reads in one instruction.
+constexpr int kIgnoredBits = 0xffff;
+EDGELOSS_INLINE bool is_edge_of_bits(int bits) { return bits >= kEdgeMark && bits != kIgnoredBits; }
 EDGELOSS_INLINE int16_t class_of(int16_t packed) {
   return packed == kIgnored ? packed : static_cast<int16_t>(packed & kClassBits);
 }

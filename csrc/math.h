@@ -170,7 +170,7 @@ struct LogSumExp {
 // is 1 and r < 1: another one that rounds to 1 is part of r.
 template <typename A>
 EDGELOSS_INLINE void probabilities_of(A e, A r, A& p, A& complement) {
-  const A scale = A(1) / (A(1) + r);
+  const A scale = ratio(A(1), A(1) + r);
   p = e * scale;
   complement = ((e == A(1)) & (r < A(1))) ? r * scale : A(1) - p;
 }
@@ -300,7 +300,7 @@ EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {
 // cancel: π · slope for c = k, and -π · slope · e^x(c) / Σ e^x over the others for them.
 template <typename A>
 EDGELOSS_INLINE A other_slope(A p, A complement, bool likely) {
-  return likely ? p : p / complement;
+  return likely ? p : ratio(p, complement);
 }
 
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.

@@ -52,6 +52,7 @@ class Loop:
     head: int
     own: list[Instruction] = field(default_factory=list)
     inner: list[Loop] = field(default_factory=list)
+    serving: set[int] = field(default_factory=set)  # addresses outside that lead only into it, or come only from it
 
     def walk(self) -> Iterable[Loop]:
         """Yield the loop and all loops inside of it, in the order of their addresses."""
@@ -121,6 +122,8 @@ def loops(instructions: list[Instruction]) -> Loop:
         loop = Loop(blocks[head][0].address)
         owner[head].inner.append(loop)
         owner |= dict.fromkeys(body, loop)
+        serving = _serving(body, order, successors, predecessors)
+        loop.serving = {i.address for block in serving for i in blocks[block]}
     for block in sorted(order):
         owner[block].own.extend(blocks[block])
     for loop in root.walk():
@@ -189,6 +192,18 @@ def _dominates(head: int, block: int, dominator: dict[int, int]) -> bool:
     while block not in (head, 0):
         block = dominator[block]
     return block == head
+
+
+def _serving(body: set[int], order: list[int], successors: list[list[int]], predecessors: list[list[int]]) -> set[int]:
+    """Return the blocks outside of a loop that lead only into it, or that only it leads to."""
+    known, size = set(body), 0
+    while size != len(known):
+        size = len(known)
+        for block in order:
+            for around in (successors[block], predecessors[block]):
+                if around and known.issuperset(around):
+                    known.add(block)
+    return known - body
 
 
 def _grow(body: set[int], tail: int, predecessors: list[list[int]]) -> None:

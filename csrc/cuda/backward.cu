@@ -145,7 +145,7 @@ struct GradientTile {
 };
 
 template <typename T, typename A, Layout kLayout, bool kPlain>
-__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? 3 : 1)
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? 2 : 1)
     gradient_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const GradientOutput<T> output) {
   __shared__ NearPixels<A> near;
   const Tile tile(call.g, call.tiles);

@@ -129,6 +129,7 @@ struct Call {
 
   __device__ int64_t count() const { return total; }
   __device__ A max_at(int64_t i) const { return static_cast<A>(m[i]); }
+  __device__ int label_bits(int i) const { return reinterpret_cast<const uint16_t*>(label)[i]; }
   __device__ int16_t class_at(int64_t i) const { return class_of(label[i]); }
   __device__ auto image(int64_t b) const {
     const Logits<T, A> logits = {x + b * steps.image, g.logits == 1 ? 0 : steps.channel, steps.pixel, g.logits == 1};

@@ -56,22 +56,27 @@ __device__ __forceinline__ void for_each_item(int64_t count, const F& body) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) body(i);
 }
 
-// Each of N sums over the threads of a block, for all of them, added in a fixed order. Once a kernel.
+// Each of N sums over the threads of a block, for all of them, added in a fixed order: by a warp each. Once a kernel.
 template <int N>
-__device__ void block_sum(double (&sums)[N]) {
+__device__ __forceinline__ void block_sum(double (&sums)[N]) {
   constexpr int kWarps = kThreads / kWarp;
-  __shared__ double of_warps[N][kWarps];
-  const int thread = static_cast<int>(threadIdx.x);
-  const auto add = [&](int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) {
-      for (int k = 0; k < N; ++k) sums[k] += __shfl_xor_sync(kAllLanes, sums[k], step);
-    }
-  };
-  add(kWarp);
-  for (int k = 0; k < N && thread % kWarp == 0; ++k) of_warps[k][thread / kWarp] = sums[k];
+  __shared__ double shared[N][kThreads];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+#pragma unroll
+  for (int k = 0; k < N; ++k) shared[k][thread] = sums[k];
   __syncthreads();
-  for (int k = 0; k < N; ++k) sums[k] = of_warps[k][thread % kWarps];
-  add(kWarps);
+#pragma unroll 1
+  for (int k = thread / kWarp; k < N; k += kWarps) {
+    double sum = 0;
+#pragma unroll
+    for (int n = 0; n < kWarps; ++n) sum += shared[k][lane + n * kWarp];
+#pragma unroll
+    for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    shared[k][lane] = sum;  // which this lane has read
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = shared[k][0];
 }
 
 }  // namespace edgeloss

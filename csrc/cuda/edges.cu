@@ -26,8 +26,8 @@ struct Windows {
   template <typename F>
   __device__ __forceinline__ void for_each_own_neighbor(const Place& at, const F& body) const {
     const auto visit = [&](int n) {
-      const int packed = call.label[tile.base + n];
-      if (packed != kIgnored) body(n, packed & kClassBits);
+      const int bits = call.label_bits(tile.base + n);
+      if (bits != kIgnoredBits) body(n, bits & kClassBits);
     };
     if constexpr (kPlain) {
       const int j = lane < 4 ? lane : lane + 1, line = j * 11 / 32;  // j / 3
@@ -126,9 +126,8 @@ struct Windows {
 // Zeros where no edge pixel writes.
 template <typename A>
 __device__ void clear_maps(const Tile& tile, const EdgeOutputs<A>& out) {
-  if (!out.same) return;
 #pragma unroll 1
-  for (int p = static_cast<int>(threadIdx.x); p < kTilePixels; p += kThreads) {
+  for (int p = static_cast<int>(threadIdx.x); p < kTilePixels && out.same; p += kThreads) {
     if (tile.exists(p)) out.same[tile.base + tile.pixel(p)] = out.other[tile.base + tile.pixel(p)] = A(0);
   }
   __syncthreads();
@@ -153,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? (kUpsampl
       const int e = first + thread % kWarp / kLanes;
       const bool exists = e < count;
       const Place at = tile.place(places[exists ? e : first]);
-      const int k = call.label[tile.base + static_cast<int>(at.pixel)] & kClassBits;
+      const int k = call.label_bits(tile.base + static_cast<int>(at.pixel)) & kClassBits;
       A nearest[2] = {0, 0}, own[2][kSums] = {}, all[kSums];
       if (!kPlain && call.packing.has_decay) windows.find_nearest(exists, at, k, nearest);
       if (kPlain || (exists && call.packing.is_plain)) windows.add_means(at, k, nearest, own);
@@ -168,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? (kUpsampl
     for (int n = thread; n < 2 * (end - start); n += kThreads) {
       const Place at = tile.place(places[start + n / 2]);
       const int i = tile.base + static_cast<int>(at.pixel);
-      const auto k = static_cast<int16_t>(call.label[i] & kClassBits);
+      const auto k = static_cast<int16_t>(call.label_bits(i) & kClassBits);
       const auto& sums = parts[n / 2][side];
       const A value = windows.value(at, k, side, sums[kMean], sums[kComplement], kPlain ? A(0) : least[n / 2][side]);
       const A v = call.edge_weight_of(tile.image, i, k);
@@ -180,9 +179,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? (kUpsampl
   }
   double sums[3] = {side ? 0 : terms, side ? terms : 0, side ? 0 : weights};
   if (count > 0) block_sum(sums);
-  if (thread != 0) return;
-  constexpr int kRows[3] = {Row::kSameSide, Row::kOtherSide, Row::kEdgeWeight};
-  for (int s = 0; s < 3; ++s) out.partial[kRows[s] * call.tiles.count + blockIdx.x] = sums[s];
+#pragma unroll 1
+  for (int s = thread; s < 3; s += kThreads) {
+    const int row = s == 0 ? Row::kSameSide : s == 1 ? Row::kOtherSide : Row::kEdgeWeight;
+    out.partial[row * call.tiles.count + blockIdx.x] = s == 0 ? sums[0] : s == 1 ? sums[1] : sums[2];
+  }
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace edgeloss {
 
-constexpr int kClassesAround = 4;  // other classes of edge pixels around a pixel, collected at a time
+constexpr int kClassesAround = 2;  // other classes of edge pixels around a pixel, collected at a time
 
 // Sums for the lowest classes of those that come.
 template <typename A>
@@ -125,21 +125,25 @@ __device__ __forceinline__ EdgeShares<A> gather(const Call<T, A, false>& call, c
     shares.k = k;
   };
   if constexpr (kPlain) {
-    const int row = static_cast<int>(at.row), column = static_cast<int>(at.column);
+    const int row = static_cast<int>(at.row), column = static_cast<int>(at.column), own = y;
     const int i = tile.base + static_cast<int>(at.pixel);
+    const bool exists[3] = {column > 0, true, column < tile.columns - 1};
     A inverses[2] = {};  // of both sides, from edge pixels of class y and of class k
+#pragma unroll 1
+    for (int dy = row > 0 ? -1 : 0; dy <= 1 && row + dy < tile.rows; ++dy) {
+      const int64_t center = i + dy * tile.columns;
+      const auto* label = reinterpret_cast<const uint16_t*>(call.label) + center;
+      const A* same = call.sides + center;
+      const A* other = same + call.count();
 #pragma unroll
-    for (int j = 0; j < 9; ++j) {
-      const int dy = j / 3 - 1, dx = j % 3 - 1;
-      const bool exists = j != 4 && (dy >= 0 || row > 0) && (dy <= 0 || row < tile.rows - 1) &&
-                          (dx >= 0 || column > 0) && (dx <= 0 || column < tile.columns - 1);
-      const int center = i + dy * tile.columns + dx, packed = exists ? call.label[center] : kIgnored;
-      if (packed >= kIgnored) continue;
-      const bool is_other = (packed & kClassBits) != y;
-      const A inverse = (is_other ? call.sides + call.count() : call.sides)[center];
-      inverses[0] += is_other ? A(0) : inverse;
-      inverses[1] += is_other ? inverse : A(0);
-      if (is_other) meet(packed & kClassBits);
+      for (int dx = -1; dx <= 1; ++dx) {
+        const int bits = exists[dx + 1] && (dx != 0 || dy != 0) ? label[dx] : kIgnoredBits, k = bits & kClassBits;
+        const bool is_other = k != own;
+        const A inverse = is_edge_of_bits(bits) ? (is_other ? other : same)[dx] : A(0);
+        inverses[0] += is_other ? A(0) : inverse;
+        inverses[1] += is_other ? inverse : A(0);
+        if (is_other && is_edge_of_bits(bits)) meet(k);
+      }
     }
     shares.same = upstream.of_sum(Row::kSameSide) * call.edge_weight_of(tile.image, i, y) * inverses[0];
     if (shares.k >= 0) {

@@ -130,6 +130,18 @@ def test_loops_run_as_often_as_the_launch_says() -> None:
     assert found.instructions == 85 * CASE.pixels / 2
 
 
+def test_leaves_out_a_rare_loop_and_what_stands_around_it() -> None:
+    add, branch, end = (0x210, None, False), sass.BRANCH, (sass.EXIT, None, False)
+    # 1 leaves for 4 to 7, of which 5 and 6 are a loop and 7 comes back to 2.
+    body = sass.loops(code(add, (branch, 4, True), add, end, add, add, (branch, 5, True), (branch, 2, False)))
+    (rare,) = body.inner
+    assert [len(loop.own) for loop in body.walk()] == [6, 2]
+    assert rare.serving == {sass.SIZE * n for n in (4, 7)}
+    found = sass.Kernel("rare", 32, 0, 128, code(add, (branch, 4, True), add, end, add, add, (branch, 5, True), end))
+    launch = Launch("rare", lambda case: 0, is_repeated=False, trips=lambda case: [None])
+    assert estimate(found, launch, CASE, DEVICE).per_item == 4
+
+
 def test_judges_held_bounds_only() -> None:
     case = Case(8, 19, (512, 1024), "float")
     launch = Launch("scale", lambda c: 1.1 * c.floor, per_class=8)

@@ -44,10 +44,8 @@ struct UpsampledBackward {
   }
 };
 
-// Without edges, two blocks at a time: 128 registers are enough.
 template <typename T, typename A, bool kEdges>
-__global__ void __launch_bounds__(kThreads, kEdges ? 1 : 2)
-    upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> work) {
+__global__ void __launch_bounds__(kThreads, 1) upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> work) {
   constexpr int kTaken = work.kTaken, kCells = work.kCells;
   const Call<T, A, true>& call = work.call;
   const Geometry& g = call.g;

@@ -78,7 +78,7 @@ struct Tile {
 };
 
 // Whether windows are 3 × 3 pixels, for which kernels have a quicker way.
-inline bool is_three(const Geometry& g) { return g.radius[0] == 0 && g.radius[1] == 1 && g.radius[2] == 1; }
+inline bool is_three(const Geometry& g) { return g.depth == 1 && g.radius[1] == 1 && g.radius[2] == 1; }
 
 // Calls body(number) for the rows of the window around a row of an image.
 template <typename F>

@@ -29,7 +29,7 @@ def encode(values: _Array, bits: int, step: float) -> _Array:
 
     Example:
         >>> decode(encode(np.array([0.0, 0.3, 5.01]), 8, 0)).tolist()
-        [0.0, 0.30078125, 5.015625]
+        [0.0, 0.2998046875, 5.015625]
     """
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values, dtype=np.float32)

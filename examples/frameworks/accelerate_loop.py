@@ -64,4 +64,5 @@ if __name__ == "__main__":
     parser.add_argument("--accumulated", type=int, default=4, help="batches of a step")
     main(parser.parse_args().accumulated)
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # a process that ends while another communicates may take it along
         torch.distributed.destroy_process_group()

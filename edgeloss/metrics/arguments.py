@@ -123,12 +123,12 @@ def label_maps(
     if pred.device != target.device:
         raise ValueError(f"pred: expected device {target.device}, that of the target, but got {pred.device}")
 
-    num_classes = 2 if multilabel else num_classes  # that a label tells apart
+    classes = 2 if multilabel else num_classes  # what labels stand for: absent and present, or a class each
     predicted = pred.long()
-    y, valid = reference.labels(target, num_classes, ignore_index)
+    y, valid = reference.labels(target, classes, ignore_index)
     if validate or (validate is None and inputs.may_read(target, "async")):
-        inputs.check_labels(y, num_classes, ignore_index)
-        inputs.check_labels(predicted.masked_fill(~valid, 0), num_classes, name="pred")
-    valid &= (predicted >= 0) & (predicted < num_classes)
-    dtype = torch.int16 if num_classes < 2**15 else torch.int32  # narrow dtypes are faster
+        inputs.check_labels(y, classes, ignore_index)
+        inputs.check_labels(predicted.masked_fill(~valid, 0), classes, name="pred")
+    valid &= (predicted >= 0) & (predicted < classes)
+    dtype = torch.int16 if classes < 2**15 else torch.int32  # narrow dtypes are faster
     return torch.stack([predicted.to(dtype), y.to(dtype)]).masked_fill_(~valid, -1)

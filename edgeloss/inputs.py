@@ -50,9 +50,18 @@ class Inputs:
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values per pixel in the shape of the target of the call, such as [B, C, *S] of a multilabel one."""
-        if self.multilabel_classes is None:
-            return values
-        return values.reshape(len(values) // self.tables, self.tables, *values.shape[1:])
+        return as_given(values, self.multilabel_classes)
+
+
+def by_class(values: Tensor) -> Tensor:
+    """Return [B, C, *S] as B · C images of one logit, [B · C, 1, *S]."""
+    return values.flatten(0, 1).unsqueeze(1)
+
+
+def as_given(values: Tensor, multilabel_classes: int | None) -> Tensor:
+    """Return values of B · C images [B · C, ...] as [B, C, ...], and of a call that is not multilabel as they are."""
+    classes = multilabel_classes
+    return values if classes is None else values.reshape(len(values) // classes, classes, *values.shape[1:])
 
 
 def check_inputs(
@@ -108,7 +117,7 @@ def check_inputs(
         check_map("distance", distance, target)
         distance = distance.detach()
     if options.multilabel:
-        logits, target = logits.flatten(0, 1).unsqueeze(1), target.flatten(0, 1)
+        logits, target = by_class(logits), target.flatten(0, 1)
         pixel_weight, distance = (None if x is None else x.flatten(0, 1) for x in (pixel_weight, distance))
     return Inputs(
         logits=logits,
@@ -179,7 +188,7 @@ def check_weight(
             got, hint = repr(weight), f"; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
         raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}{hint}")
     check_kind(name, weight)
-    if weight.dim() != 1 + (multilabel and weight.dim() > 1) or not weight.is_floating_point():
+    if weight.dim() not in ((1, 2) if multilabel else (1,)) or not weight.is_floating_point():
         shapes = "[C] or [C, 2]" if multilabel else "[C]"
         raise ValueError(f"{name}: expected a floating tensor {shapes} of class weights, but got {describe(weight)}")
     check_values(name, weight)
@@ -223,13 +232,11 @@ def check_kind(name: str, tensor: Tensor) -> None:
         TypeError: for sparse, MKL-DNN, nested and meta tensors.
         RuntimeError: under ``torch.vmap``.
     """
-    if tensor.layout != torch.strided or tensor.is_nested:
-        kind, cure = (
-            ("nested", f"pad the images to one size: {name}.to_padded_tensor(0)")
-            if tensor.is_nested
-            else (str(tensor.layout).removeprefix("torch.").strip("_"), f"pass {name}.to_dense()")
-        )
-        raise TypeError(f"{name}: expected a dense tensor, but got a {kind} one; {cure}")
+    expected = f"{name}: expected a dense tensor, but got a"
+    if tensor.is_nested:
+        raise TypeError(f"{expected} nested one; pad the images to one size: {name}.to_padded_tensor(0)")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{expected} {str(tensor.layout)[6:].strip('_')} one; pass {name}.to_dense()")
     if torch._C._are_functorch_transforms_active():
         inner = tensor
         while torch._C._functorch.is_gradtrackingtensor(inner):
@@ -479,12 +486,10 @@ def normalizer_tensors(
         TypeError: if they are not two numbers or tensors.
         ValueError: if one is not 0-d, or out of range.
     """
-    if (
-        not isinstance(normalizer, Sequence)
-        or len(normalizer) != 2
-        or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer)
-    ):
-        raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E), but got {normalizer!r}")
+    got = f", but got {normalizer!r}"
+    is_pair = isinstance(normalizer, Sequence) and len(normalizer) == 2
+    if not is_pair or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer):
+        raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E){got}")
     dtype = widest(device)
 
     def check(value: float | Tensor) -> None:
@@ -492,11 +497,9 @@ def normalizer_tensors(
         if isinstance(fits, Tensor) and torch.compiler.is_compiling():
             torch._assert_async(fits, "normalizer: expected 0, or finite numbers in [1e-20, 1e30]")
         elif not 0 <= value < math.inf:
-            raise ValueError(f"normalizer: expected finite numbers ≥ 0, but got {normalizer}")
+            raise ValueError(f"normalizer: expected finite numbers ≥ 0{got}")
         elif not fits:
-            raise ValueError(
-                f"normalizer: expected 0, or numbers in [1e-20, 1e30], but got {normalizer}; scale all weights"
-            )
+            raise ValueError(f"normalizer: expected 0, or numbers in [1e-20, 1e30]{got}; scale all weights")
 
     def tensor(value: float | Tensor) -> Tensor:
         if isinstance(value, Tensor):

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from edgeloss.debug.calls import LossCall, Outcome
-from edgeloss.debug.labels import Labels, by_class
+from edgeloss.debug.labels import Labels
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import Stats, all_finite, measure
 from edgeloss.debug.tracing import Origin, base_name
-from edgeloss.inputs import widest
+from edgeloss.inputs import by_class, widest
 
 _TOO_LATE = "masking its result is too late, since 0 · inf is nan in the backward pass"
 _ADVICE = {

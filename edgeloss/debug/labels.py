@@ -52,7 +52,7 @@ class Labels(NamedTuple):
         if isinstance(call.loss_fn, EdgeAwareLoss) and call.loss_fn.multilabel:
             if target.dim() != logits.dim() or target.shape[:2] != logits.shape[:2]:
                 return None
-            multilabel_classes, target, logits = logits.shape[1], target.flatten(0, 1), by_class(logits)
+            multilabel_classes, target, logits = logits.shape[1], target.flatten(0, 1), inputs.by_class(logits)
         # Some losses upsample logits of lower resolution to the labels.
         if target.shape[1:] != logits.shape[2:] and (dims < 2 or target.dim() != dims + 1):
             return None
@@ -70,8 +70,7 @@ class Labels(NamedTuple):
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values of each image in the first axes of the target: [B, ...], of a multilabel loss [B, C, ...]."""
-        classes = self.multilabel_classes
-        return values if classes is None else values.reshape(len(values) // classes, classes, *values.shape[1:])
+        return inputs.as_given(values, self.multilabel_classes)
 
     def fit(self, logits: Tensor) -> bool:
         """Return whether the labels have the resolution of the logits."""
@@ -101,8 +100,3 @@ class Labels(NamedTuple):
             where = "images" if without.shape[1] == 1 else "[image, class]"
             listed = short(without.squeeze(1).tolist())
             yield Finding("note", f"target: no edge in {where} {listed}; only their cross-entropy counts.")
-
-
-def by_class(values: Tensor) -> Tensor:
-    """Return [B, C, *S] as B · C images of one logit, [B · C, 1, *S]."""
-    return values.flatten(0, 1).unsqueeze(1)

@@ -165,6 +165,12 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
         "--plan", type=Path, metavar="FILE", help="only the losses and settings of this plan (default: all)"
     )
     shown.add_argument(
+        "--losses",
+        nargs="+",
+        metavar="LOSS",
+        help="only these losses of the plan, as the table names them (default: all)",
+    )
+    shown.add_argument(
         "--by", choices=["epochs", "data"], help="put several lengths of the same training, or data sets, together"
     )
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")

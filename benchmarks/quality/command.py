@@ -100,7 +100,7 @@ def do_merge(options: argparse.Namespace) -> None:
 def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row]]:
     """Read the results of `table` and `plot`: with a plan those of its losses and of others, by title."""
     plan = read_plan(options.plan) if options.plan else []
-    chosen = {*others, *(run.title for run in plan)}
+    chosen = {*others, *(pick(plan, options.losses) if options.losses else (run.title for run in plan))}
     results = read_results(options.results, options.split, plan, by_epochs=options.by == "epochs")
     return {
         settings: [row for row in rows if not plan or title_of(row) in chosen] for settings, rows in results.items()

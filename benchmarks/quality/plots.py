@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OURS = (TITLES["ours"], TITLES["module"])
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # which color-blind readers tell apart, too
+MARKERS = "soD^vX"
 
 
 def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
@@ -64,7 +66,7 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     losses = list(dict.fromkeys(row["loss"] for rows in sets.values() for row in rows if row["differences"]))
-    colors = ["#d62728" if loss in OURS else f"C{n}" for n, loss in enumerate(losses)]
+    looks = [(COLORS[n % len(COLORS)], MARKERS[n % len(MARKERS)]) for n in range(len(losses))]
     figure = Figure(figsize=(4 * len(SHOWN) + 1, 1.6 + 0.22 * len(sets) * (len(losses) + 1)), layout="constrained")
     axes = figure.subplots(1, len(SHOWN), sharey=True)
     for axis, name in zip(axes, SHOWN, strict=True):
@@ -75,12 +77,12 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
                 difference = row["differences"][name]
                 n = losses.index(row["loss"])
                 y = at + (n + 1) / (len(losses) + 1) - 0.5
-                color = colors[n]
+                color, marker = looks[n]
                 for end in (difference["interval"],) if difference["interval"] else ():
                     axis.plot([value * 100 for value in end], [y, y], color=color, linewidth=2)
                 values = [value * 100 for value in _values(row, name)]
                 axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
-                axis.plot(difference["mean"] * 100, y, "o", color=color, markersize=5)
+                axis.plot(difference["mean"] * 100, y, marker, color=color, markersize=6)
         _scale_to_dots(axis, [row for rows in sets.values() for row in rows], name)
         axis.axvline(0, color="black", linewidth=0.8)
         for at in range(1, len(sets)):
@@ -91,7 +93,7 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     axes[0].set_yticks(range(len(sets)), list(sets), fontsize=9)
     axes[0].set_ylim(len(sets) - 0.5, -0.5)
     figure.legend(
-        [Line2D([], [], color=color, marker="o") for color in colors],
+        [Line2D([], [], color=color, marker=marker) for color, marker in looks],
         losses,
         loc="outside lower center",
         ncols=len(losses),

@@ -56,15 +56,26 @@ def test_plots_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [result_of(loss, 0, 0.4) for loss in ("ce", "module")]
-    others = [result_of(loss, 0, 0.5) for loss in ("ce", "module")]
+    losses = ("ce", "cpg", "module")
+    rows = [result_of(loss, 0, 0.4) for loss in losses]
+    others = [result_of(loss, 0, 0.5) for loss in losses]
     for row in others:
         row["run"]["data"] = "sstem"
     table, plan = tmp_path / "results.jsonl", tmp_path / "plan.yaml"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows + others))
-    runs = [{"loss": "module", "seeds": [0]}]
+    runs = [{"loss": loss, "seeds": [0]} for loss in losses]
     plan.write_text(yaml.safe_dump({"data": {"sstem": {}, "camvid": {}}, "runs": runs}, sort_keys=False))
-    chosen = ["--results", str(table), "--plan", str(plan), "--by", "data"]
+    chosen = [
+        "--results",
+        str(table),
+        "--plan",
+        str(plan),
+        "--by",
+        "data",
+        "--losses",
+        "cross-entropy",
+        "EdgeAwareLoss()",
+    ]
     assert main(["plot", *chosen, "--output", str(tmp_path)]) == 0
     assert (tmp_path / "quality-data.png").read_bytes().startswith(b"\x89PNG")
     assert main(["table", *chosen, "--metrics", "miou"]) == 0
@@ -75,6 +86,10 @@ def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "| camvid | cross-entropy | 1 | 40.00 |",
         "| camvid | EdgeAwareLoss() | 1 | 40.00 |",
     ]
+    assert main(["table", *chosen, "soft"]) == 1
+    assert "--losses: expected some of ['cross-entropy', 'CE + CPG', 'EdgeAwareLoss()'], but got 'soft'" in (
+        capsys.readouterr().err
+    )
 
 
 def test_costs_are_printed_for_the_shape_they_were_measured_with(

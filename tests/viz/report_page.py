@@ -63,7 +63,7 @@ class Page:
         from selenium.webdriver.support.ui import Select
 
         Select(self.driver.find_elements("css selector", ".layer")[side]).select_by_value(layer)
-        self.wait_for(f"return document.body.dataset.{('left', 'right')[side]}", layer)
+        self.wait_for(f"return drawn[{side}]", layer)
 
     def layer(self, key: str, level: int = 0) -> npt.NDArray[Any]:
         """Return the colors of a layer, [h, w, 4], at a level of half the resolution of the one before."""

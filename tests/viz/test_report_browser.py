@@ -185,9 +185,9 @@ def test_the_keyboard_does_what_the_mouse_does(opened: Opened) -> None:
     assert page.view()["zoom"] > whole
     page.press("0")
     assert page.view()["zoom"] == whole
-    assert page.run("return document.body.dataset.left") == "truth"
+    assert page.run("return drawn[0]") == "truth"
     page.press("]", "]")
-    page.wait_for("return document.body.dataset.left", "errors")
+    page.wait_for("return drawn[0]", "errors")
     page.press("]", "l")
     assert "(pinned)" in page.pixel_text()
     page.press(Keys.ARROW_LEFT)
@@ -307,6 +307,25 @@ def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
     page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
     page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))
+
+
+def test_controls_work_while_an_image_is_unpacked(opened: Opened) -> None:
+    logits, target = patches(batch=3)
+    page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
+    page.choose(1, "gradient")
+    page.run("""
+        const choose = (menu, value) => Object.assign(menu, { value }).dispatchEvent(new Event("change"));
+        for (const index of [1, 2]) {
+            choose(find("#image"), index);
+            findAll("#viewer button, #legend input").forEach((one) => one.hidden || one.click());
+            for (const value of ["edge", "cross_entropy"]) choose(menus[0], value);
+            canvases[0].dispatchEvent(new PointerEvent("pointermove", { clientX: 100, clientY: 300 }));
+            drawView(0);
+        }
+    """)
+    page.wait_for("return find('#wait').hidden && filter.hidden.size === 0")
+    assert page.run("return data.images.findIndex(({ worst }) => worst === image.worst)") == 2
+    assert page.run("return [menus[0].value, menus[1].value]") == ["cross_entropy", "gradient"]
 
 
 @pytest.mark.parametrize("band", [2**19, 60], ids=["one band", "more bands than rows"])

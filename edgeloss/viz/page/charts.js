@@ -126,7 +126,9 @@ const makeHistogram = (layer) => {
     whole ? filter.ranges.delete(layer.key) : filter.ranges.set(layer.key, { binOf: (binOf ??= binsOf(histogram, layer)), low, high, text });
   };
   const apply = async (first, last) => {
-    if (!image.arrays[layer.key]) await image.need(layer.key);
+    const about = image;
+    await image.need(layer.key);
+    if (image !== about) return; // another was chosen since
     choose(first, last);
     filter.pair = null;
     applyFilter();

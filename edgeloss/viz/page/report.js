@@ -1,25 +1,32 @@
 // Open an image of the report, and listen.
 
+let newest; // the image that was chosen last; the one before stays until this one is unpacked
+
 const open = async (index) => {
   find("#wait").hidden = false;
-  image = openImage(data.images[index]);
-  const chosen = ["left", "right"].map((side) => document.body.dataset[side]);
-  const preferred = [chosen[0] ?? (data.images[index].picture ? "errors" : "truth"), chosen[1] ?? "edge"];
-  const first = ["truth", "prediction", ...preferred].filter(image.has);
-  await Promise.all([image.loadPicture(), ...first.map(image.need)]);
+  const opened = (newest = openImage(data.images[index]));
+  const first = [data.images[index].picture ? "errors" : "truth", "edge"];
+  const preferred = () => menus.map((menu, side) => menu.value || first[side]);
+  const missing = () => ["truth", "prediction", ...preferred()].filter((name) => opened.has(name) && !opened.arrays[name]);
+  await opened.loadPicture();
+  while (missing().length) await Promise.all(missing().map(opened.need)); // the layers may change meanwhile
+  if (opened !== newest) return;
+
+  const kept = preferred();
+  image = opened;
   menus.forEach((menu, side) =>
-    menu.replaceChildren(...image.choices.map(({ key, name }) => new Option(name, key, false, key === preferred[side]))),
+    menu.replaceChildren(...image.choices.map(({ key, name }) => new Option(name, key, false, key === kept[side]))),
   );
   fit();
-  await Promise.all(menus.map((_, side) => showLayer(side)));
   image.summary = summarize();
   unpin();
   makeLegend();
   showWorst();
   makeHistograms();
   clearFilter();
+  await Promise.all(menus.map((_, side) => showLayer(side)));
   await image.needPixel(0, 0); // of a small image, all arrays
-  find("#wait").hidden = true;
+  if (opened === newest) find("#wait").hidden = true;
 };
 
 const start = async () => {
@@ -34,8 +41,8 @@ const start = async () => {
   findAll(".largest").forEach((button, side) => button.addEventListener("click", () => goToLargest(side)));
   blends.forEach((blend, side) =>
     blend.addEventListener("input", () => {
-      opacities[kindOf(menus[side].value)] = blend.value;
-      blends.forEach((other, k) => (other.value = opacities[kindOf(menus[k].value)]));
+      opacities[kindOf(drawn[side])] = blend.value;
+      blends.forEach((other, k) => (other.value = opacities[kindOf(drawn[k])]));
       redraw();
     }),
   );

@@ -12,6 +12,7 @@ let shown = null; // the pixel whose values are shown, [row, column]
 let pinned = false; // it stays when the pointer moves
 let around = []; // the neighbors of an edge pixel that are shown
 const contours = new Set();
+const drawn = []; // the layer of each view; that of its menu may still be unpacked
 
 const sizeOf = (canvas) => [canvas.clientWidth, canvas.clientHeight];
 const wholeZoom = () => {
@@ -83,7 +84,7 @@ const drawView = (side) => {
   if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   const context = canvas.getContext("2d");
   const frame = frameOf(canvas);
-  const key = menus[side].value;
+  const key = drawn[side];
   drawLayer(context, frame, key, { opacity: blends[side].value / 100, contours });
   context.fillStyle = data.special.loud;
   const size = 5 * devicePixelRatio;
@@ -110,7 +111,10 @@ const kindOf = (key) => (layerOf(key) ? "values" : "labels");
 // Show the layer of the menu of a view.
 const showLayer = async (side) => {
   const key = menus[side].value;
+  const about = image;
   if (layerOf(key)) await image.need(key);
+  if (image !== about || menus[side].value !== key) return; // another was chosen since
+  drawn[side] = key;
   blends[side].value = opacities[kindOf(key)];
   blends[side].closest("label").hidden = !image.picture || key === "picture";
   const layer = layerOf(key);
@@ -127,7 +131,6 @@ const showLayer = async (side) => {
   }
   const name = menus[side].selectedOptions[0].textContent;
   canvases[side].ariaLabel = `${side ? "Right" : "Left"} view: ${name}`;
-  document.body.dataset[side ? "right" : "left"] = key; // for scripts that read the page
   redraw();
 };
 
@@ -241,7 +244,7 @@ const changeLayer = (side, by) => {
 };
 
 const goToLargest = (side) => {
-  const key = menus[side].value;
+  const key = drawn[side];
   const grid = image.arrays[key];
   let best = 0; // codes of values that are not finite are the largest, but an infinite distance is none
   const most = key === "distance" ? NOT_FINITE - 1 : 65535;
@@ -268,7 +271,7 @@ const listenToKeys = (event) => {
     Enter: () => (pinned ? unpin() : pin(...(shown ?? [Math.floor(view.y), Math.floor(view.x)]))),
     "[": () => changeLayer(Math.max(side, 0), -1),
     "]": () => changeLayer(Math.max(side, 0), 1),
-    l: () => layerOf(menus[Math.max(side, 0)].value) && goToLargest(Math.max(side, 0)),
+    l: () => layerOf(drawn[Math.max(side, 0)]) && goToLargest(Math.max(side, 0)),
   };
   const action = step ? () => movePixel(...step.map((by) => by * (event.shiftKey ? 10 : 1))) : actions[event.key];
   if (!action) return;

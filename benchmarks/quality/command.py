@@ -28,7 +28,7 @@ from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
 from quality.offsets import report, sweep
-from quality.plots import plot_bars, plot_curves, plot_lengths, plot_offsets, plot_sets
+from quality.plots import plot_bars, plot_curves, plot_lengths, plot_offsets, plot_set_curves, plot_sets
 from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
 from quality.scores import METRICS, SHOWN
 from quality.tables import (
@@ -138,9 +138,9 @@ def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
     results = read_chosen(options, *[BASELINE] * (options.by == "data"))
     if options.by == "data":
-        plot_sets(
-            {data: summarize(rows) for data, rows in by_data(results).items()}, options.output / "quality-data.png"
-        )
+        sets = by_data(results)
+        plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
+        plot_set_curves(sets, options.output / "quality-data-curves.png")
         return
     for settings, rows in results.items():
         suffix = suffix_of(settings, results)

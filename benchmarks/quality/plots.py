@@ -126,38 +126,58 @@ def plot_lengths(results: Sequence[Row], title: str, path: Path) -> None:
 def plot_curves(
     results: Sequence[Row], title: str, path: Path, over: str = "epoch", *, marker: str | None = None
 ) -> None:
-    """Draw the metrics over the epochs.
-
-    A line is the mean over the seeds; the baseline and edgeloss also show their range.
-    """
+    """Draw the metrics over the epochs."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    metrics: dict[str, dict[int, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    for result in in_order(results):
-        for row in result["curve"]:
-            metrics[title_of(result)][row["epoch"]].append(row["metrics"])
 
     figure = Figure(figsize=(4.3 * len(SHOWN), 4.4), layout="constrained")
     axes = figure.subplots(1, len(SHOWN))
     for axis, name in zip(axes, SHOWN, strict=True):
-        for n, (loss, by_epoch) in enumerate(metrics.items()):
-            epochs = sorted(by_epoch)
-            values = [[scores[name] * 100 for scores in by_epoch[epoch]] for epoch in epochs]  # of the seeds
-            ours = loss.startswith(OURS)
-            color = "black" if loss == BASELINE else f"C{n % 10}"
-            means = [statistics.fmean(of_epoch) for of_epoch in values]
-            axis.plot(epochs, means, color=color, linewidth=2 if ours else 1, marker=marker, label=loss)
-            if ours or loss == BASELINE:
-                least, most = map(min, values), map(max, values)
-                axis.fill_between(epochs, [*least], [*most], color=color, alpha=0.15, linewidth=0)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _draw_curves(axis, results, name, marker=marker)
         axis.set_title(f"{METRICS[name]}, %", fontsize=10)
         axis.set_xlabel(over)
-        axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=8)
     save_figure(figure, path, 120)
+
+
+def plot_set_curves(sets: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """Draw the boundary F1 over the epochs for several data sets."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(sets) + 0.5, 3.3), layout="constrained")
+    (axes,) = figure.subplots(1, len(sets), squeeze=False)
+    for axis, (data, results) in zip(axes, sets.items(), strict=True):
+        _draw_curves(axis, results, "f1_1")
+        axis.set_title(data, fontsize=10)
+        axis.set_xlabel("epoch")
+    axes[0].set_ylabel(f"{METRICS['f1_1']}, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    save_figure(figure, path, 120)
+
+
+def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str | None = None) -> None:
+    """Draw a metric over the epochs.
+
+    A line is the mean over the seeds; the baseline and edgeloss also show their range.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for result in in_order(results):
+        for row in result["curve"]:
+            curves[title_of(result)][row["epoch"]].append(row["metrics"][name] * 100)
+    for n, (loss, of_epoch) in enumerate(curves.items()):
+        epochs = sorted(of_epoch)
+        values = [of_epoch[epoch] for epoch in epochs]  # of the seeds
+        ours = loss.startswith(OURS)
+        color = "black" if loss == BASELINE else COLORS[(n - 1) % len(COLORS)]  # as in plot_sets, which has no baseline
+        axis.plot(
+            epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1, marker=marker, label=loss
+        )
+        if ours or loss == BASELINE:
+            axis.fill_between(epochs, [*map(min, values)], [*map(max, values)], color=color, alpha=0.15, linewidth=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
 
 
 def plot_offsets(rows: Sequence[Row], offsets: Sequence[float], title: str, path: Path) -> None:

@@ -77,7 +77,8 @@ def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "EdgeAwareLoss()",
     ]
     assert main(["plot", *chosen, "--output", str(tmp_path)]) == 0
-    assert (tmp_path / "quality-data.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("quality-data.png", "quality-data-curves.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert main(["table", *chosen, "--metrics", "miou"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| sstem", "| camvid"))]
     assert lines[:4] == [  # in the order of the plan

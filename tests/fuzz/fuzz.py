@@ -2,9 +2,9 @@
 """Compare the loss with an independent computation in long doubles, on random calls.
 
 Every case has a number, from which its shapes, values, options, dtypes and memory layouts follow: logits, labels and
-neighbors, and several calls with them, which differ in all that the oracle can take from the same terms. It compares
-loss, maps and gradient of the fused kernels, and in some cases those of the reference, with oracle.py, and stops with
-status 1 if one differs by more than rounding explains.
+neighbors, and several calls with them, which differ in all that the oracle can take from the same terms. Even numbers
+have a second case, with labels per class. It compares loss, maps and gradient of the fused kernels, and in some cases
+those of the reference, with oracle.py, and stops with status 1 if one differs by more than rounding explains.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ examples:
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CALLS = 8  # of a case
-SHARED = ("ignore_index", "radius", "power", "decay", "spacing", "false_edge_weight")  # by the calls of a case
+# By the calls of a case.
+SHARED = ("ignore_index", "multilabel", "radius", "power", "decay", "spacing", "false_edge_weight")
 REFERENCE_EVERY = 4  # cases, one call each: the reference takes several times as long as the kernels
+MULTILABEL_EVERY = 2  # numbers, a case with labels per class
 FAILURES = 5  # after so many it stops
+ROW = ("logits", "labels", "backend")  # what the table tells apart
 # How often the rounding of one operation may add up in a result: measured, with room to spare.
 ROUNDINGS = 8
 
@@ -57,13 +60,18 @@ class Case:
     @property
     def upsample(self) -> bool:
         """Whether the logits have a lower resolution than the labels."""
-        return self.x.shape[2:] != self.y.shape[1:]
+        return self.x.shape[2:] != self.y.shape[2 - self.x.dim() :]
+
+    @property
+    def row(self) -> tuple[str, str]:
+        """The dtype of the logits and the shape of the labels, for the table."""
+        return str(self.x.dtype).removeprefix("torch."), "[B, C, *S]" if self.options["multilabel"] else "[B, *S]"
 
     def describe(self) -> str:
         """Return one line."""
         given = {name: list(values.shape) for name, values in self.tensors.items()}
         return (
-            f"case {self.number}: {str(self.x.dtype).removeprefix('torch.')} {list(self.x.shape)} strides"
+            f"case {self.number}: {self.row[0]} {list(self.x.shape)} strides"
             f" {self.x.stride()}, labels {list(self.y.shape)} {self.y.dtype}, {self.style} logits, {self.options},"
             f" tensors {given}, normalizer {self.normalizer}{'' if self.returns_maps else ', without maps'}"
         )
@@ -71,48 +79,72 @@ class Case:
 
 @dataclass
 class Errors:
-    """The largest errors of a dtype and backend, and the number of calls."""
+    """The largest errors of a row of the table, and the number of calls."""
 
     calls: int = 0
     largest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
+Table = dict[tuple[str, ...], Errors]  # by the names in ROW
+
+
 # ------------------------------------------------------------------------------------------------------------ the cases
 
 
-def make_case(number: int) -> Case:
-    """Return the case of a number."""
-    rng = np.random.default_rng(number)
+def make_case(number: int, *, multilabel: bool = False) -> Case:
+    """Return the case of a number, or its second one, with labels per class."""
+    rng = np.random.default_rng([number, 0] if multilabel else number)
     dtype = str(rng.choice([*DTYPES], p=[0.2, 0.4, 0.2, 0.2]))
     dims = int(rng.choice([2, 3], p=[0.75, 0.25]))
     limit = 8 if dims == 2 else 4
     size = [int(n) for n in rng.integers(1, limit + 1, dims)]
     batch = int(rng.integers(1, 3))
-    channels = int(rng.choice([1, 2, 3, 4, 5, 9, 20], p=[0.15, 0.15, 0.2, 0.15, 0.15, 0.15, 0.05]))
-    y = make_labels(rng, batch, size, max(2, channels))
+    if multilabel:
+        channels = int(rng.choice([1, 2, 3, 5], p=[0.2, 0.4, 0.3, 0.1]))
+        y = torch.stack([make_labels(rng, batch, size, 2) for _ in range(channels)], 1)
+        ignore_index = [255, -100, None, 1][rng.choice(4, p=[0.5, 0.2, 0.2, 0.1])]
+        y = torch.where(y == 255, 0 if ignore_index is None else ignore_index, y)
+    else:
+        channels = int(rng.choice([1, 2, 3, 4, 5, 9, 20], p=[0.15, 0.15, 0.2, 0.15, 0.15, 0.15, 0.05]))
+        y, ignore_index = make_labels(rng, batch, size, max(2, channels)), 255
     low = [int(rng.integers(1, n + 1)) for n in size] if rng.random() < 0.2 else size
     upsample = low != size
     style, x = make_logits(rng, batch, channels, low, y, dtype, upsample=upsample)
-    options, tensors, normalizer = make_options(rng, y, max(2, channels), dtype, upsample=upsample)
+    options, tensors, normalizer = make_options(rng, y, channels, dtype, upsample=upsample, multilabel=multilabel)
+    options["ignore_index"] = ignore_index
     x = lay_out(rng, x.to(DTYPES[dtype]))
     if not upsample and rng.random() < 0.3:
-        x = with_bad_logits(rng, x, y == options["ignore_index"])
-    return Case(number, x, any_kind(rng, y), options, tensors, normalizer, make_upstream(rng, y, dtype), style)
+        x = with_bad_logits(rng, x, ignored_logits(y, options))
+    labels = any_kind(rng, y, multilabel=multilabel)
+    return Case(number, x, labels, options, tensors, normalizer, make_upstream(rng, y, dtype), style)
+
+
+def ignored_logits(y: Tensor, options: dict[str, Any]) -> Tensor:
+    """Return where no logits are read, in their shape or [B, 1, *S]."""
+    ignored = torch.from_numpy(y.numpy() == options["ignore_index"])
+    return ignored if options["multilabel"] else ignored[:, None]
+
+
+def make_cases(number: int) -> list[Case]:
+    """Return the cases of a number."""
+    second = [make_case(number, multilabel=True)] if number % MULTILABEL_EVERY == 0 else []
+    return [make_case(number), *second]
 
 
 def make_calls(case: Case) -> list[Case]:
     """Return a case and others with its logits, labels and neighbors."""
-    calls, dtype = [case], str(case.x.dtype).removeprefix("torch.")
+    calls, multilabel = [case], case.options["multilabel"]
     for call in range(1, CALLS):
-        rng = np.random.default_rng([case.number, call])
-        y, classes = case.y.long(), max(2, case.x.shape[1])
-        options, tensors, normalizer = make_options(rng, y, classes, dtype, upsample=case.upsample)
+        rng = np.random.default_rng([case.number, 0, call] if multilabel else [case.number, call])
+        y, dtype = case.y.long(), case.row[0]
+        drawn = make_options(rng, y, case.x.shape[1], dtype, upsample=case.upsample, multilabel=multilabel)
+        options, tensors, normalizer = drawn
         options |= {name: case.options[name] for name in SHARED}
         tensors.pop("distance", None)
         tensors |= {name: values for name, values in case.tensors.items() if name == "distance"}
         x, upstream = lay_out(rng, case.x), make_upstream(rng, y, dtype)
-        arguments = options, tensors, normalizer, upstream
-        calls.append(Case(case.number, x, any_kind(rng, y), *arguments, case.style, returns_maps=rng.random() < 0.5))
+        labels, arguments = any_kind(rng, y, multilabel=multilabel), (options, tensors, normalizer, upstream)
+        calls.append(Case(case.number, x, labels, *arguments, case.style, returns_maps=rng.random() < 0.5))
     return calls
 
 
@@ -121,14 +153,16 @@ def make_upstream(rng: np.random.Generator, y: Tensor, dtype: str) -> Tensor:
     return torch.from_numpy(rng.standard_normal(y.shape)).to(torch.float64 if dtype == "float64" else torch.float32)
 
 
-def any_kind(rng: np.random.Generator, y: Tensor) -> Tensor:
+def any_kind(rng: np.random.Generator, y: Tensor, *, multilabel: bool) -> Tensor:
     """Return labels in one of the dtypes that hold them."""
     kinds = [torch.int64, torch.int32, torch.int16, *([torch.uint8] if y.min() >= 0 else [])]
+    if y.min() >= 0 and y.max() <= 1 and multilabel:
+        kinds.append(torch.bool)
     return y.to(kinds[int(rng.integers(len(kinds)))])
 
 
 def make_labels(rng: np.random.Generator, batch: int, size: list[int], classes: int) -> Tensor:
-    """Return labels [B, *S] with regions, thin lines or noise; -100 or 255 is ignored."""
+    """Return labels [B, *S] with regions, thin lines or noise; 255 is ignored."""
     y = rng.integers(0, classes, (batch, *size))
     kind = rng.integers(4)
     if kind == 0:  # halves
@@ -146,7 +180,7 @@ def make_labels(rng: np.random.Generator, batch: int, size: list[int], classes: 
 def make_logits(
     rng: np.random.Generator, batch: int, channels: int, size: list[int], y: Tensor, dtype: str, *, upsample: bool
 ) -> tuple[str, Tensor]:
-    """Return a style and logits [B, C, *S] in float64."""
+    """Return a style and logits [B, C, *S] in float64, for labels per pixel or per class."""
     x = rng.standard_normal((batch, channels, *size))
     top = 6e4 if dtype == "float16" else 1e30
     styles = ["normal", "small", "large", "offset", "rounded", "constant"]
@@ -165,18 +199,21 @@ def make_logits(
         x[...] = 0.5
     elif style == "huge":
         x = np.clip(x * 10.0 ** rng.uniform(2, np.log10(top)), -top, top)
-    elif style in ("right", "wrong") and channels > 1:
+    elif style in ("right", "wrong") and (channels > 1 or y.dim() == x.ndim):
         label = torch.where(y == 255, 0, y).numpy() + (style == "wrong")
         gap = min(top, 10.0 ** rng.uniform(0.5, 9))
-        x += gap * (np.arange(channels).reshape(1, -1, *[1] * len(size)) == (label % channels)[:, None])
+        if y.dim() == x.ndim:
+            x += gap * (2 * (label % 2) - 1)
+        else:
+            x += gap * (np.arange(channels).reshape(1, -1, *[1] * len(size)) == (label % channels)[:, None])
     return style, torch.from_numpy(x)
 
 
 def make_options(
-    rng: np.random.Generator, y: Tensor, classes: int, dtype: str, *, upsample: bool
+    rng: np.random.Generator, y: Tensor, channels: int, dtype: str, *, upsample: bool, multilabel: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor], tuple[float, float] | None]:
     """Return scalar options, tensors and a normalizer."""
-    dims, wide = y.dim() - 1, torch.float64 if dtype == "float64" else torch.float32
+    dims, wide = y.dim() - 1 - multilabel, torch.float64 if dtype == "float64" else torch.float32
 
     def some(probability: float) -> bool:
         return bool(rng.random() < probability)
@@ -188,6 +225,7 @@ def make_options(
     decay = float(10.0 ** rng.uniform(-1, 1)) if some(0.4) else None
     options: dict[str, Any] = {
         "ignore_index": 255,
+        "multilabel": multilabel,
         "reduction": str(rng.choice(["mean", "sum", "none"])),
         "label_smoothing": float(rng.choice([0.0, 0.1, 1.0], p=[0.7, 0.25, 0.05])),
         "ce_weight": float(rng.choice([1.0, 0.0, 0.3])),
@@ -204,10 +242,14 @@ def make_options(
     tensors = {}
     for name in ("weight", "edge_class_weight"):
         if some(0.3):
-            values = rng.random(classes) * 10.0 ** rng.uniform(-2, 2)
-            tensors[name] = torch.from_numpy(values * (rng.random(classes) > 0.1)).to(wide)
+            shape = [max(2, channels)]
+            if multilabel:
+                shape = [channels, 2] if some(0.5) else [channels]
+            values = rng.random(shape) * 10.0 ** rng.uniform(-2, 2)
+            tensors[name] = torch.from_numpy(values * (rng.random(shape) > 0.1)).to(wide)
     if some(0.3):
-        tensors["pixel_weight"] = torch.from_numpy(rng.random(tuple(y.shape))).to(wide)
+        shape = [y.shape[0], *y.shape[2:]] if multilabel and some(0.5) else [*y.shape]
+        tensors["pixel_weight"] = torch.from_numpy(rng.random(shape)).to(wide)
     if decay is not None and some(0.3):
         tensors["distance"] = torch.from_numpy(4 * rng.random(tuple(y.shape))).to(wide)
     normalizer = (float(rng.uniform(1, 50)), float(rng.uniform(1, 50))) if some(0.1) else None
@@ -229,7 +271,7 @@ def lay_out(rng: np.random.Generator, x: Tensor) -> Tensor:
 def with_bad_logits(rng: np.random.Generator, x: Tensor, ignored: Tensor) -> Tensor:
     """Return logits that are nan or infinite on ignored pixels, in the same layout."""
     bad = float(rng.choice([np.nan, np.inf, -np.inf]))
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.masked_fill(ignored[:, None], bad))
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.masked_fill(ignored, bad))
 
 
 # ------------------------------------------------------------------------------------------------------- the comparison
@@ -238,7 +280,7 @@ def with_bad_logits(rng: np.random.Generator, x: Tensor, ignored: Tensor) -> Ten
 def oracle(calls: list[Case]) -> list[Answer]:
     """Return the answers of the oracle to the calls of a case."""
     case = calls[0]
-    x = torch.where((case.y == case.options["ignore_index"])[:, None], 0.0, case.x) if not case.upsample else case.x
+    x = case.x if case.upsample else torch.where(ignored_logits(case.y, case.options), 0.0, case.x)
     arrays = x.double().numpy(), case.y.long().numpy()
     wide = np.float64 if case.x.dtype == torch.float64 else np.float32
     problems = []
@@ -298,7 +340,7 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str
     if condition > 1e-2 / (ROUNDINGS * wide.eps):  # roundings of the terms decide which neighbor counts
         off = np.where(np.isfinite(off), 0, np.nan)
     errors["gradient"] = worst(off, answer.scale * condition + float(wide.tiny / wide.eps))
-    if not case.upsample and got[np.broadcast_to((case.y == 255).numpy()[:, None], got.shape)].any():
+    if not case.upsample and got[np.broadcast_to(ignored_logits(case.y, case.options).numpy(), got.shape)].any():
         errors["gradient"] = np.inf  # it is exactly 0 there
     return errors, ROUNDINGS * float(wide.eps)
 
@@ -310,7 +352,7 @@ def worst(difference: Any, unit: Any) -> float:
     return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0))
 
 
-def check(case: Case, device: str, errors: dict[tuple[str, str], Errors], *, verbose: bool) -> list[str]:
+def check(case: Case, device: str, errors: Table, *, verbose: bool) -> list[str]:
     """Run a case by its backends, add its errors to the table, and return what failed."""
     calls, failures = make_calls(case), []
     for call, answer in zip(calls, oracle(calls), strict=True):
@@ -318,7 +360,7 @@ def check(case: Case, device: str, errors: dict[tuple[str, str], Errors], *, ver
         if verbose:
             print(call.describe())
         for backend in ["fused", "reference"] if with_reference else ["fused"]:
-            failed, row = [], errors[str(case.x.dtype).removeprefix("torch."), backend]
+            failed, row = [], errors[(*case.row, backend)]
             row.calls += 1
             try:
                 results, allowed = compare(call, answer, run(call, backend, device))
@@ -337,42 +379,42 @@ def check(case: Case, device: str, errors: dict[tuple[str, str], Errors], *, ver
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
-def table(errors: dict[tuple[str, str], Errors]) -> str:
+def table(errors: Table) -> str:
     """Return the largest errors as a table in Markdown."""
-    lines = ["| logits | backend | calls | loss | maps | gradient |", "| --- | --- | ---: | ---: | ---: | ---: |"]
-    for (dtype, backend), row in sorted(errors.items()):
-        cells = " | ".join(f"{row.largest[name]:.1e}" for name in ("loss", "maps", "gradient"))
-        lines.append(f"| {dtype} | {backend} | {row.calls:,} | {cells} |")
-    return "\n".join(lines)
+    figures = ("loss", "maps", "gradient")
+    lines = [" | ".join([*ROW, "calls", *figures]), " | ".join(["---"] * len(ROW) + ["---:"] * (1 + len(figures)))]
+    for names, row in sorted(errors.items()):
+        lines.append(" | ".join([*names, f"{row.calls:,}", *(f"{row.largest[name]:.1e}" for name in figures)]))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
-def save(path: Path, number: int, errors: dict[tuple[str, str], Errors]) -> None:
+def save(path: Path, number: int, errors: Table) -> None:
     """Write the number of the next case and the errors as JSON, in one step."""
-    rows = [{"dtype": d, "backend": b, "calls": e.calls} | dict(e.largest) for (d, b), e in sorted(errors.items())]
+    rows = [dict(zip(ROW, k, strict=True)) | {"calls": e.calls} | e.largest for k, e in sorted(errors.items())]
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps({"next": number, "errors": rows}, indent=1) + "\n")
     partial.replace(path)
 
 
-def resume(path: Path) -> tuple[int, dict[tuple[str, str], Errors]]:
+def resume(path: Path) -> tuple[int, Table]:
     """Return what ``save`` wrote."""
     saved, errors = json.loads(path.read_text()), defaultdict(Errors)
     for row in saved["errors"]:
-        key = row.pop("dtype"), row.pop("backend")
+        key = tuple(row.pop(name) for name in ROW)
         errors[key] = Errors(row.pop("calls"), defaultdict(float, row))
     return saved["next"], errors
 
 
 def fuzz(first: int, minutes: float, device: str, output: Path | None) -> int:
     """Run cases until the time is over, or enough have failed; return the exit status."""
-    errors: dict[tuple[str, str], Errors] = defaultdict(Errors)
+    errors: Table = defaultdict(Errors)
     if output is not None and output.exists():
         first, errors = resume(output)
     start = shown = time.monotonic()
     number, failed = first, 0
     while time.monotonic() - start < 60 * minutes and failed < FAILURES:
-        case = make_case(number)
-        if failures := check(case, device, errors, verbose=False):
+        failures = [line for case in make_cases(number) for line in check(case, device, errors, verbose=False)]
+        if failures:
             failed += 1
             print(*failures, sep="\n  ")
             print(f"  again: python tests/fuzz/fuzz.py --case {number}", flush=True)
@@ -381,12 +423,13 @@ def fuzz(first: int, minutes: float, device: str, output: Path | None) -> int:
             shown = time.monotonic()
             rate = (number - first) / (shown - start)
             total = sum(row.calls for row in errors.values())
-            progress = f"{rate:.0f} cases/s, {total:,} calls, {number:,} is next, {failed} failed"
+            progress = f"{rate:.0f} numbers/s, {total:,} calls, {number:,} is next, {failed} failed"
             print(f"{shown - start:.0f} s: {progress}", flush=True)
             if output is not None:
                 save(output, number, errors)
     print(table(errors))
-    print(f"{number - first:,} cases from {first} on, {sum(e.calls for e in errors.values()):,} calls, {failed} failed")
+    calls = sum(row.calls for row in errors.values())
+    print(f"{number - first:,} numbers from {first} on, {calls:,} calls, {failed} failed")
     if output is not None:
         save(output, number, errors)
     return 1 if failed else 0
@@ -399,7 +442,7 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=3.0, help="how long to run; default: %(default)s")
     parser.add_argument("--first", type=int, help="number of the first case; default: by the clock")
-    parser.add_argument("--case", type=int, help="run this case alone")
+    parser.add_argument("--case", type=int, help="run the cases of this number alone")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: %(default)s")
     parser.add_argument("--output", type=Path, help="write the table as JSON while it runs; an earlier run's goes on")
     arguments = parser.parse_args()
@@ -407,8 +450,8 @@ def main() -> int:
     if arguments.case is None:
         first = int(time.time()) * 1000 if arguments.first is None else arguments.first
         return fuzz(first, arguments.minutes, arguments.device, arguments.output)
-    case = make_case(arguments.case)
-    failures = check(case, arguments.device, defaultdict(Errors), verbose=True)
+    cases, errors = make_cases(arguments.case), defaultdict(Errors)
+    failures = [line for case in cases for line in check(case, arguments.device, errors, verbose=True)]
     print("\n".join(failures) or "passed")
     return 1 if failures else 0
 

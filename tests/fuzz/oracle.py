@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ class Problem:
 
     Attributes:
         x: logits [B, C, *S'].
-        y: labels [B, *S].
+        y: labels [B, *S], of a multilabel call [B, C, *S].
         options: scalar options of ``edge_aware_loss``; radius and spacing per axis.
-        tensors: weight [C], edge_class_weight [C], pixel_weight [B, *S], distance [B, *S], where given.
+        tensors: weight [C], edge_class_weight [C], pixel_weight [B, *S], distance [B, *S], where given; of a multilabel
+            call as it takes them.
         normalizer: (W, E), where given.
-        upstream: the gradient of the map with ``reduction="none"``, [B, *S].
+        upstream: the gradient of the map with ``reduction="none"``, in the shape of the labels.
         dtype: float32 or float64, in which the loss is computed that is compared.
     """
 
@@ -41,10 +42,11 @@ class Answer:
     """What the loss must be.
 
     Attributes:
-        loss: a number, or [B, *S].
+        loss: a number, or a map in the shape of the labels.
         gradient: [B, C, *S'].
-        maps: by name, [B, *S].
-        scale: per pixel the sum of what adds up in the gradient of its logits, without signs, [B, 1, *S'].
+        maps: by name, in the shape of the labels.
+        scale: per pixel the sum of what adds up in the gradient of its logits, without signs, [B, 1, *S'], of a
+            multilabel call [B, C, *S'].
         slack: the part of it that may be lost, or arrive at the next pixel, in the arithmetic of the problem's dtype.
         condition: by how much rounding of an input may grow: 1 + |q| max |t| + max d / decay.
         top_gap: the least distance between the two largest logits of a pixel.
@@ -166,40 +168,90 @@ class Pairs:
 def solve(problems: Sequence[Problem]) -> list[Answer]:
     """Return the loss, its maps and its gradient, of calls with the same logits, labels and neighbors.
 
-    They differ in weights, smoothing, reduction and normalizer alone.
+    They differ in weights, smoothing, reduction and normalizer alone. A multilabel call is one binary call per class,
+    which share their denominators.
     """
-    first = problems[0]
-    o, x, y = first.options, first.x.astype(WIDE), first.y.astype(np.int64)
-    classes = max(2, x.shape[1])
-    valid = (y != o["ignore_index"]) & (y >= 0) & (y < classes)
-    label = np.where(valid, y, 0)
-    matrices = [interpolation(a, b) for a, b in zip(x.shape[2:], y.shape[1:], strict=True)]
-    upsampled = x.shape[2:] != y.shape[1:]
-    high = along_axes(x, matrices) if upsampled else x
-    if x.shape[1] == 1:
-        high = np.concatenate([np.zeros_like(high), high], 1)
-    flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
-    terms = _Terms(first, Softmax(flat), flat, label.ravel(), valid)
-    ordered = np.sort(flat, 1)
-    gap = float((ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf))
+    first, parts = problems[0], [problems]
+    if first.options["multilabel"]:
+        parts = [[of_class(problem, c) for problem in problems] for c in range(first.x.shape[1])]
+    images = [_Images(part[0]) for part in parts]
 
-    def image(values: Array, matrices: list[Array] = matrices) -> Array:
-        values = np.moveaxis(values.reshape(*y.shape, -1), -1, 1)[:, 1 if x.shape[1] == 1 and values.ndim == 2 else 0 :]
-        return along_axes(values, [m.T for m in matrices]) if upsampled else values
+    def answer(index: int) -> Answer:
+        calls = [_Call(part[index], image.terms) for part, image in zip(parts, images, strict=True)]
+        totals = problems[index].normalizer
+        if totals is None:
+            totals = tuple(np.sum([call.totals() for call in calls], 0))
+        answers = [image.answer(call, totals) for image, call in zip(images, calls, strict=True)]
+        return together(answers) if first.options["multilabel"] else answers[0]
 
-    def answer(problem: Problem) -> Answer:
-        call = _Call(problem, terms)
-        loss, factors = call.loss()
+    return [answer(index) for index in range(len(problems))]
+
+
+def of_class(problem: Problem, c: int) -> Problem:
+    """Return the binary problem of a class of a multilabel one; its labels have weights of their own."""
+    tensors = {}
+    for name, values in problem.tensors.items():
+        if name in ("weight", "edge_class_weight"):
+            tensors[name] = np.array([values[c], values[c]]) if values.ndim == 1 else values[c]
+        else:
+            tensors[name] = values[:, c] if values.ndim == problem.y.ndim else values
+    parts = {"x": problem.x[:, c : c + 1], "y": problem.y[:, c], "upstream": problem.upstream[:, c], "tensors": tensors}
+    return replace(problem, **parts)
+
+
+def together(answers: Sequence[Answer]) -> Answer:
+    """Return the answer to a multilabel problem, from those of its classes."""
+    losses = [answer.loss for answer in answers]
+    joined = {
+        name: np.concatenate([getattr(answer, name) for answer in answers], 1)
+        for name in ("gradient", "scale", "slack")
+    }
+    return Answer(
+        loss=np.stack(losses, 1) if losses[0].ndim else np.sum(losses),
+        maps={name: np.stack([answer.maps[name] for answer in answers], 1) for name in answers[0].maps},
+        condition=max(answer.condition for answer in answers),
+        top_gap=min(answer.top_gap for answer in answers),
+        **joined,
+    )
+
+
+class _Images:
+    """Logits, which may be of lower resolution than the labels, and what is equal in all calls with them."""
+
+    def __init__(self, problem: Problem) -> None:
+        o, self.y, self.dtype = problem.options, problem.y.astype(np.int64), problem.dtype
+        x = problem.x.astype(WIDE)
+        classes = max(2, x.shape[1])
+        self.binary, self.sizes = x.shape[1] == 1, list(zip(x.shape[2:], self.y.shape[1:], strict=True))
+        valid = (self.y != o["ignore_index"]) & (self.y >= 0) & (self.y < classes)
+        self.matrices = [interpolation(*size) for size in self.sizes]
+        self.upsampled = x.shape[2:] != self.y.shape[1:]
+        high = along_axes(x, self.matrices) if self.upsampled else x
+        if self.binary:
+            high = np.concatenate([np.zeros_like(high), high], 1)
+        flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
+        self.terms = _Terms(problem, Softmax(flat), flat, np.where(valid, self.y, 0).ravel(), valid)
+        ordered = np.sort(flat, 1)
+        self.top_gap = float((ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf))
+
+    def image(self, values: Array, matrices: list[Array] | None = None) -> Array:
+        """Return values of pixels [N] or [N, C] in the shape of the logits; interpolation adds them up."""
+        first = 1 if self.binary and values.ndim == 2 else 0
+        values = np.moveaxis(values.reshape(*self.y.shape, -1), -1, 1)[:, first:]
+        return along_axes(values, [m.T for m in matrices or self.matrices]) if self.upsampled else values
+
+    def answer(self, call: _Call, totals: Sequence[Any]) -> Answer:
+        """Return the answer to a call with the given denominators."""
+        loss, factors = call.loss(*map(WIDE, totals))
         gradient, scale, lost = call.gradient(factors)
-        slack = image(lost)
-        if upsampled:
-            sizes, eps = zip(x.shape[2:], y.shape[1:], strict=True), np.finfo(problem.dtype).eps
-            moved = [m + position_rounding(*s, eps) for m, s in zip(matrices, sizes, strict=True)]
-            slack = slack + image(scale, moved) - image(scale)
-        maps = {name: values.reshape(y.shape) for name, values in call.maps.items()}
-        return Answer(loss, image(gradient), maps, image(scale), slack, terms.condition, gap)
-
-    return [answer(problem) for problem in problems]
+        slack = self.image(lost)
+        if self.upsampled:
+            eps = np.finfo(self.dtype).eps
+            moved = [m + position_rounding(*s, eps) for m, s in zip(self.matrices, self.sizes, strict=True)]
+            slack = slack + self.image(scale, moved) - self.image(scale)
+        maps = {name: values.reshape(self.y.shape) for name, values in call.maps.items()}
+        condition = self.terms.condition
+        return Answer(loss, self.image(gradient), maps, self.image(scale), slack, condition, self.top_gap)
 
 
 class _Terms:
@@ -267,12 +319,13 @@ class _Call:
             ce = ce + smoothing / self.classes * (nll * self.a).sum(1)
         return np.where(self.valid, ce, 0)
 
-    def loss(self) -> tuple[Array, tuple[Array, Array]]:
+    def totals(self) -> tuple[Array, Array]:
+        """Return the denominators of the cross-entropy and of the edge terms."""
+        return (self.v * self.a[self.y])[self.valid].sum(), (self.v * self.u)[self.edge].sum()
+
+    def loss(self, total_w: Array, total_e: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the loss, and the factors of cross-entropy and edge terms of each pixel in what is differentiated."""
         o, ce_factor, edge_factor = self.problem.options, self.valid * self.v, self.valid * self.v
-        total_w, total_e = (self.v * self.a[self.y])[self.valid].sum(), (self.v * self.u)[self.edge].sum()
-        if self.problem.normalizer is not None:
-            total_w, total_e = map(WIDE, self.problem.normalizer)
         if o["reduction"] == "mean":
             ce_factor = ce_factor / total_w if total_w else 0 * ce_factor
             edge_factor = edge_factor / total_e if total_e else 0 * edge_factor

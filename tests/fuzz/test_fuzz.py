@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeloss import backends, reference
+from edgeloss import backends, inputs, reduction, reference
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
 
 def failures(number: int) -> list[str]:
-    return fuzz.check(fuzz.make_case(number), "cpu", defaultdict(fuzz.Errors), verbose=False)
+    errors: fuzz.Table = defaultdict(fuzz.Errors)
+    return [line for case in fuzz.make_cases(number) for line in fuzz.check(case, "cpu", errors, verbose=False)]
 
 
 # Failures of earlier runs: shares that underflow (power 1), a position of interpolation that rounds beyond a pixel,
@@ -62,20 +63,40 @@ def without_small_shares(t: Tensor, log_w: Tensor, row: Tensor, count: int, powe
 MEAN = reference.negative_log_mean
 
 
-@pytest.mark.parametrize(
-    ("number", "name", "mutant"),
-    [(224, "_log_one_minus_p", without_rest), (829, "negative_log_mean", without_small_shares)],
-)
-def test_a_wrong_formula_is_found(number: int, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradient_passes() -> bool:
-        errors, allowed = fuzz.compare(case, answer, fuzz.run(case, "reference", "cpu"))
-        return errors["gradient"] <= allowed
+def with_labels_swapped(weight: Tensor, *, multilabel: bool) -> Tensor:
+    return FLAT(weight.flip(-1) if weight.dim() == 2 else weight, multilabel=multilabel)
 
-    case = fuzz.make_case(number)
+
+FLAT = inputs.flat_class_weight
+
+
+def with_weights_of_the_image(y: Tensor, tables: int) -> Tensor:
+    """Take the class weights by the place in the batch."""
+    place = torch.arange(len(y)) // (len(y) // tables)
+    return y + 2 * place.view(-1, *[1] * (y.dim() - 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "multilabel", "result", "where", "name", "mutant"),
+    [
+        (224, False, "gradient", reference, "_log_one_minus_p", without_rest),
+        (829, False, "gradient", reference, "negative_log_mean", without_small_shares),
+        (7, True, "loss", inputs, "flat_class_weight", with_labels_swapped),
+        (10, True, "loss", reduction, "places_of_labels", with_weights_of_the_image),
+    ],
+)
+def test_a_wrong_formula_is_found(
+    number: int, multilabel: bool, result: str, where: Any, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passes() -> bool:
+        errors, allowed = fuzz.compare(case, answer, fuzz.run(case, "reference", "cpu"))
+        return errors[result] <= allowed
+
+    case = fuzz.make_case(number, multilabel=multilabel)
     (answer,) = fuzz.oracle([case])
-    assert gradient_passes()
-    monkeypatch.setattr(reference, name, mutant)
-    assert not gradient_passes()
+    assert passes()
+    monkeypatch.setattr(where, name, mutant)
+    assert not passes()
 
 
 def test_a_run_is_resumed(tmp_path: Path) -> None:
@@ -87,8 +108,9 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
     assert fuzz.resume(tmp_path / "errors.json") == (5, errors)
 
 
-def test_a_number_replays_its_case() -> None:
-    a, b = fuzz.make_case(7), fuzz.make_case(7)
-    assert a.describe() == b.describe()
-    assert torch.equal(a.x.nan_to_num(), b.x.nan_to_num())
-    assert fuzz.make_case(8).describe() != a.describe()
+def test_a_number_replays_its_cases() -> None:
+    first, again = ([call for case in fuzz.make_cases(8) for call in fuzz.make_calls(case)] for _ in range(2))
+    assert [a.describe() for a in first] == [b.describe() for b in again]
+    assert all(torch.equal(a.x.nan_to_num(), b.x.nan_to_num()) for a, b in zip(first, again, strict=True))
+    assert {call.options["multilabel"] for call in first} == {False, True}
+    assert fuzz.make_case(9).describe() != first[0].describe()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -169,21 +167,6 @@ def test_terms_and_maps_are_those_without_it() -> None:
     assert torch.equal(criterion.edge_sums, twin.edge_sums)  # with maps and terms or without
 
 
-@pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize("u", ["running", None])
-def test_accumulated_steps_equal_those_of_whole_batches(u: str | None) -> None:
-    whole, parts = (focused(edge_class_weight=u, radius=2) for _ in range(2))
-    for x, y in steps(4):
-        v = torch.rand(y.shape, dtype=torch.float64)
-        expected = whole(x, y, pixel_weight=v)
-        total = parts.step_normalizer(y.split(1), v.split(1))
-        crops = zip(x.split(1), y.split(1), v.split(1), strict=True)
-        loss = sum(parts(a, b, pixel_weight=c, normalizer=total) for a, b, c in crops)
-        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-        torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x), rtol=1e-12, atol=0)
-        torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-12, atol=0)
-
-
 def test_a_call_with_a_normalizer_needs_a_step() -> None:
     criterion, (x, y) = focused(), steps(1)[0]
     with pytest.raises(
@@ -191,23 +174,6 @@ def test_a_call_with_a_normalizer_needs_a_step() -> None:
     ):
         criterion(x, y, normalizer=(1.0, 1.0))
     assert not criterion.edge_sums.any()
-
-
-def test_a_resumed_run_goes_on_exactly() -> None:
-    batches, stored = steps(5), io.BytesIO()
-    criterion = focused()
-    for batch in batches[:3]:
-        criterion(*batch)
-    torch.save(criterion.state_dict(), stored)
-    stored.seek(0)
-    loaded = focused()
-    loaded.load_state_dict(torch.load(stored))
-    copies = [copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion).half()]
-    for x, y in batches[3:]:
-        expected = run(criterion, x, y)
-        for twin in (loaded, *copies):
-            assert all(torch.equal(a, b) for a, b in zip(run(twin, x, y), expected, strict=True))
-    assert all(torch.equal(twin.edge_sums, criterion.edge_sums) for twin in (loaded, *copies))
 
 
 def test_the_state() -> None:

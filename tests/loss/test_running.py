@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from batches import IGNORE, C, run, steps
 from stateless import stateless_loss
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
@@ -113,23 +112,6 @@ def test_eval_applies_the_weights_and_does_not_count() -> None:
     assert fresh.current_edge_class_weight is None
 
 
-@pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize("weights", ["running", "fixed", None])
-def test_accumulated_steps_equal_those_of_whole_batches(weights: str | None) -> None:
-    u = torch.rand(C) if weights == "fixed" else weights
-    options: dict[str, Any] = {"weight": torch.rand(C), "edge_class_weight": u, "ignore_index": IGNORE, "radius": 2}
-    whole, parts = stateless_loss(**options), stateless_loss(**options)
-    for x, y in steps(4):
-        v = torch.rand(y.shape, dtype=torch.float64)
-        expected = whole(x, y, pixel_weight=v)
-        total = parts.step_normalizer((part for part in y.split(1)), v.split(1))
-        crops = list(zip(x.split(1), y.split(1), v.split(1), strict=True))
-        loss = sum(parts(a, b, pixel_weight=c, normalizer=total) for a, b, c in crops)
-        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-        torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x), rtol=1e-12, atol=0)
-        torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=0, atol=0)
-
-
 def test_calls_of_a_step_count_nothing_more() -> None:
     criterion, ((x, y), _, (other, labels)) = running(), steps(3)
     criterion(x, y)
@@ -143,30 +125,6 @@ def test_calls_of_a_step_count_nothing_more() -> None:
         criterion(x, y, normalizer=total)
     with pytest.raises(ValueError, match="targets: expected the labels of at least one call, but got none"):
         criterion.step_normalizer([])
-
-
-def test_a_resumed_run_goes_on_exactly() -> None:
-    batches, stored = steps(5), io.BytesIO()
-    criterion = running()
-    for batch in batches[:3]:
-        criterion(*batch)
-    torch.save(criterion.state_dict(), stored)
-    stored.seek(0)
-    loaded = running()
-    loaded.load_state_dict(torch.load(stored))
-    wrapped = nn.ModuleDict({"loss": running()})
-    wrapped.load_state_dict({f"loss.{name}": value for name, value in criterion.state_dict().items()})
-    twins = [
-        loaded,
-        wrapped["loss"],
-        copy.deepcopy(criterion),
-        pickle.loads(pickle.dumps(criterion)),
-        criterion.double(),
-    ]
-    for x, y in batches[3:]:
-        results = [run(twin, x, y) for twin in twins]
-        assert all(torch.equal(a, b) for result in results for a, b in zip(result, results[0], strict=True))
-    assert all(twin.counted_steps == 5 and torch.equal(twin.edge_counts, criterion.edge_counts) for twin in twins)
 
 
 def test_a_state_without_counts() -> None:

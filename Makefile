@@ -155,8 +155,11 @@ docs: docs-tools  ## build the documentation site in build/site; warnings are er
 	@$(MKDOCS) build --quiet --strict --config-file tools/docsite/mkdocs.yml
 	@echo "==> ready: build/site/index.html; make docs-serve shows it at http://127.0.0.1:8000"
 
-docs-serve: docs-tools  ## show the documentation site at http://127.0.0.1:8000, and build it again when a page changes
-	@$(MKDOCS) serve --config-file tools/docsite/mkdocs.yml
+PORT ?= 8000
+
+docs-serve: docs-tools  ## show the documentation site at http://127.0.0.1:8000, and follow changes; PORT=8001 for another
+	@echo "==> building the documentation site, then showing it at http://127.0.0.1:$(PORT); Ctrl-C ends it"
+	@trap : INT; $(MKDOCS) serve --dirty --dev-addr 127.0.0.1:$(PORT) --config-file tools/docsite/mkdocs.yml
 
 clean:  ## remove .venv, caches and runs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info runs edgeloss/*.so edgeloss/_build.json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import jupytext
@@ -44,7 +45,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the API, the changelog, and the files of the theme."""
     contents: dict[str, str | bytes] = {f"api/{page}.md": text for page, text in api_pages().items()}
-    contents |= notebook_pages(ROOT / "docs" / "tour.py")
+    source = ROOT / "docs" / "tour.py"
+    changed = max(path.stat().st_mtime_ns for path in [source, *(ROOT / "edgeloss").rglob("*.*")])
+    contents |= notebook_pages(source, changed)
     paths = {"CHANGELOG.md": ROOT / "CHANGELOG.md"}
     paths |= {f"assets/{name}": HERE / name for name in ("style.css", "math.js")}
     katex = (KATEX / "katex.min.css", KATEX / "katex.min.js", *KATEX.glob("fonts/*.woff2"))
@@ -56,8 +59,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def notebook_pages(source: Path) -> dict[str, str | bytes]:
-    """Run a script of cells as a notebook, and return it as a page, with its figures, and as a notebook."""
+@lru_cache(maxsize=1)  # make docs-serve calls it at every change of any page
+def notebook_pages(source: Path, changed: int) -> dict[str, str | bytes]:
+    """Run a script of cells as a notebook, and return it as a page, with its figures, and as a notebook.
+
+    It runs again when the time of the last change of what it needs is another.
+    """
     notebook = jupytext.read(source, fmt="py:percent")
     download = nbformat.writes(notebook)
     run = ExecutePreprocessor(timeout=300, kernel_name="python3", extra_arguments=["--log-level=ERROR"])

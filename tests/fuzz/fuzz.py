@@ -315,23 +315,24 @@ def run(case: Case, backend: str, device: str) -> dict[str, Any]:
 def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str, float], float]:
     """Return the errors of loss, maps and gradient, in units of what is computed, and what is allowed.
 
-    The unit of a value is 1 + |value|; that of a gradient is the sum, without signs, of what adds up in it. Both grow
-    with the condition of the call: a power mean magnifies roundings by |q| max |t|, a decay by max d / decay, and
-    interpolation by the logits.
+    The unit of a value is 1 + |value|, and 1 / |q| more where exponents of a power mean reach 1; that of a gradient is
+    the sum, without signs, of what adds up in it. Both grow with the condition of the call: a power mean magnifies
+    roundings by |q| max |t|, a decay by max d / decay, and interpolation by the logits.
     """
     wide = np.finfo(np.float64 if case.x.dtype == torch.float64 else np.float32)
-    condition = answer.condition
+    condition, least = answer.condition, 1 + answer.floor
     if case.upsample:
         condition += float(case.x.double().abs().max()) if case.x.numel() else 0.0
     stored = torch.finfo(case.x.dtype).eps
     weights = max([1.0, *(float(values.max()) for name, values in case.tensors.items() if name != "distance")])
     count = case.y.numel() if case.options["reduction"] == "sum" else 1
-    errors = {"loss": worst(found["loss"] - answer.loss, (1 + np.abs(answer.loss)) * condition * weights * count)}
+    errors = {"loss": worst(found["loss"] - answer.loss, (least + np.abs(answer.loss)) * condition * weights * count)}
     errors["maps"] = 0.0
     for name, exact in answer.maps.items() if case.returns_maps else ():
         # Infinite at the same pixels.
         off = np.where(found[name] == exact, 0, found[name] - np.where(np.isfinite(exact), exact, 0))
-        unit = (1 + np.abs(exact)) * condition * (weights if name == "cross_entropy" else 1)
+        is_mean = name in ("same_side", "other_side", "false_edge")
+        unit = ((least if is_mean else 1) + np.abs(exact)) * condition * (weights if name == "cross_entropy" else 1)
         errors["maps"] = max(errors["maps"], worst(off, unit))
     got, exact = found["gradient"], answer.gradient
     rounded = np.abs(exact) * (stored if stored > wide.eps else 0) + float(torch.finfo(case.x.dtype).smallest_normal)

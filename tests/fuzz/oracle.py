@@ -49,6 +49,8 @@ class Answer:
             multilabel call [B, C, *S'].
         slack: the part of it that may be lost, or arrive at the next pixel, in the arithmetic of the problem's dtype.
         condition: by how much rounding of an input may grow: 1 + |q| max |t| + max d / decay.
+        floor: 1 / |q| where exponents q t reach 1, and a mean is computed by its logarithm, else 0: rounding of the
+            logarithm grows by as much.
         top_gap: the least distance between the two largest logits of a pixel.
     """
 
@@ -58,6 +60,7 @@ class Answer:
     scale: Array
     slack: Array
     condition: float
+    floor: float
     top_gap: float
 
 
@@ -210,6 +213,7 @@ def together(answers: Sequence[Answer]) -> Answer:
         loss=np.stack(losses, 1) if losses[0].ndim else np.sum(losses),
         maps={name: np.stack([answer.maps[name] for answer in answers], 1) for name in answers[0].maps},
         condition=max(answer.condition for answer in answers),
+        floor=max(answer.floor for answer in answers),
         top_gap=min(answer.top_gap for answer in answers),
         **joined,
     )
@@ -250,8 +254,8 @@ class _Images:
             moved = [m + position_rounding(*s, eps) for m, s in zip(self.matrices, self.sizes, strict=True)]
             slack = slack + self.image(scale, moved) - self.image(scale)
         maps = {name: values.reshape(self.y.shape) for name, values in call.maps.items()}
-        condition = self.terms.condition
-        return Answer(loss, self.image(gradient), maps, self.image(scale), slack, condition, self.top_gap)
+        conditions = self.terms.condition, self.terms.floor, self.top_gap
+        return Answer(loss, self.image(gradient), maps, self.image(scale), slack, *conditions)
 
 
 class _Terms:
@@ -295,6 +299,7 @@ class _Terms:
             self.lost.append(np.where((under & (pi < rounding) & (q == 1)) | (pi < self.least), pi, 0))
             self.maps[name] = value
         self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
+        self.floor = 1 / abs(q) if abs(q) * used >= 1 else 0.0
         if o["decay"] is not None and given is None:
             self.maps["distance"] = np.where(pairs.distance <= pairs.limit * (1 + WIDE(1e-12)), pairs.distance, np.inf)
 

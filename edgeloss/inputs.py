@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from edgeloss import hints
 from edgeloss.options import MOST_WEIGHT, Options, Validate, is_number, radius_per_axis, spacing_per_axis
 
 LEAST_NORMALIZER, MOST_NORMALIZER = 1e-20, 1e30  # so that a weight over it stays within float32
@@ -183,14 +184,17 @@ def check_weight(
         ValueError: if its shape, dtype or a value does not fit.
     """
     if not isinstance(weight, Tensor):
-        got, hint = _kind(weight), ""
+        got = hints.not_a_tensor(name, weight)
         if isinstance(weight, str):
-            got, hint = repr(weight), f"; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
-        raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}{hint}")
+            got = f"{weight!r}; only EdgeAwareLoss takes edge_class_weight={RUNNING!r}"
+        raise TypeError(f"{name}: expected a tensor [C] of class weights, but got {got}")
     check_kind(name, weight)
     if weight.dim() not in ((1, 2) if multilabel else (1,)) or not weight.is_floating_point():
         shapes = "[C] or [C, 2]" if multilabel else "[C]"
-        raise ValueError(f"{name}: expected a floating tensor {shapes} of class weights, but got {describe(weight)}")
+        hint = "" if weight.is_floating_point() else f"; pass {name}.float()"
+        raise ValueError(
+            f"{name}: expected a floating tensor {shapes} of class weights, but got {describe(weight)}{hint}"
+        )
     check_values(name, weight)
     if may_read(weight, validate):
         check_non_negative(name, weight, most=MOST_WEIGHT)
@@ -204,25 +208,14 @@ def check_logits(logits: Tensor) -> None:
         ValueError: if the logits are not [B, C, H, W] or [B, C, D, H, W].
     """
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits: expected a tensor, but got {_kind(logits)}{hint_of_output(logits)}")
+        raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
     check_kind("logits", logits)
     if logits.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TypeError(f"logits: expected float16, bfloat16, float32 or float64, but got {describe(logits)}")
+        hint = "; pass the logits first, then the target" if logits.dtype in LABEL_DTYPES else ""
+        raise TypeError(f"logits: expected float16, bfloat16, float32 or float64, but got {describe(logits)}{hint}")
     if logits.dim() not in (4, 5) or logits.shape[1] < 1:
         hint = "; for a single image pass logits.unsqueeze(0)" if logits.dim() == 3 else ""
         raise ValueError(f"logits: expected [B, C, H, W] or [B, C, D, H, W], but got {describe(logits)}{hint}")
-
-
-def hint_of_output(output: object) -> str:
-    """Return where the output of a network most likely has its logits."""
-    for name in ("logits", "out"):
-        if isinstance(output, Mapping) and name in output:
-            return f'; pass output["{name}"]'
-        if hasattr(output, name):
-            return f"; pass output.{name}"
-    if isinstance(output, (tuple, list)) and any(isinstance(part, Tensor) for part in output):
-        return "; pass one of its tensors"
-    return ""
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
@@ -265,7 +258,9 @@ def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterat
     if isinstance(targets, Tensor):
         raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
     if isinstance(targets, str) or not isinstance(targets, Iterable):
-        raise TypeError(f"targets: expected an iterable of tensors [B, *S], but got {_kind(targets)}")
+        raise TypeError(
+            f"targets: expected an iterable of tensors [B, *S], but got {hints.not_a_tensor('targets', targets)}"
+        )
     for target in targets:
         check_label_map(target, multilabel=multilabel)
         yield target
@@ -294,7 +289,7 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
         ValueError: if the target requires grad.
     """
     if not isinstance(target, Tensor):
-        raise TypeError(f"{name}: expected a tensor of class indices, but got {_kind(target)}")
+        raise TypeError(f"{name}: expected a tensor of class indices, but got {hints.not_a_tensor(name, target)}")
     check_kind(name, target)
     if target.requires_grad:
         raise ValueError(
@@ -328,19 +323,7 @@ def check_pair(
     fits_but_for_size = len(got) == len(expected) and got[: len(lead)] == lead
     if got == expected or (upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :])):
         return
-    hint = ""
-    if fits_but_for_size and not upsample:
-        hint = "; for logits of lower resolution than the target pass upsample=True"
-    elif multilabel and target.dim() == logits.dim() - 1:
-        hint = "; pass labels for each class, or multilabel=False if each pixel has one class"
-    elif not multilabel and target.dim() == logits.dim() and got[0] == lead[0]:
-        if got[1] == 1:
-            hint = f"; pass {name}.squeeze(1)"
-        elif got[1] == logits.shape[1]:
-            hint = f"; pass edgeloss.adapters.as_labels({name}, logits) if it is one-hot, or multilabel=True if"
-            hint += " classes may overlap"
-    elif got == expected[1:] and lead[0] == 1:
-        hint = f"; pass {name}.unsqueeze(0)"
+    hint = hints.of_shapes(name, logits.shape, target.shape, upsample=upsample, multilabel=multilabel)
     wanted = str(expected)
     if upsample:
         wanted = f"[{', '.join(map(str, lead))}, *size] of at least the logits' resolution {size}"
@@ -418,12 +401,14 @@ def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | 
         ValueError: if shape or device differ.
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
-        got = describe(values) if isinstance(values, Tensor) else _kind(values)
+        is_tensor = isinstance(values, Tensor)
+        got = f"{describe(values)}; pass {name}.float()" if is_tensor else hints.not_a_tensor(name, values)
         raise TypeError(f"{name}: expected a floating tensor, but got {got}")
     check_kind(name, values)
     expected = list(target.shape if shape is None else shape)
     if list(values.shape) != expected:
-        raise ValueError(f"{name}: expected {expected}, but got {list(values.shape)}")
+        hint = f"; pass {name}.squeeze(1)" if list(values.shape) == [*expected[:1], 1, *expected[1:]] else ""
+        raise ValueError(f"{name}: expected {expected}, but got {list(values.shape)}{hint}")
     if values.device != target.device:
         raise ValueError(f"{name}: expected device {target.device}, as the logits, but got {values.device}")
 
@@ -469,7 +454,7 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
         ValueError: if the mask is not bool, or shape or device differ.
     """
     if not isinstance(mask, Tensor):
-        raise TypeError(f"mask: expected a bool tensor, but got {_kind(mask)}")
+        raise TypeError(f"mask: expected a bool tensor, but got {hints.not_a_tensor('mask', mask)}")
     check_kind("mask", mask)
     if mask.dtype != torch.bool or mask.shape != like.shape or mask.device != like.device:
         raise ValueError(
@@ -544,7 +529,3 @@ def describe(tensor: Tensor) -> str:
 
 def _pixels(count: int) -> str:
     return f"{count} pixel{'' if count == 1 else 's'}"
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
+from edgeloss.hints import of_sequence
+
 Reduction = Literal["mean", "sum", "none"]
 Validate = Literal["async", "sync", "never"]
 Backend = Literal["auto", "fused", "reference"]
 _CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "backend": get_args(Backend)}
-
 
 # Beyond these, sums and products of weights would leave float32, and lengths float64.
 MOST_WEIGHT = 1e12
@@ -33,7 +34,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs.keys() - known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
         return function(*args, **kwargs)
@@ -53,7 +54,7 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
     """
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
     if not all(is_integer(r) for r in values):
-        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}")
+        raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}{of_sequence(radius)}")
     if any(r < 0 for r in values) or not any(r >= 1 for r in values):
         raise ValueError(f"radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got {radius!r}")
     if len(values) != dims:
@@ -73,6 +74,7 @@ def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list
     if len(values) != dims or not all(is_number(s) and 0 < s < math.inf for s in values):
         raise ValueError(
             f"spacing: expected a number > 0, or {dims} of them, one per spatial axis, but got {spacing!r}"
+            f"{of_sequence(spacing)}"
         )
     if not all(LENGTHS[0] <= float(s) <= LENGTHS[1] for s in values):
         raise ValueError(f"spacing: expected numbers in [1e-100, 1e100], but got {spacing!r}; use another unit")

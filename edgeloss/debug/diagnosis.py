@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeloss import inputs
+from edgeloss import hints, inputs
 from edgeloss.debug.calls import LossCall, Outcome
 from edgeloss.debug.findings import bad_input, bad_outcome, odd_logits, odd_outcome
 from edgeloss.debug.labels import Labels
@@ -58,10 +58,11 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
         (False, 'ReciprocalBackward0', 'reciprocal')
     """
     if not callable(loss_fn):
-        raise TypeError(f"loss_fn: expected a function or module, but got {type(loss_fn).__name__}")
+        hint = "; pass the loss first, diagnose(loss_fn, logits, target)" if isinstance(loss_fn, Tensor) else ""
+        raise TypeError(f"loss_fn: expected a function or module, but got {type(loss_fn).__name__}{hint}")
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        got = inputs.describe(logits) if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"logits: expected a floating tensor, but got {got}{inputs.hint_of_output(logits)}")
+        got = inputs.describe(logits) if isinstance(logits, Tensor) else hints.not_logits(logits)
+        raise TypeError(f"logits: expected a floating tensor, but got {got}")
     inputs.check_kind("logits", logits)
     inputs.check_values("logits", logits)
     # Inference tensors have no backward pass; copies made outside inference mode have one.

@@ -146,6 +146,7 @@ def test_logits_and_targets_of_other_kinds() -> None:
     ("loss_fn", "logits", "message"),
     [
         (3, torch.zeros(1, 2, 4, 4), "loss_fn: expected a function or module, but got int"),
+        (torch.zeros(1, 2, 4, 4), F.cross_entropy, "but got Tensor; pass the loss first, diagnose"),
         (F.cross_entropy, [1.0], "logits: expected a floating tensor, but got list"),
         (
             F.cross_entropy,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
@@ -30,12 +31,20 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
     ("logits", "target", "options", "error", "message"),
     [
         # logits
-        (X.numpy(), Y, {}, TypeError, "logits: expected a tensor, but got numpy.ndarray"),
-        (X.long(), Y, {}, TypeError, "logits: expected float16, bfloat16, float32 or float64, but got int64 [2, 3, 4, 5]"),
+        (X.numpy(), Y, {}, TypeError, "logits: expected a tensor, but got numpy.ndarray; pass torch.as_tensor(logits)"),
+        (X.long(), Y, {}, TypeError, "logits: expected float16, bfloat16, float32 or float64, but got int64 [2, 3, 4, 5]; pass the logits first, then the target"),
+        (X.movedim(1, -1), Y, {}, ValueError, "but got [2, 4, 5]; for logits with the classes last pass logits.movedim(-1, 1)"),
         (X[0], Y[0], {}, ValueError, "logits: expected [B, C, H, W] or [B, C, D, H, W], but got float32 [3, 4, 5]; for a single image pass logits.unsqueeze(0)"),
         (X[:, :0], Y, {}, ValueError, "but got float32 [2, 0, 4, 5]"),
         # target
-        (X, Y.numpy(), {}, TypeError, "target: expected a tensor of class indices, but got numpy.ndarray"),
+        (X, Y.numpy(), {}, TypeError, "target: expected a tensor of class indices, but got numpy.ndarray; pass torch.as_tensor(target)"),
+        (X, Y.tolist(), {}, TypeError, "target: expected a tensor of class indices, but got list; pass torch.as_tensor(target)"),
+        (X, list(Y), {}, TypeError, "target: expected a tensor of class indices, but got list; pass torch.stack(target)"),
+        (X, Image.fromarray(Y[0].byte().numpy()), {}, TypeError, "but got PIL.Image.Image; pass torch.as_tensor(numpy.asarray(target))"),
+        (X, None, {}, TypeError, "target: expected a tensor of class indices, but got NoneType"),
+        (X, Y[..., None], {}, ValueError, "but got [2, 4, 5, 1]; pass target.squeeze(-1)"),
+        (X, Y[..., None].expand(2, 4, 5, 3), {}, ValueError, "pass edgeloss.adapters.as_labels(target.movedim(-1, 1), logits) if it is one-hot with the classes last"),
+        (X, Y[..., None].expand(2, 4, 5, 3), {"multilabel": True}, ValueError, "but got [2, 4, 5, 3]; pass target.movedim(-1, 1)"),
         (X, Y.float(), {}, TypeError, "target: expected class indices of dtype int64, int32, int16, uint8, bool, but got float32 [2, 4, 5]; pass target.long()"),
         (X, X.softmax(1), {}, TypeError, "but got float32 [2, 3, 4, 5]; pass target.long() for labels stored as floats, with multilabel=True where each class has its own, or edgeloss.adapters.as_labels(target, logits) for one-hot ones; for soft labels see the recipe in docs/training.md"),
         (X[:, :1], Y[:, None].float(), {}, TypeError, "but got float32 [2, 1, 4, 5]; pass target.squeeze(1).long()"),
@@ -73,13 +82,14 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"weight": torch.ones(4)}, ValueError, "weight: expected 3 class weights, but got 4"),
         (X[:, :1], Y, {"weight": torch.ones(1)}, ValueError, "weight: expected 2 class weights (labels 0 and 1 of one logit), but got 1"),
         (X, Y, {"weight": torch.ones(3, 1)}, ValueError, "weight: expected a floating tensor [C] of class weights, but got float32 [3, 1]"),
-        (X, Y, {"weight": torch.ones(3).long()}, ValueError, "weight: expected a floating tensor [C] of class weights, but got int64 [3]"),
-        (X, Y, {"weight": [1.0, 1.0, 1.0]}, TypeError, "weight: expected a tensor [C] of class weights, but got list"),
+        (X, Y, {"weight": torch.ones(3).long()}, ValueError, "weight: expected a floating tensor [C] of class weights, but got int64 [3]; pass weight.float()"),
+        (X, Y, {"weight": [1.0, 1.0, 1.0]}, TypeError, "weight: expected a tensor [C] of class weights, but got list; pass torch.as_tensor(weight)"),
         (X, Y, {"weight": torch.tensor([1.0, -1.0, 1.0])}, ValueError, "weight: expected finite values ≥ 0, but got -1.0 at [1]"),
         (X, Y, {"weight": torch.tensor([1.0, 1.0, torch.nan])}, ValueError, "weight: expected finite values ≥ 0, but got nan at [2]"),
         (X, Y, {"edge_class_weight": torch.ones(4)}, ValueError, "edge_class_weight: expected 3 class weights, but got 4"),
         (X, Y, {"pixel_weight": torch.ones(2, 4, 4)}, ValueError, "pixel_weight: expected [2, 4, 5], but got [2, 4, 4]"),
-        (X, Y, {"pixel_weight": Y}, TypeError, "pixel_weight: expected a floating tensor, but got int64 [2, 4, 5]"),
+        (X, Y, {"pixel_weight": Y}, TypeError, "pixel_weight: expected a floating tensor, but got int64 [2, 4, 5]; pass pixel_weight.float()"),
+        (X, Y, {"pixel_weight": torch.ones(2, 1, 4, 5)}, ValueError, "pixel_weight: expected [2, 4, 5], but got [2, 1, 4, 5]; pass pixel_weight.squeeze(1)"),
         (X, Y, {"pixel_weight": 2.0}, TypeError, "pixel_weight: expected a floating tensor, but got float"),
         (X, Y, {"pixel_weight": torch.ones(2, 4, 5, device="meta")}, ValueError, "pixel_weight: expected device cpu, as the logits, but got meta"),
         (X, Y, {"pixel_weight": -torch.ones(2, 4, 5)}, ValueError, "pixel_weight: expected finite values ≥ 0, but got -1.0 at [0, 0, 0] (40 such values)"),
@@ -104,6 +114,8 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"normalizer": (10**400, 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30]"),
         # radius and spacing for another number of axes
         (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int, or 2 ints, one per spatial axis, but got (1, 1, 1)"),
+        (X, Y, {"radius": np.array([1, 2])}, TypeError, "radius: expected an int, or one int per axis, but got array([1, 2]); pass a list, as by .tolist()"),
+        (X, Y, {"decay": 1.0, "spacing": torch.ones(2)}, ValueError, "but got tensor([1., 1.]); pass a list, as by .tolist()"),
         (X, Y, {"decay": 1.0, "spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of them, one per spatial axis, but got (1.0, 1.0, 1.0)"),
     ],
 )  # fmt: skip
@@ -262,6 +274,8 @@ def test_a_mistyped_keyword_names_the_nearest() -> None:
         EdgeAwareLoss(lable_smoothing=0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'pixel_weights'; did you mean 'pixel_weight'\?"):
         EdgeAwareLoss()(X, Y, pixel_weights=None)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'num_classes'$"):
+        EdgeAwareLoss(num_classes=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'epsilon'; did you mean 'eps'\?"):
         check_gradients(torch.tanh, X, epsilon=1e-6)
 

@@ -1,0 +1,68 @@
+"""What an error message advises: how to fix an input that a check refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+
+def not_a_tensor(name: str, value: object) -> str:
+    """Return the type of a value that is not a tensor, and how to pass it as one."""
+    kind = _kind(value)
+    if hasattr(value, "__array_interface__"):  # of NumPy, or an image of Pillow
+        return f"{kind}; pass torch.as_tensor({name if hasattr(value, 'dtype') else f'numpy.asarray({name})'})"
+    if isinstance(value, (list, tuple)) and value:
+        of_tensors = all(isinstance(part, Tensor) for part in value)
+        return f"{kind}; pass torch.{'stack' if of_tensors else 'as_tensor'}({name})"
+    return kind
+
+
+def not_logits(output: object) -> str:
+    """Return the type of what a network returned, and where it most likely has its logits."""
+    for name in ("logits", "out"):
+        if isinstance(output, Mapping) and name in output:
+            return f'{_kind(output)}; pass output["{name}"]'
+        if hasattr(output, name):
+            return f"{_kind(output)}; pass output.{name}"
+    if isinstance(output, (tuple, list)) and any(isinstance(part, Tensor) for part in output):
+        return f"{_kind(output)}; pass one of its tensors"
+    return not_a_tensor("logits", output)
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def of_sequence(value: object) -> str:
+    """Return how to pass the values of an array or tensor as a list."""
+    return "; pass a list, as by .tolist()" if bool(getattr(value, "ndim", 0)) else ""
+
+
+def of_shapes(name: str, logits: Sequence[int], target: Sequence[int], *, upsample: bool, multilabel: bool) -> str:
+    """Return how to make the shape of a target, or that of the logits, the expected one."""
+    lead, size, got = list(logits[: 1 + multilabel]), list(logits[2:]), list(target)
+    if not multilabel and got == list(logits[:-1]):
+        return "; for logits with the classes last pass logits.movedim(-1, 1)"
+    if len(got) == len(lead + size) and got[: len(lead)] == lead and not upsample:
+        return "; for logits of lower resolution than the target pass upsample=True"
+    if got == [*logits[:1], *size, logits[1]]:
+        last = f"{name}.movedim(-1, 1)"
+        if multilabel:
+            return f"; pass {last}"
+        return f"; pass edgeloss.adapters.as_labels({last}, logits) if it is one-hot with the classes last"
+    if multilabel and len(got) == len(logits) - 1:
+        return "; pass labels for each class, or multilabel=False if each pixel has one class"
+    if not multilabel and len(got) == len(logits) and got[0] == lead[0]:
+        if got[1] == 1:
+            return f"; pass {name}.squeeze(1)"
+        if got[-1] == 1:
+            return f"; pass {name}.squeeze(-1)"
+        if got[1] == logits[1]:
+            return (
+                f"; pass edgeloss.adapters.as_labels({name}, logits) if it is one-hot, or multilabel=True if classes"
+                " may overlap"
+            )
+    if got == [*lead, *size][1:] and lead[0] == 1:
+        return f"; pass {name}.unsqueeze(0)"
+    return ""

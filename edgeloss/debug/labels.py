@@ -95,6 +95,9 @@ class Labels(NamedTuple):
         if self.y.numel() and not self.valid.any():
             message = "target: no valid label, so there is nothing to learn from."
             yield Finding("warning", message, "Check the data loader and ignore_index, or skip such batches.")
+        elif self.classes == 2 and not self.y[self.valid].any() and (self.y[~self.valid & ~self.outside] == 255).any():
+            advice = "Pass target == 255 as the labels if 255 is the object, as in a mask of 0 and 255."
+            yield Finding("warning", "target: only 0 and 255, which is ignored.", advice)
         elif isinstance(call.loss_fn, EdgeAwareLoss) and self.images_without_edge().any():
             without = self.as_given(self.images_without_edge()).nonzero()
             where = "images" if without.shape[1] == 1 else "[image, class]"

@@ -102,6 +102,16 @@ def test_nothing_to_learn_from() -> None:
     assert only(diagnose(EdgeAwareLoss(), x, y), "note").message.startswith("target: no edge in images [1];")
 
 
+def test_a_mask_of_0_and_255_whose_object_is_ignored() -> None:
+    mask = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    mask[:, 2:5, 2:5] = 255
+    criterion, x = EdgeAwareLoss(ignore_index=255), torch.randn(1, 1, 8, 8)
+    finding = only(diagnose(criterion, x, mask))
+    assert finding.message == "target: only 0 and 255, which is ignored."
+    assert finding.advice.startswith("Pass target == 255 as the labels")
+    assert not diagnose(criterion, x, mask == 255).findings
+
+
 def test_gradients_that_are_dead_lost_or_missing() -> None:
     x, y = scene()
     assert "0 everywhere" in only(diagnose(lambda x, y: F.relu(-x.abs()).sum(), x, y)).message

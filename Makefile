@@ -157,7 +157,11 @@ docs: docs-tools  ## build the documentation site in build/site; warnings are er
 
 PORT ?= 8000
 
+# Before the minutes of the first build.
+PORT_IS_FREE := $(BIN)/python -c 'import socket, sys; socket.create_server(("127.0.0.1", int(sys.argv[1]))).close()'
+
 docs-serve: docs-tools  ## show the documentation site at http://127.0.0.1:8000, and follow changes; PORT=8001 for another
+	@$(PORT_IS_FREE) $(PORT) 2>/dev/null || { echo "port $(PORT) is in use; run: make docs-serve PORT=8001"; exit 1; }
 	@echo "==> building the documentation site, then showing it at http://127.0.0.1:$(PORT); Ctrl-C ends it"
 	@trap : INT; $(MKDOCS) serve --dirty --dev-addr 127.0.0.1:$(PORT) --config-file tools/docsite/mkdocs.yml
 

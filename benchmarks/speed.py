@@ -17,7 +17,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -510,8 +510,16 @@ def parse() -> tuple[argparse.Namespace, list[Case]]:
 
 
 def main() -> int:
+    """Read the command line and run the cases."""
+    try:
+        return run(*parse())
+    except KeyboardInterrupt:
+        print("speed.py: interrupted; the cases before are complete", file=sys.stderr)
+        return 130
+
+
+def run(options: argparse.Namespace, cases: Sequence[Case]) -> int:
     """Run the cases and print the table."""
-    options, cases = parse()
     # A file or pipe has no width.
     console, log = Console(width=None if sys.stdout.isatty() else 200), Console(stderr=True, highlight=False)
     about = machine(options)

@@ -407,33 +407,37 @@ def resume(path: Path) -> tuple[int, Table]:
 
 
 def fuzz(first: int, minutes: float, device: str, output: Path | None) -> int:
-    """Run cases until the time is over, or enough have failed; return the exit status."""
+    """Run cases until the time is over, enough have failed, or Ctrl-C; return the exit status."""
     errors: Table = defaultdict(Errors)
     if output is not None and output.exists():
         first, errors = resume(output)
     start = shown = time.monotonic()
-    number, failed = first, 0
-    while time.monotonic() - start < 60 * minutes and failed < FAILURES:
-        failures = [line for case in make_cases(number) for line in check(case, device, errors, verbose=False)]
-        if failures:
-            failed += 1
-            print(*failures, sep="\n  ")
-            print(f"  again: python tests/fuzz/fuzz.py --case {number}", flush=True)
-        number += 1
-        if time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            rate = (number - first) / (shown - start)
-            total = sum(row.calls for row in errors.values())
-            progress = f"{rate:.0f} numbers/s, {total:,} calls, {number:,} is next, {failed} failed"
-            print(f"{shown - start:.0f} s: {progress}", flush=True)
-            if output is not None:
-                save(output, number, errors)
+    number, failed, interrupted = first, 0, False
+    try:
+        while time.monotonic() - start < 60 * minutes and failed < FAILURES:
+            failures = [line for case in make_cases(number) for line in check(case, device, errors, verbose=False)]
+            if failures:
+                failed += 1
+                print(*failures, sep="\n  ")
+                print(f"  again: python tests/fuzz/fuzz.py --case {number}", flush=True)
+            number += 1
+            if time.monotonic() - shown > 10:
+                shown = time.monotonic()
+                rate = (number - first) / (shown - start)
+                total = sum(row.calls for row in errors.values())
+                progress = f"{rate:.0f} numbers/s, {total:,} calls, {number:,} is next, {failed} failed"
+                print(f"{shown - start:.0f} s: {progress}", flush=True)
+                if output is not None:
+                    save(output, number, errors)
+    except KeyboardInterrupt:  # within a case, so that a later run goes on from what was saved before
+        interrupted = True
+        print(f"fuzz.py: interrupted at {number}; the figures so far:", file=sys.stderr)
     print(table(errors))
     calls = sum(row.calls for row in errors.values())
     print(f"{number - first:,} numbers from {first} on, {calls:,} calls, {failed} failed")
-    if output is not None:
+    if output is not None and not interrupted:
         save(output, number, errors)
-    return 1 if failed else 0
+    return 130 if interrupted else int(failed > 0)
 
 
 def main() -> int:

@@ -108,6 +108,22 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
     assert fuzz.resume(tmp_path / "errors.json") == (5, errors)
 
 
+def test_an_interrupted_run_prints_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(case: fuzz.Case, *_: Any, **__: Any) -> list[str]:
+        if case.number == 7:
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(fuzz, "check", interrupted)
+    assert fuzz.fuzz(5, 1, "cpu", tmp_path / "errors.json") == 130
+    printed = capsys.readouterr()
+    assert printed.err == "fuzz.py: interrupted at 7; the figures so far:\n"
+    assert printed.out.endswith("\n2 numbers from 5 on, 0 calls, 0 failed\n")
+    assert not list(tmp_path.iterdir())  # of whole cases alone
+
+
 def test_a_number_replays_its_cases() -> None:
     first, again = ([call for case in fuzz.make_cases(8) for call in fuzz.make_calls(case)] for _ in range(2))
     assert [a.describe() for a in first] == [b.describe() for b in again]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from segkit.data import SegmentationDataset
 from segkit.distributed import rank, world_size
@@ -76,6 +77,7 @@ def load_batches(
         dataset,
         batch_sampler=[part or [0] for part in parts],
         num_workers=workers,
+        collate_fn=_collate,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_start_worker,
         generator=torch.Generator().manual_seed(seed or 0),  # the workers' seeds take nothing from the global generator
@@ -91,8 +93,8 @@ def load_batches(
                 micro_batches.append(MicroBatch([dataset.names[index] for index in part], images, labels))
             yield micro_batches
     except (OSError, ValueError) as error:
-        # A worker's error comes with the worker's traceback; its last line is the message.
-        raise DataError(str(error).strip().splitlines()[-1]) from error
+        # A worker's error comes with the worker's traceback, whose last line has the type and the message.
+        raise DataError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
 
 
 def split_batch(batch: list[int], accumulate: int) -> list[list[int]]:
@@ -104,6 +106,19 @@ def split_batch(batch: list[int], accumulate: int) -> list[list[int]]:
     mine = batch[rank() :: world_size()]
     parts = min(accumulate, math.ceil(len(batch) / world_size()))
     return [mine[part::parts] for part in range(parts)]
+
+
+def _collate(samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Return images and labels of one size as a batch."""
+    sizes = sorted({tuple(labels.shape) for _, labels in samples})
+    if len(sizes) > 1:
+        shown = ", ".join(" x ".join(map(str, size)) for size in sizes)
+        raise ValueError(
+            f"data.size: expected images of one size in a batch, but got height x width {shown}; pass data.size to"
+            " resize them, or batch_size=1"
+        )
+    batch: list[Tensor] = default_collate(samples)
+    return batch
 
 
 def _start_worker(worker: int) -> None:

@@ -139,6 +139,11 @@ class Trainer:
             self.console.print(
                 f"{waiting:.0%} of the time was spent waiting for images; try more data.workers or data.cache=true"
             )
+        if epoch == 1 and row.get("train/edge_fraction") == 0:
+            self.console.print(
+                "the training masks have no edge between two classes, so that only cross-entropy is trained; check that"
+                f" the label {self.train_set.ignore_index} marks void, and no class"
+            )
         state, miou = self.state, validated["miou"] or 0.0
         is_best, state.best = miou > state.best, max(miou, state.best)
         state.end_epoch(row)

@@ -154,7 +154,34 @@ def test_bad_mask_is_named_in_one_line(
     classes.write_text("0 ground\n1 box\n255 void\n")  # the masks hold a class 2
     assert run_in(tmp_path / "run", config, f"data.classes={classes}", f"data.workers={workers}") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert str(Path("train", "masks", "train")) in line
+    assert line.startswith(f"train.py: {config.parent / 'train' / 'masks' / 'train'}")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_of_several_sizes_need_a_size(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path)
+    for kind in ("images", "masks"):
+        path = tmp_path / "train" / kind / "train1.png"
+        with Image.open(path) as image:
+            image.crop((0, 0, 24, 32)).save(path)
+    options = "epochs=1", "data.augment=null", f"data.workers={workers}"
+    assert run_in(tmp_path / "run", config, *options) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "train.py: data.size: expected images of one size in a batch, but got height x width 32 x 24, 32 x 32; pass"
+        " data.size to resize them, or batch_size=1"
+    )
+    assert run_in(tmp_path / "single", config, *options, "batch_size=1") == 0
+
+
+def test_masks_without_an_edge_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path)
+    for path in (tmp_path / "train" / "masks").iterdir():
+        with Image.open(path) as mask:
+            mask.point(lambda label: VOID if label else 0).save(path)  # a mask of 0 and 255
+    assert run_in(tmp_path / "run", config) == 0
+    note = "the training masks have no edge between two classes"
+    assert [line.startswith(note) for line in capsys.readouterr().out.splitlines()].count(True) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import inputs
+from edgeloss import hints, inputs
 from edgeloss.options import spacing_per_axis
 
 __all__ = ["boundary_distance"]
@@ -84,10 +84,12 @@ def boundary_distance(
         )
         return torch.from_numpy(field).to(target.device)
     if not isinstance(target, np.ndarray) or target.dtype.kind not in "iub":
-        got = target.dtype if isinstance(target, np.ndarray) else type(target).__name__
+        got = f"{target.dtype}; pass target.astype(int)" if isinstance(target, np.ndarray) else None
+        got = got or hints.not_a_tensor("target", target)
         raise TypeError(f"target: expected a tensor or array of integral labels, but got {got}")
     if target.ndim not in (3, 4):
-        raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}")
+        hint = "; for a single image pass target[None]" if target.ndim == 2 else ""
+        raise ValueError(f"target: expected [B, H, W] or [B, D, H, W], but got {list(target.shape)}{hint}")
     if max_distance is not None and not max_distance > 0:
         raise ValueError(f"max_distance: expected a number > 0 or None, but got {max_distance!r}")
     size = spacing_per_axis(spacing, target.ndim - 1)

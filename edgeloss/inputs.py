@@ -262,6 +262,11 @@ def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterat
             f"targets: expected an iterable of tensors [B, *S], but got {hints.not_a_tensor('targets', targets)}"
         )
     for target in targets:
+        if isinstance(target, (tuple, list)) and any(isinstance(part, Tensor) for part in target):
+            raise TypeError(
+                f"targets: expected tensors of labels, but got a {type(target).__name__}; for batches of a loader pass"
+                " (labels for _, labels in loader)"
+            )
         check_label_map(target, multilabel=multilabel)
         yield target
 

@@ -38,7 +38,7 @@ def check_file(path: str | Path) -> None:
         raise InputError(f"{path}: expected a regular file, but got {kind}")
 
 
-def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+def files_by_stem(folder: str | Path, suffixes: Sequence[str]) -> dict[str, Path]:
     """Return the files of a folder by their name without suffix, sorted.
 
     Args:
@@ -58,7 +58,7 @@ def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     try:
-        paths = sorted(folder.iterdir())
+        paths = sorted(Path(folder).iterdir())
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from error
     for path in paths:
@@ -73,7 +73,7 @@ def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces ``path`` only once it is complete and on disk.
 
     Args:
@@ -94,6 +94,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         ...     path.read_bytes()
         b'done'
     """
+    path = Path(path)
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: expected a file to write to, but got something else, such as a folder")
     # In the same folder, since a rename is atomic within one file system only; with a short name, however long that of

@@ -17,7 +17,7 @@ from edgeloss.io.files import ARRAY_SUFFIXES, LABEL_SUFFIXES, InputError, check_
 from edgeloss.io.palettes import Rgb
 
 
-def read_image(path: Path) -> Tensor:
+def read_image(path: str | Path) -> Tensor:
     """Read an image file and turn it upright by its EXIF orientation.
 
     Args:
@@ -38,7 +38,7 @@ def read_image(path: Path) -> Tensor:
         >>> image.shape, int(image.max())
         (torch.Size([3, 2, 3]), 90)
     """
-    picture = _open_image(path)
+    picture = _open_image(Path(path))
     if picture.mode.startswith(("I", "F")):
         raise InputError(f"{path}: expected 8 bits per channel, but got an image of mode {picture.mode}; convert it")
     # Cameras store the orientation as a tag; annotation tools show, and so masks match, the upright image.
@@ -47,7 +47,7 @@ def read_image(path: Path) -> Tensor:
 
 
 def read_labels(
-    path: Path, *, colors: Mapping[Rgb, int] | None = None, key: str | None = None, region: int | None = None
+    path: str | Path, *, colors: Mapping[Rgb, int] | None = None, key: str | None = None, region: int | None = None
 ) -> Tensor:
     """Read a label mask: gray values, palette indices, colors, or an integer array.
 
@@ -78,6 +78,7 @@ def read_labels(
         (tensor([[  0,   1],
                 [  1, 255]]), tensor([[1, 1]]))
     """
+    path = Path(path)
     if path.suffix.lower() in ARRAY_SUFFIXES:
         return label_map(read_array(path, LABEL_NAMES, key, region), path)
     if region is not None:

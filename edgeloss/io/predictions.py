@@ -69,7 +69,7 @@ class Prediction(NamedTuple):
 
 
 def read_prediction(
-    path: Path,
+    path: str | Path,
     kind: PredictionKind | None = None,
     *,
     colors: Mapping[Rgb, int] | None = None,
@@ -104,6 +104,7 @@ def read_prediction(
         >>> prediction.kind, prediction.num_classes, prediction.values.shape
         ('probabilities', 4, torch.Size([4, 2, 3]))
     """
+    path = Path(path)
     if path.suffix.lower() not in ARRAY_SUFFIXES:
         if kind in ("logits", "probabilities"):
             raise InputError(

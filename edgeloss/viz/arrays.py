@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeloss import reference
+from edgeloss import hints, inputs, reference
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import radius_per_axis, spacing_per_axis
 
@@ -219,6 +219,9 @@ def _largest(pairs: reference.Pairs, nll: Tensor, count: int) -> tuple[Tensor, T
 
 def _prepared(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
     """Return a copy of the criterion for a single call, and the batch with all its axes."""
+    if criterion is not None and not hasattr(criterion, "multilabel"):  # a compiled one is another class
+        got = f"{type(criterion).__qualname__}; for cross-entropy pass EdgeAwareLoss(edge_weight=0)"
+        raise TypeError(f"criterion: expected an EdgeAwareLoss, but got {got}")
     criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
     if criterion.multilabel:
         raise ValueError(
@@ -234,6 +237,9 @@ def _prepared(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -
 
 def _batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits as [B, C, H, W] and target as [B, H, W]."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
+    inputs.check_target(target)
     if logits.ndim == 5:
         raise ValueError(
             f"logits: expected 2-D images, but got a volume {list(logits.shape)}; "

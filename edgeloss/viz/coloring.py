@@ -12,6 +12,7 @@ import torch
 from matplotlib.colors import ListedColormap, Normalize, to_rgb
 from torch import Tensor
 
+from edgeloss import hints
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG, distinct_colors
 
@@ -185,12 +186,18 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
     Raises:
         ValueError: if the image has another shape or range.
     """
+    if not isinstance(image, Tensor):
+        raise TypeError(f"image: expected a tensor, but got {hints.not_a_tensor('image', image)}")
     pictures = image[None] if image.ndim == 3 else image
     batch, height, width = shape
     if pictures.shape not in ((batch, 3, height, width), (batch, 1, height, width)):
+        hint = "pass it in the size of the target"
+        if pictures.shape[1:3] == (height, width):
+            hint = "for channels at the end pass image.movedim(-1, -3)"
+        elif pictures.shape == (batch, 4, height, width):
+            hint = "leave out its alpha channel: image[..., :3, :, :]"
         raise ValueError(
-            f"image: expected [{batch}, 3, {height}, {width}] or one gray channel, but got {list(image.shape)}; "
-            "pass it in the size of the target"
+            f"image: expected [{batch}, 3, {height}, {width}] or one gray channel, but got {list(image.shape)}; {hint}"
         )
     array = pictures.detach().cpu().double().numpy()
     if image.dtype == torch.uint8:

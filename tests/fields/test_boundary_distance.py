@@ -150,10 +150,20 @@ def test_every_neighbor_of_an_edge_has_a_distance(radius: tuple[int, int], spaci
 @pytest.mark.parametrize(
     ("target", "options", "error", "message"),
     [
-        (np.zeros((1, 4, 4)), {}, TypeError, "expected a tensor or array of integral labels, but got float64"),
-        ([[[0]]], {}, TypeError, "expected a tensor or array of integral labels, but got list"),
+        (
+            np.zeros((1, 4, 4)),
+            {},
+            TypeError,
+            "array of integral labels, but got float64; pass target.astype",
+        ),
+        ([[[0]]], {}, TypeError, "array of integral labels, but got list; pass torch.as_tensor"),
         (torch.zeros(1, 4, 4), {}, TypeError, "expected class indices of dtype"),
-        (np.zeros((4, 4), int), {}, ValueError, r"expected \[B, H, W\] or \[B, D, H, W\], but got \[4, 4\]"),
+        (
+            np.zeros((4, 4), int),
+            {},
+            ValueError,
+            r"expected \[B, H, W\] or .*\[4, 4\]; for a single image pass target\[None\]",
+        ),
         (np.zeros((1, 4, 4), int), {"max_distance": 0.0}, ValueError, "max_distance: expected a number > 0"),
         (np.zeros((1, 4, 4), int), {"spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of"),
     ],

@@ -30,6 +30,18 @@ def test_reads_masks_by_index_and_of_16_bits(tmp_path: Path) -> None:
     assert io.read_labels(tmp_path / "deep.png").tolist() == [[300, 1]]
 
 
+def test_a_path_may_be_a_string(tmp_path: Path) -> None:
+    path = f"{tmp_path}/a.png"
+    Image.new("L", (3, 2), 1).save(path)
+    assert torch.equal(io.read_labels(path), io.read_labels(Path(path)))
+    assert torch.equal(io.read_image(path), io.read_image(Path(path)))
+    assert torch.equal(io.read_prediction(path).values, io.read_prediction(Path(path)).values)
+    assert io.files_by_stem(str(tmp_path), [".png"]) == {"a": Path(path)}
+    with io.atomic_write(path) as file:
+        file.write(b"done")
+    assert Path(path).read_bytes() == b"done"
+
+
 def test_reads_colors_and_gray_values_in_color(tmp_path: Path) -> None:
     colors = io.color_labels("cityscapes")
     path = tmp_path / "colors.png"

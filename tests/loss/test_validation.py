@@ -264,6 +264,14 @@ def test_balanced_edge_class_weight(
         balanced_edge_class_weight(targets, **({"num_classes": 3} | options))
 
 
+def test_batches_of_a_loader_are_not_labels() -> None:
+    message = (
+        "targets: expected tensors of labels, but got a tuple; for batches of a loader pass (labels for _, labels in"
+    )
+    with pytest.raises(TypeError, match=re.escape(message)):
+        balanced_edge_class_weight([(X, Y)], 3)  # type: ignore[list-item]
+
+
 def test_step_normalizer_takes_several_maps() -> None:
     with pytest.raises(TypeError, match=re.escape("targets: expected several tensors, but got one")):
         EdgeAwareLoss().step_normalizer(Y)

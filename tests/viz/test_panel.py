@@ -16,7 +16,7 @@ from PIL import Image
 from scenes import scene
 
 from edgeloss import EdgeAwareLoss, LossMaps
-from edgeloss.viz import compute_arrays, panel
+from edgeloss.viz import compute_arrays, panel, report
 from edgeloss.viz.drawing import find_borders
 from edgeloss.viz.palette import RIGHT, VOID, WRONG
 
@@ -337,6 +337,8 @@ def test_arguments_are_not_modified() -> None:
         ({"target": torch.full((1, 8, 8), 7)}, "7"),
         ({"image": torch.zeros(3, 8, 9)}, r"image: expected \[1, 3, 8, 8\] .*, but got \[3, 8, 9\]"),
         ({"image": torch.zeros(2, 8, 8)}, "one gray channel"),
+        ({"image": torch.zeros(8, 8, 3)}, r"got \[8, 8, 3\]; for channels at the end pass image.movedim\(-1, -3\)"),
+        ({"image": torch.zeros(4, 8, 8)}, r"got \[4, 8, 8\]; leave out its alpha channel: image\[\.\.\., :3, :, :\]"),
         ({"image": torch.full((3, 8, 8), 2.0)}, "undo the normalization"),
         ({"image": torch.full((3, 8, 8), float("nan"))}, "undo the normalization"),
         ({"class_names": ["one"]}, "class_names: expected at least 2 names, but got 1"),
@@ -349,6 +351,26 @@ def test_arguments_that_do_not_fit_are_rejected(arguments: dict[str, Any], messa
     fitting = {"logits": torch.zeros(1, 2, 8, 8), "target": torch.zeros(1, 8, 8, dtype=torch.int64)}
     with pytest.raises(ValueError, match=message):
         panel(**(fitting | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"logits": np.zeros((1, 2, 8, 8))},
+            "logits: expected a tensor, but got numpy.ndarray; pass torch.as_tensor",
+        ),
+        ({"logits": {"out": 1}}, r'logits: expected a tensor, but got dict; pass output\["out"\]'),
+        ({"target": np.zeros((1, 8, 8), int)}, "target: expected a tensor of class .*; pass torch.as_tensor"),
+        ({"image": np.zeros((3, 8, 8))}, r"image: expected a tensor, but got numpy.ndarray; pass torch.as_tensor\("),
+        ({"criterion": torch.nn.CrossEntropyLoss()}, "but got CrossEntropyLoss; for cross-entropy pass EdgeAwareLoss"),
+    ],
+)
+@pytest.mark.parametrize("draw", [panel, report])
+def test_arguments_of_another_type_are_rejected(draw: Any, arguments: dict[str, Any], message: str) -> None:
+    fitting = {"logits": torch.zeros(1, 2, 8, 8), "target": torch.zeros(1, 8, 8, dtype=torch.int64)}
+    with pytest.raises(TypeError, match=message):
+        draw(**(fitting | arguments))
 
 
 EXTREMES = {

@@ -195,6 +195,24 @@ void gather_rows(const Call<A>& call, const Upstream<A>& upstream, const Chunk& 
   }
 }
 
+// Adds to a chunk's pixels the shares of the edge pixels around.
+template <typename A>
+void gather_in_lanes(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
+                     Workspace<A>& space) {
+  const Geometry& g = call.g;
+  const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
+  int64_t row = 0;
+  for (int64_t dz = -reach_z; dz <= reach_z; ++dz) {  // the rows that see the chunk's, slice by slice
+    row = std::max(row, chunk.first_row + dz * g.height - reach_y);
+    const int64_t last = std::min(chunk.last_row + dz * g.height + reach_y, chunks.rows);
+    while (row < last) {
+      const int64_t next = std::min((row / chunks.rows_per_chunk + 1) * chunks.rows_per_chunk, last);
+      gather_rows(call, upstream, chunk, row, next, space);
+      row = next;
+    }
+  }
+}
+
 // Adds to a chunk's pixels the shares of the false edges around.
 template <typename A>
 void gather_false_edges(const Call<A>& call, const Upstream<A>& upstream, const Chunk& chunk, Workspace<A>& space) {
@@ -217,17 +235,11 @@ template <typename A>
 void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
                   Workspace<A>& space) {
   const Geometry& g = call.g;
-  space.gathered.start(g, chunk.last_row - chunk.first_row, space.lanes.width);
-  const int64_t reach_z = std::min(g.radius[0], g.depth - 1), reach_y = std::min(g.radius[1], g.height - 1);
-  int64_t row = 0;
-  for (int64_t dz = -reach_z; dz <= reach_z; ++dz) {  // the rows that see the chunk's, slice by slice
-    row = std::max(row, chunk.first_row + dz * g.height - reach_y);
-    const int64_t last = std::min(chunk.last_row + dz * g.height + reach_y, chunks.rows);
-    while (row < last) {
-      const int64_t next = std::min((row / chunks.rows_per_chunk + 1) * chunks.rows_per_chunk, last);
-      gather_rows(call, upstream, chunk, row, next, space);
-      row = next;
-    }
+  space.gathered.start(g, chunk.last_row - chunk.first_row, std::max(space.lanes.width, kBlock));
+  if (call.in_blocks()) {
+    gather_blocks(call, upstream, chunk, space.neighbor_shares, space.gathered);
+  } else {
+    gather_in_lanes(call, upstream, chunks, chunk, space);
   }
   if (call.false_edges.exist()) gather_false_edges(call, upstream, chunk, space);
   space.gathered.finish(g.classes);
@@ -361,12 +373,16 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     return grad;
   }
   const Steps steps(grad);
-  on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
+  // A few in order: they share the rows that their windows reach.
+  const int64_t step = std::min(2 * chunks.reach, chunks.count / 16);
+  on_each_thread(chunks.count, step, [&](Tasks& tasks) {
     Workspace<A> space(g);
-    for (int64_t i, end; tasks.take(i, end);) {
-      const Chunk chunk = chunks.at(i);
-      backward_chunk(call, upstream, chunks, chunk, stored_output<A>(grad, steps, chunk.image), bytes >= kStreamed,
-                     space);
+    for (int64_t begin, end; tasks.take(begin, end);) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Chunk chunk = chunks.at(i);
+        backward_chunk(call, upstream, chunks, chunk, stored_output<A>(grad, steps, chunk.image), bytes >= kStreamed,
+                       space);
+      }
     }
     end_streams();
   });

@@ -3,9 +3,9 @@
 // Forward (forward.cpp), in passes over chunks of rows: (1) labels, the two numbers of math.h for each pixel, and the
 // cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels
 // (edge_mask.h), and the false ones, from the prediction, with their term (false_edges.h); (3) with decay, the
-// distances of what edge pixels see; (4) the edge terms, on edge pixels only (edge_pixels.h, lanes.h). Backward
-// (backward.cpp) takes a chunk at a time: the edge pixels around share their gradient out to its pixels, and the
-// softmax of its tiles is formed again. Of logits of lower resolution (upsampled.cpp), tiles are interpolated
+// distances of what edge pixels see; (4) the edge terms, on edge pixels only (blocks.h, or edge_pixels.h and lanes.h).
+// Backward (backward.cpp) takes a chunk at a time: the edge pixels around share their gradient out to its pixels, and
+// the softmax of its tiles is formed again. Of logits of lower resolution (upsampled.cpp), tiles are interpolated
 // (interpolate.h), and backward takes a box of their rows at a time, with all pixels that are mixed from it. What a
 // chunk is does not depend on the number of threads, and sums are added up in the chunks' order, so every run gives the
 // same bits.
@@ -101,6 +101,8 @@ struct Call {
 
   A power() const { return lane_options.power; }
   bool has_decay() const { return lane_options.has_decay; }
+  // Whether the windows of edge pixels are summed up in blocks, not in lanes.
+  bool in_blocks() const { return power() == A(0) && !has_decay(); }
   Stored<A> image(int64_t b) const { return stored<A>(logits, steps, b, g.logits == 1); }
   Reader<A> reader(int64_t b) const { return {image(b), up}; }
   int64_t table_of(int64_t i) const { return g.tables == 1 ? 0 : g.table(i / g.pixels); }

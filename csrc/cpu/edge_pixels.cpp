@@ -112,7 +112,8 @@ EDGELOSS_INLINE void fill_numbers(const Group<A>& group, const A* numbers, const
   }
 }
 
-// log(1 - p(k)) of n ≤ kTile pixels.
+}  // namespace
+
 template <typename A>
 void logs_of_others(const Call<A>& call, int64_t image, const int32_t* pixel, const int16_t* k, int64_t n, A* t) {
   const Reader<A> logits = call.reader(image);
@@ -135,8 +136,6 @@ void logs_of_others(const Call<A>& call, int64_t image, const int32_t* pixel, co
     t[i] = term(logits, pixel[i], call.g.classes, k[i], false, m[i], r[i]);
   }
 }
-
-}  // namespace
 
 template <typename A>
 Group<A>::Group(const Call<A>& call, int64_t image, const int32_t* pixel, int64_t count, Lanes<A>& lanes)
@@ -302,6 +301,8 @@ void find_others(const Call<A>& call, int64_t image, const int32_t* pixel, int64
 
 template struct Group<float>;
 template struct Group<double>;
+template void logs_of_others(const Call<float>&, int64_t, const int32_t*, const int16_t*, int64_t, float*);
+template void logs_of_others(const Call<double>&, int64_t, const int32_t*, const int16_t*, int64_t, double*);
 template void find_others(const Call<float>&, int64_t, const int32_t*, int64_t);
 template void find_others(const Call<double>&, int64_t, const int32_t*, int64_t);
 

@@ -52,6 +52,10 @@ struct Group {
   void find_terms(Lanes<A>& lanes) const;
 };
 
+// log(1 - p(k)) of n ≤ kTile pixels.
+template <typename A>
+void logs_of_others(const Call<A>& call, int64_t image, const int32_t* pixel, const int16_t* k, int64_t n, A* t);
+
 // Sets log_other of edge pixels.
 template <typename A>
 void find_others(const Call<A>& call, int64_t image, const int32_t* pixel, int64_t count);

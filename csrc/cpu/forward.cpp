@@ -132,6 +132,7 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
     masks.mark(call.label + base, row, edge);
     const int64_t count = list_places(edge, g.width, row * g.width, call.list.pixel + base + end);
     call.list.row_first[rows + row] = static_cast<int32_t>(end);
+    if (call.other_class) std::fill_n(call.other_class + base + row * g.width, g.width, kIgnored);
     for (int64_t e = end; call.other_class && e < end + count; ++e) {
       const int64_t p = call.list.pixel[base + e];
       const int16_t low = masks.low()[p - row * g.width], high = masks.high()[p - row * g.width];
@@ -232,17 +233,59 @@ void terms_of_means(const Group<A>& group, Lanes<A>& lanes, A (*value)[kEdges], 
   }
 }
 
-// Pass 4: both edge terms at the edge pixels of a chunk. The maps may be null.
+// Adds the neighbors whose log_other is that of another class than edge pixel i has.
 template <typename A>
-void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[2], Lanes<A>& lanes, Sums& sums) {
+void add_unknown(const Call<A>& call, int64_t image, int64_t pixel, A& sum) {
   const Geometry& g = call.g;
-  const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
-  for (A* map : maps) {
-    if (map) std::fill_n(map + base + chunk.first_row * g.width, (chunk.last_row - chunk.first_row) * g.width, A(0));
+  const int64_t base = image * g.pixels, row = quotient(pixel, g.width);
+  const int16_t own = call.label[base + pixel];
+  int32_t place[kTile];
+  int16_t k[kTile];
+  A t[kTile];
+  std::fill_n(k, kTile, own);
+  int64_t n = 0;
+  const auto add = [&] {
+    logs_of_others(call, image, place, k, n, t);
+    for (int64_t i = 0; i < n; ++i) sum += t[i];
+    n = 0;
+  };
+  for_each_neighbor(g, row, pixel - row * g.width, [&](int64_t neighbor) {
+    const int16_t y = call.label[base + neighbor];
+    if (y < 0 || y == own || call.other_class[base + neighbor] == own) return;
+    place[n++] = static_cast<int32_t>(neighbor);
+    if (n == kTile) add();
+  });
+  add();
+}
+
+// The edge terms of a chunk's edge pixels: calls body(the first of them in the list, their number, values, sides).
+template <typename A, typename F>
+void terms_in_blocks(const Call<A>& call, const Chunk& chunk, int64_t begin, int64_t end, WindowSums<A>& windows,
+                     const F& body) {
+  sum_windows(call, chunk, windows);
+  const int32_t* pixel = call.list.pixel + chunk.image * call.g.pixels;
+  for (int64_t e = 0; e < end - begin; ++e) {
+    if (windows.is_unknown[e]) add_unknown(call, chunk.image, pixel[begin + e], windows.sum[1][e]);
   }
-  const int32_t end = call.list.row_end[rows + chunk.last_row - 1];
-  for (int64_t at = call.list.row_first[rows + chunk.first_row]; at < end; at += lanes.edges) {
-    const Group<A> group(call, chunk.image, call.list.pixel + base + at, std::min(lanes.edges, end - at), lanes);
+  for (int64_t at = begin; at < end; at += kEdges) {
+    const int64_t n = std::min(kEdges, end - at), e = at - begin;
+    A value[2][kEdges], inverse[2][kEdges];
+    Side<A> sides[2 * kEdges];
+    for (int side = 0; side < 2; ++side) {
+      finish_logs(windows.sum[side].data() + e, windows.count[side].data() + e, n, value[side], inverse[side]);
+      for (int64_t i = 0; i < n; ++i) sides[2 * i + side].inverse = inverse[side][i];
+    }
+    body(at, n, value, sides);
+  }
+}
+
+// The same in lanes.
+template <typename A, typename F>
+void terms_in_lanes(const Call<A>& call, const Chunk& chunk, int64_t begin, int64_t end, Lanes<A>& lanes,
+                    const F& body) {
+  const int32_t* pixel = call.list.pixel + chunk.image * call.g.pixels;
+  for (int64_t at = begin; at < end; at += lanes.edges) {
+    const Group<A> group(call, chunk.image, pixel + at, std::min(lanes.edges, end - at), lanes);
     A value[2][kEdges];
     Side<A> sides[2 * kEdges];
     if (call.packing.is_plain) {
@@ -250,9 +293,29 @@ void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[
     } else {
       group.terms_of_logs(lanes, value, sides);
     }
-    call.keep(base + at, group.count, sides);
-    for (int64_t e = 0; e < group.count; ++e) {
-      const int64_t i = base + group.pixel[e];
+    body(at, group.count, value, sides);
+  }
+}
+
+// What pass 4 of a thread works in.
+template <typename A>
+struct TermSpace {
+  Lanes<A> lanes;
+  WindowSums<A> windows;
+};
+
+// Pass 4: both edge terms at the edge pixels of a chunk. The maps may be null.
+template <typename A>
+void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[2], TermSpace<A>& space, Sums& sums) {
+  const Geometry& g = call.g;
+  const int64_t base = chunk.image * g.pixels, rows = chunk.image * g.depth * g.height;
+  for (A* map : maps) {
+    if (map) std::fill_n(map + base + chunk.first_row * g.width, (chunk.last_row - chunk.first_row) * g.width, A(0));
+  }
+  const auto take = [&](int64_t at, int64_t count, const A(*value)[kEdges], const Side<A>* sides) {
+    call.keep(base + at, count, sides);
+    for (int64_t e = 0; e < count; ++e) {
+      const int64_t i = base + call.list.pixel[base + at + e];
       const double v = call.edge_weight_of(i);
       sums[Row::kSameSide] += v * value[0][e];
       sums[Row::kOtherSide] += v * value[1][e];
@@ -260,6 +323,12 @@ void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[
         if (maps[side]) maps[side][i] = value[side][e];
       }
     }
+  };
+  const int64_t begin = call.list.row_first[rows + chunk.first_row], end = call.list.row_end[rows + chunk.last_row - 1];
+  if (call.in_blocks() && call.nll) {
+    terms_in_blocks(call, chunk, begin, end, space.windows, take);
+  } else {
+    terms_in_lanes(call, chunk, begin, end, space.lanes, take);
   }
 }
 
@@ -289,14 +358,14 @@ struct Passes {
   std::vector<Sums> parts;                 // of each chunk
   std::vector<uint8_t> is_edged, is_done;  // its edge pixels are known; its edge terms are, too
 
-  Lanes<A> lanes() const { return Lanes<A>(Pass::kForward, call.g.radius[2], call.g.width); }
+  TermSpace<A> term_space() const { return {Lanes<A>(Pass::kForward, call.g.radius[2], call.g.width), {}}; }
 
   void find_edges(int64_t i) {
     edge_pixels_chunk(call, chunks.at(i), false_map, parts[i]);
     is_edged[i] = 1;
   }
-  void find_terms(int64_t i, Lanes<A>& lanes) {
-    edge_terms_chunk(call, chunks.at(i), edge_maps, lanes, parts[i]);
+  void find_terms(int64_t i, TermSpace<A>& space) {
+    edge_terms_chunk(call, chunks.at(i), edge_maps, space, parts[i]);
     is_done[i] = 1;
   }
 
@@ -306,13 +375,13 @@ struct Passes {
     // Edges see the labels around; terms also what the edge pixels around have.
     const int64_t edges_lag = chunks.reach, terms_lag = edges_lag + (call.log_other ? chunks.reach : 0);
     on_each_thread(chunks.count, std::max(chunks.count / 16, 8 * chunks.reach), [&](Tasks& tasks) {
-      Lanes<A> lanes = this->lanes();
+      TermSpace<A> space = term_space();
       for (int64_t begin, end; tasks.take(begin, end);) {
         for (int64_t i = begin; i < end; ++i) {
           cross_entropy(call, target, chunks.at(i), ce_map, parts[i]);
           // While it is still in cache.
           if (edges && i - 2 * edges_lag >= begin) find_edges(i - edges_lag);
-          if (edges && with_terms && i - 2 * terms_lag >= begin) find_terms(i - terms_lag, lanes);
+          if (edges && with_terms && i - 2 * terms_lag >= begin) find_terms(i - terms_lag, space);
         }
       }
     });
@@ -330,9 +399,9 @@ struct Passes {
   }
   void run_rest_of_terms() {
     on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
-      Lanes<A> lanes = this->lanes();
+      TermSpace<A> space = term_space();
       for (int64_t i, end; tasks.take(i, end);) {
-        if (!is_done[i]) find_terms(i, lanes);
+        if (!is_done[i]) find_terms(i, space);
       }
     });
   }
@@ -351,7 +420,8 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   // Backward does without the prediction, and with power 0 without the terms.
   const bool false_edges = options.edges && options.false_edges;
   const auto scratch = [&](int64_t each, ScalarType type) {
-    Tensor numbers = torch::stable::new_empty(logits, {each * g.batch * g.pixels}, type);
+    const int64_t margin = each ? 2 * block_margin(g) : 0;
+    Tensor numbers = torch::stable::new_empty(logits, {each * g.batch * g.pixels + margin}, type);
     want_large_pages(numbers);
     return numbers;
   };
@@ -365,9 +435,9 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const bool others = options.edges && options.power != 1 && g.classes > 2 && window > 9;
   const bool logs = options.edges && options.power != 1 && (g.classes == 2 || others);
   const Tensor terms = scratch(logs + others, kScalarType<A>), other_class = scratch(others, ScalarType::Short);
-  call.nll = data_of<A>(terms);
+  call.nll = terms.numel() > 0 ? data_of<A>(terms) + block_margin(g) : nullptr;
   call.log_other = others && call.nll ? call.nll + g.batch * g.pixels : nullptr;
-  call.other_class = data_of<int16_t>(other_class);
+  call.other_class = others ? data_of<int16_t>(other_class) + block_margin(g) : nullptr;
   call.predicted = data_of<int16_t>(prediction);
   call.edge_counts = data_of<int64_t>(outputs.edge_counts);
   if (term.numel() > 0) call.false_edges.term = data_of<A>(term);

@@ -13,9 +13,6 @@
 namespace edgeloss {
 namespace {
 
-template <typename A>
-using Bits = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
-
 // All bits where the condition holds.
 template <typename A>
 EDGELOSS_INLINE Bits<A> mask_of(bool condition) {

@@ -15,6 +15,10 @@
 
 namespace edgeloss {
 
+// An integer as wide as a number.
+template <typename A>
+using Bits = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+
 constexpr int64_t kEdges = 64;  // edge pixels at a time, at most
 
 // Numbers of each lane, [edge pixel, width]. A lane that is no neighbor has the label -1, and what else stands there

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../upstream.h"
+#include "blocks.h"
 #include "call.h"
 #include "edge_pixels.h"
 #include "parallel.h"
@@ -109,9 +110,11 @@ struct Workspace {
   std::vector<Share<A>> more;  // of a tile
   Gathered<A> gathered;
   Lanes<A> lanes;
+  NeighborShares<A> neighbor_shares;
   RowWindows<A> windows;
 
-  explicit Workspace(const Geometry& g) : lanes(Pass::kBackward, g.radius[2], g.width), windows(g) {}
+  explicit Workspace(const Geometry& g)
+      : lanes(Pass::kBackward, g.radius[2], g.width), neighbor_shares(g), windows(g) {}
 };
 
 // Gathers the shares of a chunk's pixels into the workspace.

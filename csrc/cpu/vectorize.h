@@ -4,6 +4,7 @@
 // Loops in double are compiled once: their exponentials and logarithms are calls, which do not vectorize.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 // Before a loop whose iterations are independent of each other, although its pointers may be equal.
@@ -16,6 +17,9 @@
 #define EDGELOSS_LOOP __attribute__((always_inline))
 
 namespace edgeloss {
+
+template <int64_t N>
+using VectorBytes = std::integral_constant<int64_t, N>;
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(EDGELOSS_NO_CLONES)
 
@@ -60,11 +64,32 @@ auto vectorized(const F& loop) {
   }
 }
 
+// The same of a loop over vectors: loop(bytes), a constant, those of a vector.
+template <typename A = float, typename F>
+auto vectorized_by_size(const F& loop) {
+  const auto with = [=](auto bytes) { return [=]() EDGELOSS_LOOP { return loop(bytes); }; };
+  if constexpr (std::is_same_v<A, double>) {
+    return loop(VectorBytes<16>());
+  } else {
+    if (widest_vectors() == Vectors::kAvx512) return run_avx512(with(VectorBytes<32>()));
+    if (widest_vectors() == Vectors::kAvx2) return run_avx2(with(VectorBytes<32>()));
+    return loop(VectorBytes<16>());
+  }
+}
+
 #else
 
 template <typename A = float, typename F>
 auto vectorized(const F& loop) {
   return loop();
+}
+template <typename A = float, typename F>
+auto vectorized_by_size(const F& loop) {
+#if defined(__AVX2__)
+  return loop(VectorBytes<32>());
+#else
+  return loop(VectorBytes<16>());
+#endif
 }
 
 #endif

@@ -30,3 +30,22 @@ def test_a_gradient_beyond_the_cache_is_that_of_its_images(
     assert x.nbytes > 1 << 23  # the gradient of the batch is written past the cache, those of its images are not
     parts = [gradient(image, labels) for image, labels in zip(x.split(1), y.split(1), strict=True)]
     torch.testing.assert_close(gradient(x, y), torch.cat(parts))
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 30])  # vectors hold 8 pixels of a row, or 4
+@pytest.mark.parametrize("depth", [None, 3])
+@pytest.mark.parametrize(("classes", "radius"), [(1, 1), (2, 9), (5, 1), (5, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_windows_end_with_rows_and_see_several_classes(
+    dtype: torch.dtype, classes: int, radius: int, depth: int | None, width: int
+) -> None:
+    shape = (6, width) if depth is None else (depth, 6, width)
+    logits = torch.randn(2, classes, *shape, dtype=dtype, requires_grad=True)
+    labels = torch.randint(max(2, classes), (2, *shape))
+    labels[torch.rand(labels.shape) < 0.1] = 255
+
+    def loss_and_gradient(backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = edge_aware_loss(logits, labels, radius=radius, ignore_index=255, edge_weight=2.0, backend=backend)
+        return loss, torch.autograd.grad(loss, logits)[0]
+
+    torch.testing.assert_close(loss_and_gradient("fused"), loss_and_gradient("reference"))

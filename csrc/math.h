@@ -62,7 +62,7 @@ EDGELOSS_INLINE float exp_negative(float x) {
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
-// The larger of two numbers, in one instruction on CUDA.
+// The larger and the smaller of two numbers, in one instruction on CUDA.
 EDGELOSS_INLINE float larger(float a, float b) {
 #ifdef __CUDA_ARCH__
   return fmaxf(a, b);
@@ -71,6 +71,8 @@ EDGELOSS_INLINE float larger(float a, float b) {
 #endif
 }
 EDGELOSS_INLINE double larger(double a, double b) { return b > a ? b : a; }
+EDGELOSS_INLINE float smaller(float a, float b) { return -larger(-a, -b); }
+EDGELOSS_INLINE double smaller(double a, double b) { return -larger(-a, -b); }
 
 // a / b for b in [1e-30, 1e30], 2 ulp on CUDA, where an exact quotient takes ten times as long.
 EDGELOSS_INLINE float ratio(float a, float b) {

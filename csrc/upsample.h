@@ -1,8 +1,9 @@
 // Linear interpolation of logits of lower resolution, as torch does it with align_corners=False. For every kernel.
 //
 // A pixel's logits are interpolated again wherever they are used, and must come out the same to the last bit: one of
-// them is recognized as the largest by being equal to it. So no product may be fused with the sum it goes into, which
-// compilers do in one place and not in another. A product plus 0 is rounded, fused or not.
+// them is recognized as the largest by being equal to it. So the compiler may not choose whether a product is fused
+// with the sum it goes into, which it does in one place and not in another. CPUs do not fuse it, since not all of them
+// can: a product plus 0 is rounded, fused or not. GPUs always do.
 #pragma once
 
 #include <cmath>
@@ -18,11 +19,20 @@ EDGELOSS_INLINE A product(A a, A b) {
   return a * b + A(0);
 }
 
-// (1 - weight) · first + weight · second; with weight 0 the second one is not used, so it may be nan.
+// (1 - weight) · first + weight · second.
+template <typename A>
+EDGELOSS_INLINE A blend(A first, A second, A weight) {
+#ifdef __CUDA_ARCH__
+  return std::fma(second, weight, first * (A(1) - weight));
+#else
+  return product(first, A(1) - weight) + product(second, weight);
+#endif
+}
+
+// The same; with weight 0 the second one is not used, so it may be nan.
 template <typename A>
 EDGELOSS_INLINE A mix(A first, A second, A weight) {
-  const A both = product(first, A(1) - weight) + product(second, weight);
-  return weight == A(0) ? first : both;
+  return weight == A(0) ? first : blend(first, second, weight);
 }
 
 // What a place of the upsampled axis is mixed from: two neighbors, or one, and then weight is 0.
@@ -35,6 +45,8 @@ struct Taps {
     if (i == first) return A(1) - weight;
     return i == second ? weight : A(0);
   }
+  // That with which blend() returns what mix() does with `weight`, as the second is the first where it is 0.
+  EDGELOSS_INLINE A blending() const { return weight == A(0) ? A(0.5) : weight; }
 };
 
 // One axis of both images.
@@ -57,13 +69,19 @@ struct Axis {
     return {first, weight == A(0) ? first : first + 1, weight};
   }
 
-  // The places that are mixed from low-resolution pixel i, from the one that is returned to `end`, and perhaps one more
-  // at either end.
-  EDGELOSS_INLINE int64_t support(int64_t i, int64_t& end) const {
-    const double ratio = static_cast<double>(high) / static_cast<double>(low), center = static_cast<double>(i) + 0.5;
-    const double first = (center - 1) * ratio - 0.5, last = (center + 1) * ratio - 0.5;
-    end = static_cast<int64_t>(last) + 2 < high ? static_cast<int64_t>(last) + 2 : high;
-    return first > 0 ? static_cast<int64_t>(first) : 0;
+  // Low-resolution pixel i and the next one are what the pixels from begin(i) to begin(i + 1) are mixed from. Those of
+  // interval -1 are copies of pixel 0, and those of the last interval are copies of the last pixel.
+  EDGELOSS_INLINE int begin(int i) const {
+    if (i < 0 || i >= low) return i < 0 ? 0 : static_cast<int>(high);
+    int at = static_cast<int>((static_cast<A>(i) + A(0.5)) / scale);
+    while (at > 0 && position(at - 1) >= static_cast<A>(i)) --at;
+    while (at < high && position(at) < static_cast<A>(i)) ++at;
+    return at;
+  }
+  // The weight of the second of the two, as at() has it, of pixel `at` in interval i.
+  EDGELOSS_INLINE A weight(int i, int at) const {
+    const bool is_first = i < 0 || i >= low - 1 || low == high;
+    return is_first ? A(0) : std::fma(scale, static_cast<A>(at) + A(0.5), A(-0.5)) - static_cast<A>(i);
   }
 };
 

@@ -33,18 +33,19 @@ __device__ __forceinline__ Place place_of(const Geometry& g, int64_t i) {
   return {image, row, pixel - row * g.width, image * g.pixels, pixel};
 }
 
-// What a pixel is mixed from: `first` of class 0, and the steps to the others; weights are those of the steps' ends.
+// What a pixel is mixed from: `first` of class 0, and the steps to the others; weights are those of the steps' ends, as
+// blend() takes them. A row at a time, so that kernels that go down a column mix each row once.
 template <typename T, typename A>
 struct Mixture {
   const T* first;
   int64_t dz, dy, dx;
   A z, y, x;
 
-  __device__ A at(int64_t offset) const { return mix(column(first + offset), column(first + offset + dx), x); }
-  __device__ A column(const T* at) const {
-    const A nearer = mix(static_cast<A>(at[0]), static_cast<A>(at[dy]), y);
-    if (z == A(0)) return nearer;
-    return mix(nearer, mix(static_cast<A>(at[dz]), static_cast<A>(at[dz + dy]), y), z);
+  __device__ A at(int64_t offset) const { return blend(row(first + offset), row(first + offset + dy), y); }
+  __device__ A row(const T* at) const {
+    const A nearer = blend(static_cast<A>(at[0]), static_cast<A>(at[dx]), x);
+    if (dz == 0) return nearer;
+    return blend(nearer, blend(static_cast<A>(at[dz]), static_cast<A>(at[dz + dx]), x), z);
   }
 };
 
@@ -61,9 +62,9 @@ struct UpsampledLogits {
             (z.second - z.first) * slice,
             (y.second - y.first) * row,
             (x.second - x.first) * column,
-            z.weight,
-            y.weight,
-            x.weight};
+            z.blending(),
+            y.blending(),
+            x.blending()};
   }
   __device__ Mixture<T, A> mixture(int64_t pixel) const {
     const int64_t row = quotient(pixel, along_x.high), z = quotient(row, along_y.high);

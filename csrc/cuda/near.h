@@ -114,10 +114,25 @@ struct EdgeShares {
   bool several = false;   // there are others still
 };
 
+// The factor of e^(x(c) - m) in the gradient of all classes but k, and that of class k.
+template <typename A>
+struct NearFactor {
+  A scale, value;
+  bool is_far;  // it takes more than a factor
+
+  __device__ NearFactor(A alpha, const EdgeShares<A>& shares, A r)
+      : scale(ratio(alpha + shares.same - (shares.likely ? A(0) : shares.other), A(1) + r)),
+        // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r
+        // underflow.
+        is_far(shares.likely && !is_near(r)) {
+    value = shares.likely && !is_far ? scale - ratio(shares.other, r) : scale;
+  }
+};
+
 // kPlain: the windows are 3 × 3 pixels, the power is 0, there is no decay, and pixels have no weights.
-template <bool kPlain, typename T, typename A>
-__device__ __forceinline__ EdgeShares<A> gather(const Call<T, A, false>& call, const Upstream<A>& upstream,
-                                                const Tile& tile, const Place& at, int16_t y, A m, A r) {
+template <bool kPlain, typename C, typename A>
+__device__ __forceinline__ EdgeShares<A> gather(const C& call, const Upstream<A>& upstream, const Tile& tile,
+                                                const Place& at, int16_t y, A m, A r) {
   EdgeShares<A> shares;
   const auto x = call.image(at.image);
   const auto meet = [&](int k) {
@@ -190,15 +205,12 @@ __device__ __forceinline__ void find_near(const Call<T, A, false>& call, const U
     const A m = call.max_at(i), r = call.r[i];
     const EdgeShares<A> shares = gather<kPlain>(call, upstream, tile, at, y, m, r);
     const PixelGradient<A> all = base(i, y);
-    const bool likely = shares.likely;
-    const A scale = ratio(all.alpha + shares.same - (likely ? A(0) : shares.other), A(1) + r);
-    // ∂O = -π p(k) e^(x(c) - m) / r for the other classes where k is likely; 1 / r may be too large, and r underflow.
-    const bool is_far = likely && !is_near(r);
-    near.factor[p] = likely && !is_far ? scale - ratio(shares.other, r) : scale;
+    const NearFactor<A> factor(all.alpha, shares, r);
+    near.factor[p] = factor.value;
     near.at_y[p] = all.at_y + shares.same;
     if (shares.k < 0) continue;
-    near.k[p] = shares.several || is_far ? NearPixels<A>::kManyClasses : static_cast<int16_t>(shares.k);
-    A of_k = scale * exp_negative(call.image(tile.image).at(at.pixel, shares.k) - m) + shares.other;
+    near.k[p] = shares.several || factor.is_far ? NearPixels<A>::kManyClasses : static_cast<int16_t>(shares.k);
+    A of_k = factor.scale * exp_negative(call.image(tile.image).at(at.pixel, shares.k) - m) + shares.other;
     if (all.uniform != A(0)) of_k -= all.uniform * call.weight_of(tile.image, shares.k);
     near.of_k[p] = of_k;
   }

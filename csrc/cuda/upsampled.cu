@@ -1,149 +1,404 @@
 // The whole loss on CUDA: backward of logits of lower resolution than the labels.
+//
+// First a record of every pixel: each of its classes gets a factor times an exponential, and two of them more. Then
+// each block takes some classes of a box of low-resolution pixels. A thread goes down a column of the pixels that are
+// mixed from these, forms each exponential once, and adds it to the two low-resolution rows around; a row that is
+// complete is added up along the columns. So only the pixels between two boxes come twice.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
 
-#include "gradient.h"
+#include "near.h"
+#include "strips.h"
+#include "vectors.h"
 
 namespace edgeloss {
 namespace {
 
-// Where edge pixels share their gradient out, for the kernel below, which comes by every pixel several times.
-template <typename T, typename A>
-__global__ void __launch_bounds__(kThreads, 1) near_edge_kernel(const Call<T, A, true> call, uint8_t* near) {
-  __shared__ uint32_t words[kTileWords];
+// The gradient of a pixel, but for two of its classes: factor · e^(x(c) - m). The exponents are at most `most`: only
+// that of a likely class k is larger, which would cancel with its share.
+template <typename A>
+struct alignas(4 * sizeof(A)) PixelRecord {
+  static constexpr int kNone = 0x7fff;  // no class is as high
+  static constexpr unsigned kOthers = 0x80000000;
+
+  A m = 0, factor = 0, most = 0;
+  unsigned packed = kNone << 16 | kNone;
+
+  __device__ void set(int y, int k, bool has_others) {
+    packed = static_cast<unsigned>(y | (k < 0 ? kNone : k) << 16) | (has_others ? kOthers : 0);
+  }
+  __device__ int y() const { return static_cast<int>(packed & kNone); }
+  __device__ int k() const { return static_cast<int>(packed >> 16 & kNone); }
+  __device__ bool is_valid() const { return y() != kNone; }
+  // Classes other than y and k have shares, too, for which backward looks around again: rare.
+  __device__ bool has_others() const { return packed & kOthers; }
+};
+
+// What classes y and k get more.
+template <typename A>
+struct alignas(2 * sizeof(A)) PixelShares {
+  A of_y, of_k;
+};
+
+// The shares of a pixel with several other classes around: those of one of them, and the sum of the rest.
+template <bool kLogMeans, typename C, typename A>
+__device__ A gather_several(const C& call, const Upstream<A>& upstream, const Place& at, int16_t y, A m, A r,
+                            EdgeShares<A>& shares) {
+  PixelGradient<A> around;
+  A own = 0, rest = 0;
+  int first = -1;
+  around.template add_edges<kLogMeans>(
+      call, upstream, at, y, call.image(at.image), m, r, [](int) { return true; },
+      [&](int k, A value) {
+        if (first < 0) first = k;
+        (k == first ? own : rest) += value;
+      });
+  shares.likely = around.likely >= 0;
+  shares.k = shares.likely ? around.likely : first;
+  shares.other = shares.likely ? around.likely_sum : own;
+  return shares.likely ? rest + own : rest;
+}
+
+// kPlain: windows are 3 × 3 pixels, the power is 0, there is no decay, and pixels have no weights.
+template <typename T, typename A, bool kPlain>
+__global__ void __launch_bounds__(kThreads, 1) records_kernel(const Call<T, A, true> call, const Upstream<A> upstream,
+                                                              PixelRecord<A>* records, PixelShares<A>* shares_of) {
+  __shared__ uint16_t places[kTilePixels];
+  __shared__ uint32_t bits[kTileWords];
   const Tile tile(call.g, call.tiles);
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kTileWords) words[thread] = near_edges<false>(call.g, tile, call.tiles, call.edges, thread);
-  __syncthreads();
-  for (int p = thread; p < kTilePixels; p += kThreads) {
-    if (tile.exists(p)) near[tile.base + tile.pixel(p)] = words[p / 32] >> (p % 32) & 1;
+  const A total = call.smoothed_weight(tile.image);
+  const int count = list_places(places, [&](int w) {
+    return bits[w] = call.edges.words ? near_edges<kPlain>(call.g, tile, call.tiles, call.edges, w) : 0;
+  });
+#pragma unroll 1
+  for (int p = static_cast<int>(threadIdx.x); p < kTilePixels; p += kThreads) {
+    if (!tile.exists(p) || (bits[p / 32] >> (p % 32) & 1)) continue;
+    const int i = tile.base + tile.pixel(p);
+    const int16_t y = call.class_at(i);
+    PixelRecord<A> record;
+    if (y >= 0) {
+      const PixelGradient<A> all(call, upstream, tile.image, i, y, total);
+      record.m = call.max_at(i);
+      record.factor = ratio(all.alpha, A(1) + call.r[i]);
+      record.set(y, -1, false);
+      shares_of[i] = {-all.at_y, A(0)};
+    }
+    records[i] = record;
+  }
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
+    const Place at = tile.place(places[n]);
+    const int i = tile.base + static_cast<int>(at.pixel);
+    const int16_t y = call.class_at(i);
+    PixelRecord<A> record;
+    if (y >= 0) {
+      const A m = call.max_at(i), r = call.r[i];
+      EdgeShares<A> shares = gather<kPlain>(call, upstream, tile, at, y, m, r);
+      PixelGradient<A> all(call, upstream, tile.image, i, y, total);
+      if (shares.several) all.alpha -= gather_several<kPlain>(call, upstream, at, y, m, r, shares);
+      const NearFactor<A> factor(all.alpha, shares, r);
+      record.m = m;
+      record.factor = factor.value;
+      record.set(y, shares.k, shares.several);
+      if (shares.likely && !factor.is_far) record.most = log_positive(r);
+      if (factor.is_far) {
+        const auto others = sum_others<A>(call.image(tile.image), at.pixel, call.g.classes, shares.k);
+        record.m = others.max;
+        record.factor = factor.scale * exp_negative(others.max - m) - shares.other / others.sum;
+      }
+      const A added = shares.likely ? factor.scale - record.factor * exp_negative(record.most) : A(0);
+      shares_of[i] = {-all.at_y - shares.same, shares.other + added};
+    }
+    records[i] = record;
   }
 }
 
-// The gradient of logits that are upsampled: each thread takes kTaken classes of kCells low-resolution pixels, the
-// cells, below each other, and gathers from the pixels that are mixed from them. Their logits are mixed in two steps,
-// those of a row from the same three columns.
-//
-// First that of the cross-entropy; then, of the cells near edge pixels, the whole in place of what stands there, by
-// threads that take less, since they need more registers. near: as near_edge_kernel leaves it.
-template <typename T, typename A, bool kEdges>
+template <typename T, typename A>
 struct UpsampledBackward {
-  static constexpr int kTaken = sizeof(A) == 4 ? 4 : 1;  // classes
-  static constexpr int kCells = kEdges ? 1 : 4;
-
   Call<T, A, true> call;
   Upstream<A> upstream;
-  const uint8_t* near;
+  Strips strips;
+  const PixelRecord<A>* records;
+  const PixelShares<A>* shares_of;
   GradientOutput<T> output;
+};
 
-  EDGELOSS_INLINE int64_t parts() const { return (call.g.logits + kTaken - 1) / kTaken; }
-  EDGELOSS_INLINE int64_t strips() const { return (call.along_y.low + kCells - 1) / kCells; }
-  EDGELOSS_INLINE int64_t items() const {
-    return call.g.batch * parts() * call.along_z.low * strips() * call.along_x.low;
+constexpr int kQuads = 4;  // classes of a thread in vectors of 16 bytes
+
+// What the threads of a block share.
+template <typename A>
+struct Columns {
+  static constexpr int V = 16 / sizeof(A), K = kQuads * V;
+  // Of low-resolution row i in sums[i % 2], by columns; a vector more, so that neighbors lie in different banks.
+  alignas(16) A sums[2][kThreads][K + V];
+  A weight[2][kThreads];    // of a column, for the second of the two that it is mixed from, and for the first
+  int first[kThreads + 2];  // column of each interval, from that before the first low-resolution pixel on
+  int row[Strips::kRows + 2 * Strips::kMost];  // the same of the rows of each strip
+
+  __device__ const int* rows(const Strips& strips, int strip) const { return row + strip * (strips.down + 2); }
+
+  // The threads of the block call it together.
+  template <typename C>
+  __device__ void describe(const C& call, const Strips& strips, const BoxOfStrip& box, int strip, int lane) {
+    const int thread = static_cast<int>(threadIdx.x), width = strips.width();
+#pragma unroll 1
+    for (int n = thread; n <= box.end_x - box.first_x + 1; n += kThreads) {
+      first[n] = call.along_x.begin(box.first_x - 1 + n);
+    }
+#pragma unroll 1
+    for (int n = lane; n < strips.down + 2; n += width) {
+      row[strip * (strips.down + 2) + n] = call.along_y.begin(std::min(box.first_y - 1 + n, box.end_y));
+    }
+    __syncthreads();
+    if (thread >= width) return;
+    const int column = std::min(first[0] + thread, static_cast<int>(call.along_x.high) - 1);
+    const bool is_before = call.along_x.position(column) < A(0);
+    const A w = call.along_x.at(column).weight;
+    weight[0][thread] = is_before ? A(1) : w;
+    weight[1][thread] = strips.is_wide ? A(1) : is_before ? A(0) : A(1) - w;
   }
 };
 
-template <typename T, typename A, bool kEdges>
-__global__ void __launch_bounds__(kThreads, 1) upsampled_backward_kernel(const UpsampledBackward<T, A, kEdges> work) {
-  constexpr int kTaken = work.kTaken, kCells = work.kCells;
+// A thread's column of a strip, with what its pixels give the low-resolution rows above and below them.
+//
+// kPlain: an image, not a volume, the power is 0, and there is no label smoothing.
+template <typename T, typename A, bool kPlain>
+struct Column {
+  static constexpr int V = Columns<A>::V, K = Columns<A>::K;
+
+  const UpsampledBackward<T, A>& work;
+  Columns<A>& shared;
   const Call<T, A, true>& call = work.call;
-  const Geometry& g = call.g;
-  const A of_all = call.smoothed_weight(0);
-  const int64_t width = call.along_x.low, height = call.along_y.low, depth = call.along_z.low;
-  const int64_t strips = work.strips(), parts = work.parts();
-  for_each_item(work.items(), [&](int64_t item) {
-    const int64_t line = quotient(item, width), cell_x = item - line * width;
-    const int64_t slice = quotient(line, strips), first_cell = (line - slice * strips) * kCells;
-    const int64_t last_cell = first_cell + kCells < height ? first_cell + kCells : height;
-    const int64_t group = quotient(slice, depth), cell_z = slice - group * depth;
-    const int image = static_cast<int>(quotient(group, parts));
-    const int64_t first_logit = (group - image * parts) * kTaken;
-    const int64_t first_class = first_logit + (g.logits == 1), base = image * g.pixels;
-    int64_t last_z, last_y, last_x, unused;
-    const int64_t first_z = call.along_z.support(cell_z, last_z), first_x = call.along_x.support(cell_x, last_x);
-    const int64_t first_y = call.along_y.support(first_cell, unused);
-    call.along_y.support(last_cell - 1, last_y);
-    if constexpr (kEdges) {
-      bool any = false;
-      for (int64_t z = first_z; z < last_z; ++z) {
-        for (int64_t y = first_y; y < last_y; ++y) {
-          const uint8_t* row = work.near + base + (z * g.height + y) * g.width;
-          for (int64_t at_x = first_x; at_x < last_x; ++at_x) any |= row[at_x] != 0;
-        }
-      }
-      if (!any) return;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & (work.strips.width() - 1);
+  const int strip = thread >> work.strips.log_width;
+  const BoxOfStrip box = work.strips.box(blockIdx.x, strip);
+  const int first_logit = box.chunk * K, count = std::min(int{K}, static_cast<int>(call.g.logits) - first_logit);
+  const int first_class = first_logit + (call.g.logits == 1);
+  const LowResolution<T, A> low = LowResolution<T, A>(call, box.image, first_logit);
+
+  LowColumn<A> at = {};  // of the turn
+  bool exists = false;
+  int pixels = 0;  // the first in the column, in the batch
+  A scale = 0;     // of all that the column gives
+
+  A top[K] = {}, bottom[K] = {};  // logits of the two low-resolution rows
+  A of_top[K] = {}, of_bottom[K] = {};
+
+  // Goes to a slice, and to a window of columns.
+  __device__ __forceinline__ void enter(int slice, int first, int end) {
+    exists = first + lane < end;
+    const int column = std::min(first + lane, end - 1);
+    const Taps<A> along_x = call.along_x.at(column), along_z = call.along_z.at(slice);
+    at = low.column(along_x, along_z);
+    pixels = static_cast<int>(box.image * call.g.pixels + slice * call.g.height * call.g.width + column);
+    scale = work.strips.is_wide ? along_x.weight_of(box.first_x) : A(1);
+    if constexpr (!kPlain) scale *= along_z.weight_of(box.z);
+  }
+
+  // Logits of a low-resolution row.
+  __device__ __forceinline__ void read(int row, A (&mixed)[K]) const {
+    const uint32_t line = low.row(std::clamp(row, 0, static_cast<int>(call.along_y.low) - 1));
+#pragma unroll
+    for (int quad = 0; quad < K; quad += V) {
+      if (quad >= count) continue;
+#pragma unroll
+      for (int j = quad; j < quad + V; ++j) mixed[j] = low.template read<!kPlain>(std::min(j, count - 1), line, at);
     }
-    // Where images have tables of their own there are two classes.
-    const A total = g.tables == 1 ? of_all : call.weight_of(image, 0) + call.weight_of(image, 1);
-    const auto x = call.image(image);
-    const int64_t step = x.low.pixel_step;
-    A sum[kCells][kTaken] = {};
-    for (int64_t z = first_z; z < last_z; ++z) {
-      const Taps<A> taps_z = call.along_z.at(z);
-      const A slice_weight = taps_z.weight_of(cell_z);
-      if (slice_weight == A(0)) continue;
-      for (int64_t y = first_y; y < last_y; ++y) {
-        const Taps<A> taps_y = call.along_y.at(y);
-        if (taps_y.second < first_cell || taps_y.first >= last_cell) continue;
-        A row_weight[kCells];
+  }
+
+  // Adds to class j of a pixel in interval f.
+  __device__ __forceinline__ void add_single(int f, int j, A value, const A (&weight)[2]) {
+    shared.sums[f & 1][thread][j] += value * weight[0];
+    shared.sums[(f + 1) & 1][thread][j] += value * weight[1];
+  }
+  __device__ __forceinline__ bool has(int c) const {
+    return static_cast<unsigned>(c - first_class) < static_cast<unsigned>(count);
+  }
+  __device__ __forceinline__ void find_weights(int f, A w, A (&weight)[2]) const {
+    weight[0] = f < 0 ? A(0) : scale * (A(1) - w);
+    weight[1] = f < 0 ? scale : scale * w;
+  }
+
+  // Adds pixel i in interval f, but for what is rare. kMixed: w, the weight of the bottom row, is not 0.
+  template <bool kMixed>
+  __device__ __forceinline__ bool add(int f, int i, A w) {
+    const PixelRecord<A> record = work.records[i];
+    if (!record.is_valid()) return false;
+    A weight[2];
+    find_weights(f, w, weight);
+    const A factor[2] = {record.factor * weight[0], record.factor * weight[1]};
+    A uniform = 0;
+    if constexpr (!kPlain) {
+      uniform = PixelGradient<A>(call, work.upstream, box.image, i, static_cast<int16_t>(record.y()), A(0)).uniform;
+    }
 #pragma unroll
-        for (int k = 0; k < kCells; ++k) row_weight[k] = slice_weight * taps_y.weight_of(first_cell + k);
-        const Mixture<T, A> mixture = x.mixture(taps_z, taps_y, {cell_x, cell_x, A(0)});
-        A column[3][kTaken];  // that before the cells, their own, the next
+    for (int quad = 0; quad < K; quad += V) {
+      if (quad >= count) continue;
 #pragma unroll
-        for (int j = 0; j < kTaken; ++j) {
-          const T* own = mixture.first + (first_logit + j) * x.low.class_step;
-          const bool exists = first_logit + j < g.logits;
-          column[0][j] = exists && cell_x > 0 ? mixture.column(own - step) : A(0);
-          column[1][j] = exists ? mixture.column(own) : A(0);
-          column[2][j] = exists && cell_x < width - 1 ? mixture.column(own + step) : A(0);
-        }
-        for (int64_t at_x = first_x; at_x < last_x; ++at_x) {
-          const Taps<A> taps_x = call.along_x.at(at_x);
-          const A column_weight = taps_x.weight_of(cell_x);
-          const int64_t row = z * g.height + y, pixel = row * g.width + at_x, i = base + pixel;
-          const int16_t label = call.class_at(i);
-          if (column_weight == A(0) || label < 0) continue;
-          const A m = call.max_at(i), r = call.r[i];
-          PixelGradient<A> all(call, work.upstream, image, i, label, total);
-          A shares[kTaken] = {};
-          if (kEdges && work.near[i]) {
-            const Place at = {image, row, at_x, base, pixel};
-            all.template add_edges<false>(
-                call, work.upstream, at, label, x, m, r, [](int) { return true; },
-                [&](int k, A value) {
-                  all.alpha -= value;
-#pragma unroll
-                  for (int j = 0; j < kTaken; ++j) shares[j] += first_class + j == k ? value : A(0);
-                });
-          }
-          const ClassGradient<A> gradient(all, x, pixel, g.classes, m, r);
-          const bool is_right = taps_x.first == cell_x;
-#pragma unroll
-          for (int j = 0; j < kTaken; ++j) {
-            if (first_logit + j >= g.logits) continue;
-            const A logit =
-                mix(is_right ? column[1][j] : column[0][j], is_right ? column[2][j] : column[1][j], taps_x.weight);
-            const A value =
-                gradient.of(first_class + j, label, logit, [&](int64_t c) { return call.weight_of(image, c); });
-            const A weighted = column_weight * (value + shares[j]);
-#pragma unroll
-            for (int k = 0; k < kCells; ++k) sum[k][j] += row_weight[k] * weighted;
-          }
+      for (int j = quad; j < quad + V; ++j) {
+        const A e = exp_negative(smaller((kMixed ? blend(top[j], bottom[j], w) : top[j]) - record.m, record.most));
+        of_top[j] += e * factor[0];
+        of_bottom[j] += e * factor[1];
+        if constexpr (!kPlain) {
+          if (uniform == A(0) || j >= count) continue;
+          const A less = uniform * call.weight_of(box.image, first_class + j);
+          of_top[j] -= less * weight[0];
+          of_bottom[j] -= less * weight[1];
         }
       }
     }
+    if (has(record.y()) || has(record.k())) {
+      const PixelShares<A> shares = work.shares_of[i];
+      if (has(record.y())) add_single(f, record.y() - first_class, shares.of_y, weight);
+      if (has(record.k())) add_single(f, record.k() - first_class, shares.of_k, weight);
+    }
+    return record.has_others();
+  }
+
+  // The shares of the pixel's other classes.
+  __device__ __forceinline__ void add_others(int f, int i, A w) {
+    const PixelRecord<A> record = work.records[i];
+    if (!record.has_others()) return;
+    A weight[2];
+    find_weights(f, w, weight);
+    const auto y = static_cast<int16_t>(record.y());
+    PixelGradient<A> around;
+    around.template add_edges<kPlain>(
+        call, work.upstream, place_of(call.g, i), y, call.image(box.image), call.max_at(i), call.r[i],
+        [&](int k) { return k != y && k != record.k() && has(k); },
+        [&](int k, A value) { add_single(f, k - first_class, value, weight); });
+  }
+
+  // The pixels of the column in interval f, from a row on.
+  __device__ __forceinline__ void add_interval(int f, int row, int end) {
+    const int width = static_cast<int>(call.g.width);
+    bool is_rare = false;
+    int at_row = row;
+    A w = 0;
+#pragma unroll 1
+    for (; at_row < end && (w = call.along_y.weight(f, at_row)) == A(0); ++at_row) {
+      is_rare |= add<false>(f, pixels + at_row * width, w);
+    }
+#pragma unroll 1
+    for (; at_row < end; ++at_row) {
+      is_rare |= add<true>(f, pixels + at_row * width, call.along_y.weight(f, at_row));
+    }
+    if (!is_rare) return;
+    // So that their registers do not count for the rest.
+    set_down(f, of_top);
+    set_down(f + 1, of_bottom);
+#pragma unroll 1
+    for (at_row = row; at_row < end; ++at_row) {
+      add_others(f, pixels + at_row * width, call.along_y.weight(f, at_row));
+    }
+    read(f + 1, bottom);
+  }
+
+  // Adds what registers hold to the sums of a low-resolution row.
+  __device__ __forceinline__ void set_down(int row, A (&added)[K]) {
+    A* own = shared.sums[row & 1][thread];
 #pragma unroll
-    for (int k = 0; k < kCells; ++k) {
+    for (int j = 0; j < K; j += V) {
+      if (j >= count) continue;
+      A sum[V];
+      load<false>(own + j, sum);
 #pragma unroll
-      for (int j = 0; j < kTaken; ++j) {
-        if (first_cell + k >= last_cell || first_logit + j >= g.logits) continue;
-        const int64_t cell = (cell_z * height + first_cell + k) * width + cell_x;
-        work.output.store(x.binary, image, cell, first_class + j, sum[k][j]);
+      for (int v = 0; v < V; ++v) {
+        sum[v] += added[j + v];
+        added[j + v] = 0;
+      }
+      store<false>(own + j, sum);
+    }
+  }
+  __device__ __forceinline__ void clear(int row) {
+    const A zeros[V] = {};
+#pragma unroll
+    for (int j = 0; j < K; j += V) store<false>(shared.sums[row & 1][thread] + j, zeros);
+  }
+
+  // Writes the gradient of low-resolution row f, whose sums are complete.
+  __device__ __forceinline__ void write(int f) const {
+    const A(*columns)[K + V] = shared.sums[f & 1] + (thread - lane);
+    const int64_t line = (static_cast<int64_t>(box.z) * call.along_y.low + f) * call.along_x.low + box.first_x;
+#pragma unroll 1
+    for (int t = lane; t < kQuads * (box.end_x - box.first_x); t += work.strips.width()) {
+      const int cell = t / kQuads, j = t % kQuads * V;
+      if (j >= count) continue;
+      A sum[V] = {};
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        int n = shared.first[cell + side] - shared.first[0], end = shared.first[cell + side + 1] - shared.first[0];
+        if (work.strips.is_wide) {  // all columns are of this pixel, and weighted
+          n = 0;
+          end = side ? work.strips.width() : 0;
+        }
+#pragma unroll 1
+        for (; n < end; ++n) {
+          A part[V];
+          load<false>(columns[n] + j, part);
+#pragma unroll
+          for (int v = 0; v < V; ++v) sum[v] += shared.weight[side][n] * part[v];
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        if (j + v < count) work.output.store(call.g.logits == 1, box.image, line + cell, first_class + j + v, sum[v]);
       }
     }
-  });
+  }
+
+  __device__ __forceinline__ void run() {
+    shared.describe(call, work.strips, box, strip, lane);
+    clear(0);
+    clear(1);
+    __syncthreads();
+    const int first_column = shared.first[0], end_column = shared.first[box.end_x - box.first_x + 1];
+    const int windows = (end_column - first_column + work.strips.width() - 1) >> work.strips.log_width;
+    const int first_slice = kPlain ? 0 : call.along_z.begin(box.z - 1);
+    const int turns = (kPlain ? 1 : call.along_z.begin(box.z + 1) - first_slice) * windows;
+    const int* rows = shared.rows(work.strips, strip);
+    enter(first_slice, first_column, end_column);
+    bool has_bottom = false;
+#pragma unroll 1
+    for (int f = box.first_y - 1, step = 0; step <= work.strips.down; ++f, ++step) {
+      const int row = rows[step], end = rows[step + 1];
+#pragma unroll 1
+      for (int turn = 0; turn < turns && row < end; ++turn) {
+        const int slice = turn / windows;
+        if (turns > 1) {
+          enter(first_slice + slice, first_column + ((turn - slice * windows) << work.strips.log_width), end_column);
+        }
+        const bool has_top = turns == 1 && has_bottom;
+#pragma unroll 1
+        for (int line = has_top ? f + 1 : f; line <= f + 1; ++line) {
+#pragma unroll
+          for (int j = 0; j < K; ++j) top[j] = bottom[j];
+          read(line, bottom);
+        }
+        has_bottom = true;
+        if (exists) add_interval(f, row, end);
+      }
+      set_down(f, of_top);
+#pragma unroll
+      for (int j = 0; j < K; ++j) of_top[j] = of_bottom[j];
+#pragma unroll
+      for (int j = 0; j < K; ++j) of_bottom[j] = 0;
+      __syncthreads();
+      if (f >= box.first_y && f < box.end_y) write(f);
+      __syncthreads();
+      clear(f);
+    }
+  }
+};
+
+template <typename T, typename A, bool kPlain>
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? 2 : 1)
+    upsampled_gradient_kernel(const UpsampledBackward<T, A> work) {
+  __shared__ Columns<A> shared;
+  Column<T, A, kPlain> column = {work, shared};
+  column.run();
 }
 
 }  // namespace
@@ -151,15 +406,21 @@ __global__ void __launch_bounds__(kThreads, 1) upsampled_backward_kernel(const U
 template <typename T, typename A>
 void upsampled_backward(const Call<T, A, true>& call, const Upstream<A>& upstream, const GradientOutput<T>& output,
                         const Tensor& logits, cudaStream_t stream) {
-  const UpsampledBackward<T, A, false> cross_entropy = {call, upstream, nullptr, output};
-  launch(stream, blocks_for(cross_entropy.items()), upsampled_backward_kernel<T, A, false>, cross_entropy);
-  if (!call.edges.words) return;
   const int64_t all = call.g.batch * call.g.pixels;
-  Tensor near = torch::stable::new_empty(logits, {all}, ScalarType::Byte);
-  uint8_t* is_near = static_cast<uint8_t*>(near.mutable_data_ptr());
-  launch(stream, call.tiles.count, near_edge_kernel<T, A>, call, is_near);
-  const UpsampledBackward<T, A, true> edges = {call, upstream, is_near, output};
-  launch(stream, blocks_for(edges.items()), upsampled_backward_kernel<T, A, true>, edges);
+  if (all == 0) return;
+  Tensor memory = torch::stable::new_empty(logits, {6 * all}, kScalarType<A>);
+  auto* records = static_cast<PixelRecord<A>*>(memory.mutable_data_ptr());
+  auto* shares_of = reinterpret_cast<PixelShares<A>*>(records + all);
+  const bool same_weights =
+      !call.pixel_weight && std::none_of(upstream.map, upstream.map + Row::kTerms, [](const A* map) { return map; });
+  const auto find_records = call.is_plain() && same_weights ? records_kernel<T, A, true> : records_kernel<T, A, false>;
+  launch(stream, call.tiles.count, find_records, call, upstream, records, shares_of);
+  const Strips strips(call, Columns<A>::K);
+  LowResolution<T, A>::check(call);
+  const UpsampledBackward<T, A> work = {call, upstream, strips, records, shares_of, output};
+  const bool plain = !call.g.is_volume && call.label_smoothing == A(0) && call.power == A(0);
+  launch(stream, strips.blocks, plain ? upsampled_gradient_kernel<T, A, true> : upsampled_gradient_kernel<T, A, false>,
+         work);
 }
 
 #define EDGELOSS_INSTANTIATE(T, A)                                                                        \

@@ -153,8 +153,20 @@ class Launch:
         return self.kernel.format(T=case.type, layout=_layout(case))
 
 
-def _cells(case: Case) -> float:
-    return case.cells / 4 * math.ceil(case.classes / 4)
+def _rows_of_strip(case: Case) -> int:
+    """Return the low-resolution rows of a strip of the gradient of upsampled logits, as csrc/cuda/strips.h has them."""
+    assert case.low is not None
+    rows = 32
+    while rows > 4 and _threads_of_strips(case, rows) < 512 * 256:
+        rows //= 2
+    return rows
+
+
+def _threads_of_strips(case: Case, rows: int) -> int:
+    """Return the threads that it takes: at a ratio of 4, 64 for 15 low-resolution pixels of a row and 12 classes."""
+    assert case.low is not None
+    boxes = math.ceil(case.low[1] / 15) * math.ceil(case.low[0] / (4 * rows))
+    return 256 * case.batch * math.ceil(case.classes / 12) * boxes
 
 
 # One warp of eight lists the bits of a tile; a thread that has some, two of them.
@@ -224,26 +236,23 @@ UPSAMPLED = [
     Launch("cross_entropy_kernel<{T}, float, true, (Layout)1, false>", lambda c: c.logits + 10 * c.pixels, per_class=8),
     edge_terms("true"),
     SUMS,
-    # An item is 4 classes of 4 low-resolution pixels, which 20 rows of 8 pixels are mixed from.
     Launch(
-        "upsampled_backward_kernel<{T}, float, false>",
-        lambda c: 2 * c.logits + 10 * c.pixels,
-        _cells,
-        trips=lambda c: [1, 20, 8],
-    ),
-    Launch(
-        "near_edge_kernel<{T}, float>",
-        lambda c: 1.2 * c.pixels,
+        "records_kernel<{T}, float, true>",
+        lambda c: (34.2 + 38 * NEAR) * c.pixels,
         per_thread=4,
         is_repeated=False,
-        trips=lambda c: [3 / 8, 1, 0, 1, 1, 1, 0],
+        # Smoothed weights; lists; one of two versions for all pixels; those near edges, and rows of their windows.
+        trips=lambda c: [0, *LIST, 4, 0, NEAR_LISTS, 3, *[None] * 4],
     ),
-    # One cell at a time; a warp comes by many pixels near an edge, each for all classes in turn.
+    # An item is a thread. Blocks with other classes of the same pixels find their records in the cache.
     Launch(
-        "upsampled_backward_kernel<{T}, float, true>",
-        lambda c: c.logits + 10 * c.pixels,
-        lambda c: 4 * NEAR_WARPS * _cells(c),
-        trips=lambda c: [1, 8, 0.5, 1, 8, 8, NEAR_WARPS, 3, 3, 0, 0],
+        "upsampled_gradient_kernel<{T}, float, true>",
+        lambda c: 2 * c.logits + 24 * c.pixels,
+        lambda c: _threads_of_strips(c, _rows_of_strip(c)),
+        is_repeated=False,
+        # Where intervals begin; rows of the strip and the one before; in each, a row of logits, 4 rows of pixels, rare
+        # pixels, and the columns of a low-resolution pixel.
+        trips=lambda c: [*[1] * 6, _rows_of_strip(c) + 1, 1, 1, 0, 4, *[None] * 4, 1, 4, 4],
     ),
 ]
 # What the model applies to: calls, and the launches of each.
@@ -391,6 +400,7 @@ BOUNDS = {
     "bytes": Bound("bytes", 1.07, "two reads", (19, 150)),
     "loops": Bound("loop", 12, "two reads", (19, 150)),
     "upsampled": Bound("per_logit", 15, "upsampled"),
+    "reached-upsampled": Bound("per_logit", 105, "upsampled"),
 }
 
 

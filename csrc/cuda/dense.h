@@ -15,6 +15,7 @@ enum class Layout {
   kSingles,  // anyhow: one pixel at a time
   kStaged,   // a pixel's classes side by side: neighboring threads copy neighboring classes, through shared memory
   kPairs,    // as kVectors, of two classes
+  kVolume,   // of lower resolution, as kSingles; without it, that of an image is
 };
 
 constexpr int pixels_of(Layout layout) {  // of a thread at a time
@@ -97,19 +98,32 @@ __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int6
   }
 }
 
-template <int V, int N, typename T, typename A, typename F>
+template <bool kVolume, int N, typename T, typename A, typename F>
 __device__ __forceinline__ void for_each_class_block(const UpsampledLogits<T, A>& x, int64_t pixel, int classes,
                                                      const F& body) {
-  static_assert(V == 1);
   const Mixture<T, A> mixture = x.mixture(pixel);
+  // Bytes from the first pixel of a class on, of 32 bits: an instruction adds them to the address as it reads.
+  const auto bytes = [&](int64_t step) {
+    return static_cast<uint32_t>((mixture.first - x.low.data + step) * static_cast<int64_t>(sizeof(T)));
+  };
+  const uint32_t place[4] = {bytes(0), bytes(mixture.dx), bytes(mixture.dy), bytes(mixture.dy + mixture.dx)};
+#pragma unroll 1
   for (int c = 0; c < classes; c += N) {
     A block[1][N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const bool exists = c + j < classes, is_zero = x.binary && c + j == 0;
-      block[0][j] = !exists   ? A(-INFINITY)
-                    : is_zero ? A(0)
-                              : mixture.at(x.binary ? 0 : static_cast<int64_t>(c + j) * x.low.class_step);
+      const int64_t step = x.binary ? 0 : std::min(c + j, classes - 1) * x.low.class_step;
+      A logit;
+      if constexpr (kVolume) {
+        logit = mixture.at(step);
+      } else {
+        const char* plane = reinterpret_cast<const char*>(x.low.data + step);
+        const auto at = [&](uint32_t place) { return static_cast<A>(*reinterpret_cast<const T*>(plane + place)); };
+        logit = blend(blend(at(place[0]), at(place[1]), mixture.x), blend(at(place[2]), at(place[3]), mixture.x),
+                      mixture.y);
+      }
+      block[0][j] = !exists ? A(-INFINITY) : is_zero ? A(0) : logit;
     }
     body(c, block, std::false_type());
   }

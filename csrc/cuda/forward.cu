@@ -131,6 +131,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     };
     if constexpr (kLayout == Layout::kStaged) {
       for_each_staged_block<false, T, A>(is_read ? x.data + place * x.pixel_step : nullptr, nullptr, classes, add);
+    } else if constexpr (kUpsampled) {
+      if (is_read) for_each_class_block<kLayout == Layout::kVolume, kBlock<A>>(x, place, classes, add);
     } else if (is_read) {
       for_each_class_block<V, kLayout == Layout::kPairs ? 2 : kBlock<A>>(x, place, classes, add);
     }
@@ -245,7 +247,8 @@ void launch_cross_entropy(const Call<T, A, kUpsampled>& call, const Tensor& logi
     launch(stream, call.tiles.count, kernel, call, out);
   };
   if constexpr (kUpsampled) {
-    run(std::integral_constant<Layout, Layout::kSingles>());
+    if (call.g.is_volume) run(std::integral_constant<Layout, Layout::kVolume>());
+    if (!call.g.is_volume) run(std::integral_constant<Layout, Layout::kSingles>());
   } else {
     with_layout(layout_of(call.g, call.steps, logits), run);
   }

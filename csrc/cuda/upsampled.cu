@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "near.h"
 #include "strips.h"
@@ -125,14 +126,14 @@ struct UpsampledBackward {
   GradientOutput<T> output;
 };
 
-constexpr int kQuads = 4;  // classes of a thread in vectors of 16 bytes
-
-// What the threads of a block share.
-template <typename A>
+// What the threads of a block share. A thread takes K classes, in vectors of 16 bytes; more of them would not leave
+// enough registers.
+template <typename A, bool kPlain>
 struct Columns {
-  static constexpr int V = 16 / sizeof(A), K = kQuads * V;
-  // Of low-resolution row i in sums[i % 2], by columns; a vector more, so that neighbors lie in different banks.
-  alignas(16) A sums[2][kThreads][K + V];
+  static constexpr int kVectors = kPlain ? 3 : 2, V = 16 / sizeof(A), K = kVectors * V;
+  // Of low-resolution row i in sums[i % 2], by columns: an odd number of vectors each, so that neighbors lie in
+  // different banks.
+  alignas(16) A sums[2][kThreads][(kVectors | 1) * V];
   A weight[2][kThreads];    // of a column, for the second of the two that it is mixed from, and for the first
   int first[kThreads + 2];  // column of each interval, from that before the first low-resolution pixel on
   int row[Strips::kRows + 2 * Strips::kMost];  // the same of the rows of each strip
@@ -166,10 +167,10 @@ struct Columns {
 // kPlain: an image, not a volume, the power is 0, and there is no label smoothing.
 template <typename T, typename A, bool kPlain>
 struct Column {
-  static constexpr int V = Columns<A>::V, K = Columns<A>::K;
+  static constexpr int V = Columns<A, kPlain>::V, K = Columns<A, kPlain>::K, kVectors = Columns<A, kPlain>::kVectors;
 
   const UpsampledBackward<T, A>& work;
-  Columns<A>& shared;
+  Columns<A, kPlain>& shared;
   const Call<T, A, true>& call = work.call;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & (work.strips.width() - 1);
   const int strip = thread >> work.strips.log_width;
@@ -271,8 +272,8 @@ struct Column {
         [&](int k, A value) { add_single(f, k - first_class, value, weight); });
   }
 
-  // The pixels of the column in interval f, from a row on.
-  __device__ __forceinline__ void add_interval(int f, int row, int end) {
+  // The pixels of the column in interval f, from a row on. Returns whether there are no logits at hand any more.
+  __device__ __forceinline__ bool add_interval(int f, int row, int end) {
     const int width = static_cast<int>(call.g.width);
     bool is_rare = false;
     int at_row = row;
@@ -285,15 +286,15 @@ struct Column {
     for (; at_row < end; ++at_row) {
       is_rare |= add<true>(f, pixels + at_row * width, call.along_y.weight(f, at_row));
     }
-    if (!is_rare) return;
-    // So that their registers do not count for the rest.
+    if (!is_rare) return false;
+    // So that what it needs does not take the registers of all others.
     set_down(f, of_top);
     set_down(f + 1, of_bottom);
 #pragma unroll 1
     for (at_row = row; at_row < end; ++at_row) {
       add_others(f, pixels + at_row * width, call.along_y.weight(f, at_row));
     }
-    read(f + 1, bottom);
+    return true;
   }
 
   // Adds what registers hold to the sums of a low-resolution row.
@@ -320,11 +321,11 @@ struct Column {
 
   // Writes the gradient of low-resolution row f, whose sums are complete.
   __device__ __forceinline__ void write(int f) const {
-    const A(*columns)[K + V] = shared.sums[f & 1] + (thread - lane);
+    const auto* columns = shared.sums[f & 1] + (thread - lane);
     const int64_t line = (static_cast<int64_t>(box.z) * call.along_y.low + f) * call.along_x.low + box.first_x;
 #pragma unroll 1
-    for (int t = lane; t < kQuads * (box.end_x - box.first_x); t += work.strips.width()) {
-      const int cell = t / kQuads, j = t % kQuads * V;
+    for (int t = lane; t < kVectors * (box.end_x - box.first_x); t += work.strips.width()) {
+      const int cell = t / kVectors, j = t % kVectors * V;
       if (j >= count) continue;
       A sum[V] = {};
 #pragma unroll
@@ -354,31 +355,33 @@ struct Column {
     clear(0);
     clear(1);
     __syncthreads();
-    const int first_column = shared.first[0], end_column = shared.first[box.end_x - box.first_x + 1];
-    const int windows = (end_column - first_column + work.strips.width() - 1) >> work.strips.log_width;
+    const int last = box.end_x - box.first_x + 1, width = work.strips.width();
     const int first_slice = kPlain ? 0 : call.along_z.begin(box.z - 1);
-    const int turns = (kPlain ? 1 : call.along_z.begin(box.z + 1) - first_slice) * windows;
-    const int* rows = shared.rows(work.strips, strip);
-    enter(first_slice, first_column, end_column);
+    const int end_slice = kPlain ? 1 : call.along_z.begin(box.z + 1);
+    // Else a thread takes several columns: of several slices, or where a low-resolution pixel has more than threads.
+    const bool is_single = end_slice - first_slice == 1 && shared.first[last] - shared.first[0] <= width;
     bool has_bottom = false;
+    enter(first_slice, shared.first[0], shared.first[last]);
 #pragma unroll 1
     for (int f = box.first_y - 1, step = 0; step <= work.strips.down; ++f, ++step) {
-      const int row = rows[step], end = rows[step + 1];
+      const int row = shared.rows(work.strips, strip)[step], end = shared.rows(work.strips, strip)[step + 1];
 #pragma unroll 1
-      for (int turn = 0; turn < turns && row < end; ++turn) {
-        const int slice = turn / windows;
-        if (turns > 1) {
-          enter(first_slice + slice, first_column + ((turn - slice * windows) << work.strips.log_width), end_column);
-        }
-        const bool has_top = turns == 1 && has_bottom;
+      for (int slice = first_slice; slice < end_slice && row < end; ++slice) {
 #pragma unroll 1
-        for (int line = has_top ? f + 1 : f; line <= f + 1; ++line) {
+        for (int column = shared.first[0]; column < shared.first[last]; column += width) {
+          if (!is_single) enter(slice, column, shared.first[last]);
+#pragma unroll 1
+          for (int line = is_single && has_bottom ? f + 1 : f; line <= f + 1; ++line) {
 #pragma unroll
-          for (int j = 0; j < K; ++j) top[j] = bottom[j];
-          read(line, bottom);
+            for (int j = 0; j < K; ++j) top[j] = bottom[j];
+            read(line, bottom);
+          }
+          has_bottom = true;
+          if (exists && add_interval(f, row, end)) {
+            enter(slice, column, shared.first[last]);
+            read(f + 1, bottom);
+          }
         }
-        has_bottom = true;
-        if (exists) add_interval(f, row, end);
       }
       set_down(f, of_top);
 #pragma unroll
@@ -396,7 +399,7 @@ struct Column {
 template <typename T, typename A, bool kPlain>
 __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? 2 : 1)
     upsampled_gradient_kernel(const UpsampledBackward<T, A> work) {
-  __shared__ Columns<A> shared;
+  __shared__ Columns<A, kPlain> shared;
   Column<T, A, kPlain> column = {work, shared};
   column.run();
 }
@@ -415,12 +418,18 @@ void upsampled_backward(const Call<T, A, true>& call, const Upstream<A>& upstrea
       !call.pixel_weight && std::none_of(upstream.map, upstream.map + Row::kTerms, [](const A* map) { return map; });
   const auto find_records = call.is_plain() && same_weights ? records_kernel<T, A, true> : records_kernel<T, A, false>;
   launch(stream, call.tiles.count, find_records, call, upstream, records, shares_of);
-  const Strips strips(call, Columns<A>::K);
   LowResolution<T, A>::check(call);
-  const UpsampledBackward<T, A> work = {call, upstream, strips, records, shares_of, output};
-  const bool plain = !call.g.is_volume && call.label_smoothing == A(0) && call.power == A(0);
-  launch(stream, strips.blocks, plain ? upsampled_gradient_kernel<T, A, true> : upsampled_gradient_kernel<T, A, false>,
-         work);
+  const auto run = [&](auto plain) {
+    constexpr bool kPlain = decltype(plain)::value;
+    const Strips strips(call, Columns<A, kPlain>::K);
+    const UpsampledBackward<T, A> work = {call, upstream, strips, records, shares_of, output};
+    launch(stream, strips.blocks, upsampled_gradient_kernel<T, A, kPlain>, work);
+  };
+  if (!call.g.is_volume && call.label_smoothing == A(0) && call.power == A(0)) {
+    run(std::true_type());
+  } else {
+    run(std::false_type());
+  }
 }
 
 #define EDGELOSS_INSTANTIATE(T, A)                                                                        \

@@ -35,9 +35,9 @@ OTHER_CASES = [
     *[(FLAT[1], 150), (FLAT[3], 150), (FLAT[3], 1000), (FLAT[-1], 19)],
     *itertools.product(VOLUMES, (1, 4)),
 ]
-# Few, as stepped threads are slow: one logit, strips of cells that are not full, more classes than a thread takes, and
-# a volume.
-STEPPED_CASES = [(FLAT[0], 2), (FLAT[1], 3), (FLAT[3], 19), (FLAT[4], 1), (VOLUMES[0], 4)]
+# Few, as stepped threads are slow: one logit, strips of cells that are not full, more classes than a thread takes, more
+# columns of a cell than a block's threads, and a volume.
+STEPPED_CASES = [(FLAT[0], 2), (FLAT[1], 3), (FLAT[3], 19), (FLAT[4], 1), (FLAT[6], 3), (VOLUMES[0], 4)]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"edge_weight": 0.0},

@@ -145,7 +145,7 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
   call.target("label", saved.label, {ScalarType::Short});
   weights(call, inputs, sizes_of(saved.label), options.tables);
   const int64_t pixels = saved.label.numel();
-  call.flat("grad_sums", gradients.sums, Row::kCount, ScalarType::Double);
+  call.flat("grad_sums", gradients.sums, Row::kTerms, ScalarType::Double);
   const std::optional<Tensor>* const maps[] = {&gradients.ce, &gradients.same, &gradients.other, &gradients.false_edge};
   for (const auto* map : maps) {
     if (*map) call.flat("gradient of a map", **map, pixels, call.real());

@@ -162,7 +162,7 @@ struct Outputs {
     const auto sizes = output_sizes(device, options, has_distance, is_pair);
     const auto allocate = [&](int output) {
       const Size& size = sizes[output];
-      return torch::stable::new_empty(logits, {length_of(size, logits, target)}, dtype_of(size, logits));
+      return new_tensor(logits, {length_of(size, logits, target)}, dtype_of(size, logits));
     };
     sums = allocate(Output::kSums);
     edge_counts = allocate(Output::kEdgeCounts);
@@ -171,7 +171,7 @@ struct Outputs {
     same = allocate(Output::kSame);
     other = allocate(Output::kOther);
     false_edge = allocate(Output::kFalseEdge);
-    saved.label = torch::stable::new_empty(logits, sizes_of(target), dtype_of(sizes[Output::kLabel], logits));
+    saved.label = new_tensor(logits, sizes_of(target), dtype_of(sizes[Output::kLabel], logits));
     saved.flags = allocate(Output::kFlags);
     saved.stats = allocate(Output::kStats);
     saved.edge_list = allocate(Output::kEdgeList);

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import Evaluation, TermMaps
+from edgeloss.reduction import TERM_ROWS, Evaluation, TermMaps, weighted_sum
 from edgeloss.reference import FAR, NO_POWER
 
 operators = torch.ops.edgeloss
@@ -81,14 +81,12 @@ def evaluate(
     if distance is not None:
         wide = (distance.to(widest(distance.device)) / unit).clamp(max=FAR)
         distance = wide.to(result_dtype(logits)).contiguous()
-    call = operators.edge_loss if torch.compiler.is_compiling() else _EdgeLoss.apply
-    tensors = call(  # type: ignore[no-untyped-call]
+    given = _EdgeLossInputs(
         logits if is_evenly_spaced(logits) else logits.contiguous(),
         target.contiguous(),
-        *(
-            None if weight is None else weight.contiguous()
-            for weight in (inputs.weight, inputs.pixel_weight, inputs.edge_class_weight)
-        ),
+        _contiguous(inputs.weight),
+        _contiguous(inputs.pixel_weight),
+        _contiguous(inputs.edge_class_weight),
         distance,
         _NO_LABEL if options.ignore_index is None else options.ignore_index,
         options.label_smoothing,
@@ -103,9 +101,22 @@ def evaluate(
         _VALIDATE[options.validate],
         inputs.tables,
     )
-    terms = _term_maps(Outputs.from_tensors(tensors), inputs, options, edges, false_edges) if maps else None
-    counts = tensors[1] if inputs.multilabel_classes is None else tensors[1].view(-1, 2)
-    return Evaluation(tensors[0], terms, counts if count_edges else None)
+    if torch.compiler.is_compiling():  # the operator has its own derivative
+        outputs, weigh = Outputs.from_tensors(operators.edge_loss(*given)), None
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            outputs = Outputs.from_tensors(operators.edge_loss.default(*given))
+        weigh = partial(_EdgeLoss.apply, given.logits, given, outputs)
+        if maps:
+            differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None)  # type: ignore[no-untyped-call]
+            outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
+    terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
+    counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
+    return Evaluation(outputs.sums, terms, counts if count_edges else None, weigh)
+
+
+def _contiguous(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.contiguous()
 
 
 def _decay_and_unit(options: Options) -> tuple[float, float]:
@@ -143,6 +154,8 @@ def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, 
 
 def is_evenly_spaced(x: Tensor) -> bool:
     """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
+    if x.is_contiguous():
+        return True
     axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
@@ -199,11 +212,14 @@ def _edge_loss_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    given, outputs = _EdgeLossInputs(*inputs), Outputs.from_tensors(output)
-    saved = outputs.saved if given.distance is None else outputs.saved._replace(field=given.distance)
+    _save(ctx, _EdgeLossInputs(*inputs), Outputs.from_tensors(output).saved)
+
+
+def _save(ctx: Any, given: _EdgeLossInputs, saved: SavedState) -> None:  # noqa: ANN401
+    if given.distance is not None:
+        saved = saved._replace(field=given.distance)
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
     ctx.options = given.label_smoothing, given.radius, given.power, given.decay, given.tables
-    ctx.rows, ctx.has_maps = outputs.sums.shape[0], given.maps
     ctx.set_materialize_grads(False)
 
 
@@ -217,33 +233,49 @@ def _edge_loss_backward(
     false_edge: Tensor | None = None,
     *saved: None,
 ) -> tuple[Tensor | None, ...]:
+    terms = None if sums is None else sums[TERM_ROWS].contiguous()
+    return _only(_gradient(ctx, terms, ce, same, other, false_edge), len(_EdgeLossInputs._fields))
+
+
+def _gradient(ctx: Any, terms: Tensor | None, *maps: Tensor | None) -> Tensor:  # noqa: ANN401
+    """Return the gradient of the logits from those of the sums of the terms and of the maps."""
     state = ctx.saved_tensors
-    if sums is None:
-        sums = state[0].new_zeros(ctx.rows, dtype=torch.float64)
-    maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in (ce, same, other, false_edge)]
-    gradient = operators.edge_loss_backward(sums.contiguous(), *maps, *state, *ctx.options)
-    return _only(gradient, len(_EdgeLossInputs._fields))
+    if terms is None:
+        terms = state[0].new_zeros(len(maps), dtype=torch.float64)
+    of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in maps]
+    gradient: Tensor = operators.edge_loss_backward.default(terms, *of_maps, *state, *ctx.options)
+    return gradient
 
 
 class _EdgeLoss(torch.autograd.Function):
-    """The operator ``edge_loss``, with the derivative that torch.library has of it, but less work around each call.
+    """What the operator ``edge_loss`` has returned as a function of its logits, with less work around each call.
 
-    It returns all of the operator's results where the maps are asked for, else the sums and counts.
+    With a factor of each term the weighted sum of the terms, without factors the maps.
     """
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-        with torch._C._AutoDispatchBelowAutograd():
-            tensors: tuple[Tensor, ...] = operators.edge_loss.default(*args)
-        _setup_context(ctx, args, tensors)
-        return tensors if ctx.has_maps else tensors[:2]
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        logits: Tensor,
+        given: _EdgeLossInputs,
+        outputs: Outputs,
+        factors: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor | tuple[Tensor, ...]:
+        _save(ctx, given, outputs.saved)
+        ctx.factors = factors
+        ctx.set_materialize_grads(factors is not None)
+        if factors is not None:
+            return weighted_sum(outputs.sums, factors, dtype)
+        return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.false_edge
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        terms, maps = (None, grads) if ctx.factors is None else (grads[0] * ctx.factors, [None] * 4)
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _edge_loss_backward(ctx, *grads)
+            return _only(_gradient(ctx, terms, *maps), 5)
         with torch._C._AutoDispatchBelowAutograd():
-            return _edge_loss_backward(ctx, *grads)
+            return _only(_gradient(ctx, terms, *maps), 5)
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:

@@ -476,7 +476,7 @@ def normalizer_tensors(
         TypeError: if they are not two numbers or tensors.
         ValueError: if one is not 0-d, or out of range.
     """
-    got = f", but got {normalizer!r}"
+    got = "" if torch.compiler.is_compiling() else f", but got {normalizer!r}"  # compilers have no text of tensors
     is_pair = isinstance(normalizer, Sequence) and len(normalizer) == 2
     if not is_pair or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer):
         raise TypeError(f"normalizer: expected two numbers or 0-d tensors (W, E){got}")

@@ -252,10 +252,7 @@ class EdgeAwareLoss(nn.Module):
 
     def _running_weight(self) -> Tensor:
         """Return u of the edge pixels counted so far, in the shape of the counts."""
-        # The prior is a step that showed every class equally often: it does not depend on the size of the images.
-        total = self.edge_counts.sum(dtype=widest(self.edge_counts.device))
-        prior = total / (self.counted_steps * max(1, self.edge_counts.numel()))
-        return balanced_weight(self.edge_counts, prior=prior)
+        return balanced_weight(self.edge_counts, steps=self.counted_steps)
 
     def _count(self, counts: Tensor, options: Options) -> None:
         """Add the edge pixels of a step, or of a call of the first step."""

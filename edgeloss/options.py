@@ -52,6 +52,8 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
         TypeError: if a radius is not an integer.
         ValueError: if a radius is negative or beyond 64 bits, if none is ≥ 1, or if there is not one per axis.
     """
+    if type(radius) is int and 1 <= radius < 2**63:  # for speed
+        return [radius] * dims
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
     if not all(is_integer(r) for r in values):
         raise TypeError(f"radius: expected an int, or one int per axis, but got {radius!r}{of_sequence(radius)}")
@@ -70,7 +72,9 @@ def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list
     Raises:
         ValueError: if a size is not finite and > 0, or far out of range, or if there is not one per axis.
     """
-    values = list(spacing) if isinstance(spacing, Sequence) else [1.0 if spacing is None else spacing] * dims
+    if spacing is None:
+        return [1.0] * dims
+    values = list(spacing) if isinstance(spacing, Sequence) else [spacing] * dims
     if len(values) != dims or not all(is_number(s) and 0 < s < math.inf for s in values):
         raise ValueError(
             f"spacing: expected a number > 0, or {dims} of them, one per spatial axis, but got {spacing!r}"
@@ -289,8 +293,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every option."""
+        values = self.__dict__
         for name, check in _CHECKS.items():
-            check(name, getattr(self, name))
+            value, default = values[name], _DEFAULTS[name]
+            if type(value) is not type(default) or value != default:  # most are, and need no check
+                check(name, value)
         for name in ("other_side_weight", "same_side_weight", "false_edge_weight"):
             if self.edge_weight * getattr(self, name) > MOST_WEIGHT:
                 raise ValueError(
@@ -303,6 +310,7 @@ HELP: dict[str, str] = {option.name: option.metadata["help"] for option in field
 # Only EdgeAwareLoss has these: they need what it stores between steps.
 MODULE_ONLY = frozenset(option.name for option in fields(Options) if option.metadata["module_only"])
 _CHECKS: dict[str, Callable[[str, Any], None]] = {option.name: option.metadata["check"] for option in fields(Options)}
+_DEFAULTS = {option.name: option.default for option in fields(Options)}
 
 
 def check_option(name: str, value: Any) -> None:  # noqa: ANN401

@@ -6,7 +6,9 @@ Symbols are those of :mod:`edgeloss.reference`, and v = ``pixel_weight``, 1 by d
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
@@ -77,15 +79,16 @@ class Evaluation(NamedTuple):
     """What a backend returns.
 
     Attributes:
-        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it; the
-            terms are differentiable.
+        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
+        weigh: returns :func:`weighted_sum` of the sums, differentiable; None if the terms among the sums are so.
     """
 
     sums: Tensor
     maps: TermMaps | None
     edge_counts: Tensor | None = None
+    weigh: Callable[[Tensor, torch.dtype], Tensor] | None = None
 
 
 Number = TypeVar("Number", Tensor, float)
@@ -106,21 +109,23 @@ def reduce(
 
     ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
-    w, e = shared_denominators(evaluation.sums, inputs, options)
+    denominators, dtype = shared_denominators(evaluation.sums, inputs, options), result_dtype(inputs.logits)
     maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
     if options.reduction == "none" and maps is not None:
         loss = total_map(maps, inputs, options, edge_scale)
-        loss = inputs.as_given(loss)
+        loss = inputs.as_given(loss).to(dtype)
     else:
-        loss = total(evaluation.sums[TERM_ROWS], w, e if edge_scale is None else e / edge_scale, options)
-    dtype = result_dtype(inputs.logits)
-    result: list[Tensor | LossMaps | Terms] = [loss.to(dtype)]
+        factors = term_factors(denominators, options, edge_scale)
+        loss = (evaluation.weigh or partial(weighted_sum, evaluation.sums))(factors, dtype)
+    if not return_maps and not return_terms:
+        return loss
+    result: list[Tensor | LossMaps | Terms] = [loss]
     if return_maps and maps is not None:
         result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in maps)))  # type: ignore[arg-type]
     if return_terms:
-        terms = term_values(evaluation.sums.detach(), w, e, options)
+        terms = term_values(evaluation.sums.detach(), denominators, options)
         result.append({name: value.to(dtype) for name, value in terms.items()})
-    return cast("Result", tuple(result) if len(result) > 1 else result[0])
+    return cast("Result", tuple(result))
 
 
 # ----------------------------------------------------------------------------------------------------- the denominators
@@ -165,18 +170,17 @@ def is_shared(options: Options) -> bool:
     return options.sync_normalizer and dist.is_available() and dist.is_initialized()
 
 
-def shared_denominators(sums: Tensor, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
-    """Return the W and E that the loss divides by: those of the batch, the user's, or the mean over the ranks."""
-    w, e = inputs.normalizer or sums.detach()[DENOMINATOR_ROWS].unbind()
+def shared_denominators(sums: Tensor, inputs: Inputs, options: Options) -> Tensor:
+    """Return the (W, E) that the loss divides by, [2]: of the batch, the user's, or the mean over the ranks."""
+    both = sums.detach()[DENOMINATOR_ROWS] if inputs.normalizer is None else torch.stack(inputs.normalizer)
     if options.reduction == "sum":
-        return torch.ones_like(w), torch.ones_like(e)
+        return torch.ones_like(both)
     if is_shared(options):
         # DDP averages the gradients of the ranks: Σ / (global denominator / world size) gives that of the whole batch.
-        both = torch.stack([w, e])
+        both = both.clone()
         dist.all_reduce(both)
         both /= dist.get_world_size()
-        return both[0], both[1]
-    return w, e
+    return both
 
 
 # ------------------------------------------------------------------------------------------- the balance of the classes
@@ -194,7 +198,7 @@ def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int, multilabel_cla
     return counts if multilabel_classes is None else counts.view(-1, 2)
 
 
-def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | float = 0.0) -> Tensor:
+def balanced_weight(counts: Tensor, *, exponent: float = 1.0, steps: Tensor | None = None) -> Tensor:
     """Return u_c ∝ 1 / (n_c + prior)^exponent, float32, 1 for a class without edge pixels.
 
     The mean weight over all counted pixels is 1.
@@ -202,11 +206,14 @@ def balanced_weight(counts: Tensor, *, exponent: float = 1.0, prior: Tensor | fl
     Args:
         counts: n, the edge pixels of each class, of any shape.
         exponent: in [0, 1].
-        prior: edge pixels to add to those of each class.
+        steps: the number of steps that counted, 0-d. The prior is one more that showed every class equally often, so
+            it does not depend on the size of the images; without it there is none.
     """
-    n, is_seen = counts.to(widest(counts.device)), counts > 0
-    weight = torch.where(is_seen, n + prior, 1.0) ** -exponent
-    return torch.where(is_seen, weight * (n.sum() / (n * weight).sum()), 1.0).float()
+    n, unseen = counts.to(widest(counts.device)), counts == 0
+    total = n.sum()
+    smooth = n.clone() if steps is None else n + total / (steps * max(1, counts.numel()))
+    weight = smooth.masked_fill_(unseen, 1.0).pow_(-exponent)
+    return weight.mul_(total / torch.dot(n.flatten(), weight.flatten())).masked_fill_(unseen, 1.0).float()
 
 
 # ----------------------------------------------------------------------------------------------- edges that are learned
@@ -226,14 +233,15 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
     e = sums[SumRow.EDGE_WEIGHT]
     uniform = _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
     weight = options.other_side_weight + options.same_side_weight
-    return torch.where(error < math.inf, torch.stack([error, e * uniform, e * weight]), 0.0)  # not for nan
+    is_finite = error < math.inf  # not for nan
+    return torch.stack([error, e * uniform, e * weight]).masked_fill_(~is_finite, 0.0)
 
 
 def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor:
     """Return f = min(1, (1 - e^-error) / (1 - e^-uniform))^focus, 0-d; 1 without any weight."""
-    wrong, wrong_of_uniform = torch.expm1(error_sums[:2] / -error_sums[2])
+    wrong, wrong_of_uniform = (error_sums[:2] / -error_sums[2]).expm1_().unbind()
     # A mean of logarithms may round to less than 0, which has no power. Without any weight the ratio is nan.
-    scale: Tensor = (wrong / wrong_of_uniform).clamp(0, 1).nan_to_num(1.0) ** focus
+    scale: Tensor = (wrong / wrong_of_uniform).clamp_(0, 1).nan_to_num_(1.0).pow_(focus)
     return _keep(scale) if torch.compiler.is_compiling() else scale
 
 
@@ -282,23 +290,33 @@ def term_weights(options: Options) -> dict[str, float]:
     }
 
 
-def total(terms: Tensor, w: Tensor, e: Tensor, options: Options) -> Tensor:
-    """Return the loss, 0-d: each term over its denominator, times its weight. Over nothing it is 0, with gradient 0.
+def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | None) -> Tensor:
+    """Return the factor of each term in the loss, [4]: its weight over its denominator, 0 over nothing.
 
     Args:
-        terms: [4], the rows ``TERM_ROWS`` of the sums.
-        w: W, 0-d.
-        e: Σ_E v · u, 0-d.
+        denominators: W and Σ_E v · u, [2].
         options: of the call.
+        edge_scale: a factor of ``edge_weight``, 0-d.
     """
     # Few operations: of a small image they take as long as the kernels.
-    per_w, per_e = torch.stack([w, e]).reciprocal_().nan_to_num_(posinf=0.0).unbind()
+    per_w, per_e = denominators.reciprocal().nan_to_num_(posinf=0.0).unbind()
+    if edge_scale is not None:
+        per_e = per_e * edge_scale
     ce_weight, *edge_weights = term_weights(options).values()
-    return torch.dot(terms, torch.stack([ce_weight * per_w, *(weight * per_e for weight in edge_weights)]))
+    return torch.stack([ce_weight * per_w, *[weight * per_e for weight in edge_weights]])
 
 
-def term_values(sums: Tensor, w: Tensor, e: Tensor, options: Options) -> Terms:
-    """Return what the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d each; see :func:`total`."""
+def weighted_sum(sums: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of the terms among the sums of an :class:`Evaluation`, times a factor each, 0-d."""
+    return torch.dot(sums[TERM_ROWS], factors).to(dtype)
+
+
+def term_values(sums: Tensor, denominators: Tensor, options: Options) -> Terms:
+    """Return what the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d each.
+
+    ``denominators`` are W and Σ_E v · u, [2].
+    """
+    w, e = denominators.unbind()
     counts = torch.stack([w, e, e, e])
     cross_entropy, same_side, other_side, false_edge = torch.where(counts > 0, sums[TERM_ROWS] / counts, 0.0)
     return {

@@ -32,7 +32,7 @@ class _Terms(NamedTuple):
     maps: reduction.TermMaps
     ce_pixel_weight: Tensor | None
     edge_pixel_weight: Tensor | None
-    normalizer: tuple[Tensor, Tensor]
+    denominators: Tensor
     weights: dict[str, float]
 
 
@@ -47,7 +47,7 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
         terms = _evaluate(call, criterion, leaf)
     except Exception as error:  # of a subclass with other arguments
         return Node("terms", f"not evaluated; {first_line(error)}")
-    w, e = terms.normalizer
+    w, e = terms.denominators.unbind()
     parts = {
         "cross_entropy": (terms.ce_pixel_weight, w),
         "same_side": (terms.edge_pixel_weight, e),
@@ -89,7 +89,7 @@ def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
         maps=maps,
         ce_pixel_weight=inputs.pixel_weight,
         edge_pixel_weight=edge_weight,
-        normalizer=reduction.shared_denominators(evaluation.sums, inputs, options),
+        denominators=reduction.shared_denominators(evaluation.sums, inputs, options),
         weights=reduction.term_weights(options),
     )
 

@@ -6,6 +6,7 @@
 
 #include "passes.h"
 #include "vectorize.h"
+#include "wide.h"
 
 namespace edgeloss {
 
@@ -236,9 +237,10 @@ void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks
                   Workspace<A>& space) {
   const Geometry& g = call.g;
   space.gathered.start(g, chunk.last_row - chunk.first_row, std::max(space.lanes.width, kBlock));
-  if (call.in_blocks()) {
+  const bool is_wide = gather_wide_windows(call, upstream, chunk, space.gathered);
+  if (!is_wide && call.in_blocks()) {
     gather_blocks(call, upstream, chunk, space.neighbor_shares, space.gathered);
-  } else {
+  } else if (!is_wide) {
     gather_in_lanes(call, upstream, chunks, chunk, space);
   }
   if (call.false_edges.exist()) gather_false_edges(call, upstream, chunk, space);

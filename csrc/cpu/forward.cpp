@@ -14,6 +14,8 @@
 #include "../distance_search.h"
 #include "edge_mask.h"
 #include "passes.h"
+#include "row_search.h"
+#include "wide.h"
 
 namespace edgeloss {
 
@@ -160,9 +162,9 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
   }
 }
 
-// Pass 3: the distances of the valid pixels that edge pixels see.
-template <typename A>
-void distance_chunk(const Call<A>& call, const Chunk& chunk, const std::vector<Offset>& offsets, bool whole_field) {
+// Pass 3: the distances of the valid pixels that edge pixels see: find(row, mask of pixels, their distances).
+template <typename A, typename F>
+void distance_chunk(const Call<A>& call, const Chunk& chunk, bool whole_field, const F& find) {
   const Geometry& g = call.g;
   const uint8_t* edge = call.edge + chunk.image * g.pixels;
   const int64_t reach = std::min(g.radius[2], g.width);
@@ -173,8 +175,7 @@ void distance_chunk(const Call<A>& call, const Chunk& chunk, const std::vector<O
       for_each_row(g, row, g.radius, [&](int64_t first) { merge_row(edge + first, g.width, seen.data() + reach); });
       spread_row(seen.data(), g.width, reach);
     }
-    find_distances(g, call.label + chunk.image * g.pixels, row, offsets, seen.data(),
-                   call.field + chunk.image * g.pixels + row * g.width);
+    find(row, seen.data(), call.field + chunk.image * g.pixels + row * g.width);
   }
 }
 
@@ -297,6 +298,30 @@ void terms_in_lanes(const Call<A>& call, const Chunk& chunk, int64_t begin, int6
   }
 }
 
+// The same from sums over rows.
+template <typename A, typename F>
+void terms_over_rows(const Call<A>& call, const Chunk& chunk, int64_t begin, int64_t end, const WideSums& wide,
+                     Lanes<A>& lanes, const F& body) {
+  const auto holds = [](double weights) { return weights > 1e-30 && weights < 1e30; };
+  const int32_t* pixel = call.list.pixel + chunk.image * call.g.pixels;
+  for (int64_t e = 0; e < end - begin; ++e) {
+    const WideSums::Sides& of = wide.of[e];
+    const double sum[] = {of.same_sum, of.other_sum}, weights[] = {of.same_rest, of.other_rest};
+    A value[2][kEdges];
+    Side<A> sides[2];
+    if (call.has_decay() && !(holds(weights[0]) && holds(weights[1]))) {  // one of 0 may have underflowed
+      terms_of_means(Group<A>(call, chunk.image, pixel + begin + e, 1, lanes), lanes, value, sides);
+    } else {
+      for (int side = 0; side < 2; ++side) {
+        value[side][0] = static_cast<A>(negative_mean(sum[side], weights[side]));
+        const A inverse = weights[side] > 0 ? static_cast<A>(1 / weights[side]) : A(0);
+        sides[side] = {A(0), A(0), static_cast<A>(wide.nearest), inverse};
+      }
+    }
+    body(begin + e, 1, value, sides);
+  }
+}
+
 // What pass 4 of a thread works in.
 template <typename A>
 struct TermSpace {
@@ -325,7 +350,10 @@ void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[
     }
   };
   const int64_t begin = call.list.row_first[rows + chunk.first_row], end = call.list.row_end[rows + chunk.last_row - 1];
-  if (call.in_blocks() && call.nll) {
+  WideSums wide;
+  if (sum_wide_windows(call, chunk, wide)) {
+    terms_over_rows(call, chunk, begin, end, wide, space.lanes, take);
+  } else if (call.in_blocks() && call.nll) {
     terms_in_blocks(call, chunk, begin, end, space.windows, take);
   } else {
     terms_in_lanes(call, chunk, begin, end, space.lanes, take);
@@ -394,8 +422,19 @@ struct Passes {
       }
     });
   }
-  void run_distances(const std::vector<Offset>& offsets, bool whole_field) {
-    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { distance_chunk(call, chunk, offsets, whole_field); });
+  void run_distances(const Options& options, bool is_far) {
+    const Geometry& g = call.g;
+    const auto label = [&](const Chunk& chunk) { return call.label + chunk.image * g.pixels; };
+    std::optional<RowSearch> search;
+    if (is_far) search.emplace(g, options);
+    if (search) for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) { search->prepare(chunk, label(chunk)); });
+    const std::vector<Offset> offsets = is_far ? std::vector<Offset>() : search_offsets(g, options);
+    for_each_chunk(chunks, [&](int64_t, const Chunk& chunk) {
+      distance_chunk(call, chunk, options.maps, [&](int64_t row, const uint8_t* seen, A* distance) {
+        if (search) return search->find(chunk.image, row, label(chunk), seen, distance);
+        find_distances(g, label(chunk), row, offsets, seen, distance);
+      });
+    });
   }
   void run_rest_of_terms() {
     on_each_thread(chunks.count, 1, [&](Tasks& tasks) {
@@ -421,7 +460,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const bool false_edges = options.edges && options.false_edges;
   const auto scratch = [&](int64_t each, ScalarType type) {
     const int64_t margin = each ? 2 * block_margin(g) : 0;
-    Tensor numbers = torch::stable::new_empty(logits, {each * g.batch * g.pixels + margin}, type);
+    const Tensor numbers = new_tensor(logits, {each * g.batch * g.pixels + margin}, type);
     want_large_pages(numbers);
     return numbers;
   };
@@ -460,7 +499,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   if (options.validate) throw_if_wrong(g, target,
                                        wrong);  // not from within: a parallel loop loses the message
   if (options.edges) passes.run_rest_of_edges();
-  if (searches) passes.run_distances(search_offsets(g, options), options.maps);
+  if (searches) passes.run_distances(options, window > kFar);
   if (options.edges) passes.run_rest_of_terms();
 
   double* sums = static_cast<double*>(outputs.sums.mutable_data_ptr());

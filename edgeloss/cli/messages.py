@@ -65,3 +65,16 @@ def with_progress(items: Sequence[Item]) -> Iterator[Item]:
 
     console = Console(stderr=True)
     yield from track(items, "", console=console, transient=True, disable=len(items) < 2 or not console.is_terminal)
+
+
+@contextmanager
+def with_clock(name: str) -> Iterator[None]:
+    """Show a name and the time that passes, if stderr is a terminal: for one item that may take long."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(printable(name), total=None)
+        yield

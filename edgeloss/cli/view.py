@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeloss.cli.messages import open_page, say_wrote
+from edgeloss.cli.messages import open_page, say_wrote, with_clock
 from edgeloss.cli.options import AsJson, FileOptions, with_shared_options
 from edgeloss.cli.tables import to_json
 
@@ -76,7 +76,9 @@ def view(
         figures: dict[str, Any] = {"index": str(page), "pages": [written.to_dict(reader.names) for written in pages]}
     else:
         _check_suffix(output)
-        written, page = write_page(files[0], output, reader, painter, figures=as_json), output
+        with with_clock(files[0].name):
+            written = write_page(files[0], output, reader, painter, figures=as_json)
+        page = output
         say_wrote(page, written.size)
         figures = written.to_dict(reader.names) if as_json else {}
     if as_json:

@@ -14,6 +14,7 @@ import torch
 from command_line import ROOT, Run, arguments, process, wrote
 
 import edgeloss
+from edgeloss.cli.messages import with_clock
 from edgeloss.extras import install_advice
 
 
@@ -94,3 +95,17 @@ def test_without_typer_names_the_extra() -> None:
     ran = process(code="import sys; sys.modules['typer'] = None; from edgeloss.cli import main; main()")
     assert ran.returncode == 1
     assert ran.stderr == f"edgeloss: error: the command needs typer; {install_advice('cli')}\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_one_picture_shows_the_time_on_a_terminal_only(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with with_clock("a[b]\n.npy"):
+        pass
+    shown = capsys.readouterr().err
+    assert ("a[b]\\n.npy" in shown) == is_terminal
+    assert ("0:00:00" in shown) == is_terminal
+    assert is_terminal or not shown

@@ -1,0 +1,90 @@
+"""Wide windows: the CPU sums them up over rows, and searches for distances row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import compare
+from kernel_kinds import CPU, Kernels
+from torch import Tensor
+
+from edgeloss import library
+from edgeloss.functional import edge_aware_loss
+
+KERNELS = Kernels(CPU, torch.ops.edgeloss, library.check, are_stepped=False)
+
+
+def regions(size: tuple[int, ...], classes: int) -> Tensor:
+    """Return labels [2, *size] of regions a few pixels wide, of which a tenth of the pixels is ignored."""
+    small = torch.randint(classes, (2, 1, *(n // 8 + 1 for n in size)))
+    y = F.interpolate(small.double(), size, mode="nearest").long()[:, 0]
+    y[torch.rand(y.shape) < 0.1] = 255
+    return y
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "options"),
+    [
+        (4, torch.float32, {"radius": 12}),
+        (4, torch.float64, {"radius": 14, "decay": 3.0}),
+        (4, torch.float32, {"radius": 12, "decay": 1.5, "spacing": (2.0, 0.5)}),
+        (4, torch.float32, {"radius": 12, "decay": 0.02}),  # weights underflow: those windows are summed by themselves
+        (4, torch.float32, {"radius": (40, 3), "decay": 3.0}),
+        (4, torch.float32, {"radius": (0, 27)}),
+        (4, torch.float32, {"radius": (35, 0), "decay": 2.0}),
+        (2, torch.float32, {"radius": 12, "decay": 3.0}),
+        (1, torch.bfloat16, {"radius": 1000}),
+        (3, torch.float64, {"radius": 12, "power": 1.0, "decay": 3.0}),
+    ],
+    ids=str,
+)
+def test_wide_windows_agree(classes: int, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    size = (36, 28)
+    x = (4 * torch.randn(2, classes, *size)).to(dtype)
+    compare(KERNELS, x, regions(size, max(2, classes)), options)
+
+
+@pytest.mark.parametrize("decay", [None, 3.0])
+def test_upsampled_logits_agree(decay: float | None) -> None:
+    compare(KERNELS, 4 * torch.randn(2, 3, 12, 10), regions((36, 28), 3), {"radius": 12, "decay": decay})
+
+
+def test_a_given_field_may_have_any_values() -> None:
+    x, y = 4 * torch.randn(2, 3, 36, 28), regions((36, 28), 3)
+    for scale in (1.0, 1e-3, 1e4):
+        compare(
+            KERNELS, x, y, {"radius": 12, "decay": 2.0, "distance": scale * torch.rand(y.shape, dtype=torch.float64)}
+        )
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_nothing_cancels_next_to_large_terms(power: float) -> None:
+    x, y = torch.randn(1, 3, 48, 40), torch.zeros(1, 48, 40, dtype=torch.long)
+    y[..., 20:] = 1
+    x[0, 2, 24, 10] = 1e30  # its terms are 1e30, those of all others about 1
+    x.requires_grad_()
+    far = torch.zeros(1, 48, 40)
+    far[..., :4, :] = 1.0  # that pixel is in none of their windows
+    values = []
+    for backend in ("fused", "reference"):
+        loss = edge_aware_loss(x, y, radius=17, power=power, ce_weight=0.0, pixel_weight=far, backend=backend)
+        values.append((loss, *torch.autograd.grad(loss, x)))
+    assert values[0][0] < 100
+    torch.testing.assert_close(values[0], values[1], rtol=1e-5, atol=1e-8)
+
+
+def test_distances_end_where_the_search_does() -> None:
+    y = torch.zeros(1, 60, 70, dtype=torch.long)
+    y[0, 30, 35] = 1
+    x = torch.zeros(1, 2, 60, 70)
+    for options in ({"radius": 8}, {"radius": (9, 8), "spacing": (1.0, 1e-3)}):
+        fields = []
+        for backend in ("fused", "reference"):
+            _, maps = edge_aware_loss(x, y, decay=1.0, backend=backend, return_maps=True, **options)
+            fields.append(maps.distance)
+        torch.testing.assert_close(*fields, rtol=1e-6, atol=0.0)
+        assert fields[0].isinf().any()
+        assert fields[0].isfinite().sum() > 100

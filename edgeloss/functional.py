@@ -177,7 +177,7 @@ def loss_and_evaluation(
     return_maps: bool,
     return_terms: bool,
     count_edges: bool = False,
-    edge_scale: Tensor | None = None,
+    edge_scale: Tensor | float | None = None,
     **tensors: Any,  # noqa: ANN401
 ) -> tuple[Result, Evaluation]:
     """Return what :func:`edge_aware_loss` does, and what the backend returned.

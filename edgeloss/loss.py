@@ -33,7 +33,7 @@ class _Step(NamedTuple):
     """
 
     edge_class_weight: Tensor | None
-    edge_scale: Tensor | None
+    edge_scale: Tensor | float | None
 
 
 class EdgeAwareLoss(nn.Module):
@@ -245,9 +245,10 @@ class EdgeAwareLoss(nn.Module):
     def current_edge_weight(self) -> Tensor:
         """The weight of the edge terms in the next step, 0-d: ``edge_weight`` times what ``edge_focus`` makes of it."""
         scale = self._edge_scale()
-        return torch.tensor(float(self.edge_weight), dtype=torch.float64) if scale is None else self.edge_weight * scale
+        weight = self.edge_weight * (1.0 if scale is None else scale)
+        return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
 
-    def _edge_scale(self) -> Tensor | None:
+    def _edge_scale(self) -> Tensor | float | None:
         return edge_focus_scale(self.edge_sums, self.edge_focus) if self.edge_focus else None
 
     def _running_weight(self) -> Tensor:

@@ -6,10 +6,10 @@ Symbols are those of :mod:`edgeloss.reference`, and v = ``pixel_weight``, 1 by d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ class SumRow(IntEnum):
     WRONG = 8  # the number of labels out of range; of the kernels only
 
 
+EDGE_ROWS = slice(SumRow.SAME_SIDE, SumRow.EDGE_WEIGHT + 1)  # those of the edge terms and their weight, with others
 DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.EDGE_WEIGHT + 1)  # W and Σ_E v · u
 TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.FALSE_EDGE + 1)  # the rows that are terms of the loss
 
@@ -100,7 +101,7 @@ def reduce(
     evaluation: Evaluation,
     inputs: Inputs,
     options: Options,
-    edge_scale: Tensor | None = None,
+    edge_scale: Tensor | float | None = None,
     *,
     return_maps: bool,
     return_terms: bool,
@@ -229,18 +230,23 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
         options: of the call.
         classes: C ≥ 2.
     """
-    error = _edge_term(sums[SumRow.OTHER_SIDE], sums[SumRow.SAME_SIDE], options)
-    e = sums[SumRow.EDGE_WEIGHT]
+    same_side, other_side, _, _, e = _numbers(sums[EDGE_ROWS])
+    error = _edge_term(other_side, same_side, options)
     uniform = _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
     weight = options.other_side_weight + options.same_side_weight
+    found = _tensor([error, e * uniform, e * weight], sums)
     is_finite = error < math.inf  # not for nan
-    return torch.stack([error, e * uniform, e * weight]).masked_fill_(~is_finite, 0.0)
+    if isinstance(is_finite, Tensor):
+        return found.masked_fill_(~is_finite, 0.0)
+    return found if is_finite else torch.zeros_like(found)
 
 
-def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor:
+def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor | float:
     """Return f = min(1, (1 - e^-error) / (1 - e^-uniform))^focus, 0-d; 1 without any weight."""
-    wrong, wrong_of_uniform = (error_sums[:2] / -error_sums[2]).expm1_().unbind()
+    wrong, wrong_of_uniform = _numbers((error_sums[:2] / -error_sums[2]).expm1_())
     # A mean of logarithms may round to less than 0, which has no power. Without any weight the ratio is nan.
+    if not isinstance(wrong, Tensor):
+        return min(max(wrong / wrong_of_uniform, 0.0), 1.0) ** focus if wrong_of_uniform < 0 else 1.0
     scale: Tensor = (wrong / wrong_of_uniform).clamp_(0, 1).nan_to_num_(1.0).pow_(focus)
     return _keep(scale) if torch.compiler.is_compiling() else scale
 
@@ -290,7 +296,7 @@ def term_weights(options: Options) -> dict[str, float]:
     }
 
 
-def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | None) -> Tensor:
+def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | float | None) -> Tensor:
     """Return the factor of each term in the loss, [4]: its weight over its denominator, 0 over nothing.
 
     Args:
@@ -298,12 +304,11 @@ def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | No
         options: of the call.
         edge_scale: a factor of ``edge_weight``, 0-d.
     """
-    # Few operations: of a small image they take as long as the kernels.
-    per_w, per_e = denominators.reciprocal().nan_to_num_(posinf=0.0).unbind()
+    per_w, per_e = _numbers(denominators.reciprocal().nan_to_num_(posinf=0.0))
     if edge_scale is not None:
         per_e = per_e * edge_scale
     ce_weight, *edge_weights = term_weights(options).values()
-    return torch.stack([ce_weight * per_w, *[weight * per_e for weight in edge_weights]])
+    return _tensor([ce_weight * per_w, *[weight * per_e for weight in edge_weights]], denominators)
 
 
 def weighted_sum(sums: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
@@ -337,7 +342,7 @@ def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
     return LossMaps(**maps._asdict(), edge=_edge_term(maps.other_side, maps.same_side, options))
 
 
-def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | None) -> Tensor:
+def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None) -> Tensor:
     """Return v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)), [B, *S].
 
     ``edge_scale`` is a factor of ``edge_weight``, 0-d.
@@ -354,3 +359,19 @@ def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tens
 
 def _edge_term(other_side: Number, same_side: Number, options: Options) -> Number:
     return options.other_side_weight * other_side + options.same_side_weight * same_side
+
+
+# ------------------------------------------------------------------------------------------------------ a few numbers
+
+
+def _numbers(values: Tensor) -> Sequence[Any]:
+    """Return the elements of a vector, as floats where they are at hand: operations on 0-d tensors take far longer."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:  # graphs record tensors only
+        return values.unbind()
+    is_at_hand = type(values) is Tensor and values.is_cpu  # a subclass may have no values
+    return values.tolist() if is_at_hand else values.unbind()
+
+
+def _tensor(numbers: Sequence[Any], like: Tensor) -> Tensor:
+    """Return what :func:`_numbers` has returned, and what was computed with it, as a vector again."""
+    return torch.stack(list(numbers)) if isinstance(numbers[0], Tensor) else torch.tensor(numbers, dtype=like.dtype)

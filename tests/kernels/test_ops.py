@@ -118,6 +118,34 @@ def test_more_classes_around_a_pixel_than_are_collected_at_a_time(kernels: Kerne
     torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
 
 
+@pytest.mark.parametrize(
+    ("size", "classes", "dtype", "weighted"),
+    pairwise([(7, 13), (5, 12), (9, 132), (34, 36)], [1, 2, 3, 19], DTYPES, [False, True]),
+)
+def test_the_defaults_without_weights_of_pixels(
+    kernels: Kernels, size: tuple[int, ...], classes: int, dtype: torch.dtype, *, weighted: bool
+) -> None:
+    # For windows of 3 × 3 pixels, and for two classes in vectors, CUDA has ways of its own, with edges across tiles.
+    x = (torch.randn(2, classes, *size, dtype=torch.float64) * 4).to(dtype).to(kernels.device)
+    y = torch.randint(max(2, classes), (2, *(-(-n // 3) for n in size))).to(kernels.device)
+    y = y.repeat_interleave(3, 1).repeat_interleave(3, 2)[:, : size[0], : size[1]].contiguous()
+    y[torch.rand(y.shape) < 0.1] = 255
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    u = torch.rand(max(2, classes), dtype=wide).to(kernels.device) if weighted else None
+    results = []
+    for logits, weight, backend in ((x, u, "fused"), (x.double(), None if u is None else u.double(), "reference")):
+        logits.requires_grad_()
+        # The sum: half precision has few digits for the gradient of a mean.
+        options: dict[str, Any] = {"ignore_index": 255, "edge_class_weight": weight, "reduction": "sum"}
+        loss = edge_aware_loss(logits, y, backend=backend, **options)
+        results.append((loss.double(), *(part.double() for part in torch.autograd.grad(loss, logits))))
+    (loss, gradient), (expected_loss, expected) = results
+    close = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(loss, expected_loss, **close)
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(gradient, expected, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-12, 4e-6 * largest))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
 def test_labels_of_every_dtype(kernels: Kernels, dtype: torch.dtype) -> None:
     x, y = torch.randn(1, 2, 5, 6).to(kernels.device), torch.randint(2, (1, 5, 6)).to(kernels.device)

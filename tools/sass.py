@@ -148,15 +148,18 @@ def _flow(instructions: list[Instruction]) -> tuple[list[list[Instruction]], lis
             waiting = []
         blocks[-1].append(instruction)
     successors: list[list[int]] = []
+    end_of_all = len(blocks)  # an empty block, where the kernel ends
     for number, block in enumerate(blocks):
         last, following = block[-1], []
+        if last.operation in (RETURN, EXIT):
+            following.append(end_of_all)
         if last.target is not None and last.target in first:
             following.append(first[last.target])
         falls = last.conditional or last.operation not in (BRANCH, INDIRECT_BRANCH, RETURN, EXIT)
         if falls and number + 1 < len(blocks):
             following.append(number + 1)
         successors.append(following)
-    return blocks, successors
+    return [*blocks, []], [*successors, []]
 
 
 def _dominators(successors: list[list[int]]) -> tuple[list[int], dict[int, int]]:

@@ -133,7 +133,7 @@ void logs_of_others(const Call<A>& call, int64_t image, const int32_t* pixel, co
   if (!other_terms(x, m, r, n, t)) return;
   for (int64_t i = 0; i < n; ++i) {
     if (is_exact(r[i]) || x[i] != m[i]) continue;
-    t[i] = term(logits, pixel[i], call.g.classes, k[i], false, m[i], r[i]);
+    t[i] = other_term(logits, pixel[i], call.g.classes, k[i], m[i], r[i]);
   }
 }
 
@@ -264,7 +264,7 @@ void Group<A>::find_terms(Lanes<A>& lanes) const {
     for (int64_t i = e * lanes.width; i < (e + 1) * lanes.width; ++i) {
       if (lanes.label[i] < 0 || lanes.label[i] == k[e] || is_exact(lanes.r[i]) || lanes.x[i] != lanes.m[i]) continue;
       const int64_t n = lanes.first[e] + (i - e * lanes.width);
-      lanes.t[i] = term(x, n, call.g.classes, k[e], false, lanes.m[i], lanes.r[i]);
+      lanes.t[i] = other_term(x, n, call.g.classes, k[e], lanes.m[i], lanes.r[i]);
     }
   }
 }

@@ -62,21 +62,21 @@ struct GradientTile {
   // Returns whether any of the pixels counts.
   __device__ __forceinline__ bool find_factors(int p, int64_t i, Factors<A> (&factors)[V]) const {
     bool any = false;
-    int16_t y[V];
+    int bits[V];
     T m[V];
     A r[V];
-    load<false>(call.label + i, y);
+    load_wide(call.label_bits() + i, bits);
     load<false>(call.m + i, m);
     load<false>(call.r + i, r);
     const uint32_t is_near = call.edges.words ? near.bits[p / 32] >> (p % 32) : 0;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       Factors<A>& own = factors[v];
-      const int packed = y[v];
-      own.valid = packed != kIgnored ? ~0u : 0;
-      own.y = packed & kClassBits;
-      any |= packed != kIgnored;
-      const PixelGradient<A> all = of_cross_entropy(i + v, class_of(y[v]));
+      const bool is_valid = bits[v] != kIgnoredBits;
+      own.valid = is_valid ? ~0u : 0;
+      own.y = bits[v] & kClassBits;
+      any |= is_valid;
+      const PixelGradient<A> all = of_cross_entropy(i + v, class_of(static_cast<int16_t>(bits[v])));
       own.m = static_cast<A>(m[v]);
       own.uniform = all.uniform;
       const bool edges = is_near >> v & 1;
@@ -144,11 +144,55 @@ struct GradientTile {
   }
 };
 
+// The same of two classes without weights and the like: what both terms of edges give is the gradient of the pixels'
+// own cross-entropy. Those of the classes differ by their sign, and need nothing from forward but the sides.
+template <typename T, typename A>
+__device__ __forceinline__ void differentiate_pairs(const Call<T, A, false>& call, const Upstream<A>& upstream,
+                                                    const GradientOutput<T>& output, const Tile& tile,
+                                                    NearPixels<A>& near) {
+  constexpr int V = pixels_of(Layout::kPairs);
+  const A ce = upstream.of_sum(Row::kCrossEntropy);
+  const int count = call.edges.words ? near.template list<true>(call, tile) : 0;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
+    const int p = near.places[n];
+    const Place at = tile.place(p);
+    const int bits = call.label_bits(tile.base + static_cast<int>(at.pixel));
+    if (bits == kIgnoredBits) continue;
+    near.factor[p] = ce + gather_three<true>(call, upstream, tile, at, bits & kClassBits, A(0), A(0)).same;
+  }
+  __syncthreads();
+  for_each_run<V>(tile, [&](int p, bool exists) {
+    if (!exists) return;
+    const int pixel = tile.pixel(p);
+    T* out = output.grad + tile.image * output.steps.image + pixel;
+    int bits[V];
+    load_wide(call.label_bits() + tile.base + pixel, bits);
+    const uint32_t is_near = count > 0 ? near.bits[p / 32] >> (p % 32) : 0;
+    for_each_class_block<V, 2>(call.image(tile.image), pixel, 2, [&](int, const auto& x, auto) {
+      T gradients[2][V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const bool is_first = (bits[v] & kClassBits) == 0;
+        const A above = is_first ? x[v][1] - x[v][0] : x[v][0] - x[v][1];  // the other class, above y
+        const A below = exp_negative(-std::abs(above));
+        const A scale = ratio(is_near >> v & 1 ? near.factor[p + v] : ce, A(1) + below);
+        const A value = kept(above > A(0) ? scale : scale * below, bits[v] != kIgnoredBits ? ~0u : 0);
+        gradients[0][v] = static_cast<T>(is_first ? A(0) - value : value);
+        gradients[1][v] = static_cast<T>(is_first ? value : A(0) - value);
+      }
+      store<true>(out, gradients[0]);
+      store<true>(out + output.steps.channel, gradients[1]);
+    });
+  });
+}
+
 template <typename T, typename A, Layout kLayout, bool kPlain>
 __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kPlain ? 2 : 1)
     gradient_kernel(const Call<T, A, false> call, const Upstream<A> upstream, const GradientOutput<T> output) {
   __shared__ NearPixels<A> near;
   const Tile tile(call.g, call.tiles);
+  if constexpr (kLayout == Layout::kPairs && kPlain) return differentiate_pairs(call, upstream, output, tile, near);
   const A total = kPlain ? A(0) : call.smoothed_weight(tile.image), ce = upstream.of_sum(Row::kCrossEntropy);
   const GradientTile<T, A, kLayout, kPlain> gradient = {call, upstream, output, near, tile.image, total, ce};
   if (call.edges.words) {

@@ -2,8 +2,8 @@
 //
 // A block takes a tile of 1024 pixels (tiles.h). Forward: (1) labels.cu packs the labels and finds the edge pixels and,
 // from the labels alone, the counts; (2) forward.cu reads each logit once, for the two numbers of math.h and the
-// cross-entropy; (3) with decay, the distances near edge pixels; (4) edges.cu lists the edge pixels of a tile, and
-// eight threads share the window of each. False edges are sums over windows of the cross-entropy (false_edges.cu).
+// cross-entropy; (3) with decay, the distances near edge pixels; (4) edges.cu lists the edge pixels of a tile, and two
+// or eight threads share the window of each. False edges are sums over windows of the cross-entropy (false_edges.cu).
 // Backward: backward.cu lists the pixels near edge pixels, which gather their shares (near.h), then reads each logit
 // once more and writes each element of the gradient once. Logits of lower resolution are interpolated where they are
 // read; in backward, blocks take boxes of them and add up what the pixels around give (upsampled.cu). No two threads of
@@ -130,7 +130,8 @@ struct Call {
 
   __device__ int64_t count() const { return total; }
   __device__ A max_at(int64_t i) const { return static_cast<A>(m[i]); }
-  __device__ int label_bits(int i) const { return reinterpret_cast<const uint16_t*>(label)[i]; }
+  __device__ const uint16_t* label_bits() const { return reinterpret_cast<const uint16_t*>(label); }
+  __device__ int label_bits(int i) const { return label_bits()[i]; }
   __device__ int16_t class_at(int64_t i) const { return class_of(label[i]); }
   __device__ auto image(int64_t b) const {
     const Logits<T, A> logits = {x + b * steps.image, g.logits == 1 ? 0 : steps.channel, steps.pixel, g.logits == 1};
@@ -143,8 +144,11 @@ struct Call {
   // Of class c, in an image.
   __device__ A weight_of(int64_t image, int64_t c) const { return weight ? weight[g.table(image) + c] : A(1); }
   __device__ A pixel_weight_of(int64_t i) const { return pixel_weight ? pixel_weight[i] : A(1); }
-  __device__ A edge_weight_of(int64_t image, int64_t i, int16_t y) const {
-    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[g.table(image) + y] : pixel_weight_of(i);
+  __device__ A edge_class_weight_of(int64_t image, int64_t y) const {
+    return edge_class_weight ? edge_class_weight[g.table(image) + y] : A(1);
+  }
+  __device__ A edge_weight_of(int64_t image, int64_t i, int64_t y) const {
+    return pixel_weight_of(i) * edge_class_weight_of(image, y);
   }
   __device__ A smoothed_weight(int64_t image) const {  // Σ weight(c), where it is needed
     A sum = 0;

@@ -26,10 +26,10 @@ constexpr int pixels_of(Layout layout) {  // of a thread at a time
 template <typename A>
 constexpr int kBlock = sizeof(A) == 4 ? kClasses : 4;
 
-// Whether a tensor's rows can be read in vectors of four.
+// Whether a tensor's rows can be read in vectors of four, and its classes be found by a step of 32 bits.
 inline bool has_vectors(const Geometry& g, const Steps& steps, const Tensor& x) {
   return g.width % 4 == 0 && steps.pixel == 1 && steps.channel % 4 == 0 && steps.image % 4 == 0 &&
-         is_aligned(x.const_data_ptr(), static_cast<int64_t>(x.element_size()));
+         steps.channel <= INT32_MAX && is_aligned(x.const_data_ptr(), static_cast<int64_t>(x.element_size()));
 }
 
 inline Layout layout_of(const Geometry& g, const Steps& steps, const Tensor& x) {
@@ -59,14 +59,12 @@ __device__ __forceinline__ void for_each_run(const Tile& tile, const F& body) {
   }
 }
 
-// Calls body(c, x, are_all) for blocks of N classes of V pixels: x[v][j] is class c + j of pixel v, -inf where there is
-// none. are_all, a std::bool_constant: all of them are classes.
+// Calls body(c, x, are_all) for blocks of N classes of V pixels, all classes if N is 2: x[v][j] is class c + j of pixel
+// v, -inf where there is none. are_all, a std::bool_constant: all of them are classes.
 template <int V, int N, typename T, typename A, typename F>
 __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int64_t pixel, int classes, const F& body) {
   const T* at = x.data + pixel * x.pixel_step;
-  int c = 0;
-  // One logit is two classes, the first of which is 0: no block of them.
-  for (; c + N <= classes && !(N <= 2 && x.binary); c += N) {
+  const auto take = [&](int c) {
     T raw[N][V];
 #pragma unroll
     for (int j = 0; j < N; ++j, at += x.class_step) load<true>(at, raw[j]);
@@ -79,7 +77,10 @@ __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int6
       for (int v = 0; v < V; ++v) block[v][j] = wide[v];
     }
     body(c, block, std::true_type());
-  }
+  };
+  if constexpr (N == 2) return take(0);
+  int c = 0;
+  for (; c + N <= classes; c += N) take(c);
   constexpr int kRest = 4;  // fewer at a time, so that few of them are none
   for (; c < classes; c += kRest) {
     A block[V][kRest];

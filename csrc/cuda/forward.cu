@@ -58,27 +58,34 @@ struct CrossEntropyOutputs {
   double* partial;  // [Row::kCount, tiles]
 };
 
-// A pixel whose logits were read, and its cross-entropy. kExtras: with weights, label smoothing and false edges.
-template <typename A, bool kExtras>
+// A pixel whose logits were read, and its cross-entropy. kExtras: with weights, label smoothing and false edges. kPair:
+// of two classes, read at once.
+template <typename A, bool kExtras, bool kPair>
 struct Pixel {
-  int y;  // or kIgnored
-  A own;  // its logit of class y
+  int y;      // or kIgnored
+  A own = 0;  // its logit of class y
   RunningSoftmax<A> softmax;
   Extras<A> extras;
 
   template <typename C, int N>
   __device__ __forceinline__ void add(const C& call, int image, int c, const A (&x)[N]) {
     const A before = softmax.m;
-    softmax.add(x, N);
+    if constexpr (kPair) {
+      softmax_of_pair(x[0], x[1], softmax.m, softmax.r);
+      own = y == 0 ? x[0] : x[1];
+    } else {
+      softmax.add(x, N);
+    }
     if constexpr (kExtras) extras.add(call, image, c, x, before, softmax.m);
   }
 
   // Returns CE of pixel i, 0 where it does not count, for any logits, and adds to the sums of CE and of weight, the
-  // second of which is known where all pixels weigh the same.
+  // second of which is known where all pixels weigh the same. nll: of its class, without weights.
   template <typename C, int N>
-  __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int image, int i,
+  __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int image, int i, A& nll,
                                       double (&sums)[N]) const {
-    const A log_sum = log1p_positive(softmax.r), nll = log_sum - (own - softmax.m);
+    const A log_sum = kPair ? log1p_of_unit(softmax.r) : log1p_positive(softmax.r);
+    nll = log_sum - (own - softmax.m);
     A ce = nll, w = 1, v = 1;
     if constexpr (kExtras) {
       if (y >= 0) {
@@ -90,7 +97,6 @@ struct Pixel {
       if (smoothing != A(0)) ce = (A(1) - smoothing) * ce + smoothing / static_cast<A>(call.g.classes) * all;
       if (out.of_pixels.predicted) {
         out.of_pixels.predicted[i] = y >= 0 ? static_cast<int16_t>(extras.predicted) : kIgnored;
-        out.of_pixels.log_p[i] = -nll;
       }
     }
     if (y < 0) return A(0);
@@ -108,21 +114,26 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     cross_entropy_kernel(const Call<T, A, kUpsampled> call, const CrossEntropyOutputs<A> out) {
   using Max = typename Call<T, A, kUpsampled>::Max;
   constexpr int V = pixels_of(kLayout);
+  constexpr bool kPair = kLayout == Layout::kPairs;
   const Tile tile(call.g, call.tiles);
   const auto x = call.image(tile.image);
   const int classes = static_cast<int>(call.g.classes);
   double sums[kExtras ? 2 : 1] = {};  // of CE and weight
   for_each_run<V>(tile, [&](int p, bool exists) {
     const int place = exists ? tile.pixel(p) : 0, i = tile.base + place;
-    int16_t y[V] = {};
-    Pixel<A, kExtras> pixel[V];
+    int bits[V];
+    Pixel<A, kExtras, kPair> pixel[V];
     bool is_read = false;
-    if (exists) load<false>(call.label + i, y);
+    if (exists) load_wide(call.label_bits() + i, bits);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      const int packed = y[v];
-      pixel[v].y = exists && packed != kIgnored ? packed & kClassBits : kIgnored;
-      pixel[v].own = pixel[v].y >= 0 ? x.at(place + v, pixel[v].y) : A(0);  // first: later, it may have left the cache
+      pixel[v].y = exists && bits[v] != kIgnoredBits ? bits[v] & kClassBits : kIgnored;
+      if constexpr (kLayout == Layout::kVectors) {  // first: later, it may have left the cache
+        const T* at = x.data + place + v + static_cast<int64_t>(pixel[v].y) * static_cast<int>(x.class_step);
+        pixel[v].own = pixel[v].y >= 0 && !(x.binary && pixel[v].y == 0) ? static_cast<A>(*at) : A(0);
+      } else if constexpr (!kPair) {
+        pixel[v].own = pixel[v].y >= 0 ? x.at(place + v, pixel[v].y) : A(0);
+      }
       is_read |= pixel[v].y >= 0;
     }
     const auto add = [&](int c, const auto& block, auto) {
@@ -134,19 +145,21 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsa
     } else if constexpr (kUpsampled) {
       if (is_read) for_each_class_block<kLayout == Layout::kVolume, kBlock<A>>(x, place, classes, add);
     } else if (is_read) {
-      for_each_class_block<V, kLayout == Layout::kPairs ? 2 : kBlock<A>>(x, place, classes, add);
+      for_each_class_block<V, kPair ? 2 : kBlock<A>>(x, place, classes, add);
     }
     if (!exists) return;
     Max m[V];
-    A r[V], ce[V];
+    A r[V], ce[V], log_p[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       m[v] = static_cast<Max>(pixel[v].softmax.m);
       r[v] = pixel[v].softmax.r;
-      ce[v] = pixel[v].finish(call, out, tile.image, i + v, sums);
+      ce[v] = pixel[v].finish(call, out, tile.image, i + v, log_p[v], sums);
+      log_p[v] = -log_p[v];
     }
     store<false>(call.m + i, m);
     store<false>(call.r + i, r);
+    if (out.of_pixels.log_p) store<false>(out.of_pixels.log_p + i, log_p);
     if (out.ce) store<false>(out.ce + i, ce);
     if constexpr (!kExtras) {
       A sum = ce[0];
@@ -271,7 +284,8 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
               {call.label, call.edges, data_of<uint8_t>(saved.flags), data_of<unsigned long long>(outputs.edge_counts)},
               parts, stream);
   Tensor predicted = torch::stable::new_empty(logits, {options.false_edges ? all : 0}, ScalarType::Short);
-  Tensor log_p = torch::stable::new_empty(logits, {options.false_edges ? all : 0}, kScalarType<A>);
+  const bool wants_log_p = options.false_edges || (options.edges && options.power == 0);
+  Tensor log_p = torch::stable::new_empty(logits, {wants_log_p ? all : 0}, kScalarType<A>);
   const PixelTerms<A> pixels = {data_of<int16_t>(predicted), data_of<A>(log_p)};
   launch_cross_entropy(call, logits, {data_of<A>(outputs.ce), pixels, parts}, stream);
   if (options.has_decay() && !distance) {
@@ -280,7 +294,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   }
   const EdgeOutputs<A> edge_outputs = {data_of<A>(outputs.same), data_of<A>(outputs.other),
                                        data_of<A>(outputs.false_edge), parts};
-  if (options.edges) find_edge_terms(call, edge_outputs, stream);
+  if (options.edges) find_edge_terms(call, pixels, edge_outputs, stream);
   if (call.false_edges.words) find_false_edges(call, pixels, edge_outputs, stream);
   unsigned rows = 1u << Row::kCrossEntropy | 1u << Row::kWeight | 1u << Row::kValid | 1u << Row::kWrong;
   if (options.edges) rows |= 1u << Row::kSameSide | 1u << Row::kOtherSide | 1u << Row::kEdgeWeight | 1u << Row::kEdges;

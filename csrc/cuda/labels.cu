@@ -24,8 +24,9 @@ struct ClassBits {
   __device__ void merge(const ClassBits& other) { bits |= other.bits; }
   __device__ bool differ() const { return (bits & bits >> 16) != 0; }
 
-  // Of a single pixel, with what its window has together.
-  __device__ bool has_class() const { return bits != 0; }
+  // Of a single pixel, with what its window has together. No class has the bit that would be missing from its upper
+  // half.
+  __device__ bool has_class() const { return bits >> 31 != 0; }
   __device__ int16_t packed(bool edge) const {
     return bits == 0 ? kIgnored : static_cast<int16_t>((bits & UINT16_MAX) | (edge ? kEdgeMark : 0));
   }
@@ -50,9 +51,9 @@ struct Reader {
 
   __device__ ClassBits at(int pixel) { return of(labels[pixel], false); }
   __device__ __forceinline__ ClassBits of(Wide label, bool counts) {
-    const bool is_ignored = label == ignored, valid = static_cast<Unsigned>(label) < classes && !is_ignored;
-    wrong += counts && !valid && !is_ignored;
-    return valid ? ClassBits::of(static_cast<uint32_t>(label)) : ClassBits();
+    const bool is_class = static_cast<Unsigned>(label) < classes, is_ignored = label == ignored;
+    wrong += counts && !is_class && !is_ignored;
+    return is_class && !is_ignored ? ClassBits::of(static_cast<uint32_t>(label)) : ClassBits();
   }
 };
 

@@ -102,7 +102,12 @@ struct NearPixels {
   A factor[kTilePixels], at_y[kTilePixels], of_k[kTilePixels];
   int count;
 
-  __device__ bool has(int p) const { return bits[p / 32] >> (p % 32) & 1; }
+  // Finds them, and returns how many they are. kThree: windows are 3 × 3 pixels.
+  template <bool kThree, typename C>
+  __device__ __forceinline__ int list(const C& call, const Tile& tile) {
+    return list_places(places,
+                       [&](int w) { return bits[w] = near_edges<kThree>(call.g, tile, call.tiles, call.edges, w); });
+  }
 };
 
 // What edge pixels around a pixel give it.
@@ -129,70 +134,85 @@ struct NearFactor {
   }
 };
 
-// kPlain: the windows are 3 × 3 pixels, the power is 0, there is no decay, and pixels have no weights.
-template <bool kPlain, typename C, typename A>
-__device__ __forceinline__ EdgeShares<A> gather(const C& call, const Upstream<A>& upstream, const Tile& tile,
-                                                const Place& at, int16_t y, A m, A r) {
-  EdgeShares<A> shares;
-  const auto x = call.image(at.image);
-  const auto meet = [&](int k) {
-    shares.several |= shares.k >= 0 && shares.k != k;
-    shares.k = k;
-  };
-  if constexpr (kPlain) {
-    const int row = static_cast<int>(at.row), column = static_cast<int>(at.column), own = y;
-    const int i = tile.base + static_cast<int>(at.pixel);
-    const bool exists[3] = {column > 0, true, column < tile.columns - 1};
-    A inverses[2] = {};  // of both sides, from edge pixels of class y and of class k
+// Windows of 3 × 3 pixels, with power 0, without decay and weights of pixels. kPair: of two classes, where both sides'
+// terms are those of the pixel's own class.
+template <bool kPair, typename C, typename A>
+__device__ __forceinline__ EdgeShares<A> gather_three(const C& call, const Upstream<A>& upstream, const Tile& tile,
+                                                      const Place& at, int y, A m, A r) {
+  const int row = static_cast<int>(at.row), column = static_cast<int>(at.column);
+  const int i = tile.base + static_cast<int>(at.pixel);
+  const bool exists[3] = {column > 0, true, column < tile.columns - 1};
+  A inverses[2] = {};                     // of both sides, from edge pixels of class y and of others
+  int lowest = kClassBits, highest = -1;  // of the other classes
 #pragma unroll 1
-    for (int dy = row > 0 ? -1 : 0; dy <= 1 && row + dy < tile.rows; ++dy) {
-      const int64_t center = i + dy * tile.columns;
-      const auto* label = reinterpret_cast<const uint16_t*>(call.label) + center;
-      const A* same = call.sides + center;
-      const A* other = same + call.count();
+  for (int dy = row > 0 ? -1 : 0; dy <= 1 && row + dy < tile.rows; ++dy) {
+    const int64_t center = i + dy * tile.columns;
+    const uint16_t* label = call.label_bits() + center;
+    const A* same = call.sides + center;
+    const A* other = same + call.count();
 #pragma unroll
-      for (int dx = -1; dx <= 1; ++dx) {
-        const int bits = exists[dx + 1] && (dx != 0 || dy != 0) ? label[dx] : kIgnoredBits, k = bits & kClassBits;
-        const bool is_other = k != own;
-        const A inverse = is_edge_of_bits(bits) ? (is_other ? other : same)[dx] : A(0);
-        inverses[0] += is_other ? A(0) : inverse;
-        inverses[1] += is_other ? inverse : A(0);
-        if (is_other && is_edge_of_bits(bits)) meet(k);
+    for (int dx = -1; dx <= 1; ++dx) {
+      const int bits = exists[dx + 1] && (dx != 0 || dy != 0) ? label[dx] : kIgnoredBits, k = bits & kClassBits;
+      const bool edge = is_edge_of_bits(bits), is_other = k != y;
+      const A inverse = edge ? (is_other ? other : same)[dx] : A(0);
+      inverses[0] += is_other ? A(0) : inverse;
+      inverses[1] += is_other ? inverse : A(0);
+      if constexpr (!kPair) {
+        lowest = edge && is_other ? std::min(lowest, k) : lowest;
+        highest = edge && is_other ? std::max(highest, k) : highest;
       }
     }
-    shares.same = upstream.of_sum(Row::kSameSide) * call.edge_weight_of(tile.image, i, y) * inverses[0];
-    if (shares.k >= 0) {
-      const A x_k = x.at(at.pixel, shares.k);
-      A p, complement;
-      probabilities(x_k, m, r, p, complement);
-      shares.likely = is_likely(x_k, m, r);
-      const A arrives = upstream.of_sum(Row::kOtherSide) * call.edge_weight_of(tile.image, i, shares.k);
-      shares.other = arrives * inverses[1] * other_slope(p, complement, shares.likely);
-    }
-  } else {
-    PixelGradient<A> around;
-    around.template add_edges<false>(
-        call, upstream, at, y, x, m, r, [](int) { return true; },
-        [&](int k, A value) {
-          meet(k);
-          shares.other += value;
-        });
-    shares.same = around.same;
-    if (around.likely >= 0) {
-      meet(around.likely);
-      shares.likely = true;
-      shares.other = around.likely_sum;
-    }
+  }
+  EdgeShares<A> shares;
+  const A of_same = upstream.of_sum(Row::kSameSide), of_other = upstream.of_sum(Row::kOtherSide);
+  shares.same = of_same * call.edge_class_weight_of(tile.image, y) * inverses[0];
+  if constexpr (kPair) {
+    shares.same += of_other * call.edge_class_weight_of(tile.image, 1 - y) * inverses[1];
+  } else if (highest >= 0) {
+    shares.k = highest;
+    shares.several = lowest != highest;
+    const A x_k = call.image(at.image).at(at.pixel, highest);
+    A p, complement;
+    probabilities(x_k, m, r, p, complement);
+    shares.likely = is_likely(x_k, m, r);
+    shares.other = of_other * call.edge_class_weight_of(tile.image, highest) * inverses[1] *
+                   other_slope(p, complement, shares.likely);
   }
   return shares;
 }
 
-// The factors of the tile's pixels near edge pixels. base(i, y): the PixelGradient of the cross-entropy.
+// kPlain: by gather_three.
+template <bool kPlain, typename C, typename A>
+__device__ __forceinline__ EdgeShares<A> gather(const C& call, const Upstream<A>& upstream, const Tile& tile,
+                                                const Place& at, int16_t y, A m, A r) {
+  if constexpr (kPlain) return gather_three<false>(call, upstream, tile, at, y, m, r);
+  EdgeShares<A> shares;
+  const auto meet = [&](int k) {
+    shares.several |= shares.k >= 0 && shares.k != k;
+    shares.k = k;
+  };
+  PixelGradient<A> around;
+  around.template add_edges<false>(
+      call, upstream, at, y, call.image(at.image), m, r, [](int) { return true; },
+      [&](int k, A value) {
+        meet(k);
+        shares.other += value;
+      });
+  shares.same = around.same;
+  if (around.likely >= 0) {
+    meet(around.likely);
+    shares.likely = true;
+    shares.other = around.likely_sum;
+  }
+  return shares;
+}
+
+// The factors of the tile's pixels near edge pixels. base(i, y): the PixelGradient of the cross-entropy. kPlain: the
+// edge terms are those of gather_three.
 template <bool kPlain, typename T, typename A, typename F>
 __device__ __forceinline__ void find_near(const Call<T, A, false>& call, const Upstream<A>& upstream, const Tile& tile,
                                           NearPixels<A>& near, const F& base) {
-  const int count = list_places(
-      near.places, [&](int w) { return near.bits[w] = near_edges<kPlain>(call.g, tile, call.tiles, call.edges, w); });
+  const int count = near.template list<kPlain>(call, tile);
   if (threadIdx.x == 0) near.count = count;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {

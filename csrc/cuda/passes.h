@@ -19,17 +19,18 @@ struct EdgeOutputs {
   double* partial;               // [Row::kCount, tiles]
 };
 
-// The terms of the edge pixels, and their sides.
-template <typename T, typename A, bool kUpsampled>
-void find_edge_terms(const Call<T, A, kUpsampled>& call, const EdgeOutputs<A>& out, cudaStream_t stream);
-
-// What the term of false edges needs of each pixel, in forward. Off the true edges every valid neighbor is of a pixel's
-// own class k, so that log p(k) is there minus what the neighbor's own cross-entropy is: no logits are read again.
+// What the terms of edges need of each pixel, in forward. Neighbors on the same side are of an edge pixel's own class,
+// and so is every valid neighbor off the true edges: with power 0 their term is what they have by themselves.
 template <typename A>
 struct PixelTerms {
   int16_t* predicted;  // [B, P], the most likely class, or kIgnored; or null: false edges are not wanted
-  A* log_p;            // [B, P], of the pixel's own class
+  A* log_p;            // [B, P], of the pixel's own class; or null: not wanted
 };
+
+// The terms of the edge pixels, and their sides.
+template <typename T, typename A, bool kUpsampled>
+void find_edge_terms(const Call<T, A, kUpsampled>& call, const PixelTerms<A>& pixels, const EdgeOutputs<A>& out,
+                     cudaStream_t stream);
 
 // The false edges with their terms, and their side.
 template <typename T, typename A, bool kUpsampled>

@@ -12,19 +12,6 @@ namespace edgeloss {
 
 constexpr int kTilePixels = 4 * kThreads, kTileWords = kTilePixels / 32;
 
-// Quotients of integers in [0, 2^31) by a divisor of (0, 2^31), without a division, which a GPU does not have.
-struct Divisor {
-  uint32_t factor, shift;  // ⌈2^shift / divisor⌉, which has 32 bits at most
-
-  explicit Divisor(int64_t divisor) : shift(31) {
-    while (int64_t(1) << (shift - 31) < divisor) ++shift;
-    factor = static_cast<uint32_t>(((int64_t(1) << shift) + divisor - 1) / divisor);
-  }
-  EDGELOSS_INLINE int quotient(int n) const {
-    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * factor >> shift);
-  }
-};
-
 // The tiles of a batch, 2^k × 2^(10 - k) pixels each. The slices of a volume lie below each other.
 struct Tiles {
   int log_width;

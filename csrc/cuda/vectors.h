@@ -51,6 +51,22 @@ __device__ __forceinline__ void load(const T* from, T (&x)[V]) {
   }
 }
 
+// The same of numbers of 16 bits without a sign, each in a word of its own.
+template <int V>
+__device__ __forceinline__ void load_wide(const uint16_t* from, int (&x)[V]) {
+  if constexpr (V == 4) {
+    uint16_t four[4];
+    load<false>(from, four);
+    uint32_t words[2];
+    std::memcpy(words, four, sizeof(words));
+#pragma unroll
+    for (int v = 0; v < V; ++v) x[v] = static_cast<int>(v % 2 == 0 ? words[v / 2] & 0xffff : words[v / 2] >> 16);
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; ++v) x[v] = from[v];
+  }
+}
+
 // The same numbers in another type.
 template <int V, typename T, typename A>
 __device__ __forceinline__ void convert(const T (&from)[V], A (&to)[V]) {

@@ -101,6 +101,16 @@ def test_a_jump_back_to_a_rare_case_is_no_loop() -> None:
     assert [len(loop.own) for loop in body.walk()] == [2, 6]
 
 
+def test_what_serves_a_loop_alone_is_counted_for_its_share() -> None:
+    add, again, end = (0x210, None, False), (sass.BRANCH, 3, True), (sass.EXIT, None, False)
+    # A part of the warps ends at 1, the others go on to the loop of 3 and 4.
+    instructions = code(add, (sass.EXIT, None, True), add, add, again, end)
+    assert sass.loops(instructions).inner[0].serving == {sass.SIZE * 2, sass.SIZE * 5}
+    launch = Launch("loop", lambda case: 0, is_repeated=False, trips=lambda case: [0.25])
+    found = estimate(sass.Kernel("loop", 64, 0, 128, instructions), launch, CASE, DEVICE)
+    assert found.per_item == 2 + 0.25 * 4
+
+
 def test_leaves_out_the_way_of_a_warp_that_is_apart() -> None:
     # BRA.DIV UR4, 0x17dd0 at 0xa80, and @!P1 BRA 0x900 at 0x250, both of sm_90.
     words = {0xA80: (0x0000017204D07947, 0x000FEA000B800000), 0x250: (0x0000000400A89947, 0x000FEC0003800000)}

@@ -13,6 +13,7 @@
 #include "label_records.h"
 #include "labels.h"
 #include "passes.h"
+#include "strips.h"
 
 namespace edgeloss {
 namespace {
@@ -260,6 +261,7 @@ void launch_cross_entropy(const Call<T, A, kUpsampled>& call, const Tensor& logi
     launch(stream, call.tiles.count, kernel, call, out);
   };
   if constexpr (kUpsampled) {
+    LowResolution<T, A>::check(call);  // here already, so that no forward pass is without its backward pass
     if (call.g.is_volume) run(std::integral_constant<Layout, Layout::kVolume>());
     if (!call.g.is_volume) run(std::integral_constant<Layout, Layout::kSingles>());
   } else {

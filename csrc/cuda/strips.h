@@ -39,7 +39,7 @@ struct LowResolution {
     const double most = static_cast<double>(pixels) * static_cast<double>(call.steps.pixel) +
                         static_cast<double>(classes) * static_cast<double>(call.steps.channel);
     STD_TORCH_CHECK(most * sizeof(T) < 0x1p32, "logits: expected ", kClasses,
-                    " classes of an image of lower resolution in less than 2^32 bytes, but got more; make it smaller");
+                    " classes of an image of lower resolution in less than 4 GiB, but got more; use smaller crops");
   }
 
   __device__ uint32_t row(int y) const { return static_cast<uint32_t>(y) * row_bytes; }

@@ -39,7 +39,7 @@ struct Geometry {
   // Where the class weights of an image begin.
   EDGELOSS_INLINE int table(int64_t image) const {
     const int b = static_cast<int>(image);
-    return (b - by_tables.quotient(b) * static_cast<int>(tables)) * static_cast<int>(classes);
+    return tables == 1 ? 0 : (b - by_tables.quotient(b) * static_cast<int>(tables)) * static_cast<int>(classes);
   }
 };
 

@@ -148,7 +148,8 @@ struct Call {
     return edge_class_weight ? edge_class_weight[g.table(image) + y] : A(1);
   }
   __device__ A edge_weight_of(int64_t image, int64_t i, int64_t y) const {
-    return pixel_weight_of(i) * edge_class_weight_of(image, y);
+    // One branch for both: the product with a weight of 1 takes registers that upsampled_gradient_kernel has not.
+    return edge_class_weight ? pixel_weight_of(i) * edge_class_weight[g.table(image) + y] : pixel_weight_of(i);
   }
   __device__ A smoothed_weight(int64_t image) const {  // Σ weight(c), where it is needed
     A sum = 0;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ from torch import Tensor
 from edgeloss import hints, inputs, reference
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import radius_per_axis, spacing_per_axis
+
+_MOST_PAIRS = 2**22  # of an edge pixel and a neighbor at a time: a wide radius has thousands of neighbors
 
 
 class Arrays(NamedTuple):
@@ -169,29 +173,34 @@ def compute_neighbors(
         The neighbors, on the CPU.
     """
     criterion, logits, target = _prepared(logits, target, criterion)
-    pairs, y = _edge_pairs(logits, target, criterion)
+    width, power = target.shape[-1], criterion.power
+    parts = [_neighbors_of(pairs, width, power, count) for pairs in _edge_pairs(logits, target, criterion)]
+    return Neighbors(*(np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)))
+
+
+def _neighbors_of(pairs: reference.Pairs, width: int, power: float, count: int) -> Neighbors:
+    """Compute the neighbors of some edge pixels of images of a width."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = pairs.t.clone().requires_grad_()
-        terms = torch.cat(reference.side_terms(pairs, leaf, criterion.power)).sum()
+        terms = torch.cat(reference.side_terms(pairs, leaf, power)).sum()
         share = -torch.autograd.grad(terms, leaf)[0]
     nll = -pairs.t
     p = torch.where(pairs.is_same, pairs.t.exp(), -pairs.t.expm1())
     order, rank = _largest(pairs, nll, count)
 
     row, n = pairs.row[order], pairs.n[order]
-    width = y.shape[2]
     center = pairs.center[row]
     table = p.new_full((3, count, len(pairs.center)), torch.nan)
     table[:, rank, row] = torch.stack([p[order], nll[order], share[order].to(p.dtype)])
-    step = torch.zeros(2, count, len(pairs.center), dtype=torch.int64, device=y.device)
+    step = torch.zeros(2, count, len(pairs.center), dtype=torch.int64, device=p.device)
     # Both pixels are in one image: the difference of their rows is that of their rows in the flattened batch.
     step[:, rank, row] = torch.stack([n // width - center // width, n % width - center % width])
     probability, nll, share = table.cpu().numpy()
     return Neighbors(step.cpu().numpy(), probability, nll, share)
 
 
-def _edge_pairs(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss) -> tuple[reference.Pairs, Tensor]:
-    """Return the pairs of edge pixels and neighbors, and the labels [B, H, W]."""
+def _edge_pairs(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss) -> Iterator[reference.Pairs]:
+    """Iterate over the pairs of edge pixels and neighbors, those of some edge pixels at a time."""
     radius = radius_per_axis(criterion.radius, 2)
     spacing = spacing_per_axis(criterion.spacing, 2)
     y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
@@ -203,7 +212,13 @@ def _edge_pairs(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss) -> tup
         distance = x.new_zeros(y.numel())
         distance[near] = reference.local_distance(y, valid, near, radius, spacing).to(x.dtype)
         distance = distance.view_as(y)
-    return reference.neighbor_pairs(x, y, valid, mask, reference.log_weights(distance, criterion.decay), radius), y
+    log_w = reference.log_weights(distance, criterion.decay)
+    window = math.prod(min(2 * r + 1, 2 * n - 1) for r, n in zip(radius, y.shape[1:], strict=True))
+    edges, size = mask.flatten().nonzero().squeeze(1), max(1, _MOST_PAIRS // window)
+    for first in range(0, max(1, len(edges)), size):
+        of_part = torch.zeros_like(mask)
+        of_part.view(-1)[edges[first : first + size]] = True
+        yield reference.neighbor_pairs(x, y, valid, of_part, log_w, radius)
 
 
 def _largest(pairs: reference.Pairs, nll: Tensor, count: int) -> tuple[Tensor, Tensor]:

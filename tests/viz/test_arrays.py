@@ -129,6 +129,15 @@ def test_neighbors_of_largest_weighted_loss_come_first() -> None:
     assert falls.all()
 
 
+def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = patches(batch=2)
+    criterion = EdgeAwareLoss(radius=(2, 30), decay=2.0, power=0.5)
+    whole = compute_neighbors(logits, target, criterion)
+    monkeypatch.setattr("edgeloss.viz.arrays._MOST_PAIRS", 1000)
+    for expected, given in zip(whole, compute_neighbors(logits, target, criterion), strict=True):
+        np.testing.assert_array_equal(given, expected)
+
+
 def test_top_classes() -> None:
     logits, target = patches(classes=5, batch=2)
     logits[0, :, 8, 8] = torch.nan

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
-
 
 def not_a_tensor(name: str, value: object) -> str:
     """Return the type of a value that is not a tensor, and how to pass it as one."""
@@ -13,7 +11,7 @@ def not_a_tensor(name: str, value: object) -> str:
     if hasattr(value, "__array_interface__"):  # of NumPy, or an image of Pillow
         return f"{kind}; pass torch.as_tensor({name if hasattr(value, 'dtype') else f'numpy.asarray({name})'})"
     if isinstance(value, (list, tuple)) and value:
-        of_tensors = all(isinstance(part, Tensor) for part in value)
+        of_tensors = all(map(_is_tensor, value))
         return f"{kind}; pass torch.{'stack' if of_tensors else 'as_tensor'}({name})"
     return kind
 
@@ -25,9 +23,15 @@ def not_logits(output: object) -> str:
             return f'{_kind(output)}; pass output["{name}"]'
         if hasattr(output, name):
             return f"{_kind(output)}; pass output.{name}"
-    if isinstance(output, (tuple, list)) and any(isinstance(part, Tensor) for part in output):
+    if isinstance(output, (tuple, list)) and any(map(_is_tensor, output)):
         return f"{_kind(output)}; pass one of its tensors"
     return not_a_tensor("logits", output)
+
+
+def _is_tensor(value: object) -> bool:
+    from torch import Tensor  # here, since `edgeloss --help` reads the options without torch
+
+    return isinstance(value, Tensor)
 
 
 def _kind(value: object) -> str:

@@ -38,7 +38,7 @@ SHARED = ("ignore_index", "multilabel", "radius", "power", "decay", "spacing", "
 REFERENCE_EVERY = 4  # cases, one call each: the reference takes several times as long as the kernels
 MULTILABEL_EVERY = 2  # numbers, a case with labels per class
 FAILURES = 5  # after so many it stops
-ROW = ("logits", "labels", "backend")  # what the table tells apart
+ROW = ("logits", "labels", "backend")  # what a row of the table is of
 # How often the rounding of one operation may add up in a result: measured, with room to spare.
 ROUNDINGS = 8
 

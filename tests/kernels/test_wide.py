@@ -33,7 +33,7 @@ def regions(size: tuple[int, ...], classes: int) -> Tensor:
         (4, torch.float32, {"radius": 12, "decay": 1.5, "spacing": (2.0, 0.5)}),
         (4, torch.float32, {"radius": 12, "decay": 0.02}),  # weights underflow: those windows are summed by themselves
         (4, torch.float32, {"radius": (40, 3), "decay": 3.0}),
-        (4, torch.float32, {"radius": (0, 27)}),
+        (4, torch.float32, {"radius": (0, 27)}),  # one pixel wide: summed by themselves, too
         (4, torch.float32, {"radius": (35, 0), "decay": 2.0}),
         (2, torch.float32, {"radius": 12, "decay": 3.0}),
         (1, torch.bfloat16, {"radius": 1000}),

@@ -76,8 +76,7 @@ __device__ void clear_maps(const Tile& tile, const EdgeOutputs<A>& out) {
   __syncthreads();
 }
 
-// ---------------------------------------------------------------------------------------------- windows of 3 × 3
-// pixels
+// --------------------------------------------------------------------------------------------- windows of 3 × 3 pixels
 
 // Half of an edge pixel's window, the corners of one row and what is not next to them, so that of most edges both
 // halves have pixels on the other side; with power 0 and without decay. kPair: of two classes, of which one's p is the

@@ -84,8 +84,8 @@ def boundary_distance(
         )
         return torch.from_numpy(field).to(target.device)
     if not isinstance(target, np.ndarray) or target.dtype.kind not in "iub":
-        got = f"{target.dtype}; pass target.astype(int)" if isinstance(target, np.ndarray) else None
-        got = got or hints.not_a_tensor("target", target)
+        is_array = isinstance(target, np.ndarray)
+        got = f"{target.dtype}; pass target.astype(int)" if is_array else hints.not_a_tensor("target", target)
         raise TypeError(f"target: expected a tensor or array of integral labels, but got {got}")
     if target.ndim not in (3, 4):
         hint = "; for a single image pass target[None]" if target.ndim == 2 else ""

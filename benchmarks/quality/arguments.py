@@ -237,6 +237,7 @@ def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -
         metavar="T",
         help="default: %(default)s",
     )
+    offsets.add_argument("--losses", nargs="+", metavar="LOSS", help="as the table names them (default: all)")
     offsets.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )

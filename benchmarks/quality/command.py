@@ -160,10 +160,13 @@ def do_offsets(options: argparse.Namespace) -> None:
     given = dict(options.at)
     offsets = sorted({*options.offsets, 0.0})
     runs = read_plan(options.plan, data=data, held_out=options.held_out)
+    if options.losses:
+        chosen = pick(runs, options.losses)
+        runs = [run for run in runs if run.title in chosen]
     results = group(sweep(runs, place, sorted({*offsets, *given.values()})))
     for settings, rows in results.items():
         print(f"{settings}\n\n{report(rows, offsets, given, options.baseline)}")
-        plot_offsets(rows, offsets, settings, options.output / f"quality-offsets{suffix_of(settings, results)}.png")
+    plot_offsets(results, offsets, options.output / "quality-offsets.png")
 
 
 def do_bootstrap(options: argparse.Namespace) -> None:

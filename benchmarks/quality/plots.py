@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -170,7 +171,7 @@ def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str |
         epochs = sorted(of_epoch)
         values = [of_epoch[epoch] for epoch in epochs]  # of the seeds
         ours = loss.startswith(OURS)
-        color = "black" if loss == BASELINE else COLORS[(n - 1) % len(COLORS)]  # as in plot_sets, which has no baseline
+        color, _ = _look(loss, n)
         axis.plot(
             epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1, marker=marker, label=loss
         )
@@ -180,32 +181,39 @@ def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str |
     axis.grid(alpha=0.3)
 
 
-def plot_offsets(rows: Sequence[Row], offsets: Sequence[float], title: str, path: Path) -> None:
-    """Draw precision against recall of borders, a line over the offsets for each loss.
+def plot_offsets(groups: Mapping[str, Sequence[Row]], offsets: Sequence[float], path: Path) -> None:
+    """Draw precision against recall of borders, a line over the offsets for each loss, with one panel per group.
 
     A point is the mean over the seeds; the marker is at t = 0.
     """
     from matplotlib.figure import Figure
 
-    by_loss: dict[str, list[Row]] = defaultdict(list)
-    for row in in_order(rows):
-        by_loss[title_of(row)].append(row)
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
-    axes = figure.subplots()
-    for n, (loss, own) in enumerate(by_loss.items()):
-        precision, recall = (
-            [statistics.fmean(row["scores"][name][row["offsets"].index(t)] * 100 for row in own) for t in offsets]
-            for name in ("precision_1", "recall_1")
-        )
-        color = "black" if loss == BASELINE else f"C{n % 10}"
-        axes.plot(recall, precision, ".-", color=color, linewidth=1, label=f"{loss}, n = {len(own)}")
-        zero = list(offsets).index(0)
-        axes.plot(recall[zero], precision[zero], "o", color=color, markersize=9)
-    axes.set_xlabel("recall of borders at 1 px, %")
-    axes.set_ylabel("precision of borders at 1 px, %")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.suptitle(
-        f"{title}\nlogits - t · log u, t from {min(offsets):g} to {max(offsets):g}, marker at 0", fontsize=8
-    )
+    figure = Figure(figsize=(4.6 * len(groups) + 0.6, 4.9), layout="constrained")
+    (axes,) = figure.subplots(1, len(groups), squeeze=False)
+    labels = {}
+    for axis, (title, rows) in zip(axes, groups.items(), strict=True):
+        by_loss: dict[str, list[Row]] = defaultdict(list)
+        for row in in_order(rows):
+            by_loss[title_of(row)].append(row)
+        for n, (loss, own) in enumerate(by_loss.items()):
+            precision, recall = (
+                [statistics.fmean(row["scores"][name][row["offsets"].index(t)] * 100 for row in own) for t in offsets]
+                for name in ("precision_1", "recall_1")
+            )
+            color, marker = _look(loss, n)
+            axis.plot(recall, precision, ".-", color=color, linewidth=1)
+            zero = list(offsets).index(0)
+            labels[loss], *_ = axis.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
+        axis.set_title(textwrap.fill(f"{title}; {min(map(len, by_loss.values()))} seeds", 70), fontsize=7)
+        axis.set_xlabel("recall of borders at 1 px, %")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("precision of borders at 1 px, %")
+    figure.legend(labels.values(), labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    figure.suptitle(f"logits - t · log u, t from {min(offsets):g} to {max(offsets):g}, marker at 0", fontsize=9)
     save_figure(figure, path, 120)
+
+
+def _look(loss: str, n: int) -> tuple[str, str]:
+    """Return the color and marker of the n-th loss, the baseline included."""
+    # Those of plot_sets, which has no baseline.
+    return ("black", "o") if loss == BASELINE else (COLORS[(n - 1) % len(COLORS)], MARKERS[(n - 1) % len(MARKERS)])

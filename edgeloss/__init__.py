@@ -5,10 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# The command answers --help and --version without torch, whose import takes seconds. All other programs import
-# everything here, and with it the operators that torch.load and torch.compile use.
+# The command imports torch, which takes seconds, where it needs it: not for --help, and only once it handles Ctrl-C.
+# All other programs import everything here, and with it the operators that torch.load and torch.compile use.
 _IS_COMMAND = Path((sys.argv or [""])[0]).stem == "edgeloss" or sys.orig_argv[1:3] == ["-m", "edgeloss.cli"]
-if TYPE_CHECKING or not (_IS_COMMAND and {"--help", "--version"} & {*sys.argv}):
+if TYPE_CHECKING or not _IS_COMMAND:
     from edgeloss import debug, doctor, fields, functional, metrics, numerics
     from edgeloss.debug import diagnose, tree
     from edgeloss.library import backends, check

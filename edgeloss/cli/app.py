@@ -41,12 +41,8 @@ def _program(
 ) -> None: ...
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line and exit; errors of the user are one line on stderr.
-
-    Args:
-        arguments: what follows the name of the program; by default, the arguments of the process.
-    """
+def run(arguments: Sequence[str] | None) -> None:
+    """Run a command line and exit, see `edgeloss.cli.main`."""
     try:
         app(arguments, prog_name="edgeloss")
     except (ValueError, ImportError) as error:  # an ImportError names the extra to install

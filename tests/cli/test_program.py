@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,23 @@ finally:
     ran = process(code=code)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert expected in ran.stdout
+
+
+@pytest.mark.parametrize("slow", ["typer", "torch"])
+@pytest.mark.parametrize("start", ["program", "module"])
+def test_imports_can_be_interrupted(slow: str, start: str, tmp_path: Path) -> None:
+    (tmp_path / f"{slow}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    program = tmp_path / "edgeloss"
+    program.write_text("from edgeloss.cli import main\nmain()\n")
+    begin = [str(program)] if start == "program" else ["-m", "edgeloss.cli"]
+    command = [sys.executable, *begin, "view", *map(str, arguments(tmp_path)), "-o", "panel.png"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "importing\n"
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors) == (130, "")
 
 
 def test_other_programs_import_all_names(tmp_path: Path) -> None:

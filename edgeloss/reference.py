@@ -66,7 +66,7 @@ def evaluate(
     """
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     x = readable_logits(inputs.logits, valid)
-    radius, power = _clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
+    radius, power = clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     distance = inputs.distance
     if options.decay is not None and distance is None:
@@ -208,20 +208,26 @@ def neighbor_pairs(
     """Return the pairs of the pixels of the mask; log_w is [B, *S], or None for equal weights."""
     center = mask.flatten().nonzero().squeeze(1)
     y_flat = y.flatten()
-    reach = _clipped(radius, y.shape)
+    reach = clipped(radius, y.shape)
     grid = Grid(valid, reach)
     place = grid.place(center)
     parts = [grid.neighbors(place, offset) for offset in offsets(reach)] or [(center[:0], center[:0])]
     row, n = (torch.cat(part) for part in zip(*parts, strict=True))
 
     k = y_flat[center][row]
+    is_same = y_flat[n] == k
+    t = log_terms(x, n, k, is_same)
+    w = t.new_zeros(t.shape) if log_w is None else log_w.flatten()[n]
+    return Pairs(center, row, n, is_same, t, w)
+
+
+def log_terms(x: Tensor, n: Tensor, k: Tensor, is_same: Tensor) -> Tensor:
+    """Return log p_n(k) of pairs of a pixel n and a class k that are on the same side, log(1 - p_n(k)) of others."""
     logits, shifted, log_sum, at = gathered(x, n)
     a = take(shifted.flatten(), at * x.shape[1] + k) - take(log_sum, at)
-    w = a.new_zeros(a.shape) if log_w is None else log_w.flatten()[n]
-    is_same = y_flat[n] == k
     other = (~is_same).nonzero().squeeze(1)
     b = _log_one_minus_p(take(a, other), k[other], at[other], logits, log_sum)
-    return Pairs(center, row, n, is_same, a.index_copy(0, other, b), w)
+    return a.index_copy(0, other, b)
 
 
 def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
@@ -254,7 +260,7 @@ def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], 
         return math.hypot(*(o * s for o, s in zip(offset, spacing, strict=True)))
 
     limit = 2 * length(radius)
-    reach = _clipped([math.ceil(limit / s) for s in spacing], y.shape)
+    reach = clipped([math.ceil(limit / s) for s in spacing], y.shape)
     window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
     grid, y_flat = Grid(valid, reach), y.flatten()
     d = torch.full(at.shape, math.inf, dtype=widest(y.device), device=y.device)
@@ -316,13 +322,13 @@ def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
         return values
     pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
     windows = values[:, None]
-    for axis, reach in enumerate(_clipped(radius, values.shape)):  # one after another: a wide window takes no square
+    for axis, reach in enumerate(clipped(radius, values.shape)):  # one after another: a wide window takes no square
         padding = [reach if a == axis else 0 for a in range(len(radius))]
         windows = pool(windows, [2 * r + 1 for r in padding], stride=1, padding=padding)
     return windows[:, 0]
 
 
-def _clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
+def clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Return the radius, clipped to what an image of shape (B, *S) needs."""
     return [min(r, max(length - 1, 0)) for r, length in zip(radius, shape[1:], strict=True)]
 

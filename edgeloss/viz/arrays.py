@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +12,6 @@ from torch import Tensor
 
 from edgeloss import hints, inputs, reference
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import radius_per_axis, spacing_per_axis
-
-_MOST_PAIRS = 2**22  # of an edge pixel and a neighbor at a time: a wide radius has thousands of neighbors
 
 
 class Arrays(NamedTuple):
@@ -64,7 +59,7 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
         >>> arrays.prediction.shape, round(arrays.terms["loss"], 4)
         ((1, 4, 5), 1.0986)
     """
-    criterion, logits, target = _prepared(logits, target, criterion)
+    criterion, logits, target = prepare(logits, target, criterion)
     with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
         leaf = logits.detach().clone()
         leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
@@ -126,7 +121,7 @@ def compute_top_classes(
     Returns:
         The classes, on the CPU.
     """
-    criterion, logits, target = _prepared(logits, target, criterion)
+    criterion, logits, target = prepare(logits, target, criterion)
     _, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
     scores = reference.readable_logits(logits.detach(), valid)
     best = scores.max(1, keepdim=True)
@@ -138,101 +133,7 @@ def compute_top_classes(
     return TopClasses(classes.masked_fill(failed, -1).movedim(1, 0).cpu().numpy(), p.movedim(1, 0).cpu().numpy())
 
 
-class Neighbors(NamedTuple):
-    """The neighbors of the M edge pixels that contribute most to their two edge terms, T for each.
-
-    Edge pixels i are in the order of the flattened batch.
-
-    Attributes:
-        step: [2, T, M] int64, rows down and columns right from the edge pixel; (0, 0) if it has fewer neighbors.
-        probability: [T, M] float, p_n(y_i), the neighbor's probability of the class of the edge pixel.
-        nll: [T, M] float, the neighbor's loss: -log p_n(y_i) on the same side, -log(1 - p_n(y_i)) on the other.
-        share: [T, M] float, π_n, the neighbor's share of the gradient of the term.
-    """
-
-    step: npt.NDArray[np.int64]
-    probability: npt.NDArray[Any]
-    nll: npt.NDArray[Any]
-    share: npt.NDArray[Any]
-
-
-def compute_neighbors(
-    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
-) -> Neighbors:
-    """Compute which neighbors the edge terms come from; arguments as in :func:`compute_arrays`.
-
-    Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
-
-    Args:
-        logits: [B, C, H, W] or [C, H, W] floating.
-        target: [B, H, W] or [H, W] integer.
-        criterion: the loss; its radius, power and decay are used.
-        count: T, the number of neighbors per edge pixel.
-
-    Returns:
-        The neighbors, on the CPU.
-    """
-    criterion, logits, target = _prepared(logits, target, criterion)
-    width, power = target.shape[-1], criterion.power
-    parts = [_neighbors_of(pairs, width, power, count) for pairs in _edge_pairs(logits, target, criterion)]
-    return Neighbors(*(np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)))
-
-
-def _neighbors_of(pairs: reference.Pairs, width: int, power: float, count: int) -> Neighbors:
-    """Compute the neighbors of some edge pixels of images of a width."""
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = pairs.t.clone().requires_grad_()
-        terms = torch.cat(reference.side_terms(pairs, leaf, power)).sum()
-        share = -torch.autograd.grad(terms, leaf)[0]
-    nll = -pairs.t
-    p = torch.where(pairs.is_same, pairs.t.exp(), -pairs.t.expm1())
-    order, rank = _largest(pairs, nll, count)
-
-    row, n = pairs.row[order], pairs.n[order]
-    center = pairs.center[row]
-    table = p.new_full((3, count, len(pairs.center)), torch.nan)
-    table[:, rank, row] = torch.stack([p[order], nll[order], share[order].to(p.dtype)])
-    step = torch.zeros(2, count, len(pairs.center), dtype=torch.int64, device=p.device)
-    # Both pixels are in one image: the difference of their rows is that of their rows in the flattened batch.
-    step[:, rank, row] = torch.stack([n // width - center // width, n % width - center % width])
-    probability, nll, share = table.cpu().numpy()
-    return Neighbors(step.cpu().numpy(), probability, nll, share)
-
-
-def _edge_pairs(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss) -> Iterator[reference.Pairs]:
-    """Iterate over the pairs of edge pixels and neighbors, those of some edge pixels at a time."""
-    radius = radius_per_axis(criterion.radius, 2)
-    spacing = spacing_per_axis(criterion.spacing, 2)
-    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
-    x = reference.readable_logits(logits.detach(), valid)
-    mask = reference.find_edges(y, valid, radius)
-    distance = None
-    if criterion.decay is not None:
-        near = (valid & reference.within_reach(mask, radius)).flatten().nonzero().squeeze(1)
-        distance = x.new_zeros(y.numel())
-        distance[near] = reference.local_distance(y, valid, near, radius, spacing).to(x.dtype)
-        distance = distance.view_as(y)
-    log_w = reference.log_weights(distance, criterion.decay)
-    window = math.prod(min(2 * r + 1, 2 * n - 1) for r, n in zip(radius, y.shape[1:], strict=True))
-    edges, size = mask.flatten().nonzero().squeeze(1), max(1, _MOST_PAIRS // window)
-    for first in range(0, max(1, len(edges)), size):
-        of_part = torch.zeros_like(mask)
-        of_part.view(-1)[edges[first : first + size]] = True
-        yield reference.neighbor_pairs(x, y, valid, of_part, log_w, radius)
-
-
-def _largest(pairs: reference.Pairs, nll: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return indices of the ``count`` pairs of largest weighted loss of each edge pixel, and their ranks."""
-    weighted = (nll * pairs.log_w.exp()).nan_to_num(torch.inf)  # non-finite values first
-    # The stable sort groups the pairs by edge pixel and keeps the falling order within each group.
-    order = weighted.argsort(descending=True)
-    order = order[pairs.row[order].argsort(stable=True)]
-    row = pairs.row[order]
-    rank = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
-    return order[rank < count], rank[rank < count]
-
-
-def _prepared(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
+def prepare(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
     """Return a copy of the criterion for a single call, and the batch with all its axes."""
     if criterion is not None and not hasattr(criterion, "multilabel"):  # a compiled one is another class
         got = f"{type(criterion).__qualname__}; for cross-entropy pass EdgeAwareLoss(edge_weight=0)"

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edgeloss.viz.arrays import Arrays, Neighbors, TopClasses
+from edgeloss.viz.arrays import Arrays, TopClasses
 from edgeloss.viz.codes import IGNORED, OFF_EDGES, encode
 from edgeloss.viz.coloring import ColoredMap
+from edgeloss.viz.neighbors import Neighbors
 from edgeloss.viz.summary import histogram
 
 _Array = npt.NDArray[Any]

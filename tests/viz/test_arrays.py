@@ -15,7 +15,7 @@ from scenes import patches, scene
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, panel
-from edgeloss.viz.arrays import compute_neighbors, compute_top_classes
+from edgeloss.viz.arrays import compute_top_classes
 
 
 def test_an_ignore_index_may_be_a_class() -> None:
@@ -71,71 +71,6 @@ def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager
     with mode():
         without = compute_arrays(logits * 1, target * 1)
     np.testing.assert_array_equal(without.gradient, expected.gradient)
-
-
-@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
-@pytest.mark.parametrize("radius", [1, 2])
-@pytest.mark.parametrize("decay", [None, 1.5])
-def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> None:
-    """The part of each neighbor; together they are the two terms and their gradient."""
-    logits, target = patches(9, 11)
-    logits, target = logits.double(), target[:, :, :].clone()
-    criterion = EdgeAwareLoss(power=power, radius=radius, decay=decay)
-    neighbors = compute_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
-    computed = compute_arrays(logits, target, criterion)
-    p = logits.softmax(1)[0].numpy()
-    labels = target[0].numpy()
-    for place, (y, x) in enumerate(np.argwhere(computed.maps["edge_mask"][0])):
-        parts = {}
-        for down, right, given, nll, share in zip(
-            *neighbors.step[:, :, place],
-            *(part[:, place] for part in (neighbors.probability, neighbors.nll, neighbors.share)),
-            strict=True,
-        ):
-            if (down, right) != (0, 0):
-                parts[int(down), int(right)] = given, nll, share
-        expected = {
-            (down, right)
-            for down in range(-radius, radius + 1)
-            for right in range(-radius, radius + 1)
-            if (down or right) and 0 <= y + down < 9 and 0 <= x + right < 11 and labels[y + down, x + right] >= 0
-        }
-        assert set(parts) == expected
-        for same, name in ((True, "same_side"), (False, "other_side")):
-            side = {
-                step: part for step, part in parts.items() if (labels[y + step[0], x + step[1]] == labels[y, x]) == same
-            }
-            if not side:
-                continue
-            for (down, right), (given, nll, _) in side.items():
-                at_n = p[labels[y, x], y + down, x + right]
-                assert given == pytest.approx(at_n)
-                assert nll == pytest.approx(-math.log(at_n if same else 1 - at_n))
-            assert sum(share for *_, share in side.values()) == pytest.approx(1)
-            if power == 0:  # then the shares are the weights of the mean
-                mean = sum(nll * share for _, nll, share in side.values())
-                assert mean == pytest.approx(computed.maps[name][0, y, x])
-            if decay is None and power:
-                weights = {step: (given if same else 1 - given) ** power for step, (given, *_) in side.items()}
-                for step, (*_, share) in side.items():
-                    assert share == pytest.approx(weights[step] / sum(weights.values()))
-
-
-def test_neighbors_of_largest_weighted_loss_come_first() -> None:
-    logits, target = patches()
-    every, some = compute_neighbors(logits, target), compute_neighbors(logits, target, count=3)
-    np.testing.assert_array_equal(some.nll, every.nll[:3])
-    falls = np.diff(np.nan_to_num(every.nll, nan=-1), axis=0) <= 0
-    assert falls.all()
-
-
-def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, target = patches(batch=2)
-    criterion = EdgeAwareLoss(radius=(2, 30), decay=2.0, power=0.5)
-    whole = compute_neighbors(logits, target, criterion)
-    monkeypatch.setattr("edgeloss.viz.arrays._MOST_PAIRS", 1000)
-    for expected, given in zip(whole, compute_neighbors(logits, target, criterion), strict=True):
-        np.testing.assert_array_equal(given, expected)
 
 
 def test_top_classes() -> None:

@@ -1,0 +1,141 @@
+"""The neighbors of edge pixels: their order, their values and their shares."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scenes import patches
+
+from edgeloss import EdgeAwareLoss
+from edgeloss.viz import compute_arrays, neighbors
+from edgeloss.viz.neighbors import compute_neighbors
+
+
+@pytest.fixture(params=["by pairs", "by classes"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take one of the two ways."""
+    monkeypatch.setattr(neighbors, "_MOST_PAIRS_PER_PIXEL", math.inf if request.param == "by pairs" else 0)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("radius", [1, 2])
+@pytest.mark.parametrize("decay", [None, 1.5])
+@pytest.mark.usefixtures("way")
+def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> None:
+    """The part of each neighbor; together they are the two terms and their gradient."""
+    logits, target = patches(9, 11)
+    logits, target = logits.double(), target[:, :, :].clone()
+    criterion = EdgeAwareLoss(power=power, radius=radius, decay=decay)
+    found = compute_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
+    computed = compute_arrays(logits, target, criterion)
+    p = logits.softmax(1)[0].numpy()
+    labels = target[0].numpy()
+    for place, (y, x) in enumerate(np.argwhere(computed.maps["edge_mask"][0])):
+        parts = {}
+        for down, right, given, nll, share in zip(
+            *found.step[:, :, place],
+            *(part[:, place] for part in (found.probability, found.nll, found.share)),
+            strict=True,
+        ):
+            if (down, right) != (0, 0):
+                parts[int(down), int(right)] = given, nll, share
+        expected = {
+            (down, right)
+            for down in range(-radius, radius + 1)
+            for right in range(-radius, radius + 1)
+            if (down or right) and 0 <= y + down < 9 and 0 <= x + right < 11 and labels[y + down, x + right] >= 0
+        }
+        assert set(parts) == expected
+        for same, name in ((True, "same_side"), (False, "other_side")):
+            side = {
+                step: part for step, part in parts.items() if (labels[y + step[0], x + step[1]] == labels[y, x]) == same
+            }
+            if not side:
+                continue
+            for (down, right), (given, nll, _) in side.items():
+                at_n = p[labels[y, x], y + down, x + right]
+                assert given == pytest.approx(at_n)
+                assert nll == pytest.approx(-math.log(at_n if same else 1 - at_n))
+            assert sum(share for *_, share in side.values()) == pytest.approx(1)
+            if power == 0:  # then the shares are the weights of the mean
+                mean = sum(nll * share for _, nll, share in side.values())
+                assert mean == pytest.approx(computed.maps[name][0, y, x])
+            if decay is None and power:
+                weights = {step: (given if same else 1 - given) ** power for step, (given, *_) in side.items()}
+                for step, (*_, share) in side.items():
+                    assert share == pytest.approx(weights[step] / sum(weights.values()))
+
+
+@pytest.mark.usefixtures("way")
+def test_neighbors_of_largest_weighted_loss_come_first() -> None:
+    logits, target = patches()
+    every, some = compute_neighbors(logits, target), compute_neighbors(logits, target, count=3)
+    np.testing.assert_array_equal(some.nll, every.nll[:3])
+    falls = np.diff(np.nan_to_num(every.nll, nan=-1), axis=0) <= 0
+    assert falls.all()
+
+
+def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = patches(batch=2)
+    criterion = EdgeAwareLoss(radius=(2, 30), decay=2.0, power=0.5)
+    monkeypatch.setattr(neighbors, "_MOST_PAIRS_PER_PIXEL", math.inf)
+    whole = compute_neighbors(logits, target, criterion)
+    monkeypatch.setattr(neighbors, "_MOST_PAIRS", 1000)
+    for expected, given in zip(whole, compute_neighbors(logits, target, criterion), strict=True):
+        np.testing.assert_array_equal(given, expected)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"radius": 5},
+        {"radius": (0, 9), "decay": 2.0, "power": 1.0},
+        {"radius": (7, 0), "decay": 0.01},  # weights down to e^-1000
+        {"radius": (2, 100), "power": -1.0, "spacing": (2.0, 0.5), "decay": 3.0},
+        {"radius": 6, "power": 3.0},
+    ],
+    ids=str,
+)
+def test_both_ways_agree(options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = patches(19, 23, classes=5, batch=2)
+    logits, criterion = 3 * logits.double(), EdgeAwareLoss(**options)
+    found = []
+    for most in (math.inf, 0):
+        monkeypatch.setattr(neighbors, "_MOST_PAIRS_PER_PIXEL", most)
+        found.append(compute_neighbors(logits, target, criterion, count))
+    np.testing.assert_array_equal(found[1].step, found[0].step)
+    for expected, given in zip(found[0][1:], found[1][1:], strict=True):
+        np.testing.assert_allclose(given, expected, rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_neighbor_that_is_not_finite_comes_first() -> None:
+    logits, target = patches()
+    logits[0, :, 5, 5] = torch.nan
+    target[0, 4:7, 4:7] = torch.tensor([[0, 1, 0], [1, 1, 0], [0, 1, 1]])
+    found = compute_neighbors(logits, target, EdgeAwareLoss(radius=3))
+    edges = np.argwhere(compute_arrays(logits, target, EdgeAwareLoss(radius=3)).maps["edge_mask"][0])
+    place = int(np.flatnonzero((edges == (4, 4)).all(1))[0])
+    assert found.step[:, 0, place].tolist() == [1, 1]
+    assert math.isnan(found.nll[0, place])
+    assert np.isfinite(found.nll[1:, place]).all()
+
+
+def test_no_edge_has_no_neighbors() -> None:
+    found = compute_neighbors(torch.zeros(1, 2, 9, 9), torch.zeros(1, 9, 9, dtype=torch.long))
+    assert found.step.shape == (2, 8, 0)
+    assert found.share.shape == (8, 0)
+
+
+def test_a_wide_radius_takes_no_square_of_it() -> None:
+    """One by one, the 70 million pairs of these pixels and their neighbors take half a minute."""
+    logits, target = patches(90, 100, classes=4)
+    start = time.process_time()
+    compute_neighbors(logits, target, EdgeAwareLoss(radius=90))
+    assert time.process_time() - start < 5

@@ -3,14 +3,16 @@
 
 Every case has a number, from which its shapes, values, options, dtypes and memory layouts follow: logits, labels and
 neighbors, and several calls with them, which differ in all that the oracle can take from the same terms. Even numbers
-have a second case, with labels per class. It compares loss, maps and gradient of the fused kernels, and in some cases
-those of the reference, with oracle.py, and stops with status 1 if one differs by more than rounding explains.
+have a second case, with labels per class, and one number in eight has one with wide windows. It compares loss, maps and
+gradient of the fused kernels, and in some cases those of the reference, with oracle.py, and stops with status 1 if one
+differs by more than rounding explains.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections import defaultdict
@@ -33,14 +35,20 @@ examples:
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CALLS = 8  # of a case
+KINDS = {"plain": (), "multilabel": (0,), "wide": (0, 0, 1)}  # of cases, by what follows the number in their seeds
+LIMITS = {2: 8, 3: 4}  # of sizes, by dimensions
+WIDE_LIMITS = {2: 24, 3: 7}
 # By the calls of a case.
 SHARED = ("ignore_index", "multilabel", "radius", "power", "decay", "spacing", "false_edge_weight")
 REFERENCE_EVERY = 4  # cases, one call each: the reference takes several times as long as the kernels
 MULTILABEL_EVERY = 2  # numbers, a case with labels per class
+WIDE_EVERY = 8  # numbers, a case of wide windows: it takes a fifth of the time
 FAILURES = 5  # after so many it stops
 ROW = ("logits", "labels", "backend")  # what a row of the table is of
-# How often the rounding of one operation may add up in a result: measured, with room to spare.
+# How often the rounding of one operation may add up in a result: measured, with room to spare. In sums over wider
+# windows than of radius 3, whose roundings differ in sign, it grows as the square root of the neighbors.
 ROUNDINGS = 8
+NARROW = 49
 
 
 @dataclass
@@ -48,6 +56,7 @@ class Case:
     """A call: tensors, options, and what its options need as keywords of the loss."""
 
     number: int
+    kind: str
     x: Tensor
     y: Tensor
     options: dict[str, Any]
@@ -71,7 +80,7 @@ class Case:
         """Return one line."""
         given = {name: list(values.shape) for name, values in self.tensors.items()}
         return (
-            f"case {self.number}: {self.row[0]} {list(self.x.shape)} strides"
+            f"case {self.number}, {self.kind}: {self.row[0]} {list(self.x.shape)} strides"
             f" {self.x.stride()}, labels {list(self.y.shape)} {self.y.dtype}, {self.style} logits, {self.options},"
             f" tensors {given}, normalizer {self.normalizer}{'' if self.returns_maps else ', without maps'}"
         )
@@ -91,12 +100,12 @@ Table = dict[tuple[str, ...], Errors]  # by the names in ROW
 # ------------------------------------------------------------------------------------------------------------ the cases
 
 
-def make_case(number: int, *, multilabel: bool = False) -> Case:
-    """Return the case of a number, or its second one, with labels per class."""
-    rng = np.random.default_rng([number, 0] if multilabel else number)
+def make_case(number: int, kind: str = "plain") -> Case:
+    """Return the case of a number and kind: labels per class with "multilabel", wide windows with "wide"."""
+    rng, multilabel = np.random.default_rng([number, *KINDS[kind]]), kind == "multilabel"
     dtype = str(rng.choice([*DTYPES], p=[0.2, 0.4, 0.2, 0.2]))
     dims = int(rng.choice([2, 3], p=[0.75, 0.25]))
-    limit = 8 if dims == 2 else 4
+    limit = (WIDE_LIMITS if kind == "wide" else LIMITS)[dims]
     size = [int(n) for n in rng.integers(1, limit + 1, dims)]
     batch = int(rng.integers(1, 3))
     if multilabel:
@@ -110,13 +119,13 @@ def make_case(number: int, *, multilabel: bool = False) -> Case:
     low = [int(rng.integers(1, n + 1)) for n in size] if rng.random() < 0.2 else size
     upsample = low != size
     style, x = make_logits(rng, batch, channels, low, y, dtype, upsample=upsample)
-    options, tensors, normalizer = make_options(rng, y, channels, dtype, upsample=upsample, multilabel=multilabel)
+    options, tensors, normalizer = make_options(rng, y, channels, dtype, upsample=upsample, kind=kind)
     options["ignore_index"] = ignore_index
     x = lay_out(rng, x.to(DTYPES[dtype]))
     if not upsample and rng.random() < 0.3:
         x = with_bad_logits(rng, x, ignored_logits(y, options))
     labels = any_kind(rng, y, multilabel=multilabel)
-    return Case(number, x, labels, options, tensors, normalizer, make_upstream(rng, y, dtype), style)
+    return Case(number, kind, x, labels, options, tensors, normalizer, make_upstream(rng, y, dtype), style)
 
 
 def ignored_logits(y: Tensor, options: dict[str, Any]) -> Tensor:
@@ -127,24 +136,24 @@ def ignored_logits(y: Tensor, options: dict[str, Any]) -> Tensor:
 
 def make_cases(number: int) -> list[Case]:
     """Return the cases of a number."""
-    second = [make_case(number, multilabel=True)] if number % MULTILABEL_EVERY == 0 else []
-    return [make_case(number), *second]
+    every = {"plain": 1, "multilabel": MULTILABEL_EVERY, "wide": WIDE_EVERY}
+    return [make_case(number, kind) for kind in KINDS if number % every[kind] == 0]
 
 
 def make_calls(case: Case) -> list[Case]:
     """Return a case and others with its logits, labels and neighbors."""
-    calls, multilabel = [case], case.options["multilabel"]
+    calls, y, dtype = [case], case.y.long(), case.row[0]
     for call in range(1, CALLS):
-        rng = np.random.default_rng([case.number, 0, call] if multilabel else [case.number, call])
-        y, dtype = case.y.long(), case.row[0]
-        drawn = make_options(rng, y, case.x.shape[1], dtype, upsample=case.upsample, multilabel=multilabel)
+        rng = np.random.default_rng([case.number, *KINDS[case.kind], call])
+        drawn = make_options(rng, y, case.x.shape[1], dtype, upsample=case.upsample, kind=case.kind)
         options, tensors, normalizer = drawn
         options |= {name: case.options[name] for name in SHARED}
         tensors.pop("distance", None)
         tensors |= {name: values for name, values in case.tensors.items() if name == "distance"}
         x, upstream = lay_out(rng, case.x), make_upstream(rng, y, dtype)
-        labels, arguments = any_kind(rng, y, multilabel=multilabel), (options, tensors, normalizer, upstream)
-        calls.append(Case(case.number, x, labels, *arguments, case.style, returns_maps=rng.random() < 0.5))
+        labels = any_kind(rng, y, multilabel=case.options["multilabel"])
+        arguments = (options, tensors, normalizer, upstream)
+        calls.append(Case(case.number, case.kind, x, labels, *arguments, case.style, returns_maps=rng.random() < 0.5))
     return calls
 
 
@@ -210,15 +219,19 @@ def make_logits(
 
 
 def make_options(
-    rng: np.random.Generator, y: Tensor, channels: int, dtype: str, *, upsample: bool, multilabel: bool
+    rng: np.random.Generator, y: Tensor, channels: int, dtype: str, *, upsample: bool, kind: str
 ) -> tuple[dict[str, Any], dict[str, Tensor], tuple[float, float] | None]:
     """Return scalar options, tensors and a normalizer."""
-    dims, wide = y.dim() - 1 - multilabel, torch.float64 if dtype == "float64" else torch.float32
+    multilabel, wide = kind == "multilabel", torch.float64 if dtype == "float64" else torch.float32
+    dims = y.dim() - 1 - multilabel
 
     def some(probability: float) -> bool:
         return bool(rng.random() < probability)
 
-    radius = [int(r) for r in rng.choice([0, 1, 2, 3], dims, p=[0.1, 0.6, 0.2, 0.1])]
+    if kind == "wide":  # up to beyond the image
+        radius = [int(rng.integers(0, 3 * n // 2 + 2)) for n in y.shape[1:]]
+    else:
+        radius = [int(r) for r in rng.choice([0, 1, 2, 3], dims, p=[0.1, 0.6, 0.2, 0.1])]
     radius = radius if any(radius) else [1] * dims
     if some(0.02):
         radius[0] = 2**62
@@ -343,7 +356,9 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str
     errors["gradient"] = worst(off, answer.scale * condition + float(wide.tiny / wide.eps))
     if not case.upsample and got[np.broadcast_to(ignored_logits(case.y, case.options).numpy(), got.shape)].any():
         errors["gradient"] = np.inf  # it is exactly 0 there
-    return errors, ROUNDINGS * float(wide.eps)
+    radius = case.options["radius"]
+    neighbors = math.prod(min(2 * r + 1, n) for r, n in zip(radius, case.y.shape[-len(radius) :], strict=True))
+    return errors, ROUNDINGS * float(wide.eps) * math.sqrt(max(1, neighbors / NARROW))
 
 
 def worst(difference: Any, unit: Any) -> float:

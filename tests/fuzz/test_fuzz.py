@@ -63,6 +63,13 @@ def without_small_shares(t: Tensor, log_w: Tensor, row: Tensor, count: int, powe
 MEAN = reference.negative_log_mean
 
 
+def of_narrow_windows(radius: Sequence[int]) -> list[tuple[int, ...]]:
+    return OFFSETS([min(r, 3) for r in radius])
+
+
+OFFSETS = reference.offsets
+
+
 def with_labels_swapped(weight: Tensor, *, multilabel: bool) -> Tensor:
     return FLAT(weight.flip(-1) if weight.dim() == 2 else weight, multilabel=multilabel)
 
@@ -77,22 +84,23 @@ def with_weights_of_the_image(y: Tensor, tables: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("number", "multilabel", "result", "where", "name", "mutant"),
+    ("number", "kind", "result", "where", "name", "mutant"),
     [
-        (224, False, "gradient", reference, "_log_one_minus_p", without_rest),
-        (829, False, "gradient", reference, "negative_log_mean", without_small_shares),
-        (7, True, "loss", inputs, "flat_class_weight", with_labels_swapped),
-        (10, True, "loss", reduction, "places_of_labels", with_weights_of_the_image),
+        (224, "plain", "gradient", reference, "_log_one_minus_p", without_rest),
+        (829, "plain", "gradient", reference, "negative_log_mean", without_small_shares),
+        (7, "multilabel", "loss", inputs, "flat_class_weight", with_labels_swapped),
+        (10, "multilabel", "loss", reduction, "places_of_labels", with_weights_of_the_image),
+        (8, "wide", "maps", reference, "offsets", of_narrow_windows),
     ],
 )
 def test_a_wrong_formula_is_found(
-    number: int, multilabel: bool, result: str, where: Any, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+    number: int, kind: str, result: str, where: Any, name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def passes() -> bool:
         errors, allowed = fuzz.compare(case, answer, fuzz.run(case, "reference", "cpu"))
         return errors[result] <= allowed
 
-    case = fuzz.make_case(number, multilabel=multilabel)
+    case = fuzz.make_case(number, kind)
     (answer,) = fuzz.oracle([case])
     assert passes()
     monkeypatch.setattr(where, name, mutant)
@@ -128,5 +136,5 @@ def test_a_number_replays_its_cases() -> None:
     first, again = ([call for case in fuzz.make_cases(8) for call in fuzz.make_calls(case)] for _ in range(2))
     assert [a.describe() for a in first] == [b.describe() for b in again]
     assert all(torch.equal(a.x.nan_to_num(), b.x.nan_to_num()) for a, b in zip(first, again, strict=True))
-    assert {call.options["multilabel"] for call in first} == {False, True}
+    assert {call.kind for call in first} == set(fuzz.KINDS)
     assert fuzz.make_case(9).describe() != first[0].describe()

@@ -2,8 +2,9 @@
 //
 // What a window adds up depends on the neighbor and on the edge pixel's class k alone, with `decay` too: w t of the
 // neighbors, in backward what edge pixels of class k give. Such sums are separable: along the columns of the window
-// first, and then along its rows. Nothing is subtracted, so nothing cancels, and the work per pixel and class grows
-// with the radius instead of its square. They are in double, where weights may be relative to any distance near.
+// first, in volumes with those of all its slices, and then along its rows. Nothing is subtracted, so nothing cancels,
+// and the work per pixel and class grows with the rows of a window, the radius or in volumes its square, instead of its
+// pixels. They are in double, where weights may be relative to any distance near.
 #pragma once
 
 #include <cstdint>

@@ -25,26 +25,42 @@ def regions(size: tuple[int, ...], classes: int) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize(
-    ("classes", "dtype", "options"),
-    [
-        (4, torch.float32, {"radius": 12}),
-        (4, torch.float64, {"radius": 14, "decay": 3.0}),
-        (4, torch.float32, {"radius": 12, "decay": 1.5, "spacing": (2.0, 0.5)}),
-        (4, torch.float32, {"radius": 12, "decay": 0.02}),  # weights underflow: those windows are summed by themselves
-        (4, torch.float32, {"radius": (40, 3), "decay": 3.0}),
-        (4, torch.float32, {"radius": (0, 27)}),  # one pixel wide: summed by themselves, too
-        (4, torch.float32, {"radius": (35, 0), "decay": 2.0}),
-        (2, torch.float32, {"radius": 12, "decay": 3.0}),
-        (1, torch.bfloat16, {"radius": 1000}),
-        (3, torch.float64, {"radius": 12, "power": 1.0, "decay": 3.0}),
-    ],
-    ids=str,
-)
-def test_wide_windows_agree(classes: int, dtype: torch.dtype, options: dict[str, Any]) -> None:
-    size = (36, 28)
+IMAGE, TALL, BROAD, VOLUME = (36, 28), (120, 6), (6, 120), (7, 20, 18)
+WIDE: list[tuple[tuple[int, ...], int, torch.dtype, dict[str, Any]]] = [
+    (IMAGE, 4, torch.float32, {"radius": 12}),
+    (IMAGE, 4, torch.float64, {"radius": 14, "decay": 3.0}),
+    (IMAGE, 4, torch.float32, {"radius": 12, "decay": 1.5, "spacing": (2.0, 0.5)}),
+    (IMAGE, 4, torch.float32, {"radius": (40, 3), "decay": 3.0}),
+    (BROAD, 4, torch.float32, {"radius": (0, 90)}),
+    (TALL, 2, torch.float32, {"radius": (110, 0), "decay": 9.0}),
+    (IMAGE, 2, torch.float32, {"radius": 12, "decay": 3.0}),
+    (IMAGE, 1, torch.bfloat16, {"radius": 1000}),
+    (VOLUME, 3, torch.float32, {"radius": 8}),
+    (VOLUME, 4, torch.float64, {"radius": (2, 9, 5), "decay": 3.0}),
+    (VOLUME, 2, torch.float32, {"radius": (0, 9, 9), "decay": 2.0, "spacing": (1.0, 2.0, 0.5)}),
+]
+OTHERS: list[tuple[tuple[int, ...], int, torch.dtype, dict[str, Any]]] = [
+    (IMAGE, 4, torch.float32, {"radius": 12, "decay": 0.02}),  # weights underflow: those windows are summed one by one
+    (IMAGE, 3, torch.float64, {"radius": 12, "power": 1.0, "decay": 3.0}),
+]
+
+
+@pytest.mark.parametrize(("size", "classes", "dtype", "options"), WIDE + OTHERS, ids=str)
+def test_wide_windows_agree(size: tuple[int, ...], classes: int, dtype: torch.dtype, options: dict[str, Any]) -> None:
     x = (4 * torch.randn(2, classes, *size)).to(dtype)
     compare(KERNELS, x, regions(size, max(2, classes)), options)
+
+
+@pytest.mark.parametrize(
+    ("size", "classes", "options"), [(s, c, o) for s, c, dtype, o in WIDE if dtype == torch.float32], ids=str
+)
+def test_sums_over_rows_are_in_double(size: tuple[int, ...], classes: int, options: dict[str, Any]) -> None:
+    """One by one, windows are summed in float32, and differ by more: it shows that rows are summed up."""
+    x, y = 4 * torch.randn(2, classes, *size), regions(size, classes)
+    _, maps = edge_aware_loss(x, y, ignore_index=255, return_maps=True, backend="fused", **options)
+    _, exact = edge_aware_loss(x.double(), y, ignore_index=255, return_maps=True, backend="reference", **options)
+    for value, expected in ((maps.same_side, exact.same_side), (maps.other_side, exact.other_side)):
+        torch.testing.assert_close(value.double(), expected, rtol=3e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("decay", [None, 3.0])

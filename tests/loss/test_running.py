@@ -12,8 +12,9 @@ from batches import IGNORE, C, run, steps
 from stateless import stateless_loss
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss
+from edgeloss import EdgeAwareLoss, reduction
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
+from edgeloss.reduction import balanced_weight
 from edgeloss.viz import panel
 
 
@@ -58,6 +59,18 @@ def test_weights_come_from_the_steps_before(size: tuple[int, ...], classes: int,
 
 
 @pytest.mark.usefixtures("each_backend")
+@pytest.mark.parametrize("counts", [[5, 0, 12345678901, 1], [0, 0], [[3, 0], [2, 9]]], ids=str)
+@pytest.mark.parametrize(("exponent", "steps"), [(1.0, torch.tensor(3)), (0.5, None)], ids=str)
+def test_a_device_has_the_same_weights(
+    counts: list[Any], exponent: float, steps: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed by NumPy here, and by torch where that would wait for a device."""
+    weight = balanced_weight(torch.tensor(counts), exponent=exponent, steps=steps)
+    monkeypatch.setattr(reduction, "_are_at_hand", lambda _: False)
+    by_torch = balanced_weight(torch.tensor(counts), exponent=exponent, steps=steps)
+    torch.testing.assert_close(weight, by_torch, rtol=1e-7, atol=0.0)
+
+
 def test_counts_at_the_resolution_of_the_labels() -> None:
     criterion, y = running(upsample=True), steps(1)[0][1]
     criterion(torch.randn(3, C, 3, 4), y)

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #ifdef __CUDACC__
 #define EDGELOSS_INLINE __host__ __device__ __forceinline__
@@ -74,6 +75,18 @@ EDGELOSS_INLINE double larger(double a, double b) { return b > a ? b : a; }
 EDGELOSS_INLINE float smaller(float a, float b) { return -larger(-a, -b); }
 EDGELOSS_INLINE double smaller(double a, double b) { return -larger(-a, -b); }
 
+// The smaller of two numbers, or nan where the second one is.
+EDGELOSS_INLINE float smaller_or_nan(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+#else
+  return b > a ? a : b;
+#endif
+}
+EDGELOSS_INLINE double smaller_or_nan(double a, double b) { return b > a ? a : b; }
+
 // a / b for b in [1e-30, 1e30], 2 ulp on CUDA, where an exact quotient takes ten times as long.
 EDGELOSS_INLINE float ratio(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -127,7 +140,17 @@ EDGELOSS_INLINE float log1p_positive(float r) {
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
 
-// The same for r in [0, 1], of two classes, where nothing rounds before the polynomial: there is no quotient.
+// Σ log(1 + r) of a few numbers r ≥ 0, by one logarithm: of the product, less 1, so that small ones keep their digits.
+// Of four pixels it is at most the fourth power of the number of classes, 2^60.
+template <typename A>
+struct SumOfLogs {
+  A product_less_1 = 0;
+
+  EDGELOSS_INLINE void add(A r) { product_less_1 += r + product_less_1 * r; }
+  EDGELOSS_INLINE A value() const { return log1p_positive(product_less_1); }
+};
+
+// log(1 + r) for r in [0, 1], of two classes, where nothing rounds before the polynomial: there is no quotient.
 EDGELOSS_INLINE float log1p_of_unit(float r) {
   const bool is_large = r > 0.41421356f;
   return log1p_small(is_large ? 0.5f * (r - 1.0f) : r, is_large ? 1.0f : 0.0f);
@@ -183,50 +206,36 @@ EDGELOSS_INLINE void probabilities(A x_k, A m, A r, A& p, A& complement) {
   probabilities_of(exp_negative(x_k - m), r, p, complement);
 }
 
-// Adds e to a sum, or 1 to `ties` where x = m: on CUDA by three instructions, where the compiler takes five.
-EDGELOSS_INLINE void add_below(float x, float m, float e, float& sum, float& ties) {
-#ifdef __CUDA_ARCH__
-  asm("{\n.reg .pred is_top;\nsetp.eq.f32 is_top, %2, %3;\n@is_top add.f32 %1, %1, 0f3F800000;\n"
-      "@!is_top add.f32 %0, %0, %4;\n}"
-      : "+f"(sum), "+f"(ties)
-      : "f"(x), "f"(m), "f"(e));
-#else
-  sum += x == m ? 0.0f : e;
-  ties += x == m ? 1.0f : 0.0f;
-#endif
-}
-EDGELOSS_INLINE void add_below(double x, double m, double e, double& sum, double& ties) {
-  sum += x == m ? 0.0 : e;
-  ties += x == m ? 1.0 : 0.0;
-}
-
-// m and r of a pixel's logits, read once, in blocks of up to N.
+// m and r of a pixel's logits, read once, in blocks of N. No branch: a GPU's threads would take both sides.
 template <typename A>
 struct RunningSoftmax {
   A m = -INFINITY;
-  A r = -1;    // the sum over no classes, but one
+  A r = 0;
   A lost = 0;  // what rounding added to r: over a thousand classes it would add up
 
-  // No branch: a GPU's threads would take both sides.
   template <int N>
-  EDGELOSS_INLINE void add(const A (&x)[N], int64_t n) {
-    A top = m;
-    for (int j = 0; j < N; ++j) top = j < n ? larger(top, x[j]) : top;
-    const bool is_new = top > m;
-    const A scale = exp_negative(m - top);
-    r = is_new ? (r + A(1)) * scale : r;  // the one that was left out counts from now on
-    lost = is_new ? lost * scale : lost;
-    m = top;
-    A at_top = is_new ? A(-1) : A(0);  // an integer by itself, so that r keeps all digits of a small sum
-    A part = 0;
+  EDGELOSS_INLINE void add(const A (&x)[N]) {
+    A top = m, below[N];
     for (int j = 0; j < N; ++j) {
-      if (j < n) add_below(x[j], m, exp_negative(x[j] - m), part, at_top);
+      below[j] = smaller_or_nan(top, x[j]);
+      top = larger(top, x[j]);
     }
-    part += at_top;
-    part -= lost;
-    const A sum = r + part;
-    lost = (sum - r) - part;
+    add_below(below, top);
+  }
+
+  // The same where the block and the max so far have been compared: of each comparison the smaller one, and the max.
+  // So one that reaches the max is left out, and r keeps all digits of a small sum.
+  template <int N>
+  EDGELOSS_INLINE void add_below(const A (&below)[N], A top) {
+    const A base = larger(top, std::numeric_limits<A>::lowest());  // all of them may be -inf
+    const A scale = exp_negative(m - base);
+    A part = 0;
+    for (int j = 0; j < N; ++j) part += exp_negative(below[j] - base);
+    part -= lost * scale;
+    const A scaled = r * scale, sum = scaled + part;
+    lost = (sum - scaled) - part;
     r = sum;
+    m = top;
   }
 };
 

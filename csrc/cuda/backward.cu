@@ -126,10 +126,13 @@ struct GradientTile {
       } else if (any) {
         for_each_class_block<V, kLayout == Layout::kPairs ? 2
                                 : V == 1 ? kBlock<A>
-                                         : 4>(x, pixel, classes, [&](int c, auto& block, auto are_all) {
+                                         : 4>(x, pixel, classes, [&](int c, const auto& logits, auto are_all) {
+          constexpr int N = sizeof(logits) / sizeof(logits[0]);
+          A block[V][N];
+          convert_block(logits, block);
           differentiate(factors, c, block);
 #pragma unroll
-          for (int j = 0; j < static_cast<int>(sizeof(block[0]) / sizeof(A)); ++j) {
+          for (int j = 0; j < N; ++j) {
             if (!are_all && (c + j >= classes || (x.binary && c + j == 0))) continue;
             write(out, block, j);
             out += output.steps.channel;
@@ -169,7 +172,9 @@ __device__ __forceinline__ void differentiate_pairs(const Call<T, A, false>& cal
     int bits[V];
     load_wide(call.label_bits() + tile.base + pixel, bits);
     const uint32_t is_near = count > 0 ? near.bits[p / 32] >> (p % 32) : 0;
-    for_each_class_block<V, 2>(call.image(tile.image), pixel, 2, [&](int, const auto& x, auto) {
+    for_each_class_block<V, 2>(call.image(tile.image), pixel, 2, [&](int, const auto& logits, auto) {
+      A x[V][2];
+      convert_block(logits, x);
       T gradients[2][V];
 #pragma unroll
       for (int v = 0; v < V; ++v) {

@@ -15,7 +15,6 @@ enum class Layout {
   kSingles,  // anyhow: one pixel at a time
   kStaged,   // a pixel's classes side by side: neighboring threads copy neighboring classes, through shared memory
   kPairs,    // as kVectors, of two classes
-  kVolume,   // of lower resolution, as kSingles; without it, that of an image is
 };
 
 constexpr int pixels_of(Layout layout) {  // of a thread at a time
@@ -26,10 +25,11 @@ constexpr int pixels_of(Layout layout) {  // of a thread at a time
 template <typename A>
 constexpr int kBlock = sizeof(A) == 4 ? kClasses : 4;
 
-// Whether a tensor's rows can be read in vectors of four, and its classes be found by a step of 32 bits.
+// Whether a tensor's rows can be read in vectors of four, and its classes be found by a step of 32 bits, in bytes.
 inline bool has_vectors(const Geometry& g, const Steps& steps, const Tensor& x) {
   return g.width % 4 == 0 && steps.pixel == 1 && steps.channel % 4 == 0 && steps.image % 4 == 0 &&
-         steps.channel <= INT32_MAX && is_aligned(x.const_data_ptr(), static_cast<int64_t>(x.element_size()));
+         steps.channel <= INT32_MAX / static_cast<int64_t>(x.element_size()) &&
+         is_aligned(x.const_data_ptr(), static_cast<int64_t>(x.element_size()));
 }
 
 inline Layout layout_of(const Geometry& g, const Steps& steps, const Tensor& x) {
@@ -59,74 +59,54 @@ __device__ __forceinline__ void for_each_run(const Tile& tile, const F& body) {
   }
 }
 
-// Calls body(c, x, are_all) for blocks of N classes of V pixels, all classes if N is 2: x[v][j] is class c + j of pixel
+// Calls body(c, x, are_all) for blocks of N classes of V pixels, all classes if N is 2: x[j][v] is class c + j of pixel
 // v, -inf where there is none. are_all, a std::bool_constant: all of them are classes.
 template <int V, int N, typename T, typename A, typename F>
 __device__ __forceinline__ void for_each_class_block(const Logits<T, A>& x, int64_t pixel, int classes, const F& body) {
   const T* at = x.data + pixel * x.pixel_step;
   const auto take = [&](int c) {
-    T raw[N][V];
+    T block[N][V];
 #pragma unroll
-    for (int j = 0; j < N; ++j, at += x.class_step) load<true>(at, raw[j]);
-    A block[V][N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      A wide[V];
-      convert(raw[j], wide);
-#pragma unroll
-      for (int v = 0; v < V; ++v) block[v][j] = wide[v];
-    }
+    for (int j = 0; j < N; ++j, at += x.class_step) load<true>(at, block[j]);
     body(c, block, std::true_type());
   };
-  if constexpr (N == 2) return take(0);
-  int c = 0;
-  for (; c + N <= classes; c += N) take(c);
-  constexpr int kRest = 4;  // fewer at a time, so that few of them are none
-  for (; c < classes; c += kRest) {
-    A block[V][kRest];
+  if constexpr (N == 2) {
+    take(0);
+  } else {
+    int c = 0;
+    for (; c + N <= classes; c += N) take(c);
+    constexpr int kRest = 4;  // fewer at a time, so that few of them are none
+    T zeros[V], none[V];
 #pragma unroll
-    for (int j = 0; j < kRest; ++j) {
-      const bool exists = c + j < classes, is_zero = x.binary && j == 0;
-      T raw[V] = {};
-      if (exists && !is_zero) {
-        load<true>(at, raw);
+    for (int v = 0; v < V; ++v) {
+      zeros[v] = static_cast<T>(0.0f);
+      none[v] = static_cast<T>(-INFINITY);
+    }
+    for (; c < classes; c += kRest) {
+      T block[kRest][V];
+#pragma unroll
+      for (int j = 0; j < kRest; ++j) {
+        const bool exists = c + j < classes, is_zero = x.binary && j == 0;
+#pragma unroll
+        for (int v = 0; v < V; ++v) block[j][v] = is_zero ? zeros[v] : none[v];
+        if (!exists || is_zero) continue;
+        load<true>(at, block[j]);
         at += x.class_step;
       }
-#pragma unroll
-      for (int v = 0; v < V; ++v) block[v][j] = !exists ? A(-INFINITY) : is_zero ? A(0) : static_cast<A>(raw[v]);
+      body(c, block, std::false_type());
     }
-    body(c, block, std::false_type());
   }
 }
 
-template <bool kVolume, int N, typename T, typename A, typename F>
-__device__ __forceinline__ void for_each_class_block(const UpsampledLogits<T, A>& x, int64_t pixel, int classes,
-                                                     const F& body) {
-  const Mixture<T, A> mixture = x.mixture(pixel);
-  // Bytes from the first pixel of a class on, of 32 bits: an instruction adds them to the address as it reads.
-  const auto bytes = [&](int64_t step) {
-    return static_cast<uint32_t>((mixture.first - x.low.data + step) * static_cast<int64_t>(sizeof(T)));
-  };
-  const uint32_t place[4] = {bytes(0), bytes(mixture.dx), bytes(mixture.dy), bytes(mixture.dy + mixture.dx)};
-#pragma unroll 1
-  for (int c = 0; c < classes; c += N) {
-    A block[1][N];
+// The same numbers by pixels, in the type to compute in.
+template <int V, int N, typename T, typename A>
+__device__ __forceinline__ void convert_block(const T (&from)[N][V], A (&to)[V][N]) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const bool exists = c + j < classes, is_zero = x.binary && c + j == 0;
-      const int64_t step = x.binary ? 0 : std::min(c + j, classes - 1) * x.low.class_step;
-      A logit;
-      if constexpr (kVolume) {
-        logit = mixture.at(step);
-      } else {
-        const char* plane = reinterpret_cast<const char*>(x.low.data + step);
-        const auto at = [&](uint32_t place) { return static_cast<A>(*reinterpret_cast<const T*>(plane + place)); };
-        logit = blend(blend(at(place[0]), at(place[1]), mixture.x), blend(at(place[2]), at(place[3]), mixture.x),
-                      mixture.y);
-      }
-      block[0][j] = !exists ? A(-INFINITY) : is_zero ? A(0) : logit;
-    }
-    body(c, block, std::false_type());
+  for (int j = 0; j < N; ++j) {
+    A wide[V];
+    convert(from[j], wide);
+#pragma unroll
+    for (int v = 0; v < V; ++v) to[v][j] = wide[v];
   }
 }
 

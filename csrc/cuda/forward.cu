@@ -9,11 +9,11 @@
 #include <type_traits>
 
 #include "../distance_search.h"
+#include "cross_entropy.h"
 #include "dense.h"
 #include "label_records.h"
 #include "labels.h"
 #include "passes.h"
-#include "strips.h"
 
 namespace edgeloss {
 namespace {
@@ -27,152 +27,84 @@ const bool is_registered = [] {
 
 // ------------------------------------------------------------------------------------------------------------- kernels
 
-// What label smoothing and the prediction need of a pixel.
-template <typename A>
-struct Extras {
-  A below = 0, weights = 0;  // Σ weight(c) · (x(c) - m) and Σ weight(c), over the classes so far
-  int predicted = 0;         // the first class that reaches the max
-
-  // before, m: the max without and with the block.
-  template <int N, typename C>
-  __device__ __forceinline__ void add(const C& call, int image, int c, const A (&x)[N], A before, A m) {
-    if (m > before) {
-#pragma unroll
-      for (int j = N - 1; j >= 0; --j) predicted = x[j] == m ? c + j : predicted;
-    }
-    if (call.label_smoothing == A(0)) return;
-    if (weights > A(0) && m > before) below += weights * (before - m);
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      if (c + j >= call.g.classes) continue;
-      const A w = call.weight_of(image, c + j);
-      below += x[j] == m ? A(0) : w * (x[j] - m);
-      weights += w;
-    }
-  }
-};
-
-template <typename A>
-struct CrossEntropyOutputs {
-  A* ce;  // [B, P] or null
-  PixelTerms<A> of_pixels;
-  double* partial;  // [Row::kCount, tiles]
-};
-
-// A pixel whose logits were read, and its cross-entropy. kExtras: with weights, label smoothing and false edges. kPair:
-// of two classes, read at once.
-template <typename A, bool kExtras, bool kPair>
-struct Pixel {
-  int y;      // or kIgnored
-  A own = 0;  // its logit of class y
-  RunningSoftmax<A> softmax;
-  Extras<A> extras;
-
-  template <typename C, int N>
-  __device__ __forceinline__ void add(const C& call, int image, int c, const A (&x)[N]) {
-    const A before = softmax.m;
-    if constexpr (kPair) {
-      softmax_of_pair(x[0], x[1], softmax.m, softmax.r);
-      own = y == 0 ? x[0] : x[1];
-    } else {
-      softmax.add(x, N);
-    }
-    if constexpr (kExtras) extras.add(call, image, c, x, before, softmax.m);
-  }
-
-  // Returns CE of pixel i, 0 where it does not count, for any logits, and adds to the sums of CE and of weight, the
-  // second of which is known where all pixels weigh the same. nll: of its class, without weights.
-  template <typename C, int N>
-  __device__ __forceinline__ A finish(const C& call, const CrossEntropyOutputs<A>& out, int image, int i, A& nll,
-                                      double (&sums)[N]) const {
-    const A log_sum = kPair ? log1p_of_unit(softmax.r) : log1p_positive(softmax.r);
-    nll = log_sum - (own - softmax.m);
-    A ce = nll, w = 1, v = 1;
-    if constexpr (kExtras) {
-      if (y >= 0) {
-        v = call.pixel_weight_of(i);
-        w = call.weight_of(image, y);
-      }
-      ce *= w;
-      const A smoothing = call.label_smoothing, all = extras.weights * log_sum - extras.below;
-      if (smoothing != A(0)) ce = (A(1) - smoothing) * ce + smoothing / static_cast<A>(call.g.classes) * all;
-      if (out.of_pixels.predicted) {
-        out.of_pixels.predicted[i] = y >= 0 ? static_cast<int16_t>(extras.predicted) : kIgnored;
-      }
-    }
-    if (y < 0) return A(0);
-    if constexpr (kExtras) {
-      sums[0] += static_cast<double>(v) * ce;
-      sums[1] += static_cast<double>(v) * w;
-    }
-    return ce;
-  }
-};
-
-// Statistics and cross-entropy of a tile; calls without kExtras do not pay for them.
-template <typename T, typename A, bool kUpsampled, Layout kLayout, bool kExtras>
-__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && !kExtras && !kUpsampled ? 3 : 1)
-    cross_entropy_kernel(const Call<T, A, kUpsampled> call, const CrossEntropyOutputs<A> out) {
-  using Max = typename Call<T, A, kUpsampled>::Max;
+// Statistics and cross-entropy of a tile.
+template <typename T, typename A, Layout kLayout, Terms kTerms>
+__global__ void __launch_bounds__(kThreads, sizeof(A) == 4 && kTerms != Terms::kAll ? 3 : 1)
+    cross_entropy_kernel(const Call<T, A, false> call, const CrossEntropyOutputs<A> out) {
   constexpr int V = pixels_of(kLayout);
   constexpr bool kPair = kLayout == Layout::kPairs;
   const Tile tile(call.g, call.tiles);
   const auto x = call.image(tile.image);
   const int classes = static_cast<int>(call.g.classes);
-  double sums[kExtras ? 2 : 1] = {};  // of CE and weight
+  CrossEntropySums<A, kTerms> sums;
   for_each_run<V>(tile, [&](int p, bool exists) {
     const int place = exists ? tile.pixel(p) : 0, i = tile.base + place;
     int bits[V];
-    Pixel<A, kExtras, kPair> pixel[V];
+    Pixel<A, kTerms, kPair> pixel[V];
     bool is_read = false;
     if (exists) load_wide(call.label_bits() + i, bits);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       pixel[v].y = exists && bits[v] != kIgnoredBits ? bits[v] & kClassBits : kIgnored;
       if constexpr (kLayout == Layout::kVectors) {  // first: later, it may have left the cache
-        const T* at = x.data + place + v + static_cast<int64_t>(pixel[v].y) * static_cast<int>(x.class_step);
-        pixel[v].own = pixel[v].y >= 0 && !(x.binary && pixel[v].y == 0) ? static_cast<A>(*at) : A(0);
+        const auto class_bytes = static_cast<int>(x.class_step * static_cast<int64_t>(sizeof(T)));
+        const char* at = reinterpret_cast<const char*>(x.data + place) + static_cast<int64_t>(pixel[v].y) * class_bytes;
+        const bool is_zero = x.binary && pixel[v].y == 0;
+        pixel[v].own = pixel[v].y >= 0 && !is_zero ? static_cast<A>(reinterpret_cast<const T*>(at)[v]) : A(0);
       } else if constexpr (!kPair) {
         pixel[v].own = pixel[v].y >= 0 ? x.at(place + v, pixel[v].y) : A(0);
       }
       is_read |= pixel[v].y >= 0;
     }
-    const auto add = [&](int c, const auto& block, auto) {
+    const auto add = [&](int c, const auto& block) {
 #pragma unroll
       for (int v = 0; v < V; ++v) pixel[v].add(call, tile.image, c, block[v]);
     };
     if constexpr (kLayout == Layout::kStaged) {
-      for_each_staged_block<false, T, A>(is_read ? x.data + place * x.pixel_step : nullptr, nullptr, classes, add);
-    } else if constexpr (kUpsampled) {
-      if (is_read) for_each_class_block<kLayout == Layout::kVolume, kBlock<A>>(x, place, classes, add);
+      const T* from = is_read ? x.data + place * x.pixel_step : nullptr;
+      for_each_staged_block<false, T, A>(from, nullptr, classes, [&](int c, auto& block, auto) { add(c, block); });
     } else if (is_read) {
-      for_each_class_block<V, kPair ? 2 : kBlock<A>>(x, place, classes, add);
+      T top[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) top[v] = static_cast<T>(-INFINITY);
+      for_each_class_block<V, kPair ? 2 : kBlock<A>>(x, place, classes, [&](int c, auto& logits, auto) {
+        constexpr int N = sizeof(logits) / sizeof(logits[0]);
+        A block[V][N];
+        if constexpr (kLayout == Layout::kVectors && kTerms != Terms::kAll) {  // compared in their own type
+#pragma unroll
+          for (int j = 0; j < N; ++j) compare(top, logits[j]);
+          A tops[V];
+          convert(top, tops);
+          convert_block(logits, block);
+#pragma unroll
+          for (int v = 0; v < V; ++v) pixel[v].softmax.add_below(block[v], tops[v]);
+        } else {
+          convert_block(logits, block);
+          add(c, block);
+        }
+      });
     }
     if (!exists) return;
-    Max m[V];
+    T m[V];
     A r[V], ce[V], log_p[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      m[v] = static_cast<Max>(pixel[v].softmax.m);
+      m[v] = static_cast<T>(pixel[v].softmax.m);
       r[v] = pixel[v].softmax.r;
-      ce[v] = pixel[v].finish(call, out, tile.image, i + v, log_p[v], sums);
-      log_p[v] = -log_p[v];
+      if constexpr (kTerms == Terms::kSum) {
+        sums.add(pixel[v]);
+      } else {
+        ce[v] = sums.add(pixel[v], call, out, tile.image, i + v, log_p[v]);
+      }
     }
     store<false>(call.m + i, m);
     store<false>(call.r + i, r);
-    if (out.of_pixels.log_p) store<false>(out.of_pixels.log_p + i, log_p);
-    if (out.ce) store<false>(out.ce + i, ce);
-    if constexpr (!kExtras) {
-      A sum = ce[0];
-#pragma unroll
-      for (int v = 1; v < V; ++v) sum += ce[v];
-      sums[0] += sum;
+    if constexpr (kTerms != Terms::kSum) {
+      if (out.of_pixels.log_p) store<false>(out.of_pixels.log_p + i, log_p);
+      if (out.ce) store<false>(out.ce + i, ce);
     }
   });
-  block_sum(sums);
-  if (threadIdx.x != 0) return;
-  out.partial[Row::kCrossEntropy * call.tiles.count + blockIdx.x] = sums[0];
-  if constexpr (kExtras) out.partial[Row::kWeight * call.tiles.count + blockIdx.x] = sums[1];
+  sums.write(out, call.tiles);
 }
 
 // d of the valid pixels around edge pixels, or of all of them: a search in the labels, outwards.
@@ -250,23 +182,15 @@ A* data_of(const Tensor& tensor) {
   return tensor.numel() ? static_cast<A*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
-template <typename T, typename A, bool kUpsampled>
-void launch_cross_entropy(const Call<T, A, kUpsampled>& call, const Tensor& logits, const CrossEntropyOutputs<A>& out,
+template <typename T, typename A>
+void launch_cross_entropy(const Call<T, A, false>& call, const Tensor& logits, const CrossEntropyOutputs<A>& out,
                           cudaStream_t stream) {
-  const auto run = [&](auto layout) {
-    constexpr Layout kLayout = decltype(layout)::value;
-    const bool extras = call.weight || call.pixel_weight || call.label_smoothing != A(0) || out.of_pixels.predicted;
-    const auto kernel = extras ? cross_entropy_kernel<T, A, kUpsampled, kLayout, true>
-                               : cross_entropy_kernel<T, A, kUpsampled, kLayout, false>;
-    launch(stream, call.tiles.count, kernel, call, out);
-  };
-  if constexpr (kUpsampled) {
-    LowResolution<T, A>::check(call);  // here already, so that no forward pass is without its backward pass
-    if (call.g.is_volume) run(std::integral_constant<Layout, Layout::kVolume>());
-    if (!call.g.is_volume) run(std::integral_constant<Layout, Layout::kSingles>());
-  } else {
-    with_layout(layout_of(call.g, call.steps, logits), run);
-  }
+  with_layout(layout_of(call.g, call.steps, logits), [&](auto layout) {
+    with_terms(terms_of(call, out), [&](auto terms) {
+      const auto kernel = cross_entropy_kernel<T, A, decltype(layout)::value, decltype(terms)::value>;
+      launch(stream, call.tiles.count, kernel, call, out);
+    });
+  });
 }
 
 template <typename T, typename A, bool kUpsampled>
@@ -289,7 +213,12 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const bool wants_log_p = options.false_edges || (options.edges && options.power == 0);
   Tensor log_p = torch::stable::new_empty(logits, {wants_log_p ? all : 0}, kScalarType<A>);
   const PixelTerms<A> pixels = {data_of<int16_t>(predicted), data_of<A>(log_p)};
-  launch_cross_entropy(call, logits, {data_of<A>(outputs.ce), pixels, parts}, stream);
+  const CrossEntropyOutputs<A> ce_outputs = {data_of<A>(outputs.ce), pixels, parts};
+  if constexpr (kUpsampled) {
+    upsampled_cross_entropy(call, ce_outputs, stream);
+  } else {
+    launch_cross_entropy(call, logits, ce_outputs, stream);
+  }
   if (options.has_decay() && !distance) {
     launch(stream, call.tiles.count, distance_kernel<A>, g, call.tiles, call.label, call.edges, Search(g, options),
            options.maps, data_of<A>(saved.field));

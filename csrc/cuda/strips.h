@@ -1,5 +1,4 @@
-// How logits of lower resolution are read and divided among blocks: a thread takes a column of pixels, whose
-// low-resolution neighbors it mixes along the rows first, once for all pixels between two of these rows.
+// How low-resolution pixels are divided among blocks, in backward.
 #pragma once
 
 #include <algorithm>
@@ -9,59 +8,6 @@
 #include "call.h"
 
 namespace edgeloss {
-
-// Where the logits that a column of pixels is mixed from lie in a row: bytes from its begin, and weights.
-template <typename A>
-struct LowColumn {
-  uint32_t nearer[2], farther[2];  // of the two slices, which are one in an image
-  A x, z;                          // of the second ones
-};
-
-// Some classes of an image of lower resolution, which take less than 2^32 bytes: an address is that of their first
-// logit and 32 bits of each thread, which an instruction adds as it reads.
-template <typename T, typename A>
-struct LowResolution {
-  static constexpr int kClasses = 16;  // at most
-
-  const char* data;
-  uint32_t class_bytes, pixel_bytes, row_bytes, slice_bytes;
-
-  __device__ LowResolution(const Call<T, A, true>& call, int image, int first_logit)
-      : data(reinterpret_cast<const char*>(call.x + image * call.steps.image + first_logit * call.steps.channel)),
-        class_bytes(static_cast<uint32_t>(call.steps.channel * static_cast<int64_t>(sizeof(T)))),
-        pixel_bytes(static_cast<uint32_t>(call.steps.pixel * static_cast<int64_t>(sizeof(T)))),
-        row_bytes(pixel_bytes * static_cast<uint32_t>(call.along_x.low)),
-        slice_bytes(row_bytes * static_cast<uint32_t>(call.along_y.low)) {}
-
-  static void check(const Call<T, A, true>& call) {
-    const int64_t pixels = call.along_z.low * call.along_y.low * call.along_x.low;
-    const int64_t classes = std::min<int64_t>(call.g.logits, kClasses);
-    const double most = static_cast<double>(pixels) * static_cast<double>(call.steps.pixel) +
-                        static_cast<double>(classes) * static_cast<double>(call.steps.channel);
-    STD_TORCH_CHECK(most * sizeof(T) < 0x1p32, "logits: expected ", kClasses,
-                    " classes of an image of lower resolution in less than 4 GiB, but got more; use smaller crops");
-  }
-
-  __device__ uint32_t row(int y) const { return static_cast<uint32_t>(y) * row_bytes; }
-  __device__ LowColumn<A> column(const Taps<A>& x, const Taps<A>& z) const {
-    const auto place = [&](int64_t slice, int64_t column) {
-      return static_cast<uint32_t>(slice) * slice_bytes + static_cast<uint32_t>(column) * pixel_bytes;
-    };
-    return {{place(z.first, x.first), place(z.first, x.second)},
-            {place(z.second, x.first), place(z.second, x.second)},
-            x.blending(),
-            z.blending()};
-  }
-  // Mixed as Mixture::row does it.
-  template <bool kVolume>
-  __device__ __forceinline__ A read(int nth, uint32_t line, const LowColumn<A>& column) const {
-    line += static_cast<uint32_t>(nth) * class_bytes;
-    const auto at = [&](uint32_t place) { return static_cast<A>(*reinterpret_cast<const T*>(data + (line + place))); };
-    const A mixed = blend(at(column.nearer[0]), at(column.nearer[1]), column.x);
-    if constexpr (!kVolume) return mixed;
-    return blend(mixed, blend(at(column.farther[0]), at(column.farther[1]), column.x), column.z);
-  }
-};
 
 // The low-resolution pixels of a strip, one slice of them, and their classes.
 struct BoxOfStrip {

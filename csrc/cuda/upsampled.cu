@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "low_resolution.h"
 #include "near.h"
 #include "strips.h"
 #include "vectors.h"
@@ -158,13 +159,13 @@ struct Columns {
     const bool is_before = call.along_x.position(column) < A(0);
     const A w = call.along_x.at(column).weight;
     weight[0][thread] = is_before ? A(1) : w;
-    weight[1][thread] = strips.is_wide ? A(1) : is_before ? A(0) : A(1) - w;
+    weight[1][thread] = !kPlain && strips.is_wide ? A(1) : is_before ? A(0) : A(1) - w;
   }
 };
 
 // A thread's column of a strip, with what its pixels give the low-resolution rows above and below them.
 //
-// kPlain: an image, not a volume, the power is 0, and there is no label smoothing.
+// kPlain: an image, not a volume, with a thread for each column, the power is 0, and there is no label smoothing.
 template <typename T, typename A, bool kPlain>
 struct Column {
   static constexpr int V = Columns<A, kPlain>::V, K = Columns<A, kPlain>::K, kVectors = Columns<A, kPlain>::kVectors;
@@ -177,9 +178,9 @@ struct Column {
   const BoxOfStrip box = work.strips.box(blockIdx.x, strip);
   const int first_logit = box.chunk * K, count = std::min(int{K}, static_cast<int>(call.g.logits) - first_logit);
   const int first_class = first_logit + (call.g.logits == 1);
-  const LowResolution<T, A> low = LowResolution<T, A>(call, box.image, first_logit);
+  const LowImage<T, A, !kPlain> low = LowImage<T, A, !kPlain>(call, box.image, first_logit);
 
-  LowColumn<A> at = {};  // of the turn
+  LowColumn<A, !kPlain> at = {};  // of the turn, in row 0
   bool exists = false;
   int pixels = 0;  // the first in the column, in the batch
   A scale = 0;     // of all that the column gives
@@ -194,18 +195,17 @@ struct Column {
     const Taps<A> along_x = call.along_x.at(column), along_z = call.along_z.at(slice);
     at = low.column(along_x, along_z);
     pixels = static_cast<int>(box.image * call.g.pixels + slice * call.g.height * call.g.width + column);
-    scale = work.strips.is_wide ? along_x.weight_of(box.first_x) : A(1);
-    if constexpr (!kPlain) scale *= along_z.weight_of(box.z);
+    scale = kPlain ? A(1) : (work.strips.is_wide ? along_x.weight_of(box.first_x) : A(1)) * along_z.weight_of(box.z);
   }
 
   // Logits of a low-resolution row.
   __device__ __forceinline__ void read(int row, A (&mixed)[K]) const {
-    const uint32_t line = low.row(std::clamp(row, 0, static_cast<int>(call.along_y.low) - 1));
+    const LowColumn<A, !kPlain> line = low.row(at, std::clamp(row, 0, static_cast<int>(call.along_y.low) - 1));
 #pragma unroll
     for (int quad = 0; quad < K; quad += V) {
       if (quad >= count) continue;
 #pragma unroll
-      for (int j = quad; j < quad + V; ++j) mixed[j] = low.template read<!kPlain>(std::min(j, count - 1), line, at);
+      for (int j = quad; j < quad + V; ++j) mixed[j] = low.read(std::min(j, count - 1), line);
     }
   }
 
@@ -288,8 +288,8 @@ struct Column {
     }
     if (!is_rare) return false;
     // So that what it needs does not take the registers of all others.
-    set_down(f, of_top);
-    set_down(f + 1, of_bottom);
+    flush(f, of_top);
+    flush(f + 1, of_bottom);
 #pragma unroll 1
     for (at_row = row; at_row < end; ++at_row) {
       add_others(f, pixels + at_row * width, call.along_y.weight(f, at_row));
@@ -297,8 +297,19 @@ struct Column {
     return true;
   }
 
+  // The same with their logits. has_bottom: `bottom` is the low-resolution row above them; then, the one below them.
+  __device__ __forceinline__ void add_rows(int f, int row, int end, bool& has_bottom) {
+#pragma unroll 1
+    for (int line = has_bottom ? f + 1 : f; line <= f + 1; ++line) {
+#pragma unroll
+      for (int j = 0; j < K; ++j) top[j] = bottom[j];
+      read(line, bottom);
+    }
+    has_bottom = !(exists && add_interval(f, row, end));
+  }
+
   // Adds what registers hold to the sums of a low-resolution row.
-  __device__ __forceinline__ void set_down(int row, A (&added)[K]) {
+  __device__ __forceinline__ void flush(int row, A (&added)[K]) {
     A* own = shared.sums[row & 1][thread];
 #pragma unroll
     for (int j = 0; j < K; j += V) {
@@ -323,6 +334,8 @@ struct Column {
   __device__ __forceinline__ void write(int f) const {
     const auto* columns = shared.sums[f & 1] + (thread - lane);
     const int64_t line = (static_cast<int64_t>(box.z) * call.along_y.low + f) * call.along_x.low + box.first_x;
+    const Steps& steps = work.output.steps;
+    T* const first = work.output.grad + box.image * steps.image + first_logit * steps.channel + line * steps.pixel;
 #pragma unroll 1
     for (int t = lane; t < kVectors * (box.end_x - box.first_x); t += work.strips.width()) {
       const int cell = t / kVectors, j = t % kVectors * V;
@@ -331,7 +344,7 @@ struct Column {
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         int n = shared.first[cell + side] - shared.first[0], end = shared.first[cell + side + 1] - shared.first[0];
-        if (work.strips.is_wide) {  // all columns are of this pixel, and weighted
+        if (!kPlain && work.strips.is_wide) {  // all columns are of this pixel, and weighted
           n = 0;
           end = side ? work.strips.width() : 0;
         }
@@ -343,9 +356,10 @@ struct Column {
           for (int v = 0; v < V; ++v) sum[v] += shared.weight[side][n] * part[v];
         }
       }
+      T* to = first + cell * steps.pixel + j * steps.channel;
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        if (j + v < count) work.output.store(call.g.logits == 1, box.image, line + cell, first_class + j + v, sum[v]);
+      for (int v = 0; v < V; ++v, to += steps.channel) {
+        if (j + v < count) *to = static_cast<T>(sum[v]);
       }
     }
   }
@@ -355,35 +369,30 @@ struct Column {
     clear(0);
     clear(1);
     __syncthreads();
-    const int last = box.end_x - box.first_x + 1, width = work.strips.width();
-    const int first_slice = kPlain ? 0 : call.along_z.begin(box.z - 1);
-    const int end_slice = kPlain ? 1 : call.along_z.begin(box.z + 1);
-    // Else a thread takes several columns: of several slices, or where a low-resolution pixel has more than threads.
-    const bool is_single = end_slice - first_slice == 1 && shared.first[last] - shared.first[0] <= width;
+    const int first = shared.first[0], end = shared.first[box.end_x - box.first_x + 1];
     bool has_bottom = false;
-    enter(first_slice, shared.first[0], shared.first[last]);
+    if constexpr (kPlain) enter(0, first, end);
 #pragma unroll 1
     for (int f = box.first_y - 1, step = 0; step <= work.strips.down; ++f, ++step) {
-      const int row = shared.rows(work.strips, strip)[step], end = shared.rows(work.strips, strip)[step + 1];
+      const int row = shared.rows(work.strips, strip)[step], end_row = shared.rows(work.strips, strip)[step + 1];
+      if constexpr (kPlain) {
+        if (row < end_row) add_rows(f, row, end_row, has_bottom);
+      } else {
+        // Else a thread takes several columns: of several slices, or where a low-resolution pixel has more than
+        // threads.
+        const int first_slice = call.along_z.begin(box.z - 1), end_slice = call.along_z.begin(box.z + 1);
+        const bool is_single = end_slice - first_slice == 1 && !work.strips.is_wide;
 #pragma unroll 1
-      for (int slice = first_slice; slice < end_slice && row < end; ++slice) {
+        for (int slice = first_slice; slice < end_slice && row < end_row; ++slice) {
 #pragma unroll 1
-        for (int column = shared.first[0]; column < shared.first[last]; column += width) {
-          if (!is_single) enter(slice, column, shared.first[last]);
-#pragma unroll 1
-          for (int line = is_single && has_bottom ? f + 1 : f; line <= f + 1; ++line) {
-#pragma unroll
-            for (int j = 0; j < K; ++j) top[j] = bottom[j];
-            read(line, bottom);
-          }
-          has_bottom = true;
-          if (exists && add_interval(f, row, end)) {
-            enter(slice, column, shared.first[last]);
-            read(f + 1, bottom);
+          for (int column = first; column < end; column += work.strips.width()) {
+            has_bottom &= is_single;
+            if (!has_bottom) enter(slice, column, end);
+            add_rows(f, row, end_row, has_bottom);
           }
         }
       }
-      set_down(f, of_top);
+      flush(f, of_top);
 #pragma unroll
       for (int j = 0; j < K; ++j) of_top[j] = of_bottom[j];
 #pragma unroll
@@ -418,14 +427,15 @@ void upsampled_backward(const Call<T, A, true>& call, const Upstream<A>& upstrea
       !call.pixel_weight && std::none_of(upstream.map, upstream.map + Row::kTerms, [](const A* map) { return map; });
   const auto find_records = call.is_plain() && same_weights ? records_kernel<T, A, true> : records_kernel<T, A, false>;
   launch(stream, call.tiles.count, find_records, call, upstream, records, shares_of);
-  LowResolution<T, A>::check(call);
   const auto run = [&](auto plain) {
     constexpr bool kPlain = decltype(plain)::value;
+    LowImage<T, A, !kPlain>::check(call);
     const Strips strips(call, Columns<A, kPlain>::K);
     const UpsampledBackward<T, A> work = {call, upstream, strips, records, shares_of, output};
     launch(stream, strips.blocks, upsampled_gradient_kernel<T, A, kPlain>, work);
   };
-  if (!call.g.is_volume && call.label_smoothing == A(0) && call.power == A(0)) {
+  const bool is_wide = Strips(call, Columns<A, true>::K).is_wide;
+  if (!call.g.is_volume && !is_wide && call.label_smoothing == A(0) && call.power == A(0)) {
     run(std::true_type());
   } else {
     run(std::false_type());

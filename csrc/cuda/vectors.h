@@ -82,6 +82,42 @@ __device__ __forceinline__ void convert(const T (&from)[V], A (&to)[V]) {
   }
 }
 
+// Compares V numbers each: `top` becomes the larger ones, and x the others, nan where x was.
+template <int V, typename T>
+__device__ __forceinline__ void compare(T (&top)[V], T (&x)[V]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr bool kTwo = V % 2 == 0 && sizeof(T) == 2;  // at a time
+#else
+  constexpr bool kTwo = false;
+#endif
+  if constexpr (kTwo) {
+    uint32_t tops[V / 2], others[V / 2];
+    std::memcpy(tops, top, sizeof(tops));
+    std::memcpy(others, x, sizeof(others));
+#pragma unroll
+    for (int w = 0; w < V / 2; ++w) {
+      const uint32_t a = tops[w], b = others[w];
+      if constexpr (std::is_same_v<T, torch::headeronly::BFloat16>) {
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(tops[w]) : "r"(a), "r"(b));
+        asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(others[w]) : "r"(a), "r"(b));
+      } else {
+        asm("max.f16x2 %0, %1, %2;" : "=r"(tops[w]) : "r"(a), "r"(b));
+        asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(others[w]) : "r"(a), "r"(b));
+      }
+    }
+    std::memcpy(top, tops, sizeof(tops));
+    std::memcpy(x, others, sizeof(others));
+  } else {
+    using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const A a = static_cast<A>(top[v]), b = static_cast<A>(x[v]);
+      top[v] = static_cast<T>(larger(a, b));
+      x[v] = static_cast<T>(smaller_or_nan(a, b));
+    }
+  }
+}
+
 template <bool kOnce, int V, typename T>
 __device__ __forceinline__ void store(T* to, const T (&x)[V]) {
   if constexpr (V == 1) {

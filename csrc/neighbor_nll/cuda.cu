@@ -36,13 +36,10 @@ __global__ void __launch_bounds__(kThreads, 1) statistics_kernel(const Batch bat
     const int64_t n = row * image.g.width + column;
     RunningSoftmax<A> softmax;
     for (int64_t begin = 0; begin < image.g.logits; begin += kClasses) {
-      A x[kClasses] = {};
+      A x[kClasses];
 #pragma unroll
-      for (int j = 0; j < kClasses; ++j) {
-        if (begin + j < image.g.logits) x[j] = image.x.at(n, begin + j);
-      }
-      const int64_t left = image.g.logits - begin;
-      softmax.add(x, left < kClasses ? left : kClasses);
+      for (int j = 0; j < kClasses; ++j) x[j] = begin + j < image.g.logits ? image.x.at(n, begin + j) : A(-INFINITY);
+      softmax.add(x);
     }
     image.m[n] = softmax.m;
     image.r[n] = softmax.r;

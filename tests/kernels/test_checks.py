@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kernel_kinds import Kernels
+from kernel_kinds import STEPPED, Kernels
 from torch import Tensor
 
 SIZE = (2, 3, 5, 6)
@@ -166,3 +167,22 @@ def test_neighbor_nll_backward(kernels: Kernels, name: str, value: Any, message:
     kernels.operators.neighbor_nll_backward(**arguments)
     with pytest.raises(RuntimeError, match=message):
         kernels.operators.neighbor_nll_backward(**(arguments | placed(kernels, {name: value})))
+
+
+@pytest.mark.parametrize("kernels", [STEPPED], indirect=True)
+def test_upsampled_classes_less_than_4_gib_apart(kernels: Kernels, tmp_path: Path) -> None:
+    # Addresses of low-resolution logits take 32 bits from one class to the next. The memory is a file without content.
+    most = 2**31 - 1  # elements of 2 bytes
+    memory = torch.from_file(str(tmp_path / "logits"), shared=True, size=most + 6, dtype=torch.float16)
+    far, too_far = (memory.as_strided((1, 2, 2, 2), (4, step, 2, 1)) for step in (most, most + 1))
+    far.copy_(torch.randn(1, 2, 2, 2))
+    changes: dict[str, Any] = dict.fromkeys(["weight", "pixel_weight", "edge_class_weight", "distance"])
+    changes |= {"target": torch.randint(2, (1, 5, 6)), "logits": far, "power": 0.0, "decay": 0.0}
+    arguments = backward_arguments(kernels, **changes)
+    near = backward_arguments(kernels, **changes | {"logits": far.contiguous()})
+    backward = kernels.operators.edge_loss_backward
+    assert torch.equal(backward(**arguments), backward(**near))
+    with pytest.raises(RuntimeError, match="less than 4 GiB apart"):
+        kernels.operators.edge_loss(**FORWARD | changes | {"logits": too_far})
+    with pytest.raises(RuntimeError, match="less than 4 GiB apart"):
+        backward(**arguments | {"logits": too_far})

@@ -155,6 +155,12 @@ class Launch:
         return self.kernel.format(T=case.type, layout=_layout(case), pair=str(case.classes == 2).lower())
 
 
+def _pixels_of_intervals(case: Case) -> float:
+    """Return the pixels of full intervals between two low-resolution rows, of which there is one more than rows."""
+    assert case.low is not None
+    return case.pixels * (1 + 1 / case.low[0])
+
+
 def _rows_of_strip(case: Case) -> int:
     """Return the low-resolution rows of a strip of the gradient of upsampled logits, as csrc/cuda/strips.h has them."""
     assert case.low is not None
@@ -227,11 +233,11 @@ TWO_READS = [
 ]
 UPSAMPLED = [
     LABELS,
-    # A thread takes four pixels between two low-resolution rows, of which there are two more intervals than one a row.
+    # A thread takes four pixels between two low-resolution rows.
     Launch(
         "upsampled_cross_entropy_kernel<{T}, float, false, (Terms)1>",
         lambda c: c.logits + 14 * c.pixels,
-        lambda c: c.pixels * (1 + 1 / c.low[0]),
+        _pixels_of_intervals,
         per_thread=4,
         per_load=1,
         per_class=None,
@@ -291,7 +297,8 @@ def estimate(kernel: sass.Kernel, launch: Launch, case: Case, device: Device) ->
     loops = [loop for loop in item.walk() if loop is not item]
     main = None
     if launch.per_class != 0 and case.classes > 2:
-        vector = (launch.per_load or launch.per_thread) * case.itemsize  # of logits side by side, as no other loop loads it
+        # Logits side by side, as no other loop loads them.
+        vector = (launch.per_load or launch.per_thread) * case.itemsize
         loaded = {id(loop): sum(i.loaded for i in loop.own if i.loaded >= min(vector, 16)) for loop in loops}
         main = max(loops, key=lambda loop: (loaded[id(loop)], -len(loop.own)), default=item)
     others = [loop for loop in loops if loop is not main]

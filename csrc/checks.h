@@ -150,7 +150,7 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
   for (const auto* map : maps) {
     if (*map) call.flat("gradient of a map", **map, pixels, call.real());
   }
-  const bool is_pair = logits.size(1) <= 2 && !is_upsampled(geometry_of(logits, saved.label, options.radius), logits);
+  const int64_t in_place = logits_in_place(logits, saved.label, options);
   const Tensor* const state[] = {&saved.flags, &saved.stats, &saved.edge_list, &saved.sides, &saved.field};
   const char* const names[] = {"flags", "stats", "edge_list", "sides", "field"};
   // Compared with the state of those maps and terms that fits best, so that the message names what does not.
@@ -160,7 +160,7 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
     const bool has_distance = choice & 1;
     options.maps = choice & 2;
     options.false_edges = choice & 4;
-    auto sizes = output_sizes(device, options, has_distance, is_pair);
+    auto sizes = output_sizes(device, options, has_distance, in_place);
     if (has_distance) sizes[Output::kField].per_pixel = 1;
     int wrong = 0;
     for (int n = 0; n < 5; ++n) wrong += state[n]->numel() != length_of(sizes[Output::kFlags + n], logits, saved.label);

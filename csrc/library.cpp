@@ -105,11 +105,11 @@ PyObject* raise_label_errors(PyObject*, PyObject*) {
 PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
   static const char* const types[] = {"real", "float64", "int64", "int32", "int16", "uint8"};
   const char* device;
-  int edges, false_edges, maps, count_edges, has_distance, is_pair;
+  int edges, false_edges, maps, count_edges, has_distance;
   Options options = {};
-  long long tables;
-  if (!PyArg_ParseTuple(arguments, "sddppppppL", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
-                        &count_edges, &has_distance, &is_pair, &tables)) {
+  long long logits, tables;
+  if (!PyArg_ParseTuple(arguments, "sddpppppLL", &device, &options.power, &options.decay, &edges, &false_edges, &maps,
+                        &count_edges, &has_distance, &logits, &tables)) {
     return nullptr;
   }
   options.tables = tables;
@@ -120,7 +120,7 @@ PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
   const Device kind = std::string(device) == "cpu" ? Device::kCpu : Device::kCuda;
   PyObject* result = PyTuple_New(Output::kCount);
   Py_ssize_t position = 0;
-  for (const Size& size : output_sizes(kind, options, has_distance, is_pair)) {
+  for (const Size& size : output_sizes(kind, options, has_distance, logits)) {
     PyObject* item = Py_BuildValue("(sLLLL)", types[size.type], static_cast<long long>(size.constant),
                                    static_cast<long long>(size.per_pixel), static_cast<long long>(size.per_row),
                                    static_cast<long long>(size.per_class));

@@ -82,12 +82,21 @@ struct Output {
   };
 };
 
-// is_pair: there are two classes, at the labels' resolution.
+// Of so few classes the CPU forms m and r again where it needs them.
+constexpr int64_t kFewClasses = 4;
+
+// The logits of a pixel; 0 where they are upsampled.
+inline int64_t logits_in_place(const Tensor& logits, const Tensor& target, const Options& options) {
+  return is_upsampled(geometry_of(logits, target, options.radius), logits) ? 0 : logits.size(1);
+}
+
+// logits: those in place.
 inline std::array<Size, Output::kCount> output_sizes(Device device, const Options& options, bool has_distance,
-                                                     bool is_pair) {
+                                                     int64_t logits) {
   const bool on_cpu = device == Device::kCpu, edges = options.edges, maps = options.maps;
   const bool false_edges = edges && options.false_edges, searches = options.has_decay() && !has_distance;
-  const bool flags = edges && (maps || (on_cpu && searches)), stats = !(on_cpu && is_pair);
+  const bool flags = edges && (maps || (on_cpu && searches));
+  const bool forms_again = on_cpu && logits > 0 && logits <= (options.power == 0 ? kFewClasses : 2);
   const int64_t per_side = SidePacking(options).count();
   const int64_t of_false_edges = on_cpu && false_edges ? false_edge_numbers(options.power) : 0;
   std::array<Size, Output::kCount> sizes;
@@ -98,7 +107,7 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
   sizes[Output::kFalseEdge] = {Size::kReal, 0, maps && options.false_edges, 0};
   sizes[Output::kLabel] = {Size::kShort, 0, 1, 0};
   sizes[Output::kFlags] = {Size::kByte, 0, flags, 0};
-  sizes[Output::kStats] = {Size::kReal, 0, stats ? 2 : 0, 0};
+  sizes[Output::kStats] = {Size::kReal, 0, forms_again ? 0 : 2, 0};
   sizes[Output::kEdgeList] = on_cpu ? Size{Size::kInt, 0, edges, edges ? 2 + false_edges : 0}
                                     : Size{Size::kByte, 0, edges + false_edges, 4 * (edges + false_edges)};
   sizes[Output::kSides] = {Size::kReal, 0, edges ? 2 * per_side + of_false_edges : 0, 0};
@@ -158,8 +167,7 @@ struct Outputs {
   SavedState saved;
 
   Outputs(Device device, const Tensor& logits, const Tensor& target, const Options& options, bool has_distance) {
-    const bool is_pair = logits.size(1) <= 2 && !is_upsampled(geometry_of(logits, target, options.radius), logits);
-    const auto sizes = output_sizes(device, options, has_distance, is_pair);
+    const auto sizes = output_sizes(device, options, has_distance, logits_in_place(logits, target, options));
     const auto allocate = [&](int output) {
       const Size& size = sizes[output];
       return new_tensor(logits, {length_of(size, logits, target)}, dtype_of(size, logits));

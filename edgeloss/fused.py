@@ -195,9 +195,9 @@ def _edge_loss_fake(
     inputs = _EdgeLossInputs(*args, **kwargs)
     logits, target = inputs.logits, inputs.target
     pixels, rows, classes = target.numel(), math.prod(target.shape[:-1]), max(2, logits.shape[1])
-    is_pair = bool(logits.shape[1] <= 2 and logits.shape[2:] == target.shape[1:])  # two classes, not upsampled
+    in_place = int(logits.shape[1]) if logits.shape[2:] == target.shape[1:] else 0  # 0 of upsampled logits
     options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps, inputs.count_edges
-    sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, is_pair, inputs.tables)
+    sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, in_place, inputs.tables)
     tensors = Outputs.from_tensors(
         [
             logits.new_empty(

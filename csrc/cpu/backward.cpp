@@ -251,6 +251,30 @@ void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks
 
 namespace {
 
+// x, m and r of the corrected pixels.
+template <typename A>
+void read_statistics(const TileState<A>& state, Corrections<A>& of) {
+  const Tile<A>& tile = state.tile;
+  for (auto* places : {&of.j, &of.k}) std::fill(places->begin() + of.count, places->begin() + of.padded(), 0);
+  for (int64_t i = 0; i < of.count; ++i) of.x[i] = tile.x[of.k[i] * tile.ld + of.j[i]];
+  if (state.m) {
+    for (int64_t i = 0; i < of.count; ++i) {
+      of.m[i] = state.m[of.j[i]];
+      of.r[i] = state.r[of.j[i]];
+    }
+    return;
+  }
+  A logits[kFewClasses * kTile], nll[kTile];
+  for (int64_t first = 0; first < of.count; first += kTile) {
+    const int64_t n = std::min(kTile, of.padded() - first);
+    for (int64_t c = 0; c < tile.classes; ++c) {
+      for (int64_t i = 0; i < n; ++i) logits[c * kTile + i] = tile.x[c * tile.ld + of.j[first + i]];
+    }
+    const Tile<A> few = {logits, kTile, tile.classes, n};
+    tile_statistics(few, of.k.data() + first, of.m.data() + first, of.r.data() + first, nll);
+  }
+}
+
 // The factors of a tile's softmax, and what edge pixels of other classes add to single classes.
 template <typename A>
 void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileState<A>& state, Factors<A>& factors,
@@ -265,23 +289,22 @@ void find_factors(const Call<A>& call, const Upstream<A>& upstream, const TileSt
   fill_factors(state.label, tile.n, upstream.of_sum(Row::kCrossEntropy), varies ? arrives : nullptr, state.shares.same,
                call.smoothing_of(state.pixels.start), factors);
   auto& corrections = space.corrections;
-  corrections.clear();
+  corrections.start(tile.n + static_cast<int64_t>(space.more.size()));
   if (!state.shares.same) return;
-  const auto correct = [&](int64_t j, int64_t k, A value) {
-    corrections.add(j, k, tile.x[k * tile.ld + j], state.m[j], state.r[j], value);
-  };
   const int32_t* k = state.shares.k;
   for (int64_t j = 0; j < tile.n; ++j) {
     if (j + 4 <= tile.n && (k[j] & k[j + 1] & k[j + 2] & k[j + 3]) < 0) {
       j += 3;  // all four are -1
     } else if (k[j] >= 0) {
-      correct(j, k[j], state.shares.other[j]);
+      corrections.add(j, k[j], state.shares.other[j]);
     }
   }
-  for (const Share<A>& share : space.more) correct(share.pixel, share.k, share.sum);
-  multiply_by_slopes(corrections.x.data(), corrections.m.data(), corrections.r.data(), corrections.count(),
+  for (const Share<A>& share : space.more) corrections.add(share.pixel, share.k, share.sum);
+  if (corrections.count == 0) return;
+  read_statistics(state, corrections);
+  multiply_by_slopes(corrections.x.data(), corrections.m.data(), corrections.r.data(), corrections.padded(),
                      corrections.value.data());
-  for (int64_t i = 0; i < corrections.count(); ++i) {
+  for (int64_t i = 0; i < corrections.count; ++i) {
     if (!corrections.is_likely(i)) factors.alpha[corrections.j[i]] -= corrections.value[i];
   }
 }
@@ -296,14 +319,14 @@ void gradient_tile(const Call<A>& call, const Upstream<A>& upstream, const TileS
   find_factors(call, upstream, state, factors, space);
   tile_softmax(tile, factors, call.smoothing_of(state.pixels.start), state.m, state.r, g, ld);
   const auto& corrections = space.corrections;
-  for (int64_t i = 0; i < corrections.count(); ++i) {
+  for (int64_t i = 0; i < corrections.count; ++i) {
     const int64_t j = corrections.j[i], k = corrections.k[i];
     const A value = corrections.value[i];
     g[k * ld + j] += value;
     if (!corrections.is_likely(i)) continue;
     // The others' shares, from logits that may lie so far below the top that r is 0.
     const Logits<A, A> x = {tile.x, tile.ld, 1, false};
-    LogSumExp<A> others = {state.m[j], state.r[j]};
+    LogSumExp<A> others = {corrections.m[i], corrections.r[i]};
     if (!is_near(others.sum)) others = sum_others<A>(x, j, tile.classes, k);
     for (int64_t other = 0; other < tile.classes; ++other) {
       if (other == k) continue;

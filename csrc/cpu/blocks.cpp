@@ -11,18 +11,6 @@
 namespace edgeloss {
 namespace {
 
-// The labels of the pixels of a row from x on, -1 outside of it.
-template <int64_t Width>
-EDGELOSS_INLINE void load_labels(const int16_t* row, int64_t x, int64_t width, VectorOf<int16_t, Width>& labels) {
-  if (x >= 0 && x + Width <= width) {
-    load(row + x, labels);
-  } else {
-    int16_t part[Width];
-    for (int64_t j = 0; j < Width; ++j) part[j] = x + j >= 0 && x + j < width ? row[x + j] : kIgnored;
-    load(part, labels);
-  }
-}
-
 // A loop, since GCC 12 widens the halves of a vector one by one.
 template <int64_t Width, typename Labels>
 EDGELOSS_INLINE void widen_labels(const VectorOf<int16_t, Width>& from, Labels& labels) {
@@ -33,7 +21,7 @@ EDGELOSS_INLINE void widen_labels(const VectorOf<int16_t, Width>& from, Labels& 
   load(wide, labels);
 }
 
-// Sets to 0 what the mask leaves out.
+// Sets the numbers to 0 where the mask is not set.
 template <typename Mask, typename Numbers>
 EDGELOSS_INLINE void keep(const Mask& mask, Numbers& numbers) {
   Mask bits;
@@ -76,7 +64,9 @@ EDGELOSS_INLINE void sum_rows(const Terms<A>& terms, const int64_t* rows, int64_
   using Labels = VectorOf<Bits<A>, Width>;
   const int64_t neighbors = row_count * (2 * terms.reach + 1) - 1;
   for (int64_t e = 0; e < edges;) {
-    const int64_t x = pixel[e] - own;
+    // Where possible, not so far to the right that labels behind the row would be asked for, which is slow.
+    const int64_t first = pixel[e] - own, last_inside = terms.width - terms.reach - Width;
+    const int64_t x = std::max(std::min(first, last_inside), std::max<int64_t>(first - Width + 1, 0));
     Numbers same_sum = {}, other_sum = {}, t;
     // known: on the other side, with the log_other that is asked for. Counts are of -1.
     Labels same_count = {}, known_count = {}, absent_count = {}, same, known, absent;
@@ -134,7 +124,7 @@ EDGELOSS_INLINE void sum_rows(const Terms<A>& terms, const int64_t* rows, int64_
 
 // ------------------------------------------------------------------------------------------------------------ backward
 
-// A row with edges: where it begins in the image, and what its edge pixels give.
+// A row with edges: its first pixel, and what its edge pixels give.
 template <typename A>
 struct ShareRow {
   int64_t first;
@@ -144,7 +134,7 @@ struct ShareRow {
 
 constexpr int kCodeBits = 15, kCodeMask = (1 << kCodeBits) - 1;
 
-// The bits of a class, and those that it has not: what codes have in common is then known from a logical or of them.
+// The bits of a class, and above them its complement: classes differ where the or of their codes has a bit in both.
 template <typename Label>
 EDGELOSS_INLINE void code_of(const Label& label, Label& code) {
   code = label | (~label & kCodeMask) << kCodeBits;
@@ -202,10 +192,10 @@ EDGELOSS_INLINE bool gather_block(const int16_t* label, int64_t width, int64_t r
   return any_mixed != 0;
 }
 
-// Parts what edge pixels of several other classes give the pixel at `column`.
+// Splits by class what edge pixels of several other classes give the pixel at `column`.
 template <typename A>
-void part_mixed(const Call<A>& call, const int16_t* label, const std::vector<ShareRow<A>>& rows, int64_t own,
-                int64_t column, int64_t in_chunk, Gathered<A>& gathered) {
+void split_mixed(const Call<A>& call, const int16_t* label, const std::vector<ShareRow<A>>& rows, int64_t own,
+                 int64_t column, int64_t in_chunk, Gathered<A>& gathered) {
   const int64_t reach = call.g.radius[2], p = in_chunk + column;
   int32_t& k = gathered.k[p];
   if (k < 0) return;
@@ -253,8 +243,9 @@ void sum_windows(const Call<A>& call, const Chunk& chunk, WindowSums<A>& sums) {
     const EdgeSums<A> out = {{sums.sum[0].data() + e, sums.sum[1].data() + e},
                              {sums.count[0].data() + e, sums.count[1].data() + e},
                              sums.is_unknown.data() + e};
-    vectorized_by_size<A>([=, seen = rows.data(), row_count = static_cast<int64_t>(rows.size()), own = row * g.width,
-                           pixel = call.list.pixel + base + row_first[row]](auto bytes) EDGELOSS_LOOP {
+    const int64_t *seen = rows.data(), own = row * g.width, row_count = static_cast<int64_t>(rows.size());
+    const int32_t* pixel = call.list.pixel + base + row_first[row];
+    vectorized_by_size<A, kForwardBlock * sizeof(float)>([=](auto bytes) EDGELOSS_LOOP {
       constexpr int64_t kWidth = decltype(bytes)::value / sizeof(A);
       if (terms.log_other) {
         sum_rows<kWidth, false>(terms, seen, row_count, own, pixel, edges, out);
@@ -292,7 +283,7 @@ void NeighborShares<A>::fill(const Call<A>& call, const Upstream<A>& upstream, i
   const bool varies =
       call.pixel_weight || call.edge_class_weight || upstream.map[Row::kSameSide] || upstream.map[Row::kOtherSide];
   A of_same = upstream.of_sum(Row::kSameSide), of_other = upstream.of_sum(Row::kOtherSide);
-  // Locals: the compiler must take what is written for any of the members.
+  // Locals: the compiler has to assume that a store changes any of the members.
   const int32_t* pixel = call.list.pixel + base;
   const int16_t* label = call.label + base;
   const A* sides = call.sides + 2 * base;
@@ -349,7 +340,8 @@ void gather_blocks(const Call<A>& call, const Upstream<A>& upstream, const Chunk
       const int64_t seen = quotient(first, g.width);
       if (!shares.has(seen)) return;
       rows.push_back({first, shares.same(seen), shares.other(seen), shares.code(seen)});
-      merge_row(shares.near(seen), shares.blocks(), near.data());
+      const uint8_t* of_row = shares.near(seen);
+      for (int64_t block = 0; block < shares.blocks(); ++block) near[block] |= of_row[block];
     });
     if (rows.empty()) continue;
     const int64_t in_chunk = (row - chunk.first_row) * g.width, own = row * g.width;
@@ -374,7 +366,7 @@ void gather_blocks(const Call<A>& call, const Upstream<A>& upstream, const Chunk
     });
     if (!is_mixed) continue;
     for (int64_t x = 0; x < g.width; ++x) {
-      if (near[x / kBlock] == 2) part_mixed(call, label, rows, own, x, in_chunk, gathered);
+      if (near[x / kBlock] == 2) split_mixed(call, label, rows, own, x, in_chunk, gathered);
     }
     gathered.add_up(g.classes);
   }

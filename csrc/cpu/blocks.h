@@ -16,10 +16,10 @@
 
 namespace edgeloss {
 
-constexpr int64_t kBlock = 8;  // pixels of a block, at most
+constexpr int64_t kForwardBlock = 16, kBlock = 8;  // pixels of a block, at most: in forward, in backward
 
-// So far before an image's first pixel and behind its last one the numbers of pixels are read, and not used.
-inline int64_t block_margin(const Geometry& g) { return g.radius[2] + kBlock; }
+// The numbers of pixels are read up to this far before an image's first pixel and behind its last one, and not used.
+inline int64_t block_margin(const Geometry& g) { return g.radius[2] + kForwardBlock; }
 
 // What forward adds up over the windows of edge pixels: on the same side, and on the other.
 template <typename A>

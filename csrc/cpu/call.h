@@ -57,7 +57,7 @@ struct Call {
   A* nll;                     // [B, P], in forward, or null: -log p(y)
   A* log_other;               // [B, P], in forward of more classes, or null: log(1 - p(k)) of edge pixels, for a
   int16_t* other_class;       // class k ≠ y in their window; the only one, mostly
-  A *m, *r;                   // [B, P] each; null of two classes that are not upsampled
+  A *m, *r;                   // [B, P] each; null where backward forms them again
   uint8_t* edge;              // [B, P], the edge mask, or null
   A* sides;                   // [B, P, 2, packing.count()], same and other side
   A* field;                   // [B, P]; read in reach of E only

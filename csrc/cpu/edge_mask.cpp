@@ -4,40 +4,53 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../labels.h"
 #include "lanes.h"
 #include "vectorize.h"
 
 namespace edgeloss {
 
-void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, int64_t n, int64_t reach, int16_t* low,
+void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, int64_t n, int64_t reach, uint16_t* low,
                 int16_t* high, uint8_t* edge) {
-  vectorized([=, rows = rows.data(), count = rows.size()]() EDGELOSS_LOOP {
-    std::fill_n(low, n + 2 * reach, INT16_MAX);
-    std::fill_n(high, n + 2 * reach, int16_t(-1));
-    for (size_t i = 0; i < count; ++i) {
-      const int16_t* row = rows[i];
-      int16_t *lowest = low + reach, *highest = high + reach;
-      EDGELOSS_INDEPENDENT
-      for (int64_t x = 0; x < n; ++x) {
-        const int16_t as_low = row[x] < 0 ? INT16_MAX : row[x];
-        lowest[x] = as_low < lowest[x] ? as_low : lowest[x];
-        highest[x] = row[x] > highest[x] ? row[x] : highest[x];
+  vectorized_by_size([=, rows = rows.data(), count = rows.size()](auto bytes) EDGELOSS_LOOP {
+    constexpr int64_t kWidth = decltype(bytes)::value / sizeof(int16_t);
+    std::fill_n(low, reach, kNoLow);
+    std::fill_n(high, reach, kIgnored);
+    int64_t x = 0;
+    for (; x < n; x += kWidth) {
+      VectorOf<uint16_t, kWidth> unsigned_labels, lowest = VectorOf<uint16_t, kWidth>{} + kNoLow;
+      VectorOf<int16_t, kWidth> labels, highest = VectorOf<int16_t, kWidth>{} + kIgnored;
+      for (size_t i = 0; i < count; ++i) {
+        load_labels<kWidth>(rows[i], x, n, labels);
+        std::memcpy(&unsigned_labels, &labels, sizeof(labels));
+        lowest = unsigned_labels < lowest ? unsigned_labels : lowest;
+        highest = labels > highest ? labels : highest;
       }
+      store(lowest, low + reach + x);
+      store(highest, high + reach + x);
     }
+    std::fill_n(low + reach + n, reach, kNoLow);
+    std::fill_n(high + reach + n, reach, kIgnored);
     // The extremes over 2 reach + 1 values side by side, by doubling how many each place covers. Not independent: a
     // place is read before it is written, which the compiler sees by itself.
     int64_t covered = 1;
-    while (covered < 2 * reach + 1) {
-      const int64_t step = std::min(covered, 2 * reach + 1 - covered);
-      const int64_t last = n + 2 * reach - step;
-      for (int64_t x = 0; x < last; ++x) {
-        low[x] = low[x + step] < low[x] ? low[x + step] : low[x];
-        high[x] = high[x + step] > high[x] ? high[x + step] : high[x];
+    for (; 2 * covered < 2 * reach + 1; covered *= 2) {
+      for (x = 0; x < n + 2 * reach - covered; ++x) {
+        low[x] = low[x + covered] < low[x] ? low[x + covered] : low[x];
+        high[x] = high[x + covered] > high[x] ? high[x + covered] : high[x];
       }
-      covered += step;
     }
+    const uint16_t* next_low = low + 2 * reach + 1 - covered;
+    const int16_t* next_high = high + 2 * reach + 1 - covered;
     EDGELOSS_INDEPENDENT
-    for (int64_t x = 0; x < n; ++x) edge[x] = (label[x] >= 0) & ((low[x] < label[x]) | (high[x] > label[x]));
+    for (x = 0; x < n; ++x) {
+      const int16_t own = label[x];
+      const uint16_t lowest = next_low[x] < low[x] ? next_low[x] : low[x];
+      const int16_t highest = next_high[x] > high[x] ? next_high[x] : high[x];
+      low[x] = lowest;
+      high[x] = highest;
+      edge[x] = (own >= 0) & ((static_cast<int16_t>(lowest) != own) | (highest != own));
+    }
   });
 }
 
@@ -83,14 +96,9 @@ struct Place {
   double length;
 };
 
-// The labels of a block from x on, -1 outside of the row.
-EDGELOSS_INLINE void load_labels(const int16_t* row, int64_t x, int64_t width, BlockLabels& labels) {
+EDGELOSS_INLINE void load_block(const int16_t* row, int64_t x, int64_t width, BlockLabels& labels) {
   VectorOf<int16_t, kBlock> narrow;
-  if (x >= 0 && x + kBlock <= width) {
-    load(row + x, narrow);
-  } else {
-    for (int64_t j = 0; j < kBlock; ++j) narrow[j] = x + j >= 0 && x + j < width ? row[x + j] : int16_t(-1);
-  }
+  load_labels<kBlock>(row, x, width, narrow);
   labels = __builtin_convertvector(narrow, BlockLabels);
 }
 
@@ -119,13 +127,13 @@ void find_distances(const Geometry& g, const int16_t* label, int64_t row, const 
       const int64_t n = std::min(kBlock, width - x);
       if (!std::memchr(seen + x, 1, n)) continue;
       BlockLabels own, other, passed = {}, wanted = {};  // passed: places before the first of another class
-      load_labels(label + row * width, x, width, own);
+      load_block(label + row * width, x, width, own);
       for (int64_t j = 0; j < n; ++j) wanted[j] = -static_cast<int32_t>(seen[x + j]);
       wanted &= own >= 0;
       const BlockLabels all = wanted;
       for (int64_t i = 0; i < count; ++i) {
         if (i % 8 == 0 && !is_any_set(wanted)) break;
-        load_labels(places[i].row, x + places[i].shift, width, other);
+        load_block(places[i].row, x + places[i].shift, width, other);
         wanted &= (other < 0) | (other == own);
         passed -= wanted;
       }

@@ -8,10 +8,13 @@
 
 namespace edgeloss {
 
+constexpr uint16_t kNoLow = 0xffff;  // the bits of an ignored label: larger than any class
+constexpr int64_t kEdgeMargin = 16;  // pixels of a vector, at most
+
 // Marks the pixels of a row that differ from the smallest or the largest valid label of their window, which go to low
-// and high; ignored pixels are -1 in `label`. rows: of n pixels, all that the windows reach. low and high have room for
-// n + 2 reach numbers.
-void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, int64_t n, int64_t reach, int16_t* low,
+// and high. rows: of n pixels, all that the windows reach. low and high have room for n + 2 reach + kEdgeMargin
+// numbers.
+void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, int64_t n, int64_t reach, uint16_t* low,
                 int16_t* high, uint8_t* edge);
 
 // Of the edges of a prediction, keeps those that the labels have not; returns their number.

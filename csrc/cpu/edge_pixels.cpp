@@ -119,16 +119,29 @@ void logs_of_others(const Call<A>& call, int64_t image, const int32_t* pixel, co
   const Reader<A> logits = call.reader(image);
   const int64_t base = image * call.g.pixels, class_step = logits.x.class_step, pixel_step = logits.x.pixel_step;
   A x[kTile], m[kTile], r[kTile];
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; call.m && i < n; ++i) {
     m[i] = call.m[base + pixel[i]];
     r[i] = call.r[base + pixel[i]];
   }
   if (call.up) {
     for (int64_t i = 0; i < n; ++i) x[i] = logits.at(pixel[i], k[i]);
-  } else {
+  } else if (call.m) {
     logits.x.by_type([&](const auto* data) {
       for (int64_t i = 0; i < n; ++i) x[i] = widen(data[k[i] * class_step + pixel[i] * pixel_step]);
     });
+  } else {
+    A few[kFewClasses * kTile], nll[kTile];
+    int32_t y[kTile];
+    logits.x.by_type([&](const auto* data) {
+      for (int64_t c = 0; c < call.g.classes; ++c, data += class_step) {
+        for (int64_t i = 0; i < n; ++i) few[c * kTile + i] = widen(data[pixel[i] * pixel_step]);
+      }
+    });
+    for (int64_t i = 0; i < n; ++i) {
+      y[i] = k[i];
+      x[i] = few[k[i] * kTile + i];
+    }
+    tile_statistics(Tile<A>{few, kTile, call.g.classes, n}, y, m, r, nll);
   }
   if (!other_terms(x, m, r, n, t)) return;
   for (int64_t i = 0; i < n; ++i) {

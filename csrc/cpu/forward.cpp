@@ -66,7 +66,7 @@ void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk&
 class EdgeMasks {
  public:
   explicit EdgeMasks(const Geometry& g)
-      : g_(g), reach_(std::min(g.radius[2], g.width)), low_(g.width + 2 * reach_), high_(g.width + 2 * reach_) {}
+      : g_(g), reach_(std::min(g.radius[2], g.width)), low_(g.width + 2 * reach_ + kEdgeMargin), high_(low_.size()) {}
 
   // label: that of the image, or of its prediction.
   void mark(const int16_t* label, int64_t row, uint8_t* edge) {
@@ -75,13 +75,14 @@ class EdgeMasks {
     mark_edges(label + row * g_.width, rows_, g_.width, reach_, low_.data(), high_.data(), edge);
   }
   // The smallest and the largest label of the windows of the row's pixels.
-  const int16_t* low() const { return low_.data(); }
+  const uint16_t* low() const { return low_.data(); }
   const int16_t* high() const { return high_.data(); }
 
  private:
   const Geometry& g_;
   int64_t reach_;
-  std::vector<int16_t> low_, high_;  // with a margin at both ends, so that the window along the row needs no bounds
+  std::vector<uint16_t> low_;  // both with a margin at the ends, so that the window along the row needs no bounds
+  std::vector<int16_t> high_;
   std::vector<const int16_t*> rows_;
 };
 
@@ -137,7 +138,7 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
     if (call.other_class) std::fill_n(call.other_class + base + row * g.width, g.width, kIgnored);
     for (int64_t e = end; call.other_class && e < end + count; ++e) {
       const int64_t p = call.list.pixel[base + e];
-      const int16_t low = masks.low()[p - row * g.width], high = masks.high()[p - row * g.width];
+      const int16_t low = static_cast<int16_t>(masks.low()[p - row * g.width]), high = masks.high()[p - row * g.width];
       call.other_class[base + p] = low == call.label[base + p] ? high : low;
     }
     if (call.pixel_weight || call.edge_class_weight) {
@@ -471,7 +472,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   // Terms of logarithms are formed once per pixel, not for each window that it is in, where it is in many. Of two
   // classes that costs nothing: 1 - p(k) is the probability of the other one.
   const int64_t window = (2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1);
-  const bool others = options.edges && options.power != 1 && g.classes > 2 && window > 9;
+  const bool others = options.edges && options.power != 1 && g.classes > 2 && (window > 9 || !call.m);
   const bool logs = options.edges && options.power != 1 && (g.classes == 2 || others);
   const Tensor terms = scratch(logs + others, kScalarType<A>), other_class = scratch(others, ScalarType::Short);
   call.nll = terms.numel() > 0 ? data_of<A>(terms) + block_margin(g) : nullptr;
@@ -496,8 +497,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   passes.run_first(options.edges, !searches);
   Sums wrong = {};
   for (const Sums& part : passes.parts) wrong[Row::kWrong] += part[Row::kWrong];
-  if (options.validate) throw_if_wrong(g, target,
-                                       wrong);  // not from within: a parallel loop loses the message
+  if (options.validate) throw_if_wrong(g, target, wrong);  // here, since a parallel loop loses the message
   if (options.edges) passes.run_rest_of_edges();
   if (searches) passes.run_distances(options, window > kFar);
   if (options.edges) passes.run_rest_of_terms();
@@ -516,8 +516,9 @@ template <typename A>
 void cross_entropy_tile(const Call<A>& call, const Statistics<A>& statistics, A* ce, Sums& sums) {
   const Tile<A>& tile = statistics.tile;
   const int64_t n = tile.n;
-  const CrossEntropy plain = tile_cross_entropy(statistics.nll, statistics.y, n, ce);
+  const CrossEntropy plain = tile_cross_entropy(statistics.nll, statistics.y, n);
   sums[Row::kValid] += plain.valid;
+  std::memcpy(ce, statistics.nll, n * sizeof(A));
   if (!call.smoothing.weight && !call.pixel_weight && call.smoothing.smoothing == A(0)) {
     sums[Row::kCrossEntropy] += plain.sum;
     sums[Row::kWeight] += plain.valid;

@@ -86,6 +86,24 @@ EDGELOSS_INLINE void add_to(const V* value, V* sum) {
   store(a + b, sum);
 }
 
+// Copies n labels of a row from x on, -1 outside of it. Not inlined: what it computes would be done for each vector.
+__attribute__((noinline, cold)) inline void copy_labels(const int16_t* row, int64_t x, int64_t width, int64_t n,
+                                                        int16_t* labels) {
+  for (int64_t j = 0; j < n; ++j) labels[j] = x + j >= 0 && x + j < width ? row[x + j] : int16_t(-1);
+}
+
+// The labels of the pixels of a row from x on, -1 outside of it.
+template <int64_t Width>
+EDGELOSS_INLINE void load_labels(const int16_t* row, int64_t x, int64_t width, VectorOf<int16_t, Width>& labels) {
+  if (__builtin_expect(x >= 0 && x + Width <= width, 1)) {
+    load(row + x, labels);
+  } else {
+    int16_t part[Width];
+    copy_labels(row, x, width, Width, part);
+    load(part, labels);
+  }
+}
+
 // Calls body(width), a constant where the compiler is to know it, else 0.
 template <typename F>
 EDGELOSS_INLINE void with_width(int64_t width, const F& body) {

@@ -81,23 +81,26 @@ struct Gathered {
 // Additions of `value` to class k of pixel j of a tile, after the rest; likely ones concern all other classes too.
 template <typename A>
 struct Corrections {
-  std::vector<int64_t> j, k;
+  int64_t count = 0;
+  std::vector<int32_t> j, k;
   std::vector<A> x, m, r, value;  // x: the logit of class k
 
-  int64_t count() const { return static_cast<int64_t>(j.size()); }
+  // In full vectors, since there are few: what is left over a loop would compute one by one.
+  int64_t padded() const { return (count + 15) & ~int64_t(15); }
   bool is_likely(int64_t i) const { return edgeloss::is_likely(x[i], m[i], r[i]); }
-  void clear() {
-    j.clear();
-    k.clear();
-    for (auto* numbers : {&x, &m, &r, &value}) numbers->clear();
+  // Removes all, and makes room for `most`.
+  void start(int64_t most) {
+    count = most;
+    const size_t room = padded();
+    count = 0;
+    if (j.size() >= room) return;
+    for (auto* numbers : {&j, &k}) numbers->resize(room);
+    for (auto* numbers : {&x, &m, &r, &value}) numbers->resize(room);
   }
-  void add(int64_t pixel, int64_t of_class, A logit, A max, A rest, A share) {
-    j.push_back(pixel);
-    k.push_back(of_class);
-    x.push_back(logit);
-    m.push_back(max);
-    r.push_back(rest);
-    value.push_back(share);
+  void add(int64_t pixel, int32_t of_class, A share) {
+    j[count] = static_cast<int32_t>(pixel);
+    k[count] = of_class;
+    value[count++] = share;
   }
 };
 
@@ -122,7 +125,7 @@ template <typename A>
 void gather_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
                   Workspace<A>& space);
 
-// A tile whose gradient is asked for. m and r are null where the two classes alone say what they are.
+// A tile whose gradient is asked for. m and r are null where they are formed again.
 template <typename A>
 struct TileState {
   Tile<A> tile;

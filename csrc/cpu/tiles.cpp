@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t kBlock = 32;  // classes summed up by themselves
 
-// to[j] = from[j · step].
 // row[j] = from[j · step]. Such rows are short: what runs them is chosen once a tile.
 template <typename T, typename A>
 EDGELOSS_INLINE void widen_row(const T* from, int64_t step, int64_t n, A* row) {
@@ -99,7 +98,8 @@ EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
     r[j] += others[j];
-    nll[j] = log1p_positive(r[j]) - x_y[j];
+    const A value = log1p_positive(r[j]) - x_y[j];
+    nll[j] = y[j] < 0 ? A(0) : value;
   }
 }
 
@@ -131,7 +131,8 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
     const A rest = sum + others;
     m[j] = top;
     r[j] = rest;
-    nll[j] = (C == 2 ? log1p_of_unit(rest) : log1p_positive(rest)) - x_y;
+    const A value = (C == 2 ? log1p_of_unit(rest) : log1p_positive(rest)) - x_y;
+    nll[j] = y[j] < 0 ? A(0) : value;
   }
 }
 
@@ -166,20 +167,82 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
 }
 
 // The gradient of two classes. One of them is the max: 1 - p has all its digits.
-template <typename A>
-EDGELOSS_INLINE void softmax_of_two(const A* first, const A* second, int64_t n, const int32_t* y, const A* alpha,
-                                    const A* at_y, const A* spread, A total, A* g_first, A* g_second, const A* weight) {
+template <bool Smooths, typename A>
+EDGELOSS_INLINE void softmax_of_two(const A* x, int64_t ld, int64_t n, const Factors<A>& factors, const A* weight,
+                                    A total, A* g, int64_t ld_g) {
+  const A *alpha = factors.alpha, *at_y = factors.at_y, *spread = factors.uniform;
+  const int32_t* y = factors.y;
   const A of_first = weight ? weight[0] : A(1), of_second = weight ? weight[1] : A(1);
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    const A a = first[j], b = second[j], all = alpha[j], at = at_y[j], even = spread[j], rest = even * total;
+    const A a = x[j], b = x[ld + j], at = at_y[j];
     const A e = exp_negative(b > a ? a - b : b - a), large = A(1) / (A(1) + e), small = e * large;
     const A p = b > a ? small : large, q = b > a ? large : small;  // of the first, of the second
-    // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
-    const A to_first = (y[j] == 0 ? rest * p - at * q : all * p) - even * of_first;
-    const A to_second = (y[j] == 1 ? rest * q - at * p : all * q) - even * of_second;
-    g_first[j] = y[j] < 0 ? A(0) : to_first;
-    g_second[j] = y[j] < 0 ? A(0) : to_second;
+    A to_first, to_second;
+    if constexpr (Smooths) {
+      // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
+      const A all = alpha[j], even = spread[j], rest = even * total;
+      to_first = (y[j] == 0 ? rest * p - at * q : all * p) - even * of_first;
+      to_second = (y[j] == 1 ? rest * q - at * p : all * q) - even * of_second;
+    } else {
+      const A at_q = at * q, at_p = at * p;
+      to_first = y[j] == 0 ? -at_q : at_p;
+      to_second = -to_first;
+    }
+    g[j] = y[j] < 0 ? A(0) : to_first;
+    g[ld_g + j] = y[j] < 0 ? A(0) : to_second;
+  }
+}
+
+// The gradient of C classes, few enough to hold a pixel's logits in registers.
+template <int C, bool Smooths, typename A>
+EDGELOSS_INLINE void softmax_of(const A* x, int64_t ld, int64_t n, const Factors<A>& factors, const A* weight, A* g,
+                                int64_t ld_g) {
+  const A *alpha = factors.alpha, *at_y = factors.at_y, *spread = factors.uniform;
+  const int32_t* y = factors.y;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A e[C], top = x[j], sum = 0;
+    for (int c = 0; c < C; ++c) {
+      e[c] = x[c * ld + j];
+      top = e[c] > top ? e[c] : top;
+    }
+    for (int c = 0; c < C; ++c) {
+      e[c] = exp_negative(e[c] - top);
+      sum += e[c];
+    }
+    const A at = at_y[j], scale = alpha[j] / sum;
+    for (int c = 0; c < C; ++c) {
+      A value = scale * e[c] - (y[j] == c ? at : A(0));
+      if constexpr (Smooths) value -= spread[j] * (weight ? weight[c] : A(1));
+      g[c * ld_g + j] = y[j] < 0 ? A(0) : value;
+    }
+  }
+}
+
+// The same of more classes, from m and r.
+template <bool Smooths, typename A>
+EDGELOSS_INLINE void softmax_of_many(const Tile<A>& tile, const Factors<A>& factors, const A* weight, const A* m,
+                                     const A* r, A* g, int64_t ld_g) {
+  const A *alpha = factors.alpha, *at_y = factors.at_y, *spread = factors.uniform;
+  const int32_t* y = factors.y;
+  const int64_t n = tile.n;
+  A scale[kTile];
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
+  for (int64_t c = 0; c < tile.classes; ++c) {
+    const A* row = tile.x + c * tile.ld;
+    A* out = g + c * ld_g;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      const A at = at_y[j], p = exp_negative(row[j] - m[j]);
+      const A value = scale[j] * p - (y[j] == static_cast<int32_t>(c) ? at : A(0));
+      out[j] = y[j] < 0 ? A(0) : value;
+    }
+    if (!Smooths) continue;
+    const A of_class = weight ? weight[c] : A(1);
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) out[j] -= spread[j] * of_class;
   }
 }
 
@@ -319,19 +382,12 @@ double weighted_sum(const A* value, const A* weight, int64_t n) {
 }
 
 template <typename A>
-CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce) {
+CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
-    // A loop of its own: where 16 choices and sums stood in one, GCC 12 applied the first eight's mask to the others
-    // too.
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      const A value = nll[j];
-      ce[j] = y[j] >= 0 ? value : A(0);
-    }
     int32_t valid = 0;
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) valid += y[j] >= 0;
-    return CrossEntropy{sum_in_parts(ce, n), static_cast<double>(valid)};
+    return CrossEntropy{sum_in_parts(nll, n), static_cast<double>(valid)};
   });
 }
 
@@ -376,9 +432,10 @@ void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrive
       EDGELOSS_INDEPENDENT
       for (int64_t j = 0; j < n; ++j) {
         at_y[j] = y[j] < 0 ? A(0) : at;
-        spread[j] = y[j] < 0 ? A(0) : even;
         alpha[j] = y[j] < 0 ? A(0) : all;
       }
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; uniform != A(0) && j < n; ++j) spread[j] = y[j] < 0 ? A(0) : even;
     } else {
       weights_of(weight, y, n, at_y);
       if (arrives) {
@@ -406,30 +463,18 @@ void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrive
 template <typename A>
 void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothing<A>& smoothing, const A* m, const A* r,
                   A* g, int64_t ld_g) {
-  vectorized<A>([=, alpha = factors.alpha, at_y = factors.at_y, spread = factors.uniform, y = factors.y,
-                 weight = smoothing.weight, total = smoothing.total,
-                 smooths = smoothing.smoothing != A(0)]() EDGELOSS_LOOP {
-    const int64_t n = tile.n, ld = tile.ld;
-    if (tile.classes == 2) {
-      return softmax_of_two(tile.x, tile.x + ld, n, y, alpha, at_y, spread, total, g, g + ld_g, weight);
-    }
-    A scale[kTile];
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
-    for (int64_t c = 0; c < tile.classes; ++c) {
-      const A* row = tile.x + c * ld;
-      A* out = g + c * ld_g;
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) {
-        const A at = at_y[j], p = exp_negative(row[j] - m[j]);
-        const A value = scale[j] * p - (y[j] == static_cast<int32_t>(c) ? at : A(0));
-        out[j] = y[j] < 0 ? A(0) : value;
-      }
-      if (!smooths) continue;
-      const A of_class = weight ? weight[c] : A(1);
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) out[j] -= spread[j] * of_class;
-    }
+  vectorized<A>([=, factors = &factors, weight = smoothing.weight, total = smoothing.total,
+                 is_smooth = smoothing.exists()]() EDGELOSS_LOOP {
+    const A* x = tile.x;
+    const int64_t ld = tile.ld, n = tile.n;
+    const auto with = [=](auto smooths) EDGELOSS_LOOP {
+      constexpr bool kSmooths = decltype(smooths)::value;
+      if (tile.classes == 2) return softmax_of_two<kSmooths>(x, ld, n, *factors, weight, total, g, ld_g);
+      if (tile.classes == 3) return softmax_of<3, kSmooths>(x, ld, n, *factors, weight, g, ld_g);
+      if (tile.classes == 4) return softmax_of<4, kSmooths>(x, ld, n, *factors, weight, g, ld_g);
+      softmax_of_many<kSmooths>(tile, *factors, weight, m, r, g, ld_g);
+    };
+    is_smooth ? with(std::true_type()) : with(std::false_type());
   });
 }
 
@@ -442,7 +487,7 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
   template void tile_prediction(const Tile<A>&, const int32_t*, const A*, int16_t*);                                   \
   template double row_sum(const A*, int64_t);                                                                          \
   template double weighted_sum(const A*, const A*, int64_t);                                                           \
-  template CrossEntropy tile_cross_entropy(const A*, const int32_t*, int64_t, A*);                                     \
+  template CrossEntropy tile_cross_entropy(const A*, const int32_t*, int64_t);                                         \
   template void smooth_cross_entropy(const Tile<A>&, const int32_t*, const A*, const A*, const Smoothing<A>&, A*, A*); \
   template void fill_factors(const int16_t*, int64_t, A, const A*, const A*, const Smoothing<A>&, Factors<A>&);        \
   template void tile_softmax(const Tile<A>&, const Factors<A>&, const Smoothing<A>&, const A*, const A*, A*, int64_t);

@@ -86,7 +86,7 @@ void end_streams();
 // The labels of n pixels from the first on, kIgnored where they do not count; returns how many are out of range.
 int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y);
 
-// m, r and -log p(y) of a tile; nll is undefined where y is none of the classes.
+// m, r and -log p(y) of a tile; nll is 0 where y is none of the classes.
 template <typename A>
 void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll);
 
@@ -110,9 +110,9 @@ struct CrossEntropy {
   double sum, valid;  // valid: pixels
 };
 
-// ce = nll where y is a class, else 0.
+// Σ nll, and how many y are a class.
 template <typename A>
-CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n, A* ce);
+CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n);
 
 // Class weights and label smoothing.
 template <typename A>
@@ -128,6 +128,7 @@ struct Smoothing {
   }
   EDGELOSS_INLINE A of_class(int64_t c) const { return weight ? weight[c] : A(1); }
   A of_others() const { return smoothing / static_cast<A>(classes); }
+  bool exists() const { return of_others() != A(0); }
 };
 
 // Makes of nll in `ce` the cross-entropy with class weights and smoothing; w = weight(y), or 0 where y is no class.
@@ -135,7 +136,8 @@ template <typename A>
 void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, const A* r, const Smoothing<A>& smoothing,
                           A* ce, A* w);
 
-// The gradient of a tile is alpha · p(c) - at_y · [c = y] - uniform · weight(c), but for corrections.
+// The gradient of a tile is alpha · p(c) - at_y · [c = y] - uniform · weight(c), but for corrections. Without smoothing
+// `uniform` is not set.
 template <typename A>
 struct Factors {
   A alpha[kTile], at_y[kTile], uniform[kTile];
@@ -148,7 +150,7 @@ template <typename A>
 void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrives, const A* same,
                   const Smoothing<A>& smoothing, Factors<A>& factors);
 
-// The gradient to g[c · ld_g + j] where y is a class; exactly 0 elsewhere, for any logits. Of two classes, m and r are
+// The gradient to g[c · ld_g + j] where y is a class; exactly 0 elsewhere, for any logits. m and r of few classes are
 // not read.
 template <typename A>
 void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothing<A>& smoothing, const A* m, const A* r,

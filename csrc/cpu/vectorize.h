@@ -64,14 +64,14 @@ auto vectorized(const F& loop) {
   }
 }
 
-// The same of a loop over vectors: loop(bytes), a constant, those of a vector.
-template <typename A = float, typename F>
+// The same of a loop over vectors: loop(bytes), a constant, the size of a vector, which is kMost with AVX-512.
+template <typename A = float, int64_t kMost = 32, typename F>
 auto vectorized_by_size(const F& loop) {
   const auto with = [=](auto bytes) { return [=]() EDGELOSS_LOOP { return loop(bytes); }; };
   if constexpr (std::is_same_v<A, double>) {
     return loop(VectorBytes<16>());
   } else {
-    if (widest_vectors() == Vectors::kAvx512) return run_avx512(with(VectorBytes<32>()));
+    if (widest_vectors() == Vectors::kAvx512) return run_avx512(with(VectorBytes<kMost>()));
     if (widest_vectors() == Vectors::kAvx2) return run_avx2(with(VectorBytes<32>()));
     return loop(VectorBytes<16>());
   }
@@ -83,9 +83,11 @@ template <typename A = float, typename F>
 auto vectorized(const F& loop) {
   return loop();
 }
-template <typename A = float, typename F>
+template <typename A = float, int64_t kMost = 32, typename F>
 auto vectorized_by_size(const F& loop) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  return loop(VectorBytes<kMost>());
+#elif defined(__AVX2__)
   return loop(VectorBytes<32>());
 #else
   return loop(VectorBytes<16>());

@@ -6,12 +6,12 @@ Symbols are those of :mod:`edgeloss.reference`, and v = ``pixel_weight``, 1 by d
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -211,21 +211,23 @@ def balanced_weight(counts: Tensor, *, exponent: float = 1.0, steps: Tensor | No
         steps: the number of steps that counted, 0-d. The prior is one more that showed every class equally often, so
             it does not depend on the size of the images; without it there is none.
     """
-    if _are_at_hand(counts):
-        n = np.array(counts.tolist())  # numpy() raises an error in torch.func
-        with np.errstate(invalid="ignore", divide="ignore"):  # without any edge pixel
-            weight = _balanced(np, n, exponent, None if steps is None else steps.item())
-        return torch.from_numpy(weight.astype(np.float32))
-    balanced: Tensor = _balanced(torch, counts.to(widest(counts.device)), exponent, steps)
-    return balanced.float()
+    if _are_at_hand(counts):  # one operation of torch on a few numbers takes as long as all of this
+        n, of_steps = counts.flatten().tolist(), None if steps is None else max(1, steps.item())
+        total = sum(n)
+        weight = [_smoothed(k, total, len(n), of_steps) ** -exponent if k else 1.0 for k in n]
+        scale = total / (sum(map(operator.mul, n, weight)) or 1.0)
+        scaled = [scale * w if k else 1.0 for k, w in zip(n, weight, strict=True)]
+        return torch.tensor(scaled, dtype=torch.float32).view_as(counts)
+    seen, wide = counts > 0, counts.to(widest(counts.device))
+    smooth = _smoothed(wide, wide.sum(), counts.numel(), None if steps is None else steps.clamp(min=1))
+    balanced = torch.where(seen, smooth, 1.0).pow_(-exponent)
+    balanced *= wide.sum() / torch.dot(wide.flatten(), balanced.flatten())
+    return balanced.masked_fill_(~seen, 1.0).float()
 
 
-def _balanced(array: Any, n: Any, exponent: float, steps: Any) -> Any:  # noqa: ANN401
-    """Return :func:`balanced_weight` by the functions of ``array``: those of NumPy take less time for a few numbers."""
-    total, is_seen = n.sum(), n > 0
-    prior = 0.0 if steps is None else total / (steps * max(1, math.prod(n.shape)))
-    weight = array.where(is_seen, n + prior, 1.0) ** -exponent
-    return array.where(is_seen, weight * (total / (n * weight).sum()), 1.0)
+def _smoothed(n: Any, total: Any, classes: int, steps: Any) -> Any:  # noqa: ANN401
+    """Return n plus the prior of :func:`balanced_weight`; of numbers or tensors."""
+    return n if steps is None else n + total / (steps * max(1, classes))
 
 
 # ----------------------------------------------------------------------------------------------- edges that are learned

@@ -64,7 +64,7 @@ def test_weights_come_from_the_steps_before(size: tuple[int, ...], classes: int,
 def test_a_device_has_the_same_weights(
     counts: list[Any], exponent: float, steps: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are computed by NumPy here, and by torch where that would wait for a device."""
+    """They are computed from floats here, and by torch where reading them would wait for a device."""
     weight = balanced_weight(torch.tensor(counts), exponent=exponent, steps=steps)
     monkeypatch.setattr(reduction, "_are_at_hand", lambda _: False)
     by_torch = balanced_weight(torch.tensor(counts), exponent=exponent, steps=steps)

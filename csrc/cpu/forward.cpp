@@ -306,8 +306,8 @@ void terms_over_rows(const Call<A>& call, const Chunk& chunk, int64_t begin, int
   const auto holds = [](double weights) { return weights > 1e-30 && weights < 1e30; };
   const int32_t* pixel = call.list.pixel + chunk.image * call.g.pixels;
   for (int64_t e = 0; e < end - begin; ++e) {
-    const WideSums::Sides& of = wide.of[e];
-    const double sum[] = {of.same_sum, of.other_sum}, weights[] = {of.same_rest, of.other_rest};
+    const WideSums::Sides& both = wide.sides[e];
+    const double sum[] = {both.same_sum, both.other_sum}, weights[] = {both.same_rest, both.other_rest};
     A value[2][kEdges];
     Side<A> sides[2];
     if (call.has_decay() && !(holds(weights[0]) && holds(weights[1]))) {  // one of 0 may have underflowed

@@ -100,9 +100,9 @@ class Rows {
   }
 
  private:
-  static EDGELOSS_INLINE void add(const double* from, int64_t n, double* to) {
+  static EDGELOSS_INLINE void add(const double* row, int64_t n, double* column) {
     EDGELOSS_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) to[i] += from[i];
+    for (int64_t i = 0; i < n; ++i) column[i] += row[i];
   }
   // Adds the numbers at the places [first, last] from each pixel on.
   void add_row(int64_t first, int64_t last) {
@@ -125,7 +125,7 @@ struct EdgePixels {
 
   EdgePixels(const Call<A>& call, int64_t image) : call(call), image(image), has_class(call.g.classes) {}
 
-  void look_at(int64_t row) {
+  void include(int64_t row) {
     for_each(row, [&](int64_t, int64_t pixel) {
       ++count;
       classes += !has_class[label(pixel)];
@@ -168,17 +168,17 @@ void find_terms(const Call<A>& call, int64_t image, int64_t first, int16_t k, A*
   for (int64_t x = 0; x < n; ++x) t[x] = -call.nll[base + first + x];
   if (call.g.classes == 2) return;  // 1 - p(k) is the probability of the other class
   int32_t pixel[kTile];
-  int16_t of[kTile];
-  A found[kTile];
-  std::fill_n(of, kTile, k);
+  int16_t classes[kTile];
+  A logs[kTile];
+  std::fill_n(classes, kTile, k);
   for (int64_t x = 0; x < n;) {
     int64_t count = 0;
     for (; x < n && count < kTile; ++x) {
       const int16_t label = call.label[base + first + x];
       if (label >= 0 && label != k) pixel[count++] = static_cast<int32_t>(first + x);
     }
-    logs_of_others(call, image, pixel, of, count, found);
-    for (int64_t i = 0; i < count; ++i) t[pixel[i] - first] = found[i];
+    logs_of_others(call, image, pixel, classes, count, logs);
+    for (int64_t i = 0; i < count; ++i) t[pixel[i] - first] = logs[i];
   }
 }
 
@@ -198,13 +198,13 @@ bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, WideSums& sums) {
   const Geometry& g = call.g;
   if (!call.nll || !may_be_wide(call, chunk)) return false;
   EdgePixels<A> edges(call, chunk.image);
-  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) edges.look_at(row);
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) edges.include(row);
   if (!is_less_work(g, chunk, edges.count, edges.classes)) return false;
   const Reach reach(g, chunk);
   Rows<4> rows(reach);
   const int64_t base = chunk.image * g.pixels, n = g.width;
   const int64_t first = call.list.row_first[chunk.image * g.depth * g.height + chunk.first_row];
-  sums.of.resize(edges.count);
+  sums.sides.resize(edges.count);
   sums.nearest = INFINITY;
   for (int64_t row = chunk.first_row; call.has_decay() && row < chunk.last_row; ++row) {
     edges.for_each(row, [&](int64_t, int64_t pixel) {
@@ -235,8 +235,8 @@ bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, WideSums& sums) {
       edges.for_each(row, [&](int64_t place, int64_t pixel) {
         if (edges.label(pixel) != k) return;
         if (!sum) sum = rows.sum_windows(row);
-        const double* of = sum + (pixel - row * n) * 4;
-        sums.of[place - base - first] = {of[0], of[1], of[2], of[3]};
+        const double* total = sum + (pixel - row * n) * 4;
+        sums.sides[place - base - first] = {total[0], total[1], total[2], total[3]};
       });
     }
   }
@@ -249,7 +249,7 @@ bool gather_wide_windows(const Call<A>& call, const Upstream<A>& upstream, const
   if (!may_be_wide(call, chunk)) return false;
   const Reach reach(g, chunk);
   EdgePixels<A> edges(call, chunk.image);
-  reach.for_each([&](int64_t row) { edges.look_at(row); });
+  reach.for_each([&](int64_t row) { edges.include(row); });
   const double around = static_cast<double>(reach.count());
   const double share = static_cast<double>(chunk.last_row - chunk.first_row) / around;  // of the windows, in the chunk
   const int64_t seen = static_cast<int64_t>(share * static_cast<double>(edges.count));
@@ -258,7 +258,7 @@ bool gather_wide_windows(const Call<A>& call, const Upstream<A>& upstream, const
   const double inverse_decay = call.lane_options.inverse_decay;
   double least = INFINITY, most = -INFINITY;
   Side<A> sides[2];
-  const auto look_at = [&](int64_t place, int64_t) {
+  const auto extend = [&](int64_t place, int64_t) {
     call.recall(place, 1, sides);
     for (const Side<A>& side : sides) {
       if (side.inverse == A(0)) continue;
@@ -266,7 +266,7 @@ bool gather_wide_windows(const Call<A>& call, const Upstream<A>& upstream, const
       most = std::max(most, static_cast<double>(side.nearest));
     }
   };
-  if (call.has_decay()) reach.for_each([&](int64_t row) { edges.for_each(row, look_at); });
+  if (call.has_decay()) reach.for_each([&](int64_t row) { edges.for_each(row, extend); });
   if (call.has_decay() && !((most - least) * inverse_decay < kMostExponent)) return false;
 
   Rows<2> rows(reach);

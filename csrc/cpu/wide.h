@@ -19,7 +19,7 @@ struct WideSums {
   struct Sides {
     double same_sum, same_rest, other_sum, other_rest;  // Σ w t and Σ w of each side
   };
-  std::vector<Sides> of;
+  std::vector<Sides> sides;
   double nearest;  // the distance that weights are relative to
 };
 

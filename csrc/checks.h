@@ -137,6 +137,34 @@ inline void forward(const Inputs& inputs, const Tensor& target, const std::optio
   call.tensor("distance", distance, sizes_of(target), {call.real()});
 }
 
+// Of both operators of a single read; gradient and sums may be missing.
+inline void single_read(const Inputs& inputs, const Tensor& labels, const char* name, Types types,
+                        const Options& options) {
+  const Call call(inputs.logits, options.radius);
+  dtype("logits", inputs.logits, {ScalarType::Float});
+  STD_TORCH_CHECK(inputs.logits.dim() == 4 && inputs.logits.size(1) > 2 && call.classes() <= kMostClassesOfSingleRead,
+                  "logits: expected [B, C, H, W] with 3 to ", kMostClassesOfSingleRead, " classes, but got ",
+                  text(sizes_of(inputs.logits)));
+  STD_TORCH_CHECK(Steps(inputs.logits).pixel == 1, "logits: expected the pixels of a class side by side");
+  call.tensor(name, labels, call.image(), types);
+  weights(call, inputs, call.image(), options.tables);
+}
+
+inline void single_read(const Inputs& inputs, const LabelState& labels, const TermFactors& factors,
+                        const std::optional<Tensor>& gradient, const std::optional<Tensor>& sums,
+                        const Options& options) {
+  single_read(inputs, labels.label, "label", {ScalarType::Short}, options);
+  const Call call(inputs.logits, options.radius);
+  const Size bits = output_sizes(Device::kCuda, options, false, inputs.logits.size(1))[Output::kEdgeList];
+  call.flat("edge_list", labels.edge_list, length_of(bits, inputs.logits, labels.label), ScalarType::Byte);
+  call.flat("factors", factors.needed, Row::kTerms, ScalarType::Double);
+  if (factors.assumed) call.flat("assumed", *factors.assumed, Row::kTerms, ScalarType::Double);
+  if (sums) call.flat("sums", *sums, Row::kCount, ScalarType::Double);
+  if (!gradient) return;
+  call.tensor("gradient", *gradient, sizes_of(inputs.logits), {inputs.logits.scalar_type()}, false);
+  STD_TORCH_CHECK(Steps(*gradient).pixel == 1, "gradient: expected the pixels of a class side by side");
+}
+
 // The state must be one that forward returns for some maps and terms.
 inline void backward(Device device, const Gradients& gradients, const Inputs& inputs, const SavedState& saved,
                      Options options) {

@@ -18,6 +18,27 @@ struct Inputs {
   const std::optional<Tensor>&weight, &pixel_weight, &edge_class_weight;
 };
 
+// The most classes that one read of the logits is enough for.
+constexpr int kMostClassesOfSingleRead = 32;
+
+// What count_labels() leaves to single_read(): the counts among the sums, the edge pixels of each class, which it has
+// for their weights too, and the state of CUDA's forward pass, without statistics and sides.
+struct LabelState {
+  Tensor sums, edge_counts, label, edge_list;
+};
+
+// The factors of the terms in the loss, and those of a gradient that is there already.
+struct TermFactors {
+  const Tensor& needed;
+  const std::optional<Tensor>& assumed;
+};
+
+using CountLabels = LabelState(const Inputs& inputs, const Tensor& target, const Options& options);
+// Writes the gradient and the terms among the sums, each where it is wanted.
+using SingleRead = void(const Inputs& inputs, const LabelState& labels, const TermFactors& factors,
+                        const std::optional<Tensor>& gradient, const std::optional<Tensor>& sums,
+                        const Options& options);
+
 using Forward = Outputs(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
                         const Options& options);
 using Backward = Tensor(const Gradients& gradients, const Inputs& inputs, const SavedState& saved,
@@ -44,6 +65,8 @@ EDGELOSS_KERNEL NeighborBackward neighbor_nll_backward;
 namespace cuda {
 EDGELOSS_KERNEL Forward forward;
 EDGELOSS_KERNEL Backward backward;
+EDGELOSS_KERNEL CountLabels count_labels;
+EDGELOSS_KERNEL SingleRead single_read;
 EDGELOSS_KERNEL NeighborForward neighbor_nll;
 EDGELOSS_KERNEL NeighborBackward neighbor_nll_backward;
 }  // namespace cuda

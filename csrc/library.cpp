@@ -32,6 +32,15 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, Tensor weight, Tensor stats, Tensor "
       "largest, Tensor sides, int[] radius) -> Tensor");
+  // Of libraries with kernels for CUDA, for what one read of the logits is enough for. The second writes the terms
+  // among the sums, and the gradient that has the factors, unless it has those that are assumed.
+  if (!edgeloss::cuda::single_read) return;
+  m.def(
+      "count_labels(Tensor logits, Tensor target, Tensor? edge_class_weight, int ignore_index, bool edges, bool "
+      "count_edges, int validate, int tables) -> (Tensor sums, Tensor edge_counts, Tensor label, Tensor edge_list)");
+  m.def(
+      "single_read(Tensor factors, Tensor? assumed, Tensor logits, Tensor? edge_class_weight, Tensor label, Tensor "
+      "edge_list, Tensor(a!)? gradient, Tensor(b!)? sums, int tables) -> ()");
 }
 
 namespace edgeloss {
@@ -76,6 +85,40 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, cons
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
   checks::backward(device, gradients, inputs, saved, options);
   return backward(gradients, inputs, saved, options);
+}
+
+// Windows of 3 × 3 pixels, with power 0.
+Options options_of_single_read(bool edges, int64_t tables) {
+  Options options = {};
+  options.radius = {1, 1};
+  options.edges = edges;
+  options.tables = tables;
+  return options;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> count_labels(const Tensor& logits, const Tensor& target,
+                                                        const Optional& edge_class_weight, int64_t ignore_index,
+                                                        bool edges, bool count_edges, int64_t validate,
+                                                        int64_t tables) {
+  const Inputs inputs = {logits, std::nullopt, std::nullopt, edge_class_weight};
+  Options options = options_of_single_read(edges, tables);
+  options.ignore_index = ignore_index;
+  options.count_edges = count_edges;
+  options.validate = validate;
+  checks::single_read(inputs, target, "target", checks::kLabels, options);
+  const auto [sums, edge_counts, label, edge_list] = cuda::count_labels(inputs, target, options);
+  return {sums, edge_counts, label, edge_list};
+}
+
+void single_read(const Tensor& needed, const Optional& assumed, const Tensor& logits, const Optional& edge_class_weight,
+                 const Tensor& label, const Tensor& edge_list, const Optional& gradient, const Optional& sums,
+                 int64_t tables) {
+  const Inputs inputs = {logits, std::nullopt, std::nullopt, edge_class_weight};
+  const LabelState labels = {Tensor(), Tensor(), label, edge_list};
+  const Options options = options_of_single_read(edge_list.numel() > 0, tables);
+  const TermFactors factors = {needed, assumed};
+  checks::single_read(inputs, labels, factors, gradient, sums, options);
+  cuda::single_read(inputs, labels, factors, gradient, sums, options);
 }
 
 template <NeighborForward& forward>
@@ -152,6 +195,8 @@ STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {
   if (!device::forward) return;
   m.impl("edge_loss", TORCH_BOX(&edgeloss::edge_loss<device::forward>));
   m.impl("edge_loss_backward", TORCH_BOX((&edgeloss::edge_loss_backward<device::backward, edgeloss::Device::kCuda>)));
+  m.impl("count_labels", TORCH_BOX(&edgeloss::count_labels));
+  m.impl("single_read", TORCH_BOX(&edgeloss::single_read));
   m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll<device::neighbor_nll>));
   m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_backward<device::neighbor_nll_backward>));
 }

@@ -161,6 +161,10 @@ struct SavedState {
   }
 };
 
+inline Tensor new_output(const Size& size, const Tensor& logits, const Tensor& target) {
+  return new_tensor(logits, {length_of(size, logits, target)}, dtype_of(size, logits));
+}
+
 struct Outputs {
   Tensor sums, edge_counts;            // by Row; [tables, C], the edge pixels of each class, or empty
   Tensor ce, same, other, false_edge;  // may be empty
@@ -168,10 +172,7 @@ struct Outputs {
 
   Outputs(Device device, const Tensor& logits, const Tensor& target, const Options& options, bool has_distance) {
     const auto sizes = output_sizes(device, options, has_distance, logits_in_place(logits, target, options));
-    const auto allocate = [&](int output) {
-      const Size& size = sizes[output];
-      return new_tensor(logits, {length_of(size, logits, target)}, dtype_of(size, logits));
-    };
+    const auto allocate = [&](int output) { return new_output(sizes[output], logits, target); };
     sums = allocate(Output::kSums);
     edge_counts = allocate(Output::kEdgeCounts);
     if (options.count_edges) torch::stable::zero_(edge_counts);  // the kernels add to it

@@ -75,6 +75,8 @@ def evaluate(
     inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool, count_edges: bool
 ) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
+    if not (maps or false_edges) and _takes_a_single_read(inputs, options):
+        return _evaluate_by_a_single_read(inputs, options, edges=edges, count_edges=count_edges)
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     decay, unit = _decay_and_unit(options)
     distance = inputs.distance
@@ -111,8 +113,11 @@ def evaluate(
             differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None)  # type: ignore[no-untyped-call]
             outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
-    counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
-    return Evaluation(outputs.sums, terms, counts if count_edges else None, weigh)
+    return Evaluation(outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh)
+
+
+def _counts(edge_counts: Tensor, inputs: Inputs) -> Tensor:
+    return edge_counts if inputs.multilabel_classes is None else edge_counts.view(-1, 2)
 
 
 def _contiguous(values: Tensor | None) -> Tensor | None:
@@ -160,6 +165,123 @@ def is_evenly_spaced(x: Tensor) -> bool:
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
 
+# A single read of the logits: the kernels that form the gradient with the terms, where the operators have them.
+
+
+# With fewer, two reads are quicker by tools/cuda_model.py; a thread has registers for 32.
+_CLASSES_OF_SINGLE_READ = range(6, 33)
+
+
+def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
+    """Return whether the operators have a single read for a call without maps and false edges."""
+    logits, target = inputs.logits, inputs.target
+    return (
+        logits.dtype == torch.float32
+        and logits.dim() == 4
+        and logits.shape[1] in _CLASSES_OF_SINGLE_READ
+        and logits.shape[2:] == target.shape[1:]
+        and abs(options.power) <= NO_POWER
+        and options.decay is None
+        and radius_per_axis(options.radius, 2) == [1, 1]
+        and options.label_smoothing == 0
+        and inputs.weight is None
+        and inputs.pixel_weight is None
+        and not torch.compiler.is_compiling()
+        and _have_single_read(logits)
+        and (logits.is_contiguous() or (is_evenly_spaced(logits) and logits.stride(3) == 1))
+    )
+
+
+def _have_single_read(logits: Tensor) -> bool:
+    operator = vars(operators).get("single_read")  # register() looks it up, where the library has it
+    key = torch._C.DispatchKey.CUDA if logits.is_cuda else torch._C.DispatchKey.CPU
+    return operator is not None and bool(operator.default.has_kernel_for_dispatch_key(key))
+
+
+def _evaluate_by_a_single_read(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
+    """Return what :func:`evaluate` does; ``weigh`` writes the terms among the sums."""
+    ignore_index = _NO_LABEL if options.ignore_index is None else options.ignore_index
+    logits, u = inputs.logits, _contiguous(inputs.edge_class_weight)
+    with torch._C._AutoDispatchBelowAutograd():
+        sums, edge_counts, label, edge_list = operators.count_labels.default(
+            logits,
+            inputs.target.contiguous(),
+            u,
+            ignore_index,
+            edges,
+            count_edges,
+            _VALIDATE[options.validate],
+            inputs.tables,
+        )
+    labels = _LabelState((u, label, edge_list), inputs.tables)
+    weigh = partial(_SingleRead.apply, logits, labels, sums, logits.requires_grad and torch.is_grad_enabled())
+    return Evaluation(sums, None, _counts(edge_counts, inputs) if count_edges else None, weigh)
+
+
+class _LabelState(NamedTuple):
+    """What ``single_read`` needs of the labels: ``edge_class_weight``, ``label`` and ``edge_list``, and ``tables``."""
+
+    tensors: Sequence[Tensor | None]
+    tables: int
+
+
+class _SingleRead(torch.autograd.Function):
+    """The weighted sum of the terms, whose gradient forward forms, for the derivative 1 of what the loss is part of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        logits: Tensor,
+        labels: _LabelState,
+        sums: Tensor,
+        has_gradient: bool,
+        factors: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.gradient = torch.empty_like(logits) if has_gradient else None
+        _read_once(factors, None, logits, labels, ctx.gradient, sums)
+        ctx.save_for_backward(logits, factors, *labels.tensors)
+        ctx.tables = labels.tables
+        return weighted_sum(sums, factors, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        logits, factors, *tensors = ctx.saved_tensors
+        # The first backward pass gives it away: others must not write it again.
+        gradient, ctx.gradient = ctx.gradient, None
+        given = None if gradient is None else factors
+        gradient = torch.empty_like(logits) if gradient is None else gradient
+        _read_once(grad.detach() * factors, given, logits, _LabelState(tensors, ctx.tables), gradient, None)
+        if torch.is_grad_enabled():
+            gradient = _NotDifferentiable.apply(gradient, grad, logits)  # type: ignore[no-untyped-call]
+        return _only(gradient, 6)
+
+
+class _NotDifferentiable(torch.autograd.Function):
+    """A gradient, with the other tensors that it depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *others: Tensor) -> Tensor:  # noqa: ANN401
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
+        _refuse(ctx, *grads)
+
+
+def _read_once(
+    factors: Tensor,
+    given: Tensor | None,
+    logits: Tensor,
+    labels: _LabelState,
+    gradient: Tensor | None,
+    sums: Tensor | None,
+) -> None:
+    """Write the gradient, unless it is there already with the factors ``given``, and the terms among the sums."""
+    with torch._C._AutoDispatchBelowAutograd():
+        operators.single_read.default(factors, given, logits, *labels.tensors, gradient, sums, labels.tables)
+
+
 # What torch needs to know of the operators: the shapes they return, and their derivatives.
 
 
@@ -194,21 +316,39 @@ def _edge_loss_fake(
 ) -> tuple[Tensor, ...]:
     inputs = _EdgeLossInputs(*args, **kwargs)
     logits, target = inputs.logits, inputs.target
-    pixels, rows, classes = target.numel(), math.prod(target.shape[:-1]), max(2, logits.shape[1])
     in_place = int(logits.shape[1]) if logits.shape[2:] == target.shape[1:] else 0  # 0 of upsampled logits
     options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps, inputs.count_edges
     sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, in_place, inputs.tables)
-    tensors = Outputs.from_tensors(
-        [
-            logits.new_empty(
-                constant + per_pixel * pixels + per_row * rows + per_class * classes,
-                dtype=result_dtype(logits) if dtype == "real" else getattr(torch, dtype),
-            )
-            for dtype, constant, per_pixel, per_row, per_class in sizes
-        ]
-    )
-    *returned, saved = tensors
+    *returned, saved = Outputs.from_tensors([_empty_output(size, logits, target) for size in sizes])
     return (*returned, *saved._replace(label=saved.label.new_empty(target.shape)))
+
+
+def _empty_output(size: tuple[str, int, int, int, int], logits: Tensor, target: Tensor) -> Tensor:
+    dtype, constant, per_pixel, per_row, per_class = size
+    pixels, rows, classes = target.numel(), math.prod(target.shape[:-1]), max(2, logits.shape[1])
+    return logits.new_empty(
+        constant + per_pixel * pixels + per_row * rows + per_class * classes,
+        dtype=result_dtype(logits) if dtype == "real" else getattr(torch, dtype),
+    )
+
+
+def _count_labels_fake(
+    logits: Tensor,
+    target: Tensor,
+    edge_class_weight: Tensor | None,
+    ignore_index: int,
+    edges: bool,
+    count_edges: bool,
+    validate: int,
+    tables: int,
+    *,
+    output_sizes: Callable[..., Sequence[tuple[str, int, int, int, int]]],
+) -> tuple[Tensor, ...]:
+    counts = count_edges or (edges and edge_class_weight is not None)
+    sizes = output_sizes("cuda", 0.0, 0.0, edges, False, False, counts, False, logits.shape[1], tables)
+    outputs = Outputs.from_tensors([_empty_output(size, logits, target) for size in sizes])
+    label = outputs.saved.label.new_empty(target.shape)
+    return outputs.sums, outputs.edge_counts, label, outputs.saved.edge_list
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
@@ -324,6 +464,10 @@ def register(namespace: str, compiled: Any, device: str | None = None) -> None: 
     torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
     torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[5]))
     torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
+    if hasattr(getattr(torch.ops, namespace), "single_read"):
+        count_labels_fake = partial(_count_labels_fake, output_sizes=compiled.output_sizes)
+        torch.library.register_fake(f"{namespace}::count_labels", count_labels_fake)
+        torch.library.register_fake(f"{namespace}::single_read", lambda *args: None)
     torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
     torch.library.register_autograd(
         f"{namespace}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context

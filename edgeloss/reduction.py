@@ -84,7 +84,8 @@ class Evaluation(NamedTuple):
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
-        weigh: returns :func:`weighted_sum` of the sums, differentiable; None if the terms among the sums are so.
+        weigh: returns :func:`weighted_sum` of the sums, differentiable, and may write the terms among them first; None
+            if these are differentiable.
     """
 
     sums: Tensor

@@ -262,3 +262,17 @@ def _attributes(data: bytes, kind: tuple[int, str]) -> Iterable[tuple[int, ...]]
 def _architecture(elf: ELFFile) -> int:
     flags = int(elf.header["e_flags"])
     return flags >> 8 & 0xFF if elf.header["e_ident"]["EI_ABIVERSION"] >= 8 else flags & 0xFF
+
+
+def show(kernel: Kernel) -> str:
+    """Format the loops of a kernel: instructions, bytes loaded and stored."""
+    lines = []
+
+    def add(loop: Loop, depth: int) -> None:
+        loaded, stored = (sum(getattr(i, kind) for i in loop.own) for kind in ("loaded", "stored"))
+        lines.append(f"{'  ' * depth}{loop.head:#x}: {len(loop.own)} instructions, {loaded} + {stored} bytes")
+        for inner in loop.inner:
+            add(inner, depth + 1)
+
+    add(kernel.body, 1)
+    return "\n".join(lines)

@@ -7,7 +7,8 @@
 // Backward: backward.cu lists the pixels near edge pixels, which gather their shares (near.h), then reads each logit
 // once more and writes each element of the gradient once. Logits of lower resolution are interpolated where they are
 // read (upsampled_forward.cu); in backward, blocks take boxes of them and add up what the pixels around give
-// (upsampled.cu). No two threads of
+// (upsampled.cu). In some cases one kernel takes the place of these after labels.cu, and reads each logit once
+// (single_read.cu). No two threads of
 // a kernel write to one place, and the sums of the tiles are added in a fixed order, so every run gives the same bits.
 //
 // The state between them takes 19 bytes a pixel in float: label (2), bits of the edge pixels (1), r and m (8, of which

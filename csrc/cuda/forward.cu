@@ -159,13 +159,24 @@ __device__ void record_labels(const Target& target, const Geometry& g, const Rec
   record->publish();
 }
 
+// The edge pixels of each class, with weights that their sum of weights comes from; or null.
+struct WeightedCounts {
+  const unsigned long long* counts;
+  const float* weights;
+  int64_t classes;
+};
+
 // Sum k from those of the tiles, by block k; of the terms of edges where `rows` has their bits. The block of wrong
 // labels leaves the record if there are some.
 __global__ void __launch_bounds__(kThreads, 1)
     sums_kernel(const double* partial, int64_t tiles, unsigned rows, double* sums, const Target target,
-                const Geometry g, const Recording recording) {
+                const Geometry g, const Recording recording, const WeightedCounts edges) {
   double sum[1] = {0};
-  if (rows >> blockIdx.x & 1) {
+  if (blockIdx.x == Row::kEdgeWeight && edges.weights) {
+    for (int64_t c = threadIdx.x; c < edges.classes; c += kThreads) {
+      sum[0] += static_cast<double>(edges.counts[c]) * edges.weights[c];
+    }
+  } else if (rows >> blockIdx.x & 1) {
     for (int64_t b = threadIdx.x; b < tiles; b += kThreads) sum[0] += partial[blockIdx.x * tiles + b];
   }
   block_sum(sum);
@@ -231,15 +242,40 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   if (options.edges) rows |= 1u << Row::kSameSide | 1u << Row::kOtherSide | 1u << Row::kEdgeWeight | 1u << Row::kEdges;
   if (call.false_edges.words) rows |= 1u << Row::kFalseEdge;
   launch(stream, Row::kCount, sums_kernel, parts, call.tiles.count, rows,
-         static_cast<double*>(outputs.sums.mutable_data_ptr()), target, g, recording);
+         static_cast<double*>(outputs.sums.mutable_data_ptr()), target, g, recording, WeightedCounts());
   return outputs;
 }
 
-}  // namespace
-
-Outputs cuda::forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
-                      const Options& options) {
+LabelState run_count_labels(const Inputs& inputs, const Tensor& labels, Options options, const Recording& recording,
+                            cudaStream_t stream) {
   const Tensor& logits = inputs.logits;
+  const Geometry g = clipped_geometry(logits, labels, options);
+  const Tiles tiles(g);
+  const bool weighted = options.edges && inputs.edge_class_weight;
+  options.count_edges |= weighted;
+  const auto sizes = output_sizes(Device::kCuda, options, false, logits.size(1));
+  const auto allocate = [&](int output) { return new_output(sizes[output], logits, labels); };
+  LabelState state = {allocate(Output::kSums), allocate(Output::kEdgeCounts),
+                      new_tensor(logits, sizes_of(labels), ScalarType::Short), allocate(Output::kEdgeList)};
+  if (options.count_edges) torch::stable::zero_(state.edge_counts);  // the kernels add to it
+  Tensor partial = torch::stable::new_empty(logits, {Row::kCount * tiles.count}, ScalarType::Double);
+  double* parts = static_cast<double*>(partial.mutable_data_ptr());
+  const Target target = {labels_of(labels), options.ignore_index, g.classes};
+  const Bits edges = {options.edges ? data_of<uint32_t>(state.edge_list) : nullptr};
+  auto* counts = data_of<unsigned long long>(state.edge_counts);
+  find_labels(g, tiles, target, {data_of<int16_t>(state.label), edges, nullptr, counts}, parts, stream);
+  unsigned rows = 1u << Row::kWeight | 1u << Row::kValid | 1u << Row::kWrong;
+  if (options.edges) rows |= 1u << Row::kEdgeWeight | 1u << Row::kEdges;
+  const float* weights = weighted ? data_or_null<float>(inputs.edge_class_weight) : nullptr;
+  launch(stream, Row::kCount, sums_kernel, parts, tiles.count, rows,
+         static_cast<double*>(state.sums.mutable_data_ptr()), target, g, recording,
+         WeightedCounts{counts, weights, g.tables * g.classes});
+  return state;
+}
+
+// Calls body(recording, stream) for a call whose labels out of range are recorded as its options say.
+template <typename F>
+auto with_recording(const Tensor& logits, const Options& options, const F& body) {
   const int device = logits.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const cudaStream_t stream = current_stream(device);
@@ -248,18 +284,39 @@ Outputs cuda::forward(const Inputs& inputs, const Tensor& target, const std::opt
     recording.record = label_records.find(device);
     label_records.throw_if_any(device, recording.call);
   }
-  const bool upsampled = is_upsampled(geometry_of(logits, target, options.radius), logits);
-  const Outputs outputs = by_type(logits, [&](auto t, auto a) {
-    using T = decltype(t);
-    using A = decltype(a);
-    const auto run = upsampled ? run_forward<T, A, true> : run_forward<T, A, false>;
-    return run(inputs, target, distance, options, recording, stream);
-  });
+  const auto result = body(recording, stream);
   if (options.validate == 2) {
     check(cudaStreamSynchronize(stream));
     label_records.throw_if_any(device, recording.call);
   }
-  return outputs;
+  return result;
+}
+
+}  // namespace
+
+void add_up_terms(const double* partial, int64_t tiles, double* sums, cudaStream_t stream) {
+  launch(stream, Row::kFalseEdge, sums_kernel, partial, tiles, (1u << Row::kFalseEdge) - 1, sums, Target(), Geometry(),
+         Recording(), WeightedCounts());
+}
+
+Outputs cuda::forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
+                      const Options& options) {
+  const Tensor& logits = inputs.logits;
+  return with_recording(logits, options, [&](const Recording& recording, cudaStream_t stream) {
+    const bool upsampled = is_upsampled(geometry_of(logits, target, options.radius), logits);
+    return by_type(logits, [&](auto t, auto a) {
+      using T = decltype(t);
+      using A = decltype(a);
+      const auto run = upsampled ? run_forward<T, A, true> : run_forward<T, A, false>;
+      return run(inputs, target, distance, options, recording, stream);
+    });
+  });
+}
+
+LabelState cuda::count_labels(const Inputs& inputs, const Tensor& target, const Options& options) {
+  return with_recording(inputs.logits, options, [&](const Recording& recording, cudaStream_t stream) {
+    return run_count_labels(inputs, target, options, recording, stream);
+  });
 }
 
 }  // namespace edgeloss

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (const int of_warp : of_warps) count += of_warp >> (10 * kind) & 1023;
     const auto write = [&](int row) { partial[row * tiles.count + blockIdx.x] = count; };
     write(kind == 0 ? Row::kEdges : kind == 1 ? Row::kValid : Row::kWrong);
-    if (kind == 1) write(Row::kWeight);  // of pixels that all weigh 1
+    if (kind < 2) write(kind == 0 ? Row::kEdgeWeight : Row::kWeight);  // of pixels that all weigh 1
   }
 }
 

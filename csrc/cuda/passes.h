@@ -37,6 +37,9 @@ template <typename T, typename A, bool kUpsampled>
 void find_false_edges(const Call<T, A, kUpsampled>& call, const PixelTerms<A>& pixels, const EdgeOutputs<A>& out,
                       cudaStream_t stream);
 
+// Adds up what the tiles have of each term but that of false edges; partial: [Row::kFalseEdge, tiles].
+void add_up_terms(const double* partial, int64_t tiles, double* sums, cudaStream_t stream);
+
 // ------------------------------------------------------------------------------------------------------------ backward
 
 // What the false edges around give the pixels, [B, P]: Σ upstream · π.

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.parametrize("kernels", [CUDA], indirect=True)
 
 OPTIONS: list[dict[str, Any]] = [
     {},
+    {"label_smoothing": 0.1},
     {"power": 1.0},
     {"radius": 2, "power": -1.0, "decay": 1.0},
     {"false_edge_weight": 0.5},
@@ -220,11 +221,13 @@ def test_compiles_to_one_graph() -> None:
 @pytest.mark.parametrize(
     ("options", "state"),
     [
-        ({}, 29),
+        ({}, 3),
+        ({"edge_weight": 0}, 2),
+        ({"label_smoothing": 0.1}, 29),
         ({"power": -1.0}, 37),
         ({"decay": 1.0}, 41),
         ({"decay": 1.0, "power": -1.0}, 49),
-        ({"edge_weight": 0}, 10),
+        ({"edge_weight": 0, "label_smoothing": 0.1}, 10),
     ],
 )
 def test_memory(options: dict[str, Any], state: int) -> None:

@@ -14,7 +14,7 @@ from pairwise import pairwise
 from stateless import stateless_loss
 from torch.autograd import forward_ad as fwAD
 
-from edgeloss import EdgeAwareLoss, backends
+from edgeloss import EdgeAwareLoss, backends, fused
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -123,8 +123,15 @@ def test_more_classes_around_a_pixel_than_are_collected_at_a_time(kernels: Kerne
     pairwise([(7, 13), (5, 12), (9, 132), (34, 36)], [1, 2, 3, 19], DTYPES, [False, True]),
 )
 def test_the_defaults_without_weights_of_pixels(
-    kernels: Kernels, size: tuple[int, ...], classes: int, dtype: torch.dtype, *, weighted: bool
+    kernels: Kernels,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, ...],
+    classes: int,
+    dtype: torch.dtype,
+    *,
+    weighted: bool,
 ) -> None:
+    monkeypatch.setattr(fused, "_takes_a_single_read", lambda *arguments: False)  # test_single_read.py has those
     # For windows of 3 × 3 pixels, and for two classes in vectors, CUDA has ways of its own, with edges across tiles.
     x = (torch.randn(2, classes, *size, dtype=torch.float64) * 4).to(dtype).to(kernels.device)
     y = torch.randint(max(2, classes), (2, *(-(-n // 3) for n in size))).to(kernels.device)

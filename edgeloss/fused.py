@@ -176,7 +176,8 @@ def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
     """Return whether the operators have a single read for a call without maps and false edges."""
     logits, target = inputs.logits, inputs.target
     return (
-        logits.dtype == torch.float32
+        not torch.compiler.is_compiling()  # first: it can't trace what follows for sizes that vary
+        and logits.dtype == torch.float32
         and logits.dim() == 4
         and logits.shape[1] in _CLASSES_OF_SINGLE_READ
         and logits.shape[2:] == target.shape[1:]
@@ -186,7 +187,6 @@ def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
         and options.label_smoothing == 0
         and inputs.weight is None
         and inputs.pixel_weight is None
-        and not torch.compiler.is_compiling()
         and _have_single_read(logits)
         and (logits.is_contiguous() or (is_evenly_spaced(logits) and logits.stride(3) == 1))
     )

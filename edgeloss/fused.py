@@ -177,6 +177,7 @@ def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
     logits, target = inputs.logits, inputs.target
     return (
         not torch.compiler.is_compiling()  # first: it can't trace what follows for sizes that vary
+        and _have_single_read(logits)  # next: calls on CPUs pay for nothing else
         and logits.dtype == torch.float32
         and logits.dim() == 4
         and logits.shape[1] in _CLASSES_OF_SINGLE_READ
@@ -187,7 +188,6 @@ def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
         and options.label_smoothing == 0
         and inputs.weight is None
         and inputs.pixel_weight is None
-        and _have_single_read(logits)
         and (logits.is_contiguous() or (is_evenly_spaced(logits) and logits.stride(3) == 1))
     )
 

@@ -190,17 +190,18 @@ def plot_offsets(groups: Mapping[str, Sequence[Row]], offsets: Sequence[float], 
 
     figure = Figure(figsize=(4.6 * len(groups) + 0.6, 4.9), layout="constrained")
     (axes,) = figure.subplots(1, len(groups), squeeze=False)
+    losses = list(dict.fromkeys(title_of(row) for rows in groups.values() for row in in_order(rows)))
     labels = {}
     for axis, (title, rows) in zip(axes, groups.items(), strict=True):
         by_loss: dict[str, list[Row]] = defaultdict(list)
         for row in in_order(rows):
             by_loss[title_of(row)].append(row)
-        for n, (loss, own) in enumerate(by_loss.items()):
+        for loss, own in by_loss.items():
             precision, recall = (
                 [statistics.fmean(row["scores"][name][row["offsets"].index(t)] * 100 for row in own) for t in offsets]
                 for name in ("precision_1", "recall_1")
             )
-            color, marker = _look(loss, n)
+            color, marker = _look(loss, losses.index(loss))
             axis.plot(recall, precision, ".-", color=color, linewidth=1)
             zero = list(offsets).index(0)
             labels[loss], *_ = axis.plot(recall[zero], precision[zero], marker, color=color, markersize=9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import numpy as np
@@ -133,9 +132,9 @@ def test_no_edge_has_no_neighbors() -> None:
     assert found.share.shape == (8, 0)
 
 
-def test_a_wide_radius_takes_no_square_of_it() -> None:
+def test_a_wide_radius_forms_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One by one, the 70 million pairs of these pixels and their neighbors take half a minute."""
     logits, target = patches(90, 100, classes=4)
-    start = time.process_time()
-    compute_neighbors(logits, target, EdgeAwareLoss(radius=90))
-    assert time.process_time() - start < 5
+    monkeypatch.delattr(neighbors, "_windows_one_by_one")
+    found = compute_neighbors(logits, target, EdgeAwareLoss(radius=90))
+    assert np.isfinite(found.share).all()  # all edge pixels have as many neighbors as are asked for

@@ -93,7 +93,7 @@ MINUTES ?= 3
 
 fuzz: setup  ## compare random calls of the loss with long doubles; for hours: make fuzz MINUTES=120
 	@echo "==> comparing random calls of the loss with an independent computation, for $(MINUTES) min"
-	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
+	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) $(if $(FIRST),--first $(FIRST))
 
 bench: setup  ## measure time and memory of the loss and of cross-entropy
 	@$(BIN)/python benchmarks/speed.py

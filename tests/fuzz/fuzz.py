@@ -45,9 +45,9 @@ MULTILABEL_EVERY = 2  # numbers, a case with labels per class
 WIDE_EVERY = 8  # numbers, a case of wide windows: it takes a fifth of the time
 FAILURES = 5  # after so many it stops
 ROW = ("logits", "labels", "backend")  # what a row of the table is of
-# How often the rounding of one operation may add up in a result: measured, with room to spare. In sums over wider
-# windows than of radius 3, whose roundings differ in sign, it grows as the square root of the neighbors.
-ROUNDINGS = 8
+# How often the rounding of one operation may add up in a result: twice what was measured. In sums over wider windows
+# than of radius 3 it grows with the neighbors: where they are nearly equal, their roundings have the same sign.
+ROUNDINGS = 16
 NARROW = 49
 
 
@@ -358,7 +358,7 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str
         errors["gradient"] = np.inf  # it is exactly 0 there
     radius = case.options["radius"]
     neighbors = math.prod(min(2 * r + 1, n) for r, n in zip(radius, case.y.shape[-len(radius) :], strict=True))
-    return errors, ROUNDINGS * float(wide.eps) * math.sqrt(max(1, neighbors / NARROW))
+    return errors, ROUNDINGS * float(wide.eps) * max(1, neighbors / NARROW)
 
 
 def worst(difference: Any, unit: Any) -> float:

@@ -66,6 +66,7 @@ CASES = [
     Case("radius 3, decay 2", STREET, 0.65, {"radius": 3, "decay": 2.0}),
     Case("radius 32", (1, 19, 256, 256), 5.0, {"radius": 32}),
     Case("radius 32, decay 8", (1, 19, 256, 256), 7.0, {"radius": 32, "decay": 8.0}),
+    Case("radius 32, power -1", (1, 19, 256, 256), 8.0, {"radius": 32, "power": -1.0}),
     Case("bfloat16", STREET, 0.40, dtype=torch.bfloat16),
     Case("150 classes", (2, 150, 512, 512), 0.30),
     Case("2 classes", (8, 2, 512, 512), 0.6),

@@ -235,6 +235,15 @@ void terms_of_means(const Group<A>& group, Lanes<A>& lanes, A (*value)[kEdges], 
   }
 }
 
+template <typename A>
+void terms_of(const Group<A>& group, Lanes<A>& lanes, A (*value)[kEdges], Side<A>* sides) {
+  if (group.call.packing.is_plain) {
+    terms_of_means(group, lanes, value, sides);
+  } else {
+    group.terms_of_logs(lanes, value, sides);
+  }
+}
+
 // Adds the neighbors whose log_other is that of another class than edge pixel i has.
 template <typename A>
 void add_unknown(const Call<A>& call, int64_t image, int64_t pixel, A& sum) {
@@ -290,36 +299,27 @@ void terms_in_lanes(const Call<A>& call, const Chunk& chunk, int64_t begin, int6
     const Group<A> group(call, chunk.image, pixel + at, std::min(lanes.edges, end - at), lanes);
     A value[2][kEdges];
     Side<A> sides[2 * kEdges];
-    if (call.packing.is_plain) {
-      terms_of_means(group, lanes, value, sides);
-    } else {
-      group.terms_of_logs(lanes, value, sides);
-    }
+    terms_of(group, lanes, value, sides);
     body(at, group.count, value, sides);
   }
 }
 
 // The same from sums over rows.
 template <typename A, typename F>
-void terms_over_rows(const Call<A>& call, const Chunk& chunk, int64_t begin, int64_t end, const WideSums& wide,
-                     Lanes<A>& lanes, const F& body) {
-  const auto holds = [](double weights) { return weights > 1e-30 && weights < 1e30; };
+void terms_over_rows(const Call<A>& call, const Chunk& chunk, int64_t begin,
+                     const std::vector<std::array<WideSide<A>, 2>>& wide, Lanes<A>& lanes, const F& body) {
   const int32_t* pixel = call.list.pixel + chunk.image * call.g.pixels;
-  for (int64_t e = 0; e < end - begin; ++e) {
-    const WideSums::Sides& both = wide.sides[e];
-    const double sum[] = {both.same_sum, both.other_sum}, weights[] = {both.same_rest, both.other_rest};
+  for (const auto& both : wide) {
     A value[2][kEdges];
     Side<A> sides[2];
-    if (call.has_decay() && !(holds(weights[0]) && holds(weights[1]))) {  // one of 0 may have underflowed
-      terms_of_means(Group<A>(call, chunk.image, pixel + begin + e, 1, lanes), lanes, value, sides);
-    } else {
-      for (int side = 0; side < 2; ++side) {
-        value[side][0] = static_cast<A>(negative_mean(sum[side], weights[side]));
-        const A inverse = weights[side] > 0 ? static_cast<A>(1 / weights[side]) : A(0);
-        sides[side] = {A(0), A(0), static_cast<A>(wide.nearest), inverse};
-      }
+    for (int side = 0; side < 2; ++side) {
+      value[side][0] = both[side].value;
+      sides[side] = both[side].side;
     }
-    body(begin + e, 1, value, sides);
+    if (!(both[0].is_held && both[1].is_held)) {
+      terms_of(Group<A>(call, chunk.image, pixel + begin, 1, lanes), lanes, value, sides);
+    }
+    body(begin++, 1, value, sides);
   }
 }
 
@@ -351,9 +351,9 @@ void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[
     }
   };
   const int64_t begin = call.list.row_first[rows + chunk.first_row], end = call.list.row_end[rows + chunk.last_row - 1];
-  WideSums wide;
+  std::vector<std::array<WideSide<A>, 2>> wide;
   if (sum_wide_windows(call, chunk, wide)) {
-    terms_over_rows(call, chunk, begin, end, wide, space.lanes, take);
+    terms_over_rows(call, chunk, begin, wide, space.lanes, take);
   } else if (call.in_blocks() && call.nll) {
     terms_in_blocks(call, chunk, begin, end, space.windows, take);
   } else {

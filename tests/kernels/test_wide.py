@@ -38,10 +38,17 @@ WIDE: list[tuple[tuple[int, ...], int, torch.dtype, dict[str, Any]]] = [
     (VOLUME, 3, torch.float32, {"radius": 8}),
     (VOLUME, 4, torch.float64, {"radius": (2, 9, 5), "decay": 3.0}),
     (VOLUME, 2, torch.float32, {"radius": (0, 9, 9), "decay": 2.0, "spacing": (1.0, 2.0, 0.5)}),
+    (IMAGE, 4, torch.float32, {"radius": 12, "power": 1.0}),
+    (IMAGE, 2, torch.float32, {"radius": 14, "power": 1.0, "decay": 3.0}),
+    (IMAGE, 4, torch.float32, {"radius": 14, "power": -1.0, "decay": 3.0}),
+    (IMAGE, 2, torch.float32, {"radius": 12, "power": 3.0}),
+    (IMAGE, 1, torch.bfloat16, {"radius": 1000, "power": 0.5}),
+    (IMAGE, 4, torch.float32, {"radius": 12, "power": -1e-5}),
+    (VOLUME, 3, torch.float64, {"radius": 8, "power": -1.0}),
 ]
 OTHERS: list[tuple[tuple[int, ...], int, torch.dtype, dict[str, Any]]] = [
     (IMAGE, 4, torch.float32, {"radius": 12, "decay": 0.02}),  # weights underflow: those windows are summed one by one
-    (IMAGE, 3, torch.float64, {"radius": 12, "power": 1.0, "decay": 3.0}),
+    (IMAGE, 3, torch.float64, {"radius": 12, "power": 1.0, "decay": 0.02}),
 ]
 
 
@@ -63,6 +70,14 @@ def test_sums_over_rows_are_in_double(size: tuple[int, ...], classes: int, optio
         torch.testing.assert_close(value.double(), expected, rtol=3e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize("power", [3.0, 1.0, -3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_windows_that_underflow_are_summed_one_by_one(power: float, dtype: torch.dtype) -> None:
+    x = 300 * torch.randn(2, 3, *IMAGE, dtype=dtype)
+    x[:, :, : IMAGE[0] // 2] *= 1e-3  # most windows reach exponents near 0 and others of thousands
+    compare(KERNELS, x, regions(IMAGE, 3), {"radius": 9, "power": power})
+
+
 @pytest.mark.parametrize("decay", [None, 3.0])
 def test_upsampled_logits_agree(decay: float | None) -> None:
     compare(KERNELS, 4 * torch.randn(2, 3, 12, 10), regions((36, 28), 3), {"radius": 12, "decay": decay})
@@ -76,7 +91,7 @@ def test_a_given_field_may_have_any_values() -> None:
         )
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0])
+@pytest.mark.parametrize("power", [0.0, 1.0, 0.3, -2.0])
 def test_nothing_cancels_next_to_large_terms(power: float) -> None:
     x, y = torch.randn(1, 3, 48, 40), torch.zeros(1, 48, 40, dtype=torch.long)
     y[..., 20:] = 1

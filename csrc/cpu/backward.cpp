@@ -352,7 +352,7 @@ void backward_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chun
   const Geometry& g = call.g;
   const Stored<A> x = call.image(chunk.image);
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
-  const bool reads_in_place = fits_in_place(x, g.classes, step);
+  const bool reads_in_place = is_in_place(x);
   const bool writes_in_place = reads_in_place && out.pixel_step == 1 && !streams;
   const int64_t ld = reads_in_place ? x.class_step : step, out_ld = writes_in_place ? out.class_step : step;
   space.buffer.resize(2 * g.classes * step);

@@ -132,9 +132,11 @@ struct Call {
   // Whether both sides are plain means: else `inverse` is 0 on the other one.
   bool is_of_means(int64_t at) const { return packing.is_plain && sides[(2 * at + 1) * packing.count()] > A(0); }
 
+  // Pixels of a tile. Of many classes they are fewer: the tile's gradient stays in the second-level cache, and the rows
+  // that are fetched ahead in the first.
   int64_t tile() const {
-    // 64 KB: a tile of pixels × classes stays in the second-level cache, its gradient next to it.
-    return std::clamp<int64_t>((1 << 16) / (g.classes * static_cast<int64_t>(sizeof(A))) & ~15, 16, kTile);
+    const int64_t pixels = (1 << 17) / (g.classes * static_cast<int64_t>(sizeof(A))) & ~15;
+    return std::clamp<int64_t>(pixels, 16, g.classes > kFewClasses ? kTile / 2 : kTile);
   }
 };
 

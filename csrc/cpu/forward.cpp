@@ -42,7 +42,7 @@ void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk&
   const Geometry& g = call.g;
   const Stored<A> x = call.image(chunk.image);
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();
-  const bool in_place = fits_in_place(x, g.classes, step);
+  const bool in_place = is_in_place(x);
   std::vector<A> buffer(in_place ? 0 : g.classes * step);
   A own_nll[kTile], kept[kTile], own_m[kTile], own_r[kTile];
   int32_t y[kTile];

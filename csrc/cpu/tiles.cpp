@@ -12,7 +12,7 @@
 namespace edgeloss {
 namespace {
 
-constexpr int64_t kBlock = 32;  // classes summed up by themselves
+constexpr int64_t kClassBlock = 8;  // classes at a time: a pixel's logits of a block stay in registers
 
 // row[j] = from[j · step]. Such rows are short: what runs them is chosen once a tile.
 template <typename T, typename A>
@@ -59,46 +59,91 @@ EDGELOSS_INLINE void narrow_row(const A* row, int64_t step, int64_t n, bool stre
   }
 }
 
+// Asks for a row of a tile ahead of the loops, in the next tile behind the last: a tile's rows are pieces of memory too
+// short for the processor to foresee.
+template <typename A>
+EDGELOSS_INLINE void prefetch_ahead(const Tile<A>& tile, int64_t c) {
+  const int64_t ahead = c + std::min(kClassBlock, tile.classes), behind = ahead - tile.classes;
+  const A* row = behind < 0 ? tile.x + ahead * tile.ld : tile.x + tile.n + behind * tile.ld;
+  for (int64_t j = 0; j < tile.n; j += 64 / sizeof(A)) __builtin_prefetch(row + j);
+}
+
+// Calls body(the first class, how many) for blocks of classes of nearly the same size.
+template <typename F>
+EDGELOSS_INLINE void for_each_class_block(int64_t classes, const F& body) {
+  const int64_t blocks = (classes + kClassBlock - 1) / kClassBlock;
+  int64_t first = 0;
+  for (int64_t block = 1; block <= blocks; ++block) {
+    const int64_t last = classes * block / blocks;
+    switch (last - first) {
+      case 8:
+        body(first, std::integral_constant<int, 8>());
+        break;
+      case 7:
+        body(first, std::integral_constant<int, 7>());
+        break;
+      case 6:
+        body(first, std::integral_constant<int, 6>());
+        break;
+      case 5:
+        body(first, std::integral_constant<int, 5>());
+        break;
+      case 4:
+        body(first, std::integral_constant<int, 4>());
+        break;
+      default:  // there is but one
+        body(first, std::integral_constant<int, 1>());
+    }
+    first = last;
+  }
+}
+
+// What is known of a tile's pixels from the classes so far: x_y is the logit of y.
+template <typename A>
+struct RunningTile {
+  A *m, *r, *lost, *x_y;
+};
+
+// Adds N classes from `first` on; Starts: the first ones.
+template <bool Starts, int N, typename A>
+EDGELOSS_INLINE void add_classes(const Tile<A>& tile, int64_t first, const int32_t* y, const RunningTile<A>& sums) {
+  const int64_t n = tile.n, ld = tile.ld;
+  const A* x = tile.x + first * ld;
+  A *m = sums.m, *r = sums.r, *lost = sums.lost, *x_y = sums.x_y;
+  for (int c = 0; c < N; ++c) prefetch_ahead(tile, first + c);
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A logit[N], own = Starts ? A(0) : x_y[j];
+    for (int c = 0; c < N; ++c) {
+      logit[c] = x[c * ld + j];
+      own = y[j] == static_cast<int32_t>(first) + c ? logit[c] : own;
+    }
+    RunningSoftmax<A> softmax;
+    if constexpr (Starts) {
+      softmax.start(logit);
+    } else {
+      softmax = {m[j], r[j], lost[j]};
+      softmax.add(logit);
+    }
+    m[j] = softmax.m;
+    r[j] = softmax.r;
+    lost[j] = softmax.lost;
+    x_y[j] = own;
+  }
+}
+
 template <typename A>
 EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
-  const int64_t n = tile.n, ld = tile.ld, classes = tile.classes;
-  const A* x = tile.x;
-  A x_y[kTile];     // x(y) - m
-  A part[kTile];    // of r, over some classes: a sum of sums keeps more digits than one of a thousand terms
-  A others[kTile];  // classes that reach the max, but one: an integer, so that r keeps all digits of a small sum
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) m[j] = x[j];
-  for (int64_t c = 1; c < classes; ++c) {
-    const A* row = x + c * ld;
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) m[j] = row[j] > m[j] ? row[j] : m[j];
-  }
+  A lost[kTile], x_y[kTile];
+  const RunningTile<A> sums = {m, r, lost, x_y};
+  for_each_class_block(tile.classes, [&](int64_t first, auto count) EDGELOSS_LOOP {
+    constexpr int kCount = decltype(count)::value;
+    first == 0 ? add_classes<true, kCount>(tile, first, y, sums) : add_classes<false, kCount>(tile, first, y, sums);
+  });
+  const int64_t n = tile.n;
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    r[j] = A(0);
-    others[j] = A(-1);
-    x_y[j] = A(0);
-  }
-  for (int64_t first = 0; first < classes; first += kBlock) {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) part[j] = A(0);
-    for (int64_t c = first; c < std::min(first + kBlock, classes); ++c) {
-      const A* row = x + c * ld;
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) {
-        const A below = row[j] - m[j];
-        part[j] += below == A(0) ? A(0) : exp_negative(below);
-        others[j] += below == A(0) ? A(1) : A(0);
-        x_y[j] = y[j] == static_cast<int32_t>(c) ? below : x_y[j];
-      }
-    }
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) r[j] += part[j];
-  }
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) {
-    r[j] += others[j];
-    const A value = log1p_positive(r[j]) - x_y[j];
+    const A value = log1p_positive(r[j]) - (x_y[j] - m[j]);
     nll[j] = y[j] < 0 ? A(0) : value;
   }
 }
@@ -231,6 +276,7 @@ EDGELOSS_INLINE void softmax_of_many(const Tile<A>& tile, const Factors<A>& fact
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) scale[j] = alpha[j] / (A(1) + r[j]);
   for (int64_t c = 0; c < tile.classes; ++c) {
+    prefetch_ahead(tile, c);
     const A* row = tile.x + c * tile.ld;
     A* out = g + c * ld_g;
     EDGELOSS_INDEPENDENT
@@ -247,21 +293,6 @@ EDGELOSS_INLINE void softmax_of_many(const Tile<A>& tile, const Factors<A>& fact
 }
 
 }  // namespace
-
-template <typename A>
-bool fits_in_place(const Stored<A>& x, int64_t classes, int64_t n) {
-  if (x.type != kScalarType<A> || x.binary || x.pixel_step != 1 || classes > 32) return false;
-  constexpr int64_t kWay = 1 << 16, kSize = sizeof(A);
-  for (int64_t c = 0; c < classes; ++c) {
-    int64_t meet = 0;
-    for (int64_t other = 0; other < classes; ++other) {
-      const int64_t distance = std::abs(other - c) * x.class_step * kSize % kWay;
-      meet += std::min(distance, kWay - distance) < n * kSize;
-    }
-    if (meet > 4) return false;
-  }
-  return true;
-}
 
 template <typename A>
 void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* tile, int64_t ld) {
@@ -479,7 +510,6 @@ void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothin
 }
 
 #define EDGELOSS_INSTANTIATE(A)                                                                                        \
-  template bool fits_in_place(const Stored<A>&, int64_t, int64_t);                                                     \
   template void read_tile(const Stored<A>&, int64_t, int64_t, int64_t, A*, int64_t);                                   \
   template void write_tile(const A*, int64_t, int64_t, int64_t, const Stored<A, void*>&, int64_t, bool);               \
   template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                                           \

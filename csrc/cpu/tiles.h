@@ -63,11 +63,12 @@ struct Tile {
   int64_t ld, classes, n;
 };
 
-// Whether tiles of n pixels can be used where they lie: not where more than four of their classes meet in the same
-// places of a cache of 64 KB a way, and so, with their gradient, evict each other between two looks at them. Those of a
-// picture of 512 × 512 all do, since they lie a power of two apart.
+// Whether tiles can be used where they lie. The loops over many classes read each logit once, in order: they take no
+// harm where the classes of a tile lie a power of two apart, and evict each other from the cache.
 template <typename A>
-bool fits_in_place(const Stored<A>& x, int64_t classes, int64_t n);
+bool is_in_place(const Stored<A>& x) {
+  return x.type == kScalarType<A> && !x.binary && x.pixel_step == 1;
+}
 
 // Copies the tile of n pixels from p on into the buffer, as A, its classes ld apart. Of a binary pixel the first class
 // has no logit: the caller sets it to 0 once.

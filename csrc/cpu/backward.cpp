@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "passes.h"
+#include "pairs.h"
 #include "vectorize.h"
 #include "wide.h"
 
@@ -350,14 +350,17 @@ template <typename A>
 void backward_chunk(const Call<A>& call, const Upstream<A>& upstream, const Chunks& chunks, const Chunk& chunk,
                     const Stored<A, void*>& out, bool streams, Workspace<A>& space) {
   const Geometry& g = call.g;
+  if (call.list.row_first) gather_chunk(call, upstream, chunks, chunk, space);
+  Gathered<A>& gathered = space.gathered;
+  if (are_plain_pairs(call) && !upstream.map[Row::kCrossEntropy]) {
+    return pair_backward_chunk(call, upstream.of_sum(Row::kCrossEntropy), chunk, out, streams, gathered);
+  }
   const Stored<A> x = call.image(chunk.image);
   const int64_t start = chunk.first_row * g.width, last = chunk.last_row * g.width, step = call.tile();
   const bool reads_in_place = is_in_place(x);
   const bool writes_in_place = reads_in_place && out.pixel_step == 1 && !streams;
   const int64_t ld = reads_in_place ? x.class_step : step, out_ld = writes_in_place ? out.class_step : step;
   space.buffer.resize(2 * g.classes * step);
-  Gathered<A>& gathered = space.gathered;
-  if (call.list.row_first) gather_chunk(call, upstream, chunks, chunk, space);
   auto more = gathered.more.begin();
 
   for (int64_t p = start; p < last; p += step) {

@@ -293,6 +293,8 @@ void NeighborShares<A>::fill(const Call<A>& call, const Upstream<A>& upstream, i
   const int64_t end = call.list.row_end[in_list], start = row * g.width, width = g.width, reach = g.radius[2];
   int64_t e = call.list.row_first[in_list];
   has_[row % rows_] = e < end;
+  // The next row's: edge pixels are too far apart for the processor to foresee them.
+  for (int64_t x = 0; x < width; x += 64 / sizeof(*label)) __builtin_prefetch(label + start + width + x);
   for (; e < end; ++e) {
     const int64_t p = pixel[e], x = p - start;
     if (varies) {

@@ -1,14 +1,14 @@
 // The whole loss on the CPU: what forward and backward share.
 //
 // Forward (forward.cpp), in passes over chunks of rows: (1) labels, the two numbers of math.h for each pixel, and the
-// cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h); (2) the edge pixels, from the labels
-// (edge_mask.h), and the false ones, from the prediction, with their term (false_edges.h); (3) with decay, the
-// distances of what edge pixels see (row_search.h where they are far); (4) the edge terms, on edge pixels only
-// (blocks.h, or edge_pixels.h and lanes.h, and wide.h where windows are wide). Backward (backward.cpp) takes a chunk at
-// a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles is formed again.
-// Of logits of lower resolution (upsampled.cpp), tiles are interpolated (interpolate.h), and backward takes a box of
-// their rows at a time, with all pixels that are mixed from it. What a chunk is does not depend on the number of
-// threads, and sums are added up in the chunks' order, so every run gives the same bits.
+// cross-entropy, by tiles of pixels × classes that stay in cache (tiles.h; pairs.h of two classes); (2) the edge
+// pixels, from the labels (edge_mask.h), and the false ones, from the prediction, with their term (false_edges.h); (3)
+// with decay, the distances of what edge pixels see (row_search.h where they are far); (4) the edge terms, on edge
+// pixels only (blocks.h, or edge_pixels.h and lanes.h, and wide.h where windows are wide). Backward (backward.cpp)
+// takes a chunk at a time: the edge pixels around share their gradient out to its pixels, and the softmax of its tiles
+// is formed again. Of logits of lower resolution (upsampled.cpp), tiles are interpolated (interpolate.h), and backward
+// takes a box of their rows at a time, with all pixels that are mixed from it. What a chunk is does not depend on the
+// number of threads, and sums are added up in the chunks' order, so every run gives the same bits.
 #pragma once
 
 #include <algorithm>

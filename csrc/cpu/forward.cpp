@@ -11,9 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "../distance_search.h"
 #include "edge_mask.h"
-#include "passes.h"
+#include "pairs.h"
 #include "row_search.h"
 #include "wide.h"
 
@@ -39,6 +38,7 @@ namespace {
 // Pass 1: labels, statistics and cross-entropy of a chunk.
 template <typename A>
 void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk& chunk, A* ce_map, Sums& sums) {
+  if (are_plain_pairs(call)) return pair_cross_entropy_chunk(call, target, chunk, ce_map, sums);
   const Geometry& g = call.g;
   const Stored<A> x = call.image(chunk.image);
   const int64_t base = chunk.image * g.pixels, last = chunk.last_row * g.width, step = call.tile();

@@ -211,7 +211,7 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
   return sum;
 }
 
-// The gradient of two classes. One of them is the max: 1 - p has all its digits.
+// The gradient of two classes.
 template <bool Smooths, typename A>
 EDGELOSS_INLINE void softmax_of_two(const A* x, int64_t ld, int64_t n, const Factors<A>& factors, const A* weight,
                                     A total, A* g, int64_t ld_g) {
@@ -221,8 +221,8 @@ EDGELOSS_INLINE void softmax_of_two(const A* x, int64_t ld, int64_t n, const Fac
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
     const A a = x[j], b = x[ld + j], at = at_y[j];
-    const A e = exp_negative(b > a ? a - b : b - a), large = A(1) / (A(1) + e), small = e * large;
-    const A p = b > a ? small : large, q = b > a ? large : small;  // of the first, of the second
+    A p, q;  // of the first, of the second
+    softmax_of_pair(a - b, p, q);
     A to_first, to_second;
     if constexpr (Smooths) {
       // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.
@@ -341,16 +341,8 @@ int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* lab
     // The next tile's: 8 bytes a pixel are more than those of a logit.
     for (int64_t j = 0; j < n; j += 64 / sizeof(*from)) __builtin_prefetch(from + n + j);
     return vectorized([=]() EDGELOSS_LOOP {
-      int64_t wrong = 0;
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t value = static_cast<int64_t>(from[j]);
-        const bool ignored = value == ignore_index, in_range = value >= 0 && value < classes;
-        y[j] = !ignored && in_range ? static_cast<int32_t>(value) : kIgnored;
-        wrong += !ignored && !in_range;
-      }
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) label[j] = static_cast<int16_t>(y[j]);
+      const int64_t wrong = classes_of(from, n, ignore_index, classes, y);
+      narrow_labels(y, n, label);
       return wrong;
     });
   });

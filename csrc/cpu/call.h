@@ -57,6 +57,7 @@ struct Call {
   A* nll;                     // [B, P], in forward, or null: -log p(y)
   A* log_other;               // [B, P], in forward of more classes, or null: log(1 - p(k)) of edge pixels, for a
   int16_t* other_class;       // class k ≠ y in their window; the only one, mostly
+  uint64_t* class_bits;       // of each row as PairEdges has them, in forward of two classes, or null
   A *m, *r;                   // [B, P] each; null where backward forms them again
   uint8_t* edge;              // [B, P], the edge mask, or null
   A* sides;                   // [B, P, 2, packing.count()], same and other side
@@ -82,6 +83,7 @@ struct Call {
         nll(nullptr),
         log_other(nullptr),
         other_class(nullptr),
+        class_bits(nullptr),
         m(data_of<A>(saved.stats)),
         r(m ? m + g.batch * g.pixels : nullptr),
         edge(data_of<uint8_t>(saved.flags)),

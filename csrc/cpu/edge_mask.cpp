@@ -1,6 +1,10 @@
 // The loops of edge_mask.h.
 #include "edge_mask.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 
@@ -52,6 +56,67 @@ void mark_edges(const int16_t* label, const std::vector<const int16_t*>& rows, i
       edge[x] = (own >= 0) & ((static_cast<int16_t>(lowest) != own) | (highest != own));
     }
   });
+}
+
+void pack_classes(const int16_t* label, int64_t n, uint64_t* bits) {
+  const int64_t words = (n + 63) / 64;
+  for (int64_t word = 0; word < words; ++word, label += 64, n -= 64) {
+    const int64_t count = std::min<int64_t>(n, 64);
+    uint64_t odd = 0, ignored = 0;  // kIgnored is both
+    int64_t j = 0;
+#ifdef __SSE2__
+    for (; j + 16 <= count; j += 16) {
+      const auto* from = reinterpret_cast<const __m128i*>(label + j);
+      const __m128i bytes = _mm_packs_epi16(_mm_loadu_si128(from), _mm_loadu_si128(from + 1));
+      odd |= static_cast<uint64_t>(_mm_movemask_epi8(_mm_slli_epi16(bytes, 7))) << j;
+      ignored |= static_cast<uint64_t>(_mm_movemask_epi8(bytes)) << j;
+    }
+#endif
+    for (; j < count; ++j) {
+      odd |= static_cast<uint64_t>(label[j] & 1) << j;
+      ignored |= static_cast<uint64_t>(label[j] < 0) << j;
+    }
+    const uint64_t valid = ~ignored & (~uint64_t(0) >> (64 - count));
+    bits[word] = valid & ~odd;
+    bits[words + word] = valid & odd;
+  }
+}
+
+namespace {
+
+// any = whether any of the pixels up to one before or behind is set.
+void spread_bits(uint64_t* any, int64_t words) {
+  uint64_t before = 0;
+  for (int64_t word = 0; word < words; ++word) {
+    const uint64_t own = any[word], behind = word + 1 < words ? any[word + 1] : 0;
+    any[word] = own | own << 1 | own >> 1 | before >> 63 | behind << 63;
+    before = own;
+  }
+}
+
+}  // namespace
+
+int64_t PairEdges::list(const uint64_t* bits, int64_t row, int32_t* place) {
+  const int64_t both = words(), words = both / 2, first = row * g_.width;
+  uint64_t *first_class = any_.data(), *second_class = first_class + words;
+  std::fill(any_.begin(), any_.end(), 0);
+  for_each_row(g_, row, g_.radius, [&](int64_t pixel) {
+    const uint64_t* of_row = bits + quotient(pixel, g_.width) * both;
+    for (int64_t word = 0; word < both; ++word) first_class[word] |= of_row[word];
+  });
+  for (int64_t step = 0; step < g_.radius[2]; ++step) {
+    spread_bits(first_class, words);
+    spread_bits(second_class, words);
+  }
+  const uint64_t* own = bits + row * both;
+  int64_t count = 0;
+  for (int64_t word = 0; word < words; ++word) {
+    uint64_t edges = (own[word] & second_class[word]) | (own[words + word] & first_class[word]);
+    for (; edges != 0; edges &= edges - 1) {
+      place[count++] = static_cast<int32_t>(first + 64 * word + __builtin_ctzll(edges));
+    }
+  }
+  return count;
 }
 
 int64_t keep_false(const uint8_t* edge, int64_t n, uint8_t* drawn) {

@@ -62,30 +62,6 @@ void cross_entropy_chunk(const Call<A>& call, const Target& target, const Chunk&
   }
 }
 
-// The edge masks of an image's rows.
-class EdgeMasks {
- public:
-  explicit EdgeMasks(const Geometry& g)
-      : g_(g), reach_(std::min(g.radius[2], g.width)), low_(g.width + 2 * reach_ + kEdgeMargin), high_(low_.size()) {}
-
-  // label: that of the image, or of its prediction.
-  void mark(const int16_t* label, int64_t row, uint8_t* edge) {
-    rows_.clear();
-    for_each_row(g_, row, g_.radius, [&](int64_t first) { rows_.push_back(label + first); });
-    mark_edges(label + row * g_.width, rows_, g_.width, reach_, low_.data(), high_.data(), edge);
-  }
-  // The smallest and the largest label of the windows of the row's pixels.
-  const uint16_t* low() const { return low_.data(); }
-  const int16_t* high() const { return high_.data(); }
-
- private:
-  const Geometry& g_;
-  int64_t reach_;
-  std::vector<uint16_t> low_;  // both with a margin at the ends, so that the window along the row needs no bounds
-  std::vector<int16_t> high_;
-  std::vector<const int16_t*> rows_;
-};
-
 // The term of false edges, in a row at a time.
 template <typename A>
 struct FalseEdgeRows {
@@ -127,13 +103,16 @@ void edge_pixels_chunk(const Call<A>& call, const Chunk& chunk, A* false_map, Su
   EdgeMasks masks(g);
   std::vector<uint8_t> mask(g.width);
   std::vector<int64_t> counts(call.edge_counts ? g.classes : 0);
+  PairEdges pairs(g);
   std::optional<FalseEdgeRows<A>> false_rows;
   if (call.predicted) false_rows.emplace(call, masks);
   int64_t end = chunk.first_row * g.width;
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     uint8_t* edge = call.edge ? call.edge + base + row * g.width : mask.data();
-    masks.mark(call.label + base, row, edge);
-    const int64_t count = list_places(edge, g.width, row * g.width, call.list.pixel + base + end);
+    int32_t* list = call.list.pixel + base + end;
+    if (!call.class_bits) masks.mark(call.label + base, row, edge);
+    const int64_t count = call.class_bits ? pairs.list(call.class_bits + rows * pairs.words(), row, list)
+                                          : list_places(edge, g.width, row * g.width, list);
     call.list.row_first[rows + row] = static_cast<int32_t>(end);
     if (call.other_class) std::fill_n(call.other_class + base + row * g.width, g.width, kIgnored);
     for (int64_t e = end; call.other_class && e < end + count; ++e) {
@@ -481,6 +460,10 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   call.predicted = data_of<int16_t>(prediction);
   call.edge_counts = data_of<int64_t>(outputs.edge_counts);
   if (term.numel() > 0) call.false_edges.term = data_of<A>(term);
+  const bool packs = options.edges && !call.edge && are_plain_pairs(call);
+  const int64_t words = packs ? g.batch * g.depth * g.height * PairEdges(g).words() : 0;
+  const Tensor class_bits = new_tensor(logits, {words}, ScalarType::Long);
+  call.class_bits = data_of<uint64_t>(class_bits);
 
   const Chunks chunks(g);
   const Target target = {labels_of(labels), options.ignore_index, g.classes};

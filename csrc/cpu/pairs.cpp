@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "edge_mask.h"
 #include "vectorize.h"
 
 namespace edgeloss {
@@ -149,6 +150,10 @@ void pair_cross_entropy_chunk(const Call<A>& call, const Target& target, const C
     A* nll = call.nll ? call.nll + i : own_nll;
     sums[Row::kWrong] += static_cast<double>(pair_nll(logits.at(p, n), target, i, n, call.label + i, nll, sum));
     if (ce_map) std::memcpy(ce_map + i, nll, n * sizeof(A));
+  }
+  const int64_t words = call.class_bits ? PairEdges(g).words() : 0, rows = chunk.image * g.depth * g.height;
+  for (int64_t row = chunk.first_row; call.class_bits && row < chunk.last_row; ++row) {
+    pack_classes(call.label + base + row * g.width, g.width, call.class_bits + (rows + row) * words);
   }
   for (double part : sum.nll) sums[Row::kCrossEntropy] += part;
   sums[Row::kValid] = sums[Row::kWeight] = static_cast<double>(sum.valid);

@@ -50,3 +50,19 @@ def test_windows_end_with_rows_and_see_several_classes(
         return loss, torch.autograd.grad(loss, logits)[0]
 
     torch.testing.assert_close(loss_and_gradient("fused"), loss_and_gradient("reference"))
+
+
+@pytest.mark.parametrize("width", [63, 64, 65, 130])  # edges of two classes are found 64 pixels at a time
+@pytest.mark.parametrize("depth", [None, 3])
+@pytest.mark.parametrize(("classes", "radius"), [(1, 1), (2, 1), (2, 3)])
+def test_edges_of_two_classes_are_found_across_words(classes: int, radius: int, depth: int | None, width: int) -> None:
+    shape = (7, width) if depth is None else (depth, 7, width)
+    logits = torch.randn(2, classes, *shape, dtype=torch.float64)
+    labels = (torch.rand(2, *shape) < 0.02).long()
+    labels[torch.rand(labels.shape) < 0.01] = 255
+
+    def terms_of(backend: str) -> torch.Tensor:
+        _, terms = edge_aware_loss(logits, labels, radius=radius, ignore_index=255, backend=backend, return_terms=True)
+        return torch.stack(list(terms.values()))
+
+    torch.testing.assert_close(terms_of("fused"), terms_of("reference"))

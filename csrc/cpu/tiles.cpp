@@ -155,28 +155,22 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
   const A* x = tile.x;
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    A logit[C], top = x[j];
-    for (int c = 0; c < C; ++c) {
-      logit[c] = x[c * ld + j];
-      top = logit[c] > top ? logit[c] : top;
-    }
-    A sum = 0, others = -1, x_y = 0;
+    A logit[C], x_y = 0;
+    for (int c = 0; c < C; ++c) logit[c] = x[c * ld + j];
+    RunningSoftmax<A> softmax;
     if constexpr (C == 2) {  // one of them is the max
-      sum = exp_negative((logit[0] - top) + (logit[1] - top));
-      others = 0;
+      softmax.m = logit[1] > logit[0] ? logit[1] : logit[0];
+      softmax.r = exp_negative((logit[0] - softmax.m) + (logit[1] - softmax.m));
+    } else {
+      softmax.start(logit);
     }
     for (int c = 0; c < C; ++c) {
-      const A below = logit[c] - top;
-      if constexpr (C > 2) {
-        sum += below == A(0) ? A(0) : exp_negative(below);
-        others += below == A(0) ? A(1) : A(0);
-      }
+      const A below = logit[c] - softmax.m;
       x_y = y[j] == c ? below : x_y;
     }
-    const A rest = sum + others;
-    m[j] = top;
-    r[j] = rest;
-    const A value = (C == 2 ? log1p_of_unit(rest) : log1p_positive(rest)) - x_y;
+    m[j] = softmax.m;
+    r[j] = softmax.r;
+    const A value = (C == 2 ? log1p_of_unit(softmax.r) : log1p_positive(softmax.r)) - x_y;
     nll[j] = y[j] < 0 ? A(0) : value;
   }
 }

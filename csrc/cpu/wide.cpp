@@ -126,9 +126,12 @@ struct EdgePixels {
 
   EdgePixels(const Call<A>& call, int64_t image) : call(call), image(image), has_class(call.g.classes) {}
 
-  void include(int64_t row) {
+  void add_to_count(int64_t row) {
+    const int64_t in_list = image * call.g.depth * call.g.height + row;
+    count += call.list.row_end[in_list] - call.list.row_first[in_list];
+  }
+  void add_classes(int64_t row) {
     for_each(row, [&](int64_t, int64_t pixel) {
-      ++count;
       classes += !has_class[label(pixel)];
       has_class[label(pixel)] = 1;
     });
@@ -166,12 +169,6 @@ bool is_less_work(const Call<A>& call, const Chunk& chunk, int64_t edges, int64_
   const double of_rows = of_term * static_cast<double>(Reach(g, chunk).count()) + rows * (rows_of_window + 17);
   return static_cast<double>(classes * g.width) * of_rows <
          time_of_neighbor(call) * static_cast<double>(edges) * rows_of_window * side(2, g.width);
-}
-
-// Whether that may be, before the edge pixels are looked at.
-template <typename A>
-bool may_be_wide(const Call<A>& call, const Chunk& chunk) {
-  return is_less_work(call, chunk, (chunk.last_row - chunk.first_row) * call.g.width, 1);
 }
 
 // The terms t of the pixels of rows: log p(k) or log(1 - p(k)) for edge pixels of class k.
@@ -479,9 +476,10 @@ class WideBackward {
 
 template <typename A>
 bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, std::vector<std::array<WideSide<A>, 2>>& sides) {
-  if (!may_be_wide(call, chunk)) return false;
   EdgePixels<A> edges(call, chunk.image);
-  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) edges.include(row);
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) edges.add_to_count(row);
+  if (!is_less_work(call, chunk, edges.count, 1)) return false;  // mostly, before their classes are looked at
+  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) edges.add_classes(row);
   if (!is_less_work(call, chunk, edges.count, edges.classes)) return false;
   sides.resize(edges.count);
   WideForward<A> forward(call, chunk, edges);
@@ -497,13 +495,14 @@ bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, std::vector<std::
 
 template <typename A>
 bool gather_wide_windows(const Call<A>& call, const Upstream<A>& upstream, const Chunk& chunk, Gathered<A>& gathered) {
-  if (!may_be_wide(call, chunk)) return false;
   const Reach reach(call.g, chunk);
   EdgePixels<A> edges(call, chunk.image);
-  reach.for_each([&](int64_t row) { edges.include(row); });
+  reach.for_each([&](int64_t row) { edges.add_to_count(row); });
   const double around = static_cast<double>(reach.count());
   const double share = static_cast<double>(chunk.last_row - chunk.first_row) / around;  // of the windows, in the chunk
   const int64_t seen = static_cast<int64_t>(share * static_cast<double>(edges.count));
+  if (!is_less_work(call, chunk, seen, 1)) return false;
+  reach.for_each([&](int64_t row) { edges.add_classes(row); });
   if (!is_less_work(call, chunk, seen, edges.classes)) return false;
   WideBackward<A> backward(call, upstream, chunk, edges);
   if (!backward.find_range()) return false;

@@ -90,7 +90,6 @@ int64_t pair_nll(const Rows<A>& x, const Target& target, int64_t first, int64_t 
       return by_rows(x, [=](auto has_first) EDGELOSS_LOOP {
         int64_t wrong = 0;
         for (int64_t at = 0; at < n; at += kStep) {
-          const A *a = x.first + at, *b = x.second + at;
           A* out = nll + at;
           const int64_t count = std::min(kStep, n - at);
           int32_t y[kStep];
@@ -99,7 +98,7 @@ int64_t pair_nll(const Rows<A>& x, const Target& target, int64_t first, int64_t 
           narrow_labels(y, count, label + at);
           EDGELOSS_INDEPENDENT
           for (int64_t j = 0; j < count; ++j) {
-            const A value = nll_of_pair(margin<decltype(has_first)::value>(a, b, j, y[j]));
+            const A value = nll_of_pair(margin<decltype(has_first)::value>(x.first, x.second, at + j, y[j]));
             out[j] = y[j] < 0 ? A(0) : value;
           }
           sum->add(out, y, count);

@@ -37,18 +37,24 @@ EDGELOSS_INLINE void add_windows(const double* number, int64_t n, int64_t length
   }
 }
 
-// All rows that the windows of a chunk reach: (z, y) with z in [begin[0], end[0]) and y in [begin[1], end[1]).
+// The rows that the windows of a chunk reach, among all (z, y) with z in [begin[0], end[0]) and y in [begin[1],
+// end[1]). Of others that lie between them nothing may be known yet.
 struct Reach {
   const Geometry& g;
+  int64_t slice[2], y[2];  // of the chunk's first row and of its last
   int64_t begin[2], end[2];
 
   Reach(const Geometry& g, const Chunk& chunk) : g(g) {
-    const int64_t first = quotient(chunk.first_row, g.height), last = quotient(chunk.last_row - 1, g.height);
-    const bool in_one = first == last;  // slice
-    begin[0] = std::max<int64_t>(0, first - g.radius[0]);
-    end[0] = std::min(g.depth, last + g.radius[0] + 1);
-    begin[1] = in_one ? std::max<int64_t>(0, chunk.first_row - first * g.height - g.radius[1]) : 0;
-    end[1] = in_one ? std::min(g.height, chunk.last_row - first * g.height + g.radius[1]) : g.height;
+    const int64_t rows[2] = {chunk.first_row, chunk.last_row - 1};
+    for (int i = 0; i < 2; ++i) {
+      slice[i] = quotient(rows[i], g.height);
+      y[i] = rows[i] - slice[i] * g.height;
+    }
+    const bool in_one = slice[0] == slice[1];
+    begin[0] = std::max<int64_t>(0, slice[0] - g.radius[0]);
+    end[0] = std::min(g.depth, slice[1] + g.radius[0] + 1);
+    begin[1] = in_one ? std::max<int64_t>(0, y[0] - g.radius[1]) : 0;
+    end[1] = in_one ? std::min(g.height, y[1] + g.radius[1] + 1) : g.height;
   }
 
   int64_t count() const { return (end[0] - begin[0]) * (end[1] - begin[1]); }
@@ -56,13 +62,24 @@ struct Reach {
   template <typename F>
   void for_each(const F& body) const {
     for (int64_t z = begin[0]; z < end[0]; ++z) {
-      for (int64_t y = begin[1]; y < end[1]; ++y) body(z * g.height + y);
+      for (int64_t at = begin[1]; at < end[1]; ++at) {
+        if (is_seen(z, at)) body(z * g.height + at);
+      }
     }
   }
-  // The place of a row among them.
+  // The place of a row among all.
   int64_t place(int64_t row) const {
     const int64_t z = quotient(row, g.height);
     return (z - begin[0]) * (end[1] - begin[1]) + row - z * g.height - begin[1];
+  }
+
+ private:
+  bool is_seen(int64_t z, int64_t at) const {
+    for (int64_t own = std::max(slice[0], z - g.radius[0]); own <= std::min(slice[1], z + g.radius[0]); ++own) {
+      const int64_t first = own == slice[0] ? y[0] : 0, last = own == slice[1] ? y[1] : g.height - 1;
+      if (at >= first - g.radius[1] && at <= last + g.radius[1]) return true;
+    }
+    return false;
   }
 };
 

@@ -183,7 +183,7 @@ EDGELOSS_INLINE A nll_of_pair(A z) {
 
 // Of two classes p(y) and 1 - p(y), each with all its digits.
 template <typename A>
-EDGELOSS_INLINE void softmax_of_pair(A z, A& p, A& complement) {
+EDGELOSS_INLINE void probabilities_of_pair(A z, A& p, A& complement) {
   const A e = exp_negative(-std::abs(z)), large = A(1) / (A(1) + e), small = e * large;
   p = z < A(0) ? small : large;
   complement = z < A(0) ? large : small;

@@ -285,8 +285,8 @@ void terms_in_lanes(const Call<A>& call, const Chunk& chunk, int64_t begin, int6
 
 // The same from sums over rows.
 template <typename A, typename F>
-void terms_over_rows(const Call<A>& call, const Chunk& chunk, int64_t begin,
-                     const std::vector<std::array<WideSide<A>, 2>>& wide, Lanes<A>& lanes, const F& body) {
+void terms_over_rows(const Call<A>& call, const Chunk& chunk, int64_t begin, const WideSides<A>& wide, Lanes<A>& lanes,
+                     const F& body) {
   const int32_t* pixel = call.list.pixel + chunk.image * call.g.pixels;
   for (const auto& both : wide) {
     A value[2][kEdges];
@@ -330,7 +330,7 @@ void edge_terms_chunk(const Call<A>& call, const Chunk& chunk, A* const (&maps)[
     }
   };
   const int64_t begin = call.list.row_first[rows + chunk.first_row], end = call.list.row_end[rows + chunk.last_row - 1];
-  std::vector<std::array<WideSide<A>, 2>> wide;
+  WideSides<A> wide;
   if (sum_wide_windows(call, chunk, wide)) {
     terms_over_rows(call, chunk, begin, wide, space.lanes, take);
   } else if (call.in_blocks() && call.nll) {

@@ -123,7 +123,7 @@ void pair_gradient(const Rows<A>& x, const int16_t* label, A everywhere, const A
       for (int64_t j = 0; j < n; ++j) {
         A at = everywhere, p, complement;
         if constexpr (decltype(has_same)::value) at += same[j];
-        softmax_of_pair(margin<decltype(has_first)::value>(x.first, x.second, j, y[j]), p, complement);
+        probabilities_of_pair(margin<decltype(has_first)::value>(x.first, x.second, j, y[j]), p, complement);
         const A value = at * complement, to_second = y[j] == 0 ? value : -value, kept = y[j] < 0 ? A(0) : to_second;
         second[j] = kept;
         if constexpr (decltype(has_first)::value) first[j] = -kept;

@@ -91,7 +91,7 @@ EDGELOSS_INLINE void for_each_class_block(int64_t classes, const F& body) {
       case 4:
         body(first, std::integral_constant<int, 4>());
         break;
-      default:  // there is but one
+      default:  // a single class
         body(first, std::integral_constant<int, 1>());
     }
     first = last;
@@ -158,9 +158,8 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
     A logit[C], x_y = 0;
     for (int c = 0; c < C; ++c) logit[c] = x[c * ld + j];
     RunningSoftmax<A> softmax;
-    if constexpr (C == 2) {  // one of them is the max
-      softmax.m = logit[1] > logit[0] ? logit[1] : logit[0];
-      softmax.r = exp_negative((logit[0] - softmax.m) + (logit[1] - softmax.m));
+    if constexpr (C == 2) {
+      softmax_of_pair(logit[0], logit[1], softmax.m, softmax.r);
     } else {
       softmax.start(logit);
     }
@@ -216,7 +215,7 @@ EDGELOSS_INLINE void softmax_of_two(const A* x, int64_t ld, int64_t n, const Fac
   for (int64_t j = 0; j < n; ++j) {
     const A a = x[j], b = x[ld + j], at = at_y[j];
     A p, q;  // of the first, of the second
-    softmax_of_pair(a - b, p, q);
+    probabilities_of_pair(a - b, p, q);
     A to_first, to_second;
     if constexpr (Smooths) {
       // Not alpha - at_y: where the edge's part of both is large, the difference would lose the smoothing's digits.

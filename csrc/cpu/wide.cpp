@@ -311,7 +311,7 @@ class WideForward {
 
   // N: numbers of a pixel, two or three for each side. False if that of a neighbor is infinite.
   template <int64_t N>
-  bool sum(int16_t k, Rows<N>& rows, std::vector<std::array<WideSide<A>, 2>>& sides) {
+  bool sum(int16_t k, Rows<N>& rows, WideSides<A>& sides) {
     const int64_t n = call_.g.width, base = chunk_.image * call_.g.pixels;
     if (N == 6 && !find_exponents(k)) return false;
     reach_.for_each([&](int64_t row) {
@@ -492,7 +492,7 @@ class WideBackward {
 }  // namespace
 
 template <typename A>
-bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, std::vector<std::array<WideSide<A>, 2>>& sides) {
+bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, WideSides<A>& sides) {
   EdgePixels<A> edges(call, chunk.image);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) edges.add_to_count(row);
   if (!is_less_work(call, chunk, edges.count, 1)) return false;  // mostly, before their classes are looked at
@@ -527,8 +527,8 @@ bool gather_wide_windows(const Call<A>& call, const Upstream<A>& upstream, const
   return true;
 }
 
-#define EDGELOSS_INSTANTIATE(A)                                                                           \
-  template bool sum_wide_windows(const Call<A>&, const Chunk&, std::vector<std::array<WideSide<A>, 2>>&); \
+#define EDGELOSS_INSTANTIATE(A)                                                \
+  template bool sum_wide_windows(const Call<A>&, const Chunk&, WideSides<A>&); \
   template bool gather_wide_windows(const Call<A>&, const Upstream<A>&, const Chunk&, Gathered<A>&);
 EDGELOSS_INSTANTIATE(float)
 EDGELOSS_INSTANTIATE(double)

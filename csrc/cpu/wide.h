@@ -24,10 +24,13 @@ struct WideSide {
   bool is_held;
 };
 
-// Sets the two sides of each of a chunk's edge pixels, in their order. Returns false where the windows by themselves
-// take less time.
+// Both sides of each of a chunk's edge pixels, in their order.
 template <typename A>
-bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, std::vector<std::array<WideSide<A>, 2>>& sides);
+using WideSides = std::vector<std::array<WideSide<A>, 2>>;
+
+// Sets the sides. Returns false where the windows by themselves take less time.
+template <typename A>
+bool sum_wide_windows(const Call<A>& call, const Chunk& chunk, WideSides<A>& sides);
 
 // Gathers the shares of a chunk's pixels; false, and nothing is done, where the windows by themselves take less time.
 template <typename A>

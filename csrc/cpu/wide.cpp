@@ -383,26 +383,26 @@ class WideForward {
   double nearest_ = INFINITY, offset_ = 0;
 };
 
-// Backward, class by class. A neighbor gets what an edge pixel gives, e^(E - least), times e^(F + least), where E is of
-// the edge pixel and F of the neighbor. `least` is the least E, so that no product overflows where a window is seen.
+// Backward, class by class. A neighbor gets what an edge pixel gives, e^(E - most), times e^(F + most), where E is of
+// the edge pixel and F of the neighbor. `most` is the largest E: where the product matters, both keep all their digits.
 template <typename A>
 class WideBackward {
  public:
   WideBackward(const Call<A>& call, const Upstream<A>& upstream, const Chunk& chunk, const EdgePixels<A>& edges)
       : call_(call), upstream_(upstream), chunk_(chunk), edges_(edges), reach_(call.g, chunk), rows_(reach_) {}
 
-  // Finds the least E. False where they are too far apart, or a mean could only be computed by logarithms.
+  // Finds the largest E. False where they are too far apart, or a mean could only be computed by logarithms.
   bool find_range() {
-    double most = -INFINITY;
+    double least = INFINITY;
     bool is_held = true;
     for_each_side([&](int64_t place, int64_t, int, const Side<A>& side) {
       is_held &= !call_.packing.is_plain || call_.power() == A(0) || call_.is_of_means(place);
       if (call_.packing.is_plain && side.inverse == A(0)) return;
       const double exponent = exponent_of(side);
-      least_ = std::min(least_, exponent);
-      most = std::max(most, exponent);
+      least = std::min(least, exponent);
+      most_ = std::max(most_, exponent);
     });
-    return is_held && !(most - least_ >= kMostExponent);
+    return is_held && !(most_ - least >= kMostExponent);
   }
 
   void gather(Gathered<A>& gathered) {
@@ -412,7 +412,7 @@ class WideBackward {
     for (int64_t row = chunk_.first_row; row < chunk_.last_row; ++row) {
       find_log_weights(call_, chunk_.image * g.pixels + row * g.width, 0.0, factor_.data() + place(row));
     }
-    for (double& f : factor_) f = call_.power() == A(0) ? std::exp(f + least_) : f + least_;
+    for (double& f : factor_) f = call_.power() == A(0) ? std::exp(f + most_) : f + most_;
     gathered.approach(0, count - 1);
     Terms<A> terms(call_, chunk_.image);
     for (int16_t k = 0; k < g.classes; ++k) {
@@ -451,7 +451,7 @@ class WideBackward {
       const int64_t row = quotient(pixel, n);
       const double inverse = call_.packing.is_plain ? own.inverse : 1.0;
       const A arrives = upstream_.at(Row::kSameSide + side, base + pixel, call_.edge_weight_of(base + pixel));
-      rows_.row(row)[2 * (pixel - row * n) + side] = std::exp(exponent_of(own) - least_) * inverse * arrives;
+      rows_.row(row)[2 * (pixel - row * n) + side] = std::exp(exponent_of(own) - most_) * inverse * arrives;
     });
   }
 
@@ -485,8 +485,8 @@ class WideBackward {
   const EdgePixels<A>& edges_;
   const Reach reach_;
   Rows<2> rows_;
-  std::vector<double> factor_;  // e^(F + least), of powers the part of the exponent without t
-  double least_ = INFINITY;
+  std::vector<double> factor_;  // e^(F + most), of powers the part of the exponent without t
+  double most_ = -INFINITY;
 };
 
 }  // namespace

@@ -117,7 +117,7 @@ def _values(row: Summary, name: str) -> list[float]:
 def plot_lengths(results: Sequence[Row], title: str, path: Path) -> None:
     """Draw the final metrics over the length of training."""
     points = [
-        {**result, "curve": [{"epoch": result["run"]["epochs"], "metrics": result["metrics"]}]}
+        {**result, "curve": {n: [v] for n, v in (result["metrics"] | {"epoch": result["run"]["epochs"]}).items()}}
         for result in results
         if "failed" not in result
     ]
@@ -165,8 +165,9 @@ def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str |
 
     curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for result in in_order(results):
-        for row in result["curve"]:
-            curves[title_of(result)][row["epoch"]].append(row["metrics"][name] * 100)
+        if curve := result["curve"]:  # empty where a run diverged before its first score
+            for epoch, value in zip(curve["epoch"], curve[name], strict=True):
+                curves[title_of(result)][epoch].append(value * 100)
     for n, (loss, of_epoch) in enumerate(curves.items()):
         epochs = sorted(of_epoch)
         values = [of_epoch[epoch] for epoch in epochs]  # of the seeds

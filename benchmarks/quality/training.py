@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,7 +132,7 @@ class Training:
             self.epoch += 1
             is_scored = self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs
             if is_scored:
-                self.score(loss=loss, seconds=round(seconds, 1))
+                self.score(loss=round(loss, 6), seconds=round(seconds, 1))
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
             if isinstance(self.criterion, nn.Module):
@@ -215,8 +216,15 @@ def finish(run: Run, place: Place) -> None:
         row["failed"] = str(error)
     else:
         row["metrics"] = training.curve[-1]["metrics"]
-    row["curve"] = training.curve
+    row["curve"] = _columns(training.curve)
     add_rows(place.results, [row], key_of)
+
+
+def _columns(curve: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return a curve as a list of values per name, which takes half the space, without what only some points have."""
+    points = [{**{name: point[name] for name in point if name != "metrics"}, **point["metrics"]} for point in curve]
+    names = [name for name in points[0] if all(name in point for point in points)] if points else []
+    return {name: [point[name] for point in points] for name in names}
 
 
 def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) -> None:

@@ -14,9 +14,10 @@ def result_of(loss: str, seed: int, score: float | None, **options: float) -> di
     run = Run(loss, options, seed)
     common = {"run": asdict(run), "split": "val", "images": {"train": 367, "evaluated": 101}}
     if score is None:
-        return {**common, "failed": "the loss is nan", "curve": []}
+        return {**common, "failed": "the loss is nan", "curve": {}}
     metrics = dict.fromkeys(METRICS, score)
-    return {**common, "metrics": metrics, "curve": [{"epoch": e, "metrics": metrics} for e in (1, 2)]}
+    curve = {name: [score] * 2 for name in METRICS} | {"epoch": [1, 2]}
+    return {**common, "metrics": metrics, "curve": curve}
 
 
 RESULTS = [

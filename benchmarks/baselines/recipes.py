@@ -203,6 +203,7 @@ class Module(nn.Module):
         edge_weight: this and the other options are those of EdgeAwareLoss.
         edge_focus: see above.
         false_edge_weight: see above.
+        rmi: weight of an RMI term in addition.
     """
 
     def __init__(
@@ -213,9 +214,11 @@ class Module(nn.Module):
         edge_weight: float = 1.0,
         edge_focus: float = 8.0,
         false_edge_weight: float = 0.0,
+        rmi: float = 0.0,
     ) -> None:
         """Create the loss."""
         super().__init__()
+        self.rmi = rmi
         self.criterion = EdgeAwareLoss(
             edge_class_weight="running" if running else None,
             ignore_index=ignore_index,
@@ -227,7 +230,7 @@ class Module(nn.Module):
     def forward(self, logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
         """Compute the loss."""
         loss: Tensor = self.criterion(logits, target)
-        return loss
+        return loss + self.rmi * rmi(logits, target, ignore_index=self.criterion.ignore_index) if self.rmi else loss
 
 
 def _batch_balanced(

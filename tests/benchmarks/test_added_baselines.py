@@ -163,23 +163,29 @@ def test_boundary_dou(scene: tuple[Tensor, Tensor]) -> None:
     assert boundary_dou(perfect, target, ignore_index=VOID).item() == pytest.approx(0, abs=1e-5)
 
 
-def test_region_mutual_information(scene: tuple[Tensor, Tensor]) -> None:
-    logits, target = scene
+@pytest.mark.parametrize("size", [(14, 11), (8, 14, 11)])
+def test_region_mutual_information(size: tuple[int, ...]) -> None:
+    target = torch.randint(3, (2, *size))
+    target[0, 2:4] = VOID
+    logits = torch.randn(2, 3, *size) + 2 * torch.stack([target == c for c in range(3)], 1)
     p = torch.where((target == VOID)[:, None], 0, logits.sigmoid()).numpy().astype(float) + 1e-6
     t = torch.stack([target == c for c in range(3)], 1).numpy().astype(float)
-    expected = 0.0
+
+    def regions(full: np.ndarray) -> np.ndarray:
+        padded = np.pad(full, 1)
+        pooled = np.empty([len(range(0, length, 3)) for length in full.shape])
+        for index in np.ndindex(*pooled.shape):
+            pooled[index] = padded[tuple(slice(3 * i, 3 * i + 3) for i in index)].mean()
+        corners = np.ndindex(*(length - 2 for length in pooled.shape))
+        found = [pooled[tuple(slice(i, i + 3) for i in corner)].ravel() for corner in corners]
+        return np.array(found).T - np.mean(found, 0)[:, None]
+
+    expected, d = 0.0, 3 ** len(size)
     for image, c in product(range(2), range(3)):
-        vectors = []
-        for full in (t[image, c], p[image, c]):
-            padded = np.pad(full, 1)
-            pooled = np.array([[padded[y : y + 3, x : x + 3].mean() for x in range(0, 11, 3)] for y in range(0, 14, 3)])
-            height, width = pooled.shape
-            regions = [pooled[y : y + 3, x : x + 3].ravel() for y in range(height - 2) for x in range(width - 2)]
-            vectors.append(np.array(regions).T - np.mean(regions, 0)[:, None])
-        y, x = vectors
-        inverse = np.linalg.inv(x @ x.T + 5e-4 * np.eye(9))
-        matrix = y @ y.T - y @ x.T @ inverse @ x @ y.T + 5e-4 * np.eye(9)
-        expected += 0.5 * np.linalg.slogdet(matrix)[1] / 9 / 2  # over 9 dimensions; the mean of two images
+        y, x = regions(t[image, c]), regions(p[image, c])
+        inverse = np.linalg.inv(x @ x.T + 5e-4 * np.eye(d))
+        matrix = y @ y.T - y @ x.T @ inverse @ x @ y.T + 5e-4 * np.eye(d)
+        expected += 0.5 * np.linalg.slogdet(matrix)[1] / d / 2  # over d dimensions; the mean of two images
     assert rmi(logits, target, ignore_index=VOID).item() == pytest.approx(expected, rel=1e-4)
 
 

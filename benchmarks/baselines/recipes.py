@@ -20,7 +20,7 @@ from baselines.control import edge_weights
 from baselines.cpg import cpg
 from baselines.frequencies import adjusted, class_prior, median_frequency_weight
 from baselines.relational import relational
-from baselines.rmi import rmi
+from baselines.rmi import rmi as region_information
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
@@ -204,6 +204,7 @@ class Module(nn.Module):
         edge_focus: see above.
         false_edge_weight: see above.
         rmi: weight of an RMI term in addition.
+        dice: weight of a Dice term in addition.
     """
 
     def __init__(
@@ -215,10 +216,11 @@ class Module(nn.Module):
         edge_focus: float = 8.0,
         false_edge_weight: float = 0.0,
         rmi: float = 0.0,
+        dice: float = 0.0,
     ) -> None:
         """Create the loss."""
         super().__init__()
-        self.rmi = rmi
+        self.added = [(weight, term) for weight, term in ((rmi, region_information), (dice, regions.dice)) if weight]
         self.criterion = EdgeAwareLoss(
             edge_class_weight="running" if running else None,
             ignore_index=ignore_index,
@@ -230,7 +232,9 @@ class Module(nn.Module):
     def forward(self, logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
         """Compute the loss."""
         loss: Tensor = self.criterion(logits, target)
-        return loss + self.rmi * rmi(logits, target, ignore_index=self.criterion.ignore_index) if self.rmi else loss
+        for weight, term in self.added:
+            loss = loss + weight * term(logits, target, ignore_index=self.criterion.ignore_index)
+        return loss
 
 
 def _batch_balanced(
@@ -361,7 +365,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "cpg": _with_cross_entropy(cpg),
     "hausdorff": _with_cross_entropy(regions.hausdorff),
     "boundary_dou": _with_cross_entropy(boundary_dou),
-    "rmi": _with_cross_entropy(rmi),
+    "rmi": _with_cross_entropy(region_information),
     "cldice": _cldice,
 }
 TITLES = {

@@ -14,7 +14,7 @@ from baselines.boundary_dou import boundary_dou
 from baselines.control import edge_weights
 from baselines.frequencies import class_prior, median_frequency_weight
 from baselines.recipes import RECIPES, Progress, make
-from baselines.regions import cldice
+from baselines.regions import cldice, dice
 from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
@@ -187,6 +187,13 @@ def test_region_mutual_information(size: tuple[int, ...]) -> None:
         matrix = y @ y.T - y @ x.T @ inverse @ x @ y.T + 5e-4 * np.eye(d)
         expected += 0.5 * np.linalg.slogdet(matrix)[1] / d / 2  # over d dimensions; the mean of two images
     assert rmi(logits, target, ignore_index=VOID).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_terms_next_to_the_module(scene: tuple[Tensor, Tensor]) -> None:
+    logits, target = scene
+    alone, both = (make("module", options, VOID) for options in ({}, {"rmi": 0.25, "dice": 2}))
+    added = 0.25 * rmi(logits, target, ignore_index=VOID) + 2 * dice(logits, target, ignore_index=VOID)
+    torch.testing.assert_close(both(logits, target, Progress()), alone(logits, target, Progress()) + added)
 
 
 def test_cldice_by_hand() -> None:

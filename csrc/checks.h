@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "region/grid.h"
 
 namespace edgeloss::checks {
 
@@ -229,6 +230,22 @@ inline void neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits
   call.flat("stats", stats, 2 * pixels, call.real());
   call.flat("largest", largest, pixels, weight.scalar_type());
   call.flat("sides", sides, 3 * pixels, call.real());
+}
+
+inline void region(const Tensor& logits, const Tensor& target) {
+  const Call call(logits, std::vector<int64_t>(std::max<int64_t>(logits.dim() - 2, 0), 0));
+  call.tensor("target", target, call.image(), kLabels);
+}
+
+inline void region_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& target, const Tensor& slope,
+                            const Tensor& classes) {
+  region(logits, target);
+  const Call call(logits, std::vector<int64_t>(logits.dim() - 2, 0));
+  const Geometry g = geometry_of(logits, std::vector<int64_t>(logits.dim() - 2, 0));
+  const RegionGrid grid(g.depth, g.height, g.width, g.is_volume);
+  call.flat("grad_value", grad_value, g.batch, ScalarType::Double);
+  call.flat("slope", slope, g.batch * g.logits * grid.averages, call.real());
+  call.flat("classes", classes, g.batch * g.logits, ScalarType::Byte);
 }
 
 }  // namespace edgeloss::checks

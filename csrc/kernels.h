@@ -51,6 +51,11 @@ using NeighborForward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&
 using NeighborBackward = Tensor(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
                                 const Tensor& weight, const Tensor& stats, const Tensor& largest, const Tensor& sides,
                                 std::vector<int64_t> radius);
+// Results: value [B], valid pixels of each image [B], slope, classes.
+using RegionForward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor& logits, const Tensor& target,
+                                                                 int64_t ignore_index);
+using RegionBackward = Tensor(const Tensor& grad_value, const Tensor& logits, const Tensor& target, const Tensor& slope,
+                              const Tensor& classes, int64_t ignore_index);
 
 // Weak: a library may be built without those of a device, and they are null then.
 #define EDGELOSS_KERNEL __attribute__((weak, visibility("hidden")))
@@ -60,6 +65,8 @@ EDGELOSS_KERNEL Forward forward;
 EDGELOSS_KERNEL Backward backward;
 EDGELOSS_KERNEL NeighborForward neighbor_nll;
 EDGELOSS_KERNEL NeighborBackward neighbor_nll_backward;
+EDGELOSS_KERNEL RegionForward region;
+EDGELOSS_KERNEL RegionBackward region_backward;
 }  // namespace cpu
 
 namespace cuda {

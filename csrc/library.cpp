@@ -32,6 +32,12 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, Tensor weight, Tensor stats, Tensor "
       "largest, Tensor sides, int[] radius) -> Tensor");
+  m.def(
+      "region(Tensor logits, Tensor target, int ignore_index) -> (Tensor value, Tensor valid, Tensor slope, Tensor "
+      "classes)");
+  m.def(
+      "region_backward(Tensor grad_value, Tensor logits, Tensor target, Tensor slope, Tensor classes, int "
+      "ignore_index) -> Tensor");
   // Of libraries with kernels for CUDA, for what one read of the logits is enough for. The second writes the terms
   // among the sums, and the gradient that has the factors, unless it has those that are assumed.
   if (!edgeloss::cuda::single_read) return;
@@ -136,6 +142,19 @@ Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, con
   return backward(grad_value, logits, index, weight, stats, largest, sides, radius);
 }
 
+template <RegionForward& forward>
+std::tuple<Tensor, Tensor, Tensor, Tensor> region(const Tensor& logits, const Tensor& target, int64_t ignore_index) {
+  checks::region(logits, target);
+  return forward(logits, target, ignore_index);
+}
+
+template <RegionBackward& backward>
+Tensor region_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& target, const Tensor& slope,
+                       const Tensor& classes, int64_t ignore_index) {
+  checks::region_backward(grad_value, logits, target, slope, classes);
+  return backward(grad_value, logits, target, slope, classes, ignore_index);
+}
+
 // Raises ValueError if an earlier call recorded wrong labels. Waits for no device.
 PyObject* raise_label_errors(PyObject*, PyObject*) {
   const std::string message = take_label_error ? take_label_error() : "";
@@ -188,6 +207,8 @@ STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
   m.impl("edge_loss_backward", TORCH_BOX((&edgeloss::edge_loss_backward<device::backward, edgeloss::Device::kCpu>)));
   m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll<device::neighbor_nll>));
   m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_backward<device::neighbor_nll_backward>));
+  m.impl("region", TORCH_BOX(&edgeloss::region<device::region>));
+  m.impl("region_backward", TORCH_BOX(&edgeloss::region_backward<device::region_backward>));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {

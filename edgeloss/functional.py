@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from edgeloss import fused, library, reference
+from edgeloss import fused, library, reference, region
 from edgeloss.inputs import (
     Inputs,
     check_class_weight,
@@ -39,6 +39,7 @@ from edgeloss.options import (
 from edgeloss.reduction import (
     Evaluation,
     LossMaps,
+    Regions,
     Result,
     balanced_weight,
     count_edge_pixels,
@@ -67,6 +68,7 @@ def edge_aware_loss(
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
     false_edge_weight: float = 0.0,
+    region_weight: float = 0.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,
     decay: float | None = None,
@@ -84,7 +86,8 @@ def edge_aware_loss(
     """Compute the edge-aware loss of logits and labels.
 
     :class:`edgeloss.EdgeAwareLoss` and its :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full. The
-    function keeps nothing between calls: its value is that of the module with ``edge_class_weight=None, edge_focus=0``.
+    function keeps nothing between calls: its value is that of the module with ``edge_class_weight=None, edge_focus=0,
+    region_weight=0``.
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating; C = 1 is binary.
@@ -100,6 +103,7 @@ def edge_aware_loss(
         other_side_weight: weight of the other-side term among the edge terms, ≥ 0.
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
         false_edge_weight: weight of the false-edge term among the edge terms, ≥ 0.
+        region_weight: weight of the region term, ≥ 0; 0 leaves it out.
         radius: of the neighborhood in pixels, or one per axis.
         power: exponent of the power mean over the neighbors.
         decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
@@ -145,6 +149,7 @@ def edge_aware_loss(
         same_side_weight=same_side_weight,
         false_edge_weight=false_edge_weight,
         edge_focus=0.0,  # there are no steps
+        region_weight=region_weight,
         radius=radius,
         power=power,
         decay=decay,
@@ -196,12 +201,14 @@ def loss_and_evaluation(
     _check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
-    evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
-    result = reduce(evaluation, inputs, options, edge_scale, return_maps=return_maps, return_terms=return_terms)
-    return result, evaluation
+    evaluation, regions = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    given = {"return_maps": return_maps, "return_terms": return_terms}
+    return reduce(evaluation, inputs, options, edge_scale, regions, **given), evaluation
 
 
-def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
+def _evaluate(
+    inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool
+) -> tuple[Evaluation, Regions | None]:
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
@@ -212,7 +219,10 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
     evaluate = reference.evaluate if reason else fused.evaluate
     false_edges = edges and options.false_edge_weight > 0
-    return evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
+    evaluation = evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
+    # After the terms of the pixels, which check the labels.
+    regions = region.evaluate(inputs, options, by_kernels=not reason) if options.region_weight > 0 else None
+    return evaluation, regions
 
 
 def _check_distance(inputs: Inputs, options: Options) -> None:

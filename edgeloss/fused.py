@@ -90,7 +90,7 @@ def evaluate(
         _contiguous(inputs.pixel_weight),
         _contiguous(inputs.edge_class_weight),
         distance,
-        _NO_LABEL if options.ignore_index is None else options.ignore_index,
+        _ignored(options),
         options.label_smoothing,
         radius_per_axis(options.radius, dims),
         0.0 if abs(options.power) <= NO_POWER else options.power,
@@ -118,6 +118,10 @@ def evaluate(
 
 def _counts(edge_counts: Tensor, inputs: Inputs) -> Tensor:
     return edge_counts if inputs.multilabel_classes is None else edge_counts.view(-1, 2)
+
+
+def _ignored(options: Options) -> int:
+    return _NO_LABEL if options.ignore_index is None else options.ignore_index
 
 
 def _contiguous(values: Tensor | None) -> Tensor | None:
@@ -200,14 +204,13 @@ def _have_single_read(logits: Tensor) -> bool:
 
 def _evaluate_by_a_single_read(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
     """Return what :func:`evaluate` does; ``weigh`` writes the terms among the sums."""
-    ignore_index = _NO_LABEL if options.ignore_index is None else options.ignore_index
     logits, u = inputs.logits, _contiguous(inputs.edge_class_weight)
     with torch._C._AutoDispatchBelowAutograd():
         sums, edge_counts, label, edge_list = operators.count_labels.default(
             logits,
             inputs.target.contiguous(),
             u,
-            ignore_index,
+            _ignored(options),
             edges,
             count_edges,
             _VALIDATE[options.validate],
@@ -447,6 +450,33 @@ def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[T
     return _only(gradient, arguments=5)
 
 
+# ----------------------------------------------------------------------------------------------------- the region term
+
+
+def region_values(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
+    """Return R of each image and the number of its valid pixels, [B] float64 each; logits as large as the target."""
+    logits = inputs.logits if is_evenly_spaced(inputs.logits) else inputs.logits.contiguous()
+    value, valid, _, _ = operators.region(logits, inputs.target.contiguous(), _ignored(options))
+    return value, valid
+
+
+def _region_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
+    batch, classes, *size = logits.shape
+    averages = math.prod((length + 2) // 3 for length in size)
+    value = logits.new_empty(batch, dtype=torch.float64)
+    slope = logits.new_empty(batch * classes * averages, dtype=result_dtype(logits))
+    return value, torch.empty_like(value), slope, logits.new_empty(batch * classes, dtype=torch.uint8)
+
+
+def _region_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    logits, target, ctx.ignore_index = inputs
+    ctx.save_for_backward(logits, target, *output[2:])
+
+
+def _region_backward(ctx: Any, grad: Tensor, *of_state: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    return _only(operators.region_backward(grad.contiguous(), *ctx.saved_tensors, ctx.ignore_index), arguments=3)
+
+
 def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
@@ -474,6 +504,10 @@ def register(namespace: str, compiled: Any, device: str | None = None) -> None: 
     )
     torch.library.register_fake(f"{namespace}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
     torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
+    torch.library.register_fake(f"{namespace}::region", _region_fake)
+    torch.library.register_autograd(f"{namespace}::region", _region_backward, setup_context=_region_setup_context)
+    torch.library.register_fake(f"{namespace}::region_backward", lambda *args: torch.empty_like(args[1]))
+    torch.library.register_autograd(f"{namespace}::region_backward", _refuse)
 
 
 if not library.MISSING:

@@ -173,6 +173,7 @@ class EdgeAwareLoss(nn.Module):
         same_side_weight: float = 1.0,
         false_edge_weight: float = 0.0,
         edge_focus: float = 8.0,
+        region_weight: float = 0.25,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,
         decay: float | None = None,
@@ -203,6 +204,7 @@ class EdgeAwareLoss(nn.Module):
         self.same_side_weight = same_side_weight
         self.false_edge_weight = false_edge_weight
         self.edge_focus = edge_focus
+        self.region_weight = region_weight
         self.radius = radius
         self.power = power
         self.decay = decay

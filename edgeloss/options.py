@@ -169,8 +169,8 @@ class Options:
     """The options of the loss that are not tensors; an instance has passed all checks.
 
     Names, order and defaults are those of :class:`edgeloss.EdgeAwareLoss`, which describes them in full; functions have
-    no ``edge_focus`` and pass 0. ``radius`` and ``spacing`` are stored as given; :func:`radius_per_axis` and
-    :func:`spacing_per_axis` resolve them.
+    no ``edge_focus`` and pass 0, and their ``region_weight`` is 0 by default. ``radius`` and ``spacing`` are stored as
+    given; :func:`radius_per_axis` and :func:`spacing_per_axis` resolve them.
 
     Raises:
         TypeError: if an option has the wrong type.
@@ -235,6 +235,13 @@ class Options:
             "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
             _check_weight,
             module_only=True,
+        ),
+    )
+    region_weight: float = field(
+        default=0.25,
+        metadata=_about(
+            "Weight of the region term, ≥ 0: what the prediction of small regions leaves open about their labels.",
+            _check_weight,
         ),
     )
     radius: int | Sequence[int] = field(

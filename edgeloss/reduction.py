@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.inputs import Inputs, labels, result_dtype, widest
 from edgeloss.options import Options
 
 
@@ -94,6 +94,18 @@ class Evaluation(NamedTuple):
     weigh: Callable[[Tensor, torch.dtype], Tensor] | None = None
 
 
+class Regions(NamedTuple):
+    """The region term of a batch.
+
+    Attributes:
+        value: R of each image [B], differentiable.
+        weight: Σ_valid v · weight[y] of each image [B], which add up to W.
+    """
+
+    value: Tensor
+    weight: Tensor
+
+
 Number = TypeVar("Number", Tensor, float)
 Terms: TypeAlias = dict[str, Tensor]
 Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tuple[Tensor, LossMaps, Terms]
@@ -104,29 +116,32 @@ def reduce(
     inputs: Inputs,
     options: Options,
     edge_scale: Tensor | float | None = None,
+    regions: Regions | None = None,
     *,
     return_maps: bool,
     return_terms: bool,
 ) -> Result:
     """Return the loss, followed by its maps and its terms if they are asked for.
 
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
+    ``edge_scale`` is a factor of ``edge_weight``, 0-d; ``regions`` are None where the region term has no weight.
     """
     denominators, dtype = shared_denominators(evaluation.sums, inputs, options), result_dtype(inputs.logits)
     maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
     if options.reduction == "none" and maps is not None:
-        loss = total_map(maps, inputs, options, edge_scale)
+        loss = total_map(maps, inputs, options, edge_scale, regions)
         loss = inputs.as_given(loss).to(dtype)
     else:
         factors = term_factors(denominators, options, edge_scale)
         loss = (evaluation.weigh or partial(weighted_sum, evaluation.sums))(factors, dtype)
+        if regions is not None:
+            loss = loss + (options.region_weight * mean_of_regions(regions, denominators)).to(dtype)
     if not return_maps and not return_terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
     if return_maps and maps is not None:
         result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in maps)))  # type: ignore[arg-type]
     if return_terms:
-        terms = term_values(evaluation.sums.detach(), denominators, options)
+        terms = term_values(evaluation.sums.detach(), denominators, options, regions)
         result.append({name: value.to(dtype) for name, value in terms.items()})
     return cast("Result", tuple(result))
 
@@ -159,13 +174,24 @@ def denominators(
 
     ``place`` is that of each label in the weights.
     """
-    real = widest(place.device)
+    wide_vu = _wide_or_ones(vu, place)
+    return _weights(place, valid, weight, v).sum(), torch.where(edge_mask, wide_vu, 0.0).sum()
 
-    def wide(values: Tensor | None) -> Tensor:
-        return (torch.ones_like(place) if values is None else values).to(real)
 
-    w = wide(v) if weight is None else wide(v) * weight.to(real)[torch.where(valid, place, 0)]
-    return torch.where(valid, w, 0.0).sum(), torch.where(edge_mask, wide(vu), 0.0).sum()
+def weights_of_pixels(y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor:
+    """Return what each pixel adds to W, v · weight[y], [B, *S]; 0 where not valid."""
+    return _weights(places_of_labels(y, inputs.tables), valid, inputs.weight, inputs.pixel_weight)
+
+
+def _weights(place: Tensor, valid: Tensor, weight: Tensor | None, v: Tensor | None) -> Tensor:
+    w = _wide_or_ones(v, place)
+    if weight is not None:
+        w = w * weight.to(w.dtype)[torch.where(valid, place, 0)]
+    return torch.where(valid, w, 0.0)
+
+
+def _wide_or_ones(values: Tensor | None, like: Tensor) -> Tensor:
+    return (torch.ones_like(like) if values is None else values).to(widest(like.device))
 
 
 def is_shared(options: Options) -> bool:
@@ -330,10 +356,19 @@ def weighted_sum(sums: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.dot(sums[TERM_ROWS], factors).to(dtype)
 
 
-def term_values(sums: Tensor, denominators: Tensor, options: Options) -> Terms:
-    """Return what the loss is made of, before ``ce_weight`` and ``edge_weight``, 0-d each.
+def mean_of_regions(regions: Regions, denominators: Tensor) -> Tensor:
+    """Return Σ over images of weight · R, over W, 0-d; 0 over nothing.
 
     ``denominators`` are W and Σ_E v · u, [2].
+    """
+    shares = (regions.weight / denominators[0]).nan_to_num(nan=0.0, posinf=0.0)
+    return torch.dot(regions.value, shares.to(regions.value.dtype))
+
+
+def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: Regions | None) -> Terms:
+    """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``, 0-d each.
+
+    ``denominators`` are W and Σ_E v · u, [2]; without regions their term is 0.
     """
     w, e = denominators.unbind()
     counts = torch.stack([w, e, e, e])
@@ -344,6 +379,7 @@ def term_values(sums: Tensor, denominators: Tensor, options: Options) -> Terms:
         "other_side": other_side,
         "edge": _edge_term(other_side, same_side, options),
         "false_edge": false_edge,
+        "region": torch.zeros_like(w) if regions is None else mean_of_regions(regions, denominators).detach(),
         "edge_fraction": sums[SumRow.EDGES] / sums[SumRow.VALID].clamp(min=1),
     }
 
@@ -356,10 +392,12 @@ def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
     return LossMaps(**maps._asdict(), edge=_edge_term(maps.other_side, maps.same_side, options))
 
 
-def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None) -> Tensor:
-    """Return v · (ce_weight · CE + edge_weight · (u · edge + false_edge_weight · F)), [B, *S].
+def total_map(
+    maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
+) -> Tensor:
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + edge_weight · (u · edge + ...)), [B, *S].
 
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
+    The rest of the last term is false_edge_weight · F. ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
     edge_weight = options.edge_weight if edge_scale is None else options.edge_weight * edge_scale
     v = inputs.pixel_weight
@@ -368,7 +406,12 @@ def total_map(maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tens
     off_edges = options.ce_weight * maps.cross_entropy
     off_edges = off_edges + edge_weight * options.false_edge_weight * maps.false_edge
     edge = edge_weight * maps.edge
-    return (off_edges if v is None else off_edges * v) + (edge if vu is None else edge * vu)
+    off_edges = off_edges if v is None else off_edges * v
+    if regions is not None:
+        y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
+        value = (options.region_weight * regions.value).view(-1, *[1] * (y.dim() - 1))
+        off_edges = off_edges + value * weights_of_pixels(y, valid, inputs)
+    return off_edges + (edge if vu is None else edge * vu)
 
 
 def _edge_term(other_side: Number, same_side: Number, options: Options) -> Number:

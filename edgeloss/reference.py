@@ -16,12 +16,12 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
 
     edge_i = other_side_weight · O_i + same_side_weight · S_i
-    loss = ce_weight · Σ CE / W + edge_weight · (Σ_E u edge + false_edge_weight · Σ_F S) / Σ_E u
+    loss = ce_weight · Σ CE / W + edge_weight · (Σ_E u edge + false_edge_weight · Σ_F S) / Σ_E u + region_weight · R
     W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
 where S_i of a false edge is that of an edge with w = 1: all its neighbors are on its own side, and no edge is near from
-which to measure a distance. F itself has no derivative. The terms are computed here; :mod:`edgeloss.reduction` sums
-them.
+which to measure a distance. F itself has no derivative. R is the mean of the region terms of the images, weighted as
+their pixels are in W. The terms are computed here, R in :mod:`edgeloss.region`; :mod:`edgeloss.reduction` sums them.
 
 Nothing is computed outside its own set and masked afterwards, since 0 · inf is nan in the backward pass. There is no
 epsilon: each logarithm is computed in the form that is exact where it is read. Everything is twice differentiable and
@@ -99,6 +99,14 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
         logits: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
         valid: [B, *S] bool.
     """
+    x = at_label_resolution(logits, valid)
+    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
+        x = torch.cat([torch.zeros_like(x), x], 1)
+    return x
+
+
+def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
+    """Return the logits in float32 or float64 at the resolution of the labels; arguments as :func:`readable_logits`."""
     x = logits if logits.dtype == torch.float64 else logits.float()
     size = valid.shape[1:]
     if not valid.numel():
@@ -110,8 +118,6 @@ def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
         adjoint = getattr(torch.ops.aten, f"upsample_{mode}{len(size)}d_backward")
         support = adjoint(valid[:, None].to(x.dtype), size, [len(x), 1, *x.shape[2:]], False)
         x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
-    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
-        x = torch.cat([torch.zeros_like(x), x], 1)
     return x
 
 

@@ -1,0 +1,121 @@
+r"""The region term: what the prediction of small regions leaves open about their labels, for each image.
+
+Symbols: logits x [B, C, *S], labels y [B, *S]. For a class c of an image,
+
+* q: the sigmoid of x(c), and y: 1 where the label is c, else 0; both 0 on ignored pixels, and averaged over ``POOL``
+  pixels per axis.
+* a *region* is ``SIDE`` such averages per axis, a vector of d = 9, or 27 in 3-D; Σ_qq, Σ_qy and Σ_yy are the scatter
+  matrices of the regions of q and y over the whole image, with a = ``NOISE`` on the diagonals of Σ_qq and Σ_yy.
+
+The residual scatter of the best linear estimate of y by q is M = Σ_yy - Σ_yqΣ_qq⁻¹Σ_qy, and
+
+    R = Σ_c 1/(2d) · (log det M - d log a) ≥ 0
+
+which is 0 for a class that the image does not have. R is the entropy of y given q, of normal distributions, up to a
+constant: the less, the more mutual information. A single logit stands for two classes, with the same term each. An
+image that is less than three averages wide along some axis has no regions, and R = 0.
+
+log det M is read off the Cholesky factor of the joint matrix [[Σ_qq, Σ_qy], [Σ_yq, Σ_yy]], whose last d rows are that
+of M; the subtraction would lose it where q explains nearly all of y.
+
+Source: Zhao et al., "Region Mutual Information Loss for Semantic Segmentation", NeurIPS 2019. The constant, which makes
+R ≥ 0, volumes and single logits are our own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from edgeloss import fused
+from edgeloss.inputs import Inputs, labels, widest
+from edgeloss.opaque import opaque_to_compilers
+from edgeloss.options import Options
+from edgeloss.reduction import Regions, weights_of_pixels
+from edgeloss.reference import at_label_resolution
+
+POOL = 3  # pixels per axis that are averaged
+SIDE = 3  # averages per axis of a region
+NOISE = 5e-4  # a: what is added to the diagonals of the scatter matrices
+
+
+def evaluate(inputs: Inputs, options: Options, *, by_kernels: bool) -> Regions:
+    """Return the region term of each image, by the fused kernels or in plain PyTorch.
+
+    Args:
+        inputs: the checked tensors; labels that are no class count as ignored.
+        options: of the call.
+        by_kernels: whether the fused kernels serve the call.
+    """
+    logits, target = inputs.logits, inputs.target
+    if by_kernels and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
+        value, count = fused.region_values(inputs, options)
+        if inputs.weight is None and inputs.pixel_weight is None:
+            return Regions(value, count)
+        y, valid = labels(target, logits.shape[1], options.ignore_index)
+    else:
+        y, valid = labels(target, logits.shape[1], options.ignore_index)
+        value = _values(logits, y, valid)
+    return Regions(value, weights_of_pixels(y, valid, inputs).flatten(1).sum(1))
+
+
+def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:
+    """Return R of each image, [B], one image after another, so that the memory is that of one."""
+    if torch.compiler.is_compiling():
+        return region_values(logits, y, valid)
+    # Transforms do not know checkpoints.
+    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    parts = []
+    is_kept = is_transformed or not logits.requires_grad
+    for b in range(len(logits)):
+        image = logits[b : b + 1], y[b : b + 1], valid[b : b + 1]
+        if is_kept:
+            parts.append(region_values(*image))
+        else:
+            parts.append(checkpoint(region_values, *image, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(parts) if parts else logits.new_empty(0, dtype=widest(logits.device))
+
+
+@opaque_to_compilers(lambda x, *_: x.new_empty(len(x), dtype=widest(x.device)))
+def region_values(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
+    """Return R of each image, [B].
+
+    Args:
+        x: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
+        y: [B, *S] int64.
+        valid: [B, *S] bool.
+    """
+    dims, classes, wide = y.dim() - 1, x.shape[1], widest(y.device)
+    x = at_label_resolution(x, valid)
+    if any((size - 1) // POOL + 1 < SIDE for size in y.shape[1:]) or not len(y):
+        return x.flatten(1)[:, :0].sum(1).to(wide)
+    of_class = torch.arange(classes, device=y.device) if classes > 1 else torch.ones(1, device=y.device)
+    is_class = (y[:, None] == of_class.view(-1, *[1] * dims)) & valid[:, None]
+    # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
+    q = torch.where(valid[:, None], x, 0.0).sigmoid() * valid[:, None]
+    joint = torch.cat([_regions(q), _regions(is_class.to(x.dtype))], 2)
+    d = joint.shape[2] // 2
+    noise = NOISE * torch.eye(2 * d, dtype=joint.dtype, device=joint.device)
+    factor, failed = torch.linalg.cholesky_ex(joint @ joint.mT + noise)
+    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1)[..., d:].log().sum(-1)
+    value = ((log_det - d * math.log(NOISE)) / (2 * d)).masked_fill(failed > 0, math.nan)  # of nan logits
+    sums: Tensor = value.sum(1) * (2 if classes == 1 else 1)
+    return sums.to(x.device, wide)
+
+
+def _regions(x: Tensor) -> Tensor:
+    """Return the centered regions of maps [B, C, *S]: [B, C, d, number of regions]."""
+    pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
+    x = pool(x, POOL, stride=POOL, padding=POOL // 2)
+    # The noise is lost in the sums of float32.
+    x = x.double() if widest(x.device) == torch.float64 else x.cpu().double()
+    windows = x
+    for axis in range(2, x.dim()):
+        windows = windows.unfold(axis, SIDE, 1)
+    values = windows.flatten(x.dim()).movedim(-1, 2).flatten(3)
+    return values - values.mean(-1, keepdim=True)

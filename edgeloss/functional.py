@@ -99,7 +99,8 @@ def edge_aware_loss(
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map in the shape of the target.
         label_smoothing: of the cross-entropy, in [0, 1].
         ce_weight: weight of the cross-entropy, ≥ 0.
-        edge_weight: weight of the edge terms, ≥ 0; 0 is plain cross-entropy.
+        edge_weight: weight of the edge terms, ≥ 0; 0 leaves them out. With ``region_weight=0``, the default,
+            the loss is then plain cross-entropy.
         other_side_weight: weight of the other-side term among the edge terms, ≥ 0.
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
         false_edge_weight: weight of the false-edge term among the edge terms, ≥ 0.

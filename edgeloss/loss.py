@@ -37,11 +37,12 @@ class _Step(NamedTuple):
 
 
 class EdgeAwareLoss(nn.Module):
-    r"""Compute cross-entropy plus terms for sharp edges, for semantic segmentation.
+    r"""Compute cross-entropy plus terms of edges and regions, for semantic segmentation.
 
     The module is called like :class:`torch.nn.CrossEntropyLoss`. In training it balances the classes at the edges and
     lowers the weight of the edge terms as the edges are learned, by what it has seen in the steps before; see below.
-    With ``edge_class_weight=None, edge_focus=0`` it keeps nothing between steps.
+    With ``edge_class_weight=None, edge_focus=0`` it keeps nothing between steps, and with ``region_weight=0`` as well
+    it is :func:`edgeloss.functional.edge_aware_loss` with its defaults.
 
     For an edge pixel i of class k, and :math:`p_n(k)` the probability that its neighbor n gives to that class,
 
@@ -50,7 +51,7 @@ class EdgeAwareLoss(nn.Module):
         O_i &= -\log M_q\{1 - p_n(k) : y_n \ne k\} \quad\text{(other side: no leak across the edge)} \\
         \mathrm{loss} &= \texttt{ce\_weight} \frac{\sum \mathrm{CE}}{W} + \texttt{edge\_weight}
             \frac{\sum_{i \in E} (\texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i)
-            + \texttt{false\_edge\_weight} \sum_{i \in F} S_i}{|E|}
+            + \texttt{false\_edge\_weight} \sum_{i \in F} S_i}{|E|} + \texttt{region\_weight}\, R
 
     where
 
@@ -59,7 +60,8 @@ class EdgeAwareLoss(nn.Module):
     * :math:`M_q` is the power mean over those neighbors, with exponent ``power`` and weights
       :math:`w_n = e^{-d_n/\texttt{decay}}`, where :math:`d_n` is the distance from n to the nearest pixel of another
       class;
-    * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in the weighted mean of PyTorch.
+    * :math:`W = \sum \texttt{weight}[y_i]` over valid pixels, as in the weighted mean of PyTorch;
+    * :math:`R` is the region term, see below.
 
     Pairs with an ignored pixel, or with one outside the image, do not exist: regions to ignore have no edges. Loss and
     gradient are finite for logits up to ±1e30 (and for all of float16). The loss is never negative; it is 0, with a
@@ -68,7 +70,8 @@ class EdgeAwareLoss(nn.Module):
     Source: a 2017 write-up of a PyTorch implementation of an edge- and consistency-aware segmentation loss (of the loss
     behind IEEE document 7801846). With two classes, ``power=1`` and equal weights, O is the central line of the
     write-up, available as :func:`edgeloss.functional.neighbor_nll`. The extension to any number of classes is our own.
-    The paper's own text was not at hand.
+    The paper's own text was not at hand. The region term is that of Zhao et al., "Region Mutual Information Loss for
+    Semantic Segmentation", NeurIPS 2019.
 
     Args:
         weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit. With ``multilabel`` [C], or
@@ -84,11 +87,13 @@ class EdgeAwareLoss(nn.Module):
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a map in the shape of the target.
         label_smoothing: of the cross-entropy, in [0, 1].
         ce_weight: weight of the cross-entropy, ≥ 0.
-        edge_weight: weight of the edge terms, ≥ 0; 0 is plain cross-entropy.
+        edge_weight: weight of the edge terms, ≥ 0; 0 leaves them out. With ``region_weight=0`` as well, the loss is
+            plain cross-entropy.
         other_side_weight: weight of O among the edge terms, ≥ 0.
         same_side_weight: weight of S in E among the edge terms, ≥ 0.
         false_edge_weight: weight of S in F among the edge terms, ≥ 0; 0 leaves F out.
         edge_focus: γ ≥ 0. ``edge_weight`` falls as the edges are learned: see below. 0 keeps it.
+        region_weight: weight of the region term, ≥ 0; 0 leaves it out.
         radius: radius of the neighborhood in pixels, ≥ 1, or one per axis, such as (0, 1, 1) for thick slices.
         power: exponent q of the mean, in [-1e6, 1e6]. 0 averages the logarithms; 1, the form of the write-up, is the
             logarithm of the mean; -1 emphasizes the worst neighbor.
@@ -107,6 +112,13 @@ class EdgeAwareLoss(nn.Module):
         backend: ``"fused"`` for the compiled kernels, ``"reference"`` for plain PyTorch, ``"auto"`` for the fused
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.
+
+    **Regions.** The region term of an image measures, for each of its classes, how much of the labels of small regions
+    is left after the best linear estimate from the sigmoid probabilities of these regions; docs/loss.md has the
+    formula. :math:`R` is the mean over the images, weighted by what each of them adds to W. The term of an image is not
+    a sum over pixels: that of a crop differs, and the loss maps do not contain it. It is 0 for images of less than 7
+    pixels along an axis. Unlike the other terms, it changes if a constant is added to all logits of a pixel. On CUDA it
+    is plain PyTorch, one image after another; no GPU has run it yet.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
     edge pixels of the steps before it, so they are constants of the step; they converge to those that
@@ -147,7 +159,7 @@ class EdgeAwareLoss(nn.Module):
         >>> bool(logits.grad.isfinite().all()), bool((logits.grad[:, :, :8] == 0).all())
         (True, True)
         >>> sorted(terms)
-        ['cross_entropy', 'edge', 'edge_fraction', 'false_edge', 'other_side', 'same_side']
+        ['cross_entropy', 'edge', 'edge_fraction', 'false_edge', 'other_side', 'region', 'same_side']
     """
 
     weight: Tensor | None
@@ -296,11 +308,13 @@ class EdgeAwareLoss(nn.Module):
                 differentiable.
             normalizer: denominators (W, E), numbers or 0-d tensors ≥ 0, to use instead of those of the batch; see
                 :meth:`step_normalizer`. With ``sync_normalizer=True``, the share of this rank.
-            return_maps: also return :class:`edgeloss.LossMaps`, detached.
+            return_maps: also return :class:`edgeloss.LossMaps`, detached; the region term, which belongs to no pixel,
+                is not among them.
             return_terms: also return a dict of detached 0-d tensors: ``cross_entropy``, ``same_side``, ``other_side``,
-                ``edge`` and ``false_edge``, reduced like the loss (averaged with ``reduction="none"``), without
-                ``ce_weight``, ``edge_weight`` and the weights of the single terms, which only ``edge`` includes; and
-                ``edge_fraction``, the fraction of edge pixels among the valid ones.
+                ``edge``, ``false_edge`` and ``region``, reduced like the loss (averaged with ``reduction="none"``),
+                without ``ce_weight``, ``edge_weight``, ``region_weight`` and the weights of the single edge terms,
+                which only ``edge`` includes; and ``edge_fraction``, the fraction of edge pixels among the valid ones.
+                ``region`` is 0 with ``region_weight=0``.
 
         Returns:
             The loss. With ``return_maps`` or ``return_terms``, a tuple of the loss, the maps and the terms, in this

@@ -212,7 +212,7 @@ class Options:
     )
     edge_weight: float = field(
         default=1.0,
-        metadata=_about("Weight of the edge terms, ≥ 0; 0 is plain cross-entropy.", _check_weight),
+        metadata=_about("Weight of the edge terms, ≥ 0; 0 leaves them out.", _check_weight),
     )
     other_side_weight: float = field(
         default=1.0,

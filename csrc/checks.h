@@ -202,6 +202,29 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
   }
 }
 
+inline void region_state(const Call& call, const Tensor& logits, const Tensor& upstream, const Tensor& slope,
+                         const Tensor& classes) {
+  const Geometry g = geometry_of(logits, std::vector<int64_t>(logits.dim() - 2, 0));
+  const RegionGrid grid(g.depth, g.height, g.width, g.is_volume);
+  call.flat("grad_regions", upstream, g.batch, ScalarType::Double);
+  call.flat("slope", slope, g.batch * g.logits * grid.averages, call.real());
+  call.flat("classes", classes, g.batch * g.logits, ScalarType::Byte);
+}
+
+// What a backward pass adds the gradient of the region term from, if it is to do so.
+inline std::optional<RegionState> region_state(Device device, const Tensor& logits, const Tensor& label,
+                                               const std::optional<Tensor>& upstream,
+                                               const std::optional<Tensor>& slope,
+                                               const std::optional<Tensor>& classes) {
+  if (!upstream && !slope && !classes) return std::nullopt;
+  STD_TORCH_CHECK(upstream && slope && classes, "grad_regions, slope and classes: expected all of them, or none");
+  STD_TORCH_CHECK(device == Device::kCpu, "grad_regions: expected None, but got a tensor on a device without kernels");
+  const Call call(logits, std::vector<int64_t>(std::max<int64_t>(logits.dim() - 2, 0), 0));
+  call.tensor("label", label, call.image(), {ScalarType::Short});
+  region_state(call, logits, *upstream, *slope, *classes);
+  return RegionState{*upstream, *slope, *classes};
+}
+
 inline void neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
                          const std::optional<Tensor>& mask, const std::vector<int64_t>& radius) {
   const Call call(logits, radius);
@@ -237,15 +260,12 @@ inline void region(const Tensor& logits, const Tensor& target) {
   call.tensor("target", target, call.image(), kLabels);
 }
 
-inline void region_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& target, const Tensor& slope,
-                            const Tensor& classes) {
+inline void region_backward(const Tensor& gradient, const Tensor& grad_value, const Tensor& logits,
+                            const Tensor& target, const Tensor& slope, const Tensor& classes) {
   region(logits, target);
   const Call call(logits, std::vector<int64_t>(logits.dim() - 2, 0));
-  const Geometry g = geometry_of(logits, std::vector<int64_t>(logits.dim() - 2, 0));
-  const RegionGrid grid(g.depth, g.height, g.width, g.is_volume);
-  call.flat("grad_value", grad_value, g.batch, ScalarType::Double);
-  call.flat("slope", slope, g.batch * g.logits * grid.averages, call.real());
-  call.flat("classes", classes, g.batch * g.logits, ScalarType::Byte);
+  call.tensor("gradient", gradient, sizes_of(logits), {logits.scalar_type()}, false);
+  region_state(call, logits, grad_value, slope, classes);
 }
 
 }  // namespace edgeloss::checks

@@ -54,8 +54,9 @@ using NeighborBackward = Tensor(const Tensor& grad_value, const Tensor& logits, 
 // Results: value [B], valid pixels of each image [B], slope, classes.
 using RegionForward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor& logits, const Tensor& target,
                                                                  int64_t ignore_index);
-using RegionBackward = Tensor(const Tensor& grad_value, const Tensor& logits, const Tensor& target, const Tensor& slope,
-                              const Tensor& classes, int64_t ignore_index);
+// Adds to the gradient of the logits.
+using RegionBackward = void(const Tensor& gradient, const Tensor& grad_value, const Tensor& logits,
+                            const Tensor& target, const Tensor& slope, const Tensor& classes, int64_t ignore_index);
 
 // Weak: a library may be built without those of a device, and they are null then.
 #define EDGELOSS_KERNEL __attribute__((weak, visibility("hidden")))

@@ -25,7 +25,8 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
       "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor? "
       "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, Tensor "
       "label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor field, float label_smoothing, "
-      "int[] radius, float power, float decay, int tables) -> Tensor");
+      "int[] radius, float power, float decay, int tables, Tensor? grad_regions=None, Tensor? slope=None, Tensor? "
+      "classes=None) -> Tensor");
   m.def(
       "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? mask, int[] radius) -> (Tensor value, "
       "Tensor stats, Tensor largest, Tensor sides)");
@@ -36,8 +37,8 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
       "region(Tensor logits, Tensor target, int ignore_index) -> (Tensor value, Tensor valid, Tensor slope, Tensor "
       "classes)");
   m.def(
-      "region_backward(Tensor grad_value, Tensor logits, Tensor target, Tensor slope, Tensor classes, int "
-      "ignore_index) -> Tensor");
+      "region_backward(Tensor(a!) gradient, Tensor grad_value, Tensor logits, Tensor target, Tensor slope, Tensor "
+      "classes, int ignore_index) -> ()");
   // Of libraries with kernels for CUDA, for what one read of the logits is enough for. The second writes the terms
   // among the sums, and the gradient that has the factors, unless it has those that are assumed.
   if (!edgeloss::cuda::single_read) return;
@@ -77,8 +78,11 @@ Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, cons
                           const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
                           const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
                           const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
-                          double power, double decay, int64_t tables) {
-  const Gradients gradients = {grad_sums, grad_ce, grad_same, grad_other, grad_false_edge};
+                          double power, double decay, int64_t tables, const Optional& grad_regions,
+                          const Optional& slope, const Optional& classes) {
+  const Gradients gradients = {
+      grad_sums,  grad_ce,         grad_same,
+      grad_other, grad_false_edge, checks::region_state(device, logits, label, grad_regions, slope, classes)};
   const SavedState saved = {label, flags, stats, edge_list, sides, field};
   Options options = {};
   options.label_smoothing = label_smoothing;
@@ -149,10 +153,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> region(const Tensor& logits, const Te
 }
 
 template <RegionBackward& backward>
-Tensor region_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& target, const Tensor& slope,
-                       const Tensor& classes, int64_t ignore_index) {
-  checks::region_backward(grad_value, logits, target, slope, classes);
-  return backward(grad_value, logits, target, slope, classes, ignore_index);
+void region_backward(const Tensor& gradient, const Tensor& grad_value, const Tensor& logits, const Tensor& target,
+                     const Tensor& slope, const Tensor& classes, int64_t ignore_index) {
+  checks::region_backward(gradient, grad_value, logits, target, slope, classes);
+  backward(gradient, grad_value, logits, target, slope, classes, ignore_index);
 }
 
 // Raises ValueError if an earlier call recorded wrong labels. Waits for no device.

@@ -74,6 +74,10 @@ EDGELOSS_INLINE float exp_negative(float x) {
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
+// e^x for x up to 87 in float, 700 in double.
+EDGELOSS_INLINE float exp_bounded(float x) { return exp_negative(x); }
+EDGELOSS_INLINE double exp_bounded(double x) { return std::exp(x); }
+
 // The larger and the smaller of two numbers, in one instruction on CUDA.
 EDGELOSS_INLINE float larger(float a, float b) {
 #ifdef __CUDA_ARCH__

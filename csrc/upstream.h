@@ -8,10 +8,16 @@
 
 namespace edgeloss {
 
+// The derivatives of the loss by the region term of each image, and what `region` has left to its backward pass.
+struct RegionState {
+  const Tensor &upstream, &slope, &classes;
+};
+
 // The gradients of forward's results; a map without one is null.
 struct Gradients {
   const Tensor& sums;
   const std::optional<Tensor>&ce, &same, &other, &false_edge;
+  std::optional<RegionState> regions;  // on the CPU, to add the gradient of the region term while the other is in cache
 };
 
 template <typename A>

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, TermMaps, weighted_sum
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, TermMaps, weighted_sum
 from edgeloss.reference import FAR, NO_POWER
 
 operators = torch.ops.edgeloss
@@ -110,7 +110,7 @@ def evaluate(
             outputs = Outputs.from_tensors(operators.edge_loss.default(*given))
         weigh = partial(_EdgeLoss.apply, given.logits, given, outputs)
         if maps:
-            differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None)  # type: ignore[no-untyped-call]
+            differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None, None, None)  # type: ignore[no-untyped-call]
             outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
     return Evaluation(outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh)
@@ -240,6 +240,7 @@ class _SingleRead(torch.autograd.Function):
         has_gradient: bool,
         factors: Tensor,
         dtype: torch.dtype,
+        *no_regions: None,
     ) -> Tensor:
         ctx.gradient = torch.empty_like(logits) if has_gradient else None
         _read_once(factors, None, logits, labels, ctx.gradient, sums)
@@ -257,7 +258,7 @@ class _SingleRead(torch.autograd.Function):
         _read_once(grad.detach() * factors, given, logits, _LabelState(tensors, ctx.tables), gradient, None)
         if torch.is_grad_enabled():
             gradient = _NotDifferentiable.apply(gradient, grad, logits)  # type: ignore[no-untyped-call]
-        return _only(gradient, 6)
+        return _only(gradient, 8)
 
 
 class _NotDifferentiable(torch.autograd.Function):
@@ -358,10 +359,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     _save(ctx, _EdgeLossInputs(*inputs), Outputs.from_tensors(output).saved)
 
 
-def _save(ctx: Any, given: _EdgeLossInputs, saved: SavedState) -> None:  # noqa: ANN401
+def _save(ctx: Any, given: _EdgeLossInputs, saved: SavedState, *of_regions: Tensor) -> None:  # noqa: ANN401
     if given.distance is not None:
         saved = saved._replace(field=given.distance)
-    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
+    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved, *of_regions)
     ctx.options = given.label_smoothing, given.radius, given.power, given.decay, given.tables
     ctx.set_materialize_grads(False)
 
@@ -380,20 +381,28 @@ def _edge_loss_backward(
     return _only(_gradient(ctx, terms, ce, same, other, false_edge), len(_EdgeLossInputs._fields))
 
 
-def _gradient(ctx: Any, terms: Tensor | None, *maps: Tensor | None) -> Tensor:  # noqa: ANN401
-    """Return the gradient of the logits from those of the sums of the terms and of the maps."""
+def _gradient(
+    ctx: Any,  # noqa: ANN401
+    terms: Tensor | None,
+    *maps: Tensor | None,
+    of_regions: Tensor | None = None,
+) -> Tensor:
+    """Return the gradient of the logits from those of the sums of the terms, of the maps, and of the regions."""
     state = ctx.saved_tensors
+    regions: tuple[Tensor, ...] = ()
+    if of_regions is not None:
+        state, regions = state[:-2], (of_regions, *state[-2:])
     if terms is None:
         terms = state[0].new_zeros(len(maps), dtype=torch.float64)
     of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in maps]
-    gradient: Tensor = operators.edge_loss_backward.default(terms, *of_maps, *state, *ctx.options)
+    gradient: Tensor = operators.edge_loss_backward.default(terms, *of_maps, *state, *ctx.options, *regions)
     return gradient
 
 
 class _EdgeLoss(torch.autograd.Function):
     """What the operator ``edge_loss`` has returned as a function of its logits, with less work around each call.
 
-    With a factor of each term the weighted sum of the terms, without factors the maps.
+    With a factor of each term the weighted sum of the terms, and of the regions with theirs; without factors the maps.
     """
 
     @staticmethod
@@ -404,21 +413,25 @@ class _EdgeLoss(torch.autograd.Function):
         outputs: Outputs,
         factors: Tensor | None,
         dtype: torch.dtype,
+        regions: Regions | None,
+        of_regions: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
-        _save(ctx, given, outputs.saved)
+        ctx.of_regions = of_regions
+        _save(ctx, given, outputs.saved, *(() if regions is None or regions.state is None else regions.state))
         ctx.factors = factors
         ctx.set_materialize_grads(factors is not None)
         if factors is not None:
-            return weighted_sum(outputs.sums, factors, dtype)
+            return weighted_sum(outputs.sums, factors, dtype, regions, of_regions)
         return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.false_edge
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         terms, maps = (None, grads) if ctx.factors is None else (grads[0] * ctx.factors, [None] * 4)
+        of_regions = None if ctx.of_regions is None else grads[0] * ctx.of_regions
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, terms, *maps), 5)
+            return _only(_gradient(ctx, terms, *maps, of_regions=of_regions), 7)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, terms, *maps), 5)
+            return _only(_gradient(ctx, terms, *maps, of_regions=of_regions), 7)
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
@@ -453,11 +466,16 @@ def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[T
 # ----------------------------------------------------------------------------------------------------- the region term
 
 
-def region_values(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
-    """Return R of each image and the number of its valid pixels, [B] float64 each; logits as large as the target."""
+def evaluate_regions(inputs: Inputs, options: Options) -> Regions:
+    """Return the region term of logits as large as the target, with the number of valid pixels as their weight."""
     logits = inputs.logits if is_evenly_spaced(inputs.logits) else inputs.logits.contiguous()
-    value, valid, _, _ = operators.region(logits, inputs.target.contiguous(), _ignored(options))
-    return value, valid
+    given = logits, inputs.target.contiguous(), _ignored(options)
+    if torch.compiler.is_compiling() or options.reduction == "none":  # the operator has its own derivative
+        value, valid, _, _ = operators.region(*given)
+        return Regions(value, valid)
+    with torch._C._AutoDispatchBelowAutograd():
+        value, valid, slope, classes = operators.region.default(*given)
+    return Regions(value, valid, (slope, classes))
 
 
 def _region_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
@@ -474,7 +492,9 @@ def _region_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tenso
 
 
 def _region_backward(ctx: Any, grad: Tensor, *of_state: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    return _only(operators.region_backward(grad.contiguous(), *ctx.saved_tensors, ctx.ignore_index), arguments=3)
+    gradient = torch.zeros_like(ctx.saved_tensors[0])
+    operators.region_backward(gradient, grad.contiguous(), *ctx.saved_tensors, ctx.ignore_index)
+    return _only(gradient, arguments=3)
 
 
 def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
@@ -506,8 +526,7 @@ def register(namespace: str, compiled: Any, device: str | None = None) -> None: 
     torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
     torch.library.register_fake(f"{namespace}::region", _region_fake)
     torch.library.register_autograd(f"{namespace}::region", _region_backward, setup_context=_region_setup_context)
-    torch.library.register_fake(f"{namespace}::region_backward", lambda *args: torch.empty_like(args[1]))
-    torch.library.register_autograd(f"{namespace}::region_backward", _refuse)
+    torch.library.register_fake(f"{namespace}::region_backward", lambda *args: None)
 
 
 if not library.MISSING:

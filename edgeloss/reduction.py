@@ -85,25 +85,27 @@ class Evaluation(NamedTuple):
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         weigh: returns :func:`weighted_sum` of the sums, differentiable, and may write the terms among them first; None
-            if these are differentiable.
+            if these are differentiable. It receives regions that have a state, with their factors, or None twice.
     """
 
     sums: Tensor
     maps: TermMaps | None
     edge_counts: Tensor | None = None
-    weigh: Callable[[Tensor, torch.dtype], Tensor] | None = None
+    weigh: Callable[[Tensor, torch.dtype, Regions | None, Tensor | None], Tensor] | None = None
 
 
 class Regions(NamedTuple):
     """The region term of a batch.
 
     Attributes:
-        value: R of each image [B], differentiable.
+        value: R of each image [B], differentiable if there is no state.
         weight: Σ_valid v · weight[y] of each image [B], which add up to W.
+        state: what the kernels leave to their backward pass; None if autograd has it.
     """
 
     value: Tensor
     weight: Tensor
+    state: tuple[Tensor, Tensor] | None = None
 
 
 Number = TypeVar("Number", Tensor, float)
@@ -132,9 +134,12 @@ def reduce(
         loss = inputs.as_given(loss).to(dtype)
     else:
         factors = term_factors(denominators, options, edge_scale)
-        loss = (evaluation.weigh or partial(weighted_sum, evaluation.sums))(factors, dtype)
-        if regions is not None:
-            loss = loss + (options.region_weight * mean_of_regions(regions, denominators)).to(dtype)
+        weigh = evaluation.weigh or partial(weighted_sum, evaluation.sums)
+        of_regions = None if regions is None else options.region_weight * region_factors(regions, denominators)
+        if regions is None or of_regions is None or regions.state is not None:
+            loss = weigh(factors, dtype, regions, of_regions)
+        else:
+            loss = weigh(factors, dtype, None, None) + torch.dot(regions.value, of_regions).to(dtype)
     if not return_maps and not return_terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
@@ -351,18 +356,25 @@ def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | fl
     return _tensor([ce_weight * per_w, *[weight * per_e for weight in edge_weights]], denominators)
 
 
-def weighted_sum(sums: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of the terms among the sums of an :class:`Evaluation`, times a factor each, 0-d."""
-    return torch.dot(sums[TERM_ROWS], factors).to(dtype)
+def weighted_sum(
+    sums: Tensor, factors: Tensor, dtype: torch.dtype, regions: Regions | None = None, of_regions: Tensor | None = None
+) -> Tensor:
+    """Return the sum of the terms among the sums of an :class:`Evaluation`, times a factor each, 0-d.
+
+    With ``regions``, also of those of the images, times the factors ``of_regions`` [B].
+    """
+    total = torch.dot(sums[TERM_ROWS], factors)
+    if regions is not None and of_regions is not None:
+        total += torch.dot(regions.value, of_regions)
+    return total.to(dtype)
 
 
-def mean_of_regions(regions: Regions, denominators: Tensor) -> Tensor:
-    """Return Σ over images of weight · R, over W, 0-d; 0 over nothing.
+def region_factors(regions: Regions, denominators: Tensor) -> Tensor:
+    """Return the share of each image in the mean of the region term, weight / W [B]; 0 over nothing.
 
     ``denominators`` are W and Σ_E v · u, [2].
     """
-    shares = (regions.weight / denominators[0]).nan_to_num(nan=0.0, posinf=0.0)
-    return torch.dot(regions.value, shares.to(regions.value.dtype))
+    return (regions.weight / denominators[0]).nan_to_num_(nan=0.0, posinf=0.0).to(regions.value.dtype)
 
 
 def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: Regions | None) -> Terms:
@@ -379,9 +391,13 @@ def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: R
         "other_side": other_side,
         "edge": _edge_term(other_side, same_side, options),
         "false_edge": false_edge,
-        "region": torch.zeros_like(w) if regions is None else mean_of_regions(regions, denominators).detach(),
+        "region": torch.zeros_like(w) if regions is None else _mean_of_regions(regions, denominators),
         "edge_fraction": sums[SumRow.EDGES] / sums[SumRow.VALID].clamp(min=1),
     }
+
+
+def _mean_of_regions(regions: Regions, denominators: Tensor) -> Tensor:
+    return torch.dot(regions.value.detach(), region_factors(regions, denominators))
 
 
 # ---------------------------------------------------------------------------------------------------- the terms as maps

@@ -54,14 +54,14 @@ def evaluate(inputs: Inputs, options: Options, *, by_kernels: bool) -> Regions:
     """
     logits, target = inputs.logits, inputs.target
     if by_kernels and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
-        value, count = fused.region_values(inputs, options)
+        regions = fused.evaluate_regions(inputs, options)
         if inputs.weight is None and inputs.pixel_weight is None:
-            return Regions(value, count)
-        y, valid = labels(target, logits.shape[1], options.ignore_index)
+            return regions
     else:
-        y, valid = labels(target, logits.shape[1], options.ignore_index)
-        value = _values(logits, y, valid)
-    return Regions(value, weights_of_pixels(y, valid, inputs).flatten(1).sum(1))
+        regions = None
+    y, valid = labels(target, logits.shape[1], options.ignore_index)
+    weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1)
+    return Regions(_values(logits, y, valid), weight) if regions is None else regions._replace(weight=weight)
 
 
 def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:

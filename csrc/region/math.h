@@ -21,33 +21,40 @@ constexpr int64_t kShifts = 2 * kSide - 1;  // of two averages of a region along
 constexpr double kNoise = 5e-4;             // on the diagonals of the scatter matrices
 constexpr int64_t kDoubles = 8;             // of a vector
 
-// A map of averages, with what of its rows is not 0.
+// A map of averages, with the part of each row that is not 0. Vectors may read a little behind its end.
 struct Averages {
+  struct Range {
+    int64_t begin, end;
+  };
   std::vector<double> values;
-  std::vector<uint8_t> has_values;
+  std::vector<Range> rows;
 
-  explicit Averages(const RegionGrid& g) : values(g.averages), has_values(g.size[0] * g.size[1]) {}
+  explicit Averages(const RegionGrid& g) : values(g.averages + kDoubles + kSide), rows(g.size[0] * g.size[1]) {}
   void find_rows(const RegionGrid& g) {
-    g.for_each_row([&](int64_t z, int64_t y) EDGELOSS_LOOP {
-      const double* row = values.data() + g.row(z, y);
-      has_values[z * g.size[1] + y] = std::any_of(row, row + g.size[2], [](double v) { return v != 0.0; });
-    });
+    for (size_t number = 0; number < rows.size(); ++number) {
+      const double* row = values.data() + number * g.size[2];
+      Range& range = rows[number];
+      range = {0, g.size[2]};
+      while (range.begin < range.end && row[range.begin] == 0.0) ++range.begin;
+      while (range.begin < range.end && row[range.end - 1] == 0.0) --range.end;
+    }
   }
 };
 
 // ------------------------------------------------------------------------------------------------- the scatter
 // matrices
 
-// Σ of a(x + i) b(x + j) over the windows x of a row, for the offsets i and j along it.
+// Σ of a(x + i) b(x + j) over the windows x of a row, for the offsets i and j along it; b is 0 outside a range.
 struct RowProducts {
   double at[kSide][kSide];
 
-  EDGELOSS_INLINE RowProducts(const double* a, const double* b, int64_t width) {
+  EDGELOSS_INLINE RowProducts(const double* a, const double* b, int64_t width, const Averages::Range& range) {
     // What is common to all offsets: a from kSide - 1 to width - kSide.
     constexpr int64_t kEnds = kSide - 1;
     const int64_t begin = std::min(kEnds, width), end = std::max(begin, width - kEnds);
-    double core[kShifts] = {};
-    sum_core(a + begin, b + begin, end - begin, core);
+    const int64_t first = std::max(begin, range.begin - kEnds), n = std::min(end, range.end + kEnds) - first;
+    double core[kShifts];
+    sum_core(a + first, b + first, n, core);
     for (int64_t i = 0; i < kSide; ++i) {
       const int64_t last = i + width - kSide;
       for (int64_t j = 0; j < kSide; ++j) {
@@ -62,19 +69,20 @@ struct RowProducts {
  private:
   static EDGELOSS_INLINE void sum_core(const double* a, const double* b, int64_t n, double (&sums)[kShifts]) {
     using Vec = VectorOf<double, kDoubles>;
+    constexpr VectorOf<int64_t, kDoubles> kLanes = {0, 1, 2, 3, 4, 5, 6, 7};
     Vec total[kShifts] = {};
-    int64_t x = 0;
-    for (; x + kDoubles <= n; x += kDoubles) {
+    for (int64_t x = 0; x < n; x += kDoubles) {
       Vec of_a, of_b;
       load(a + x, of_a);
+      if (n - x < kDoubles) of_a = kLanes < n - x ? of_a : Vec{};
       for (int64_t shift = 0; shift < kShifts; ++shift) {
         load(b + x + shift - (kSide - 1), of_b);
         total[shift] += of_a * of_b;
       }
     }
     for (int64_t shift = 0; shift < kShifts; ++shift) {
+      sums[shift] = 0;
       for (int64_t lane = 0; lane < kDoubles; ++lane) sums[shift] += total[shift][lane];
-      for (int64_t rest = x; rest < n; ++rest) sums[shift] += a[rest] * b[rest + shift - (kSide - 1)];
     }
   }
 };
@@ -102,8 +110,10 @@ EDGELOSS_INLINE void add_scatter(const RegionGrid& g, const Averages& a, const A
       double inner[kSide][kSide] = {};  // of the rows that are part of windows at every offset
       for (int64_t z = std::max<int64_t>(0, -dz); z < g.size[0] - std::max<int64_t>(0, dz); ++z) {
         for (int64_t y = std::max<int64_t>(0, -dy); y < g.size[1] - std::max<int64_t>(0, dy); ++y) {
-          if (!a.has_values[z * g.size[1] + y] || !b.has_values[(z + dz) * g.size[1] + y + dy]) continue;
-          const RowProducts products(a.values.data() + g.row(z, y), b.values.data() + g.row(z + dz, y + dy), g.size[2]);
+          const Averages::Range& range = b.rows[(z + dz) * g.size[1] + y + dy];
+          if (range.begin == range.end) continue;
+          const RowProducts products(a.values.data() + g.row(z, y), b.values.data() + g.row(z + dz, y + dy), g.size[2],
+                                     range);
           const int64_t z_range[2] = {g.first(0, z), g.last(0, z)}, y_range[2] = {g.first(1, y), g.last(1, y)};
           if (z_range[1] - z_range[0] < reach[0] || y_range[1] - y_range[0] < reach[1]) {
             add(dz, dy, z_range, y_range, products.at);
@@ -282,36 +292,27 @@ class RegionTerm {
   template <typename A>
   EDGELOSS_INLINE void apply(const RegionFilter& filter, int64_t z, int64_t row, int64_t begin, int64_t end,
                              A* slope) const {
-    int64_t x = begin;
-    for (; x + kDoubles <= end; x += kDoubles) {
+    const int64_t left = -g.last(2, begin), right = kSide - 1 - g.first(2, begin);
+    for (int64_t x = begin; x < end; x += kDoubles) {
       VectorOf<double, kDoubles> sum = {}, part;
       sum += filter.constant;
-      for_each_weight(filter, z, row, begin, [&](const double* values, double weight) EDGELOSS_LOOP {
-        load(values + x, part);
-        sum += weight * part;
-      });
-      for (int64_t lane = 0; lane < kDoubles; ++lane) slope[x + lane] = static_cast<A>(sum[lane]);
-    }
-    for (; x < end; ++x) {
-      double sum = filter.constant;
-      for_each_weight(filter, z, row, begin,
-                      [&](const double* values, double weight) EDGELOSS_LOOP { sum += weight * values[x]; });
-      slope[x] = static_cast<A>(sum);
-    }
-  }
-
-  // Calls body(values, weight): the average at x gets weight · values[x].
-  template <typename F>
-  EDGELOSS_INLINE void for_each_weight(const RegionFilter& filter, int64_t z, int64_t row, int64_t x,
-                                       const F& body) const {
-    const int64_t left = -g.last(2, x), right = kSide - 1 - g.first(2, x);
-    for (int64_t dz = -g.last(0, z); dz <= g.side[0] - 1 - g.first(0, z); ++dz) {
-      for (int64_t dy = -g.last(1, row); dy <= g.side[1] - 1 - g.first(1, row); ++dy) {
-        const int64_t start = g.row(z + dz, row + dy), at = RegionFilter::index(dz, dy, 0);
-        for (int64_t dx = left; dx <= right; ++dx) body(q.values.data() + start + dx, filter.q[at + dx]);
-        if (!y.has_values[(z + dz) * g.size[1] + row + dy]) continue;
-        for (int64_t dx = left; dx <= right; ++dx) body(y.values.data() + start + dx, filter.y[at + dx]);
+      for (int64_t dz = -g.last(0, z); dz <= g.side[0] - 1 - g.first(0, z); ++dz) {
+        for (int64_t dy = -g.last(1, row); dy <= g.side[1] - 1 - g.first(1, row); ++dy) {
+          const int64_t start = g.row(z + dz, row + dy) + x, at = RegionFilter::index(dz, dy, 0);
+          for (int64_t dx = left; dx <= right; ++dx) {
+            load(q.values.data() + start + dx, part);
+            sum += filter.q[at + dx] * part;
+          }
+          const Averages::Range& range = y.rows[(z + dz) * g.size[1] + row + dy];
+          if (x + kDoubles + right <= range.begin || range.end <= x + left) continue;
+          for (int64_t dx = left; dx <= right; ++dx) {
+            load(y.values.data() + start + dx, part);
+            sum += filter.y[at + dx] * part;
+          }
+        }
       }
+      const int64_t n = std::min(kDoubles, end - x);
+      for (int64_t lane = 0; lane < n; ++lane) slope[x + lane] = static_cast<A>(sum[lane]);
     }
   }
 };

@@ -20,7 +20,7 @@ from baselines.control import edge_weights
 from baselines.cpg import cpg
 from baselines.frequencies import adjusted, class_prior, median_frequency_weight
 from baselines.relational import relational
-from baselines.rmi import rmi as region_information
+from baselines.rmi import rmi
 from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
@@ -203,7 +203,7 @@ class Module(nn.Module):
         edge_weight: this and the other options are those of EdgeAwareLoss.
         edge_focus: see above.
         false_edge_weight: see above.
-        rmi: weight of an RMI term in addition.
+        region_weight: see above.
         dice: weight of a Dice term in addition.
     """
 
@@ -215,25 +215,26 @@ class Module(nn.Module):
         edge_weight: float = 1.0,
         edge_focus: float = 8.0,
         false_edge_weight: float = 0.0,
-        rmi: float = 0.0,
+        region_weight: float = 0.25,
         dice: float = 0.0,
     ) -> None:
         """Create the loss."""
         super().__init__()
-        self.added = [(weight, term) for weight, term in ((rmi, region_information), (dice, regions.dice)) if weight]
+        self.dice = dice
         self.criterion = EdgeAwareLoss(
             edge_class_weight="running" if running else None,
             ignore_index=ignore_index,
             edge_weight=edge_weight,
             edge_focus=edge_focus,
             false_edge_weight=false_edge_weight,
+            region_weight=region_weight,
         )
 
     def forward(self, logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
         """Compute the loss."""
         loss: Tensor = self.criterion(logits, target)
-        for weight, term in self.added:
-            loss = loss + weight * term(logits, target, ignore_index=self.criterion.ignore_index)
+        if self.dice:
+            loss = loss + self.dice * regions.dice(logits, target, ignore_index=self.criterion.ignore_index)
         return loss
 
 
@@ -365,7 +366,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "cpg": _with_cross_entropy(cpg),
     "hausdorff": _with_cross_entropy(regions.hausdorff),
     "boundary_dou": _with_cross_entropy(boundary_dou),
-    "rmi": _with_cross_entropy(region_information),
+    "rmi": _with_cross_entropy(rmi),
     "cldice": _cldice,
 }
 TITLES = {

@@ -32,7 +32,7 @@ from segkit.signals import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
-RUNS = {"cross-entropy": "loss.edge_weight=0", "EdgeAwareLoss": "loss.edge_weight=1"}
+RUNS = {"cross-entropy": ["loss.edge_weight=0", "loss.region_weight=0"], "EdgeAwareLoss": []}
 DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
 COMMON = ("model.width=8", "model.levels=4", "data.workers=0", "data.cache=true", "panels=0", "worst=4")
 SCORES = {
@@ -49,7 +49,7 @@ def train(name: str, output: Path, overrides: Sequence[str]) -> int:
     command = [sys.executable, "examples/train.py", "--config", "configs/shapes.yaml", f"output={output / name}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [*command, *COMMON, RUNS[name], *overrides],
+        [*command, *COMMON, *RUNS[name], *overrides],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

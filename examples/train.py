@@ -31,7 +31,7 @@ from segkit.trainer import Trainer
 EXAMPLES = """\
 examples:
   python examples/train.py --config configs/shapes.yaml
-  python examples/train.py --config configs/shapes.yaml output=runs/plain loss.edge_weight=0   # plain cross-entropy
+  python examples/train.py --config configs/shapes.yaml output=runs/plain loss.edge_weight=0 loss.region_weight=0
   python examples/train.py --config configs/camvid.yaml epochs=3 data.workers=2
   python examples/train.py --config configs/camvid.yaml resume=auto   # resume an interrupted run
   torchrun --nproc_per_node=2 examples/train.py --config configs/camvid.yaml   # on two processes or GPUs

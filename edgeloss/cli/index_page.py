@@ -21,6 +21,7 @@ _FIGURES = {
     "same_side": ("same side", ".4f"),
     "other_side": ("other side", ".4f"),
     "false_edge": ("false edge", ".4f"),
+    "region": ("region", ".4f"),
     "edge_fraction": ("edge pixels", ".1%"),
 }
 

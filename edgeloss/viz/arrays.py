@@ -21,9 +21,9 @@ class Arrays(NamedTuple):
         classes: the number of classes, 2 for binary logits.
         target: [B, H, W] int64, the labels; -1 at ignored pixels.
         prediction: [B, H, W] int64, the class of the largest logit; -1 where a logit is nan.
-        terms: ``loss`` and the terms that the criterion returns, by name.
+        terms: ``loss`` and the terms that the criterion returns, by name; ``region`` only if it has a weight.
         maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``, and ``false_edge``,
-            here and among the terms, only if it has a ``false_edge_weight``.
+            here and among the terms, only if it has a ``false_edge_weight``. The term ``region`` has no map.
         gradient: [B, h, w] float64, the gradient of the loss with respect to the logits, as its L2 norm over the
             classes, in the resolution of the logits.
     """
@@ -74,6 +74,8 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
     arrays = {name: value.cpu().numpy() for name, value in maps._asdict().items() if value is not None}
     if not criterion.false_edge_weight:  # these are all 0
         del terms_by_name["false_edge"], arrays["false_edge"]
+    if not criterion.region_weight:
+        del terms_by_name["region"]
     return Arrays(
         classes=scores.shape[1],
         target=y.masked_fill(~valid, -1).cpu().numpy(),
@@ -136,7 +138,7 @@ def compute_top_classes(
 def prepare(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:
     """Return a copy of the criterion for a single call, and the batch with all its axes."""
     if criterion is not None and not hasattr(criterion, "multilabel"):  # a compiled one is another class
-        got = f"{type(criterion).__qualname__}; for cross-entropy pass EdgeAwareLoss(edge_weight=0)"
+        got = f"{type(criterion).__qualname__}; for cross-entropy pass EdgeAwareLoss(edge_weight=0, region_weight=0)"
         raise TypeError(f"criterion: expected an EdgeAwareLoss, but got {got}")
     criterion = EdgeAwareLoss() if criterion is None else copy.copy(criterion)
     if criterion.multilabel:

@@ -108,6 +108,8 @@ class TrainStep:
             edge_pixels = terms.pop("edge_fraction") * valid
             if not self.criterion.false_edge_weight:
                 del terms["false_edge"]
+            if not self.criterion.region_weight:
+                del terms["region"]
             figures = {"loss": loss.detach(), **terms, "edge_pixels": edge_pixels, "valid_pixels": valid}
             parts.append(_Part(logits.detach(), figures))
         return parts

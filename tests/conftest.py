@@ -14,9 +14,9 @@ import host_shim
 import hypothesis
 import pytest
 import torch
-from kernel_kinds import CUDA, ON_CUDA, STEPPED, Carried, Kernels
+from kernel_kinds import CUDA, ON_CUDA, STEPPED, Carried, Kernels, choose_operators
 
-from edgeloss import backends, fused, library
+from edgeloss import backends, library
 
 # No doctests in them; and as test modules, conftest files of several folders would share one name.
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]
@@ -68,11 +68,11 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     elif (state := backends()["cpu"]) != "available":
         pytest.skip(f"fused kernels {state}")
     elif request.param == CUDA:  # the tensors of these tests are on the CPU
-        monkeypatch.setattr(fused, "operators", Carried(torch.ops.edgeloss, CUDA))
+        choose_operators(monkeypatch, Carried(torch.ops.edgeloss, CUDA))
         raise_label_errors = sys.modules["edgeloss._C"].raise_label_errors
     elif request.param == STEPPED:
         found = cast("Kernels", request.getfixturevalue("stepped"))
-        monkeypatch.setattr(fused, "operators", found.operators)
+        choose_operators(monkeypatch, found.operators)
         raise_label_errors = found.raise_label_errors
     yield request.param
     if raise_label_errors is not None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch.utils._pytree import tree_map_only
+
+from edgeloss import fused, region
 
 CPU, CUDA, STEPPED = "cpu", "cuda", "cuda stepped on the host"
 # Where there is no device, tests are not generated for it.
@@ -27,6 +31,17 @@ class Kernels(NamedTuple):
     operators: Any
     raise_label_errors: Callable[[], None]
     are_stepped: bool
+
+
+def choose_operators(monkeypatch: pytest.MonkeyPatch, operators: Any) -> None:
+    """Make the loss call these operators on the CPU; those of the region term, which CUDA lacks, give way to PyTorch.
+
+    Args:
+        monkeypatch: of the test.
+        operators: of CUDA kernels, stepped or carried.
+    """
+    monkeypatch.setattr(fused, "operators", operators)
+    monkeypatch.setattr(fused, "evaluate_regions", partial(region.evaluate, by_kernels=False))
 
 
 class Carried:

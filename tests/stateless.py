@@ -8,7 +8,8 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 
-STATELESS: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}  # where the module is the function
+# Where the module is the function.
+STATELESS: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0, "region_weight": 0.0}
 
 
 def stateless_loss(weight: Tensor | None = None, **options: Any) -> EdgeAwareLoss:

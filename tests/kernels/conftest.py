@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 import torch
-from kernel_kinds import CPU, CUDA, ON_CUDA, STEPPED, Kernels
+from kernel_kinds import CPU, CUDA, ON_CUDA, STEPPED, Kernels, choose_operators
 
-from edgeloss import backends, fused
+from edgeloss import backends
 
 
 @pytest.fixture(params=[CPU, *ON_CUDA, STEPPED])
@@ -19,7 +19,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip(f"fused kernels {state}")
     if request.param == STEPPED:
         found = cast("Kernels", request.getfixturevalue("stepped"))
-        monkeypatch.setattr(fused, "operators", found.operators)
+        choose_operators(monkeypatch, found.operators)
     else:
         from edgeloss import _C
 

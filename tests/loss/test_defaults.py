@@ -20,6 +20,7 @@ from edgeloss.numerics import check_gradients
 from edgeloss.viz import panel
 
 State = dict[str, Tensor]
+REGION = 0.25  # the default weight of the region term
 
 
 def after(count: int = 1) -> EdgeAwareLoss:
@@ -40,18 +41,19 @@ def test_balances_and_focuses() -> None:
     u, weight = criterion.current_edge_class_weight, criterion.current_edge_weight.item()
     assert u[0] < 1 < u[1:].max()  # class 0 is frequent
     assert weight < 1
-    expected = edge_aware_loss(x, y, edge_class_weight=u, edge_weight=weight, ignore_index=IGNORE)
+    options = {"edge_class_weight": u, "edge_weight": weight, "region_weight": REGION}
+    expected = edge_aware_loss(x, y, ignore_index=IGNORE, **options)
     torch.testing.assert_close(criterion(x, y), expected, rtol=1e-14, atol=0)
 
 
 def test_the_first_step_is_the_function() -> None:
     x, y = steps(1)[0]
     for criterion in (EdgeAwareLoss(ignore_index=IGNORE), EdgeAwareLoss(ignore_index=IGNORE).eval()):
-        assert criterion(x, y) == edge_aware_loss(x, y, ignore_index=IGNORE)
+        assert criterion(x, y) == edge_aware_loss(x, y, region_weight=REGION, ignore_index=IGNORE)
 
 
-def test_without_both_it_is_the_function() -> None:
-    criterion = EdgeAwareLoss(edge_class_weight=None, edge_focus=0, ignore_index=IGNORE)
+def test_without_the_three_it_is_the_function() -> None:
+    criterion = EdgeAwareLoss(edge_class_weight=None, edge_focus=0, region_weight=0, ignore_index=IGNORE)
     for x, y in steps(3):
         assert criterion(x, y) == edge_aware_loss(x, y, ignore_index=IGNORE)
         assert criterion(x, y, normalizer=normalizers(y, ignore_index=IGNORE)) == criterion(x, y)
@@ -73,7 +75,8 @@ def test_other_denominators_raise_and_say_what_to_do() -> None:
     message = r"expected that of criterion\.step_normalizer\(targets\).*edge_class_weight=None and edge_focus=0"
     with pytest.raises(ValueError, match=message):
         criterion(x, y, normalizer=total)
-    assert criterion.eval()(x, y, normalizer=total) == edge_aware_loss(x, y, ignore_index=IGNORE)
+    expected = edge_aware_loss(x, y, region_weight=REGION, ignore_index=IGNORE)
+    assert criterion.eval()(x, y, normalizer=total) == expected
 
 
 def test_outputs_with_other_numbers_of_classes_need_their_own() -> None:

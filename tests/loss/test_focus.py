@@ -102,7 +102,7 @@ def test_the_weight_may_be_zero(reduction: Any) -> None:
     assert criterion.current_edge_weight == 0
     criterion.eval()
     for logits, target in ((first, y), (x, empty)):
-        plain = EdgeAwareLoss(edge_weight=0.0, reduction=reduction, ignore_index=IGNORE)
+        plain = stateless_loss(edge_weight=0.0, reduction=reduction, ignore_index=IGNORE)
         assert all(
             torch.equal(a, b) for a, b in zip(run(criterion, logits, target), run(plain, logits, target), strict=True)
         )

@@ -21,6 +21,7 @@ ROW = re.compile(r"^\| `(\w+)` \| (?:`([^|]+)`|required) \| (.+) \|$", re.MULTIL
 REQUIRED = inspect.Parameter.empty
 OF_MODULE = {"weight": None, "edge_class_weight": "running"}  # the class weights
 OF_FUNCTIONS = dict.fromkeys(OF_MODULE)  # they keep nothing between calls
+FUNCTION_DEFAULTS = {"region_weight": 0.0}  # where they are not those of the module
 
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
 OF_A_CALL = {name: default for name, default in OPTIONS.items() if name not in MODULE_ONLY}
@@ -60,13 +61,13 @@ def test_the_module_has_the_class_weights_and_every_option() -> None:
 def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
     call = defaults(EdgeAwareLoss.forward)
     tensors = {name: call.pop(name) for name in ("logits", "target")}
-    assert same(defaults(edge_aware_loss), tensors | OF_FUNCTIONS | OF_A_CALL | call)
+    assert same(defaults(edge_aware_loss), tensors | OF_FUNCTIONS | OF_A_CALL | FUNCTION_DEFAULTS | call)
 
 
 @pytest.mark.parametrize(
     ("function", "left_out"),
     [
-        (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "sync_normalizer"}
+        (loss_maps, {"edge_class_weight", "reduction", "ce_weight", "edge_weight", "region_weight", "sync_normalizer"}
          | {"pixel_weight", "normalizer", "return_maps", "return_terms"}),
         (normalizers, {"logits", "distance", "normalizer", "return_maps", "return_terms"}
          | (set(OF_A_CALL) - {"ignore_index", "multilabel", "radius", "validate"})),

@@ -29,7 +29,7 @@ def test_mixed_cross_entropies_are_that_of_mixed_labels() -> None:
     soft = share[:, None] * one_hot + (1 - share[:, None]) * other
     x = X.clone().requires_grad_()
     for smoothing in (0.0, 0.1):
-        loss = mixed(EdgeAwareLoss(edge_weight=0, label_smoothing=smoothing), x, share)
+        loss = mixed(EdgeAwareLoss(edge_weight=0, region_weight=0, label_smoothing=smoothing), x, share)
         expected = F.cross_entropy(x, soft, label_smoothing=smoothing)
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x))
@@ -43,6 +43,7 @@ def test_one_share_for_all_images_mixes_two_losses(power: float) -> None:
         u, edge_weight = criterion.current_edge_class_weight, criterion.current_edge_weight.item()
         loss = mixed(criterion, X, torch.full((4, 9, 11), 0.3, dtype=torch.float64))
         given = {"power": power, "false_edge_weight": 0.5, "edge_class_weight": u, "edge_weight": edge_weight}
+        given |= {"region_weight": criterion.region_weight}
         one, other = (edge_aware_loss(X, y, **given) for y in (LABELS, OTHERS))
         torch.testing.assert_close(loss, 0.3 * one + 0.7 * other)
     assert criterion.counted_steps == 3

@@ -25,11 +25,13 @@ struct LabelReader {
 
   void read(int64_t image, int64_t row, int32_t* label) const {
     const Target target = {labels, ignore_index, g.classes};
-    labels.by_type([&, first = image * g.pixels + row * g.width](const auto* data) {
-      for (int64_t i = 0; i < g.width; ++i) {
-        const int64_t k = static_cast<int64_t>(data[first + i]);
-        label[i] = target.is_class(k) ? static_cast<int32_t>(k) : kIgnored;
-      }
+    labels.by_type([&](const auto* data) {
+      vectorized([=, from = data + image * g.pixels + row * g.width, n = g.width]() EDGELOSS_LOOP {
+        for (int64_t i = 0; i < n; ++i) {
+          const int64_t k = static_cast<int64_t>(from[i]);
+          label[i] = target.is_class(k) ? static_cast<int32_t>(k) : kIgnored;
+        }
+      });
     });
   }
 };
@@ -73,20 +75,19 @@ void count_class(const int32_t* label, int64_t n, int32_t k, int32_t* count) {
 }
 
 // sums[j] = factor · Σ of the kPool values around kPool · j.
-template <typename A, typename T>
-void sum_groups(const T* values, int64_t n, A factor, int64_t count, A* sums) {
-  vectorized<A>([=]() EDGELOSS_LOOP {
-    static_assert(kPool == 3);
+template <typename Sum, typename T>
+void sum_groups(const T* values, int64_t n, T factor, int64_t count, Sum* sums) {
+  static_assert(kPool == 3);
+  vectorized([=]() EDGELOSS_LOOP {
     EDGELOSS_INDEPENDENT
     for (int64_t j = 1; j < count - 1; ++j) {
-      sums[j] = factor * static_cast<A>(values[3 * j - 1] + values[3 * j] + values[3 * j + 1]);
+      sums[j] = static_cast<Sum>(factor * (values[3 * j - 1] + values[3 * j] + values[3 * j + 1]));
     }
   });
   for (const int64_t j : {int64_t(0), count - 1}) {
-    sums[j] = 0;
-    for (int64_t i = std::max<int64_t>(0, 3 * j - 1); i <= std::min(n - 1, 3 * j + 1); ++i) {
-      sums[j] += factor * static_cast<A>(values[i]);
-    }
+    T sum = 0;
+    for (int64_t i = std::max<int64_t>(0, 3 * j - 1); i <= std::min(n - 1, 3 * j + 1); ++i) sum += values[i];
+    sums[j] = static_cast<Sum>(factor * sum);
   }
 }
 
@@ -122,7 +123,7 @@ void find_averages(const RegionCall& call, const LabelReader& labels, const Tens
   on_each_thread(g.batch * call.bands(), 1, [&](Tasks& tasks) {
     RowReader<A> reader(g.width);
     std::vector<int32_t> label(call.rows_of_band() * g.width), count(g.width);
-    std::vector<A> sum(g.width), numerator(g.width), denominator(g.width), averages(call.grid.size[2]);
+    std::vector<A> sum(g.width), numerator(g.width), denominator(g.width, A(1));
     for (int64_t task, end; tasks.take(task, end);) {
       const int64_t b = task / call.bands(), band = task % call.bands();
       const Stored<A> x = stored<A>(logits, steps, b, false);
@@ -135,8 +136,6 @@ void find_averages(const RegionCall& call, const LabelReader& labels, const Tens
       for (int64_t c = 0; c < g.logits; ++c) {
         if (!has_class[b * g.logits + c]) continue;
         std::fill(sum.begin(), sum.end(), A(0));
-        std::fill(numerator.begin(), numerator.end(), A(0));
-        std::fill(denominator.begin(), denominator.end(), A(1));
         std::fill(count.begin(), count.end(), 0);
         int64_t rows = 0;
         call.for_each_row_of_band(band, [&](int64_t row) {
@@ -149,8 +148,7 @@ void find_averages(const RegionCall& call, const LabelReader& labels, const Tens
         take_fractions(numerator.data(), denominator.data(), g.width, sum.data());
         const int64_t n = call.grid.size[2], at = (b * g.logits + c) * call.grid.averages + band * n;
         sum_groups(sum.data(), g.width, static_cast<A>(call.share_of_pixel()), n, q + at);
-        sum_groups(count.data(), g.width, A(1), n, averages.data());
-        std::transform(averages.begin(), averages.end(), y + at, [](A v) { return static_cast<uint8_t>(v); });
+        sum_groups(count.data(), g.width, 1, n, y + at);
       }
     }
   });
@@ -219,7 +217,7 @@ void cpu::region_backward(const Tensor& gradient, const Tensor& grad_value, cons
   Geometry g = geometry_of(logits, std::vector<int64_t>(logits.dim() - 2, 0));
   const LabelReader labels = {g, labels_of(target), ignore_index};
   by_arithmetic(logits, [&](auto a) {
-    const RegionGradient<decltype(a)> region(g, logits, gradient, {slope, classes, grad_value});
+    const RegionGradient<decltype(a)> region(g, logits, gradient, {grad_value, slope, classes});
     for_each_chunk(Chunks(g), [&](int64_t, const Chunk& chunk) {
       auto space = region.space();
       const auto read = [&](int64_t row, int32_t* label) { labels.read(chunk.image, row, label); };

@@ -21,6 +21,17 @@ constexpr int64_t kShifts = 2 * kSide - 1;  // of two averages of a region along
 constexpr double kNoise = 5e-4;             // on the diagonals of the scatter matrices
 constexpr int64_t kDoubles = 8;             // of a vector
 
+// The ends of a row: its first two and last two averages, in lanes. A row of three has one of them twice; the second
+// lane of it does not count.
+constexpr int64_t kEnds = kSide - 1;
+constexpr int64_t kLanes = 2 * kEnds;
+using EndVector = VectorOf<double, kLanes>;
+
+EDGELOSS_INLINE int64_t place_of_lane(int64_t lane, int64_t width) {
+  return lane < kEnds ? lane : std::max(width, kSide) - kLanes + lane;
+}
+EDGELOSS_INLINE bool counts(int64_t lane, int64_t width) { return width > kSide || lane != kEnds; }
+
 // A map of averages, with the part of each row that is not 0. Vectors may read a little behind its end.
 struct Averages {
   struct Range {
@@ -28,103 +39,136 @@ struct Averages {
   };
   std::vector<double> values;
   std::vector<Range> rows;
+  std::vector<double> ends;  // [rows, kShifts, kLanes]: at each shift from the ends, 0 outside
 
-  explicit Averages(const RegionGrid& g) : values(g.averages + kDoubles + kSide), rows(g.size[0] * g.size[1]) {}
+  explicit Averages(const RegionGrid& g)
+      : values(g.averages + kDoubles + kSide),
+        rows(g.size[0] * g.size[1]),
+        ends(g.size[0] * g.size[1] * kShifts * kLanes) {}
+
+  // After `values` have been set.
   void find_rows(const RegionGrid& g) {
+    const int64_t width = g.size[2];
     for (size_t number = 0; number < rows.size(); ++number) {
-      const double* row = values.data() + number * g.size[2];
+      const double* row = values.data() + number * width;
       Range& range = rows[number];
-      range = {0, g.size[2]};
+      range = {0, width};
       while (range.begin < range.end && row[range.begin] == 0.0) ++range.begin;
       while (range.begin < range.end && row[range.end - 1] == 0.0) --range.end;
+      double* at = ends.data() + number * kShifts * kLanes;
+      for (int64_t shift = -kEnds; shift <= kEnds; ++shift) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const int64_t x = place_of_lane(lane, width) + shift;
+          *at++ = counts(lane, width) && x >= 0 && x < width ? row[x] : 0.0;
+        }
+      }
     }
   }
+  EDGELOSS_INLINE const double* ends_of(int64_t row, int64_t shift) const {
+    return ends.data() + (row * kShifts + shift + kEnds) * kLanes;
+  }
 };
+
+// Calls body(first, last) for the runs of averages along an axis that are part of regions at the same offsets.
+template <typename F>
+EDGELOSS_INLINE void for_each_run(const RegionGrid& g, int axis, const F& body) {
+  for (int64_t at = 0, next; at < g.size[axis]; at = next) {
+    next = at + 1;
+    while (next < g.size[axis] && g.first(axis, next) == g.first(axis, at) && g.last(axis, next) == g.last(axis, at)) {
+      ++next;
+    }
+    body(at, next - 1);
+  }
+}
 
 // ------------------------------------------------------------------------------------------------- the scatter
 // matrices
 
-// Σ of a(x + i) b(x + j) over the windows x of a row, for the offsets i and j along it; b is 0 outside a range.
-struct RowProducts {
-  double at[kSide][kSide];
+// Σ of a(x) b(x + shift) over some rows, for each shift: over what is between the ends, and of each end.
+class ShiftSums {
+ public:
+  EDGELOSS_INLINE ShiftSums() {
+    for (int64_t shift = 0; shift < kShifts; ++shift) {
+      between_[shift] = Vec{};
+      ends_[shift] = EndVector{};
+    }
+  }
 
-  EDGELOSS_INLINE RowProducts(const double* a, const double* b, int64_t width, const Averages::Range& range) {
-    // What is common to all offsets: a from kSide - 1 to width - kSide.
-    constexpr int64_t kEnds = kSide - 1;
-    const int64_t begin = std::min(kEnds, width), end = std::max(begin, width - kEnds);
-    const int64_t first = std::max(begin, range.begin - kEnds), n = std::min(end, range.end + kEnds) - first;
-    double core[kShifts];
-    sum_core(a + first, b + first, n, core);
-    for (int64_t i = 0; i < kSide; ++i) {
-      const int64_t last = i + width - kSide;
-      for (int64_t j = 0; j < kSide; ++j) {
-        double sum = core[j - i + kEnds];
-        for (int64_t x = i; x <= std::min(begin - 1, last); ++x) sum += a[x] * b[x + j - i];
-        for (int64_t x = std::max(end, i); x <= last; ++x) sum += a[x] * b[x + j - i];
-        at[i][j] = sum;
+  EDGELOSS_INLINE void add(const RegionGrid& g, const Averages& a, int64_t row_a, const Averages& b, int64_t row_b) {
+    const Averages::Range& range = b.rows[row_b];
+    if (range.begin == range.end) return;
+    const int64_t width = g.size[2], begin = std::max(kEnds, range.begin - kEnds);
+    const int64_t n = std::min(width - kEnds, range.end + kEnds) - begin;
+    const double *from_a = a.values.data() + row_a * width + begin, *from_b = b.values.data() + row_b * width + begin;
+    constexpr VectorOf<int64_t, kDoubles> kNumbers = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int64_t x = 0; x < n; x += kDoubles) {
+      Vec of_a, of_b;
+      load(from_a + x, of_a);
+      if (n - x < kDoubles) of_a = kNumbers < n - x ? of_a : Vec{};
+      for (int64_t shift = 0; shift < kShifts; ++shift) {
+        load(from_b + x + shift - kEnds, of_b);
+        between_[shift] += of_a * of_b;
       }
     }
+    EndVector of_a, of_b;
+    load(a.ends_of(row_a, 0), of_a);
+    for (int64_t shift = 0; shift < kShifts; ++shift) {
+      load(b.ends_of(row_b, shift - kEnds), of_b);
+      ends_[shift] += of_a * of_b;
+    }
+  }
+
+  // Σ a(x + i) b(x + j) over the windows x of the rows.
+  EDGELOSS_INLINE double of_offsets(const RegionGrid& g, int64_t i, int64_t j) const {
+    const int64_t shift = j - i + kEnds;
+    double sum = 0;
+    for (int64_t lane = 0; lane < kDoubles; ++lane) sum += between_[shift][lane];
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const int64_t x = place_of_lane(lane, g.size[2]);
+      if (i <= x && x < i + g.windows[2]) sum += ends_[shift][lane];
+    }
+    return sum;
   }
 
  private:
-  static EDGELOSS_INLINE void sum_core(const double* a, const double* b, int64_t n, double (&sums)[kShifts]) {
-    using Vec = VectorOf<double, kDoubles>;
-    constexpr VectorOf<int64_t, kDoubles> kLanes = {0, 1, 2, 3, 4, 5, 6, 7};
-    Vec total[kShifts] = {};
-    for (int64_t x = 0; x < n; x += kDoubles) {
-      Vec of_a, of_b;
-      load(a + x, of_a);
-      if (n - x < kDoubles) of_a = kLanes < n - x ? of_a : Vec{};
-      for (int64_t shift = 0; shift < kShifts; ++shift) {
-        load(b + x + shift - (kSide - 1), of_b);
-        total[shift] += of_a * of_b;
-      }
-    }
-    for (int64_t shift = 0; shift < kShifts; ++shift) {
-      sums[shift] = 0;
-      for (int64_t lane = 0; lane < kDoubles; ++lane) sums[shift] += total[shift][lane];
-    }
-  }
+  using Vec = VectorOf<double, kDoubles>;
+  Vec between_[kShifts];
+  EndVector ends_[kShifts];
 };
 
-// scatter[i][j] = Σ a(x + i) b(x + j) over all windows x, d × d with the given step from row to row; of a = b the upper
-// triangle of blocks alone, which `mirror` completes.
+// scatter[i][j] = Σ a(x + i) b(x + j) over all windows x, d × d with the given step from row to row; of a = b the
+// blocks of the upper triangle alone.
 EDGELOSS_INLINE void add_scatter(const RegionGrid& g, const Averages& a, const Averages& b, double* scatter,
                                  int64_t step) {
   const bool is_symmetric = &a == &b;
   const int64_t reach[2] = {g.side[0] - 1, g.side[1] - 1};
-  const auto add = [&](int64_t dz, int64_t dy, const int64_t (&z_range)[2], const int64_t (&y_range)[2],
-                       const double (&products)[kSide][kSide]) EDGELOSS_LOOP {
-    for (int64_t i_z = std::max(z_range[0], -dz); i_z <= std::min(z_range[1], reach[0] - dz); ++i_z) {
-      for (int64_t i_y = std::max(y_range[0], -dy); i_y <= std::min(y_range[1], reach[1] - dy); ++i_y) {
-        double* block = scatter + g.offset(i_z, i_y, 0) * step + g.offset(i_z + dz, i_y + dy, 0);
-        for (int64_t i = 0; i < kSide; ++i) {
-          for (int64_t j = 0; j < kSide; ++j) block[i * step + j] += products[i][j];
-        }
-      }
-    }
-  };
-  const int64_t all_z[2] = {0, reach[0]}, all_y[2] = {0, reach[1]};
   for (int64_t dz = is_symmetric ? 0 : -reach[0]; dz <= reach[0]; ++dz) {
     for (int64_t dy = is_symmetric && dz == 0 ? 0 : -reach[1]; dy <= reach[1]; ++dy) {
-      double inner[kSide][kSide] = {};  // of the rows that are part of windows at every offset
-      for (int64_t z = std::max<int64_t>(0, -dz); z < g.size[0] - std::max<int64_t>(0, dz); ++z) {
-        for (int64_t y = std::max<int64_t>(0, -dy); y < g.size[1] - std::max<int64_t>(0, dy); ++y) {
-          const Averages::Range& range = b.rows[(z + dz) * g.size[1] + y + dy];
-          if (range.begin == range.end) continue;
-          const RowProducts products(a.values.data() + g.row(z, y), b.values.data() + g.row(z + dz, y + dy), g.size[2],
-                                     range);
-          const int64_t z_range[2] = {g.first(0, z), g.last(0, z)}, y_range[2] = {g.first(1, y), g.last(1, y)};
-          if (z_range[1] - z_range[0] < reach[0] || y_range[1] - y_range[0] < reach[1]) {
-            add(dz, dy, z_range, y_range, products.at);
-            continue;
+      for_each_run(g, 0, [&](int64_t first_z, int64_t last_z) EDGELOSS_LOOP {
+        for_each_run(g, 1, [&](int64_t first_y, int64_t last_y) EDGELOSS_LOOP {
+          const int64_t low_z = std::max(g.first(0, first_z), -dz),
+                        high_z = std::min(g.last(0, first_z), reach[0] - dz);
+          const int64_t low_y = std::max(g.first(1, first_y), -dy),
+                        high_y = std::min(g.last(1, first_y), reach[1] - dy);
+          if (low_z > high_z || low_y > high_y) return;
+          ShiftSums sums;
+          for (int64_t z = first_z; z <= last_z; ++z) {
+            for (int64_t y = first_y; y <= last_y; ++y) {
+              sums.add(g, a, z * g.size[1] + y, b, (z + dz) * g.size[1] + y + dy);
+            }
           }
           for (int64_t i = 0; i < kSide; ++i) {
-            for (int64_t j = 0; j < kSide; ++j) inner[i][j] += products.at[i][j];
+            for (int64_t j = 0; j < kSide; ++j) {
+              const double sum = sums.of_offsets(g, i, j);
+              for (int64_t i_z = low_z; i_z <= high_z; ++i_z) {
+                for (int64_t i_y = low_y; i_y <= high_y; ++i_y) {
+                  scatter[g.offset(i_z, i_y, i) * step + g.offset(i_z + dz, i_y + dy, j)] += sum;
+                }
+              }
+            }
           }
-        }
-      }
-      add(dz, dy, all_z, all_y, inner);
+        });
+      });
     }
   }
 }
@@ -178,13 +222,12 @@ inline void solve_upper(const double* m, int64_t n, int64_t step, double* v) {
 // --------------------------------------------------------------------------------------------------------- the
 // gradient
 
-// The derivative of the term by an average q, as weights of the averages q and y around it, and a constant: of the
-// regions that have the average at the offsets from `first` to `last` along each axis.
+// The derivative of the term by an average q, as weights of the averages q and y around it, and a constant.
 struct RegionFilter {
   double q[kShifts * kShifts * kShifts], y[kShifts * kShifts * kShifts], constant;
 
   static EDGELOSS_INLINE int64_t index(int64_t dz, int64_t dy, int64_t dx) {
-    return ((dz + kSide - 1) * kShifts + dy + kSide - 1) * kShifts + dx + kSide - 1;
+    return ((dz + kEnds) * kShifts + dy + kEnds) * kShifts + dx + kEnds;
   }
 };
 
@@ -219,33 +262,32 @@ class RegionTerm {
   template <typename A>
   EDGELOSS_INLINE void gradient(double factor, A* slope) {
     find_weights(factor / static_cast<double>(d));
-    std::vector<int32_t> known(kRanges * kRanges * kRanges, -1);
-    std::vector<RegionFilter> filters;
     const int64_t width = g.size[2];
-    g.for_each_row([&](int64_t z, int64_t row) EDGELOSS_LOOP {
-      for (int64_t x = 0, end; x < width; x = end) {
-        end = x + 1;
-        if (g.first(2, x) == 0 && g.last(2, x) == kSide - 1) end = std::max(end, g.windows[2]);
-        int32_t& filter = known[(range(0, z) * kRanges + range(1, row)) * kRanges + range(2, x)];
-        if (filter < 0) {
-          filter = static_cast<int32_t>(filters.size());
-          filters.push_back(filter_at(z, row, x));
+    RegionFilter between, ends[kLanes];
+    for_each_run(g, 0, [&](int64_t first_z, int64_t last_z) EDGELOSS_LOOP {
+      for_each_run(g, 1, [&](int64_t first_y, int64_t last_y) EDGELOSS_LOOP {
+        if (width > kLanes) between = filter_at(first_z, first_y, kEnds);
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          ends[lane] = filter_at(first_z, first_y, place_of_lane(lane, width));
         }
-        apply(filters[filter], z, row, x, end, slope + g.row(z, row));
-      }
+        for (int64_t z = first_z; z <= last_z; ++z) {
+          for (int64_t y = first_y; y <= last_y; ++y) {
+            A* const row = slope + g.row(z, y);
+            apply_between(between, z, y, row);
+            apply_to_ends(ends, z, y, row);
+          }
+        }
+      });
     });
   }
 
  private:
-  static constexpr int64_t kRanges = kSide * kSide;
   const RegionGrid& g;
   const Averages &q, &y;
   int64_t d;
   std::vector<double> means;       // of q at each offset, then of y
   std::vector<double> joint;       // [2d, 2d], its scatter, then the Cholesky factor
   std::vector<double> of_q, of_y;  // ∂ by q(x + i) = Σ_j of_q[i][j] (q - mean)(x + j) - of_y[i][j] (y - mean)(x + j)
-
-  int64_t range(int axis, int64_t at) const { return g.first(axis, at) * kSide + g.last(axis, at); }
 
   // With G = Σ_qq⁻¹ Σ_qy, the derivative is H (Gᵀ q - y) / d, H = G M⁻¹.
   void find_weights(double factor) {
@@ -288,31 +330,54 @@ class RegionTerm {
     return filter;
   }
 
-  // slope[x] of the averages `begin` to end - 1 of a row, which are part of regions at the same offsets.
+  // Calls body(row, index of the weight at shift 0 of it) for the rows of averages around one.
+  template <typename F>
+  EDGELOSS_INLINE void for_each_row_around(int64_t z, int64_t row, const F& body) const {
+    for (int64_t dz = -g.last(0, z); dz <= g.side[0] - 1 - g.first(0, z); ++dz) {
+      for (int64_t dy = -g.last(1, row); dy <= g.side[1] - 1 - g.first(1, row); ++dy) {
+        body((z + dz) * g.size[1] + row + dy, RegionFilter::index(dz, dy, 0));
+      }
+    }
+  }
+
   template <typename A>
-  EDGELOSS_INLINE void apply(const RegionFilter& filter, int64_t z, int64_t row, int64_t begin, int64_t end,
-                             A* slope) const {
-    const int64_t left = -g.last(2, begin), right = kSide - 1 - g.first(2, begin);
-    for (int64_t x = begin; x < end; x += kDoubles) {
+  EDGELOSS_INLINE void apply_between(const RegionFilter& filter, int64_t z, int64_t row, A* slope) const {
+    const int64_t width = g.size[2], end = width - kEnds;
+    for (int64_t x = kEnds; x < end; x += kDoubles) {
       VectorOf<double, kDoubles> sum = {}, part;
       sum += filter.constant;
-      for (int64_t dz = -g.last(0, z); dz <= g.side[0] - 1 - g.first(0, z); ++dz) {
-        for (int64_t dy = -g.last(1, row); dy <= g.side[1] - 1 - g.first(1, row); ++dy) {
-          const int64_t start = g.row(z + dz, row + dy) + x, at = RegionFilter::index(dz, dy, 0);
-          for (int64_t dx = left; dx <= right; ++dx) {
-            load(q.values.data() + start + dx, part);
-            sum += filter.q[at + dx] * part;
-          }
-          const Averages::Range& range = y.rows[(z + dz) * g.size[1] + row + dy];
-          if (x + kDoubles + right <= range.begin || range.end <= x + left) continue;
-          for (int64_t dx = left; dx <= right; ++dx) {
-            load(y.values.data() + start + dx, part);
-            sum += filter.y[at + dx] * part;
-          }
+      for_each_row_around(z, row, [&](int64_t number, int64_t at) EDGELOSS_LOOP {
+        const int64_t start = number * width + x;
+        for (int64_t dx = -kEnds; dx <= kEnds; ++dx) {
+          load(q.values.data() + start + dx, part);
+          sum += filter.q[at + dx] * part;
         }
-      }
+        const Averages::Range& range = y.rows[number];
+        if (x + kDoubles + kEnds <= range.begin || range.end <= x - kEnds) return;
+        for (int64_t dx = -kEnds; dx <= kEnds; ++dx) {
+          load(y.values.data() + start + dx, part);
+          sum += filter.y[at + dx] * part;
+        }
+      });
       const int64_t n = std::min(kDoubles, end - x);
       for (int64_t lane = 0; lane < n; ++lane) slope[x + lane] = static_cast<A>(sum[lane]);
+    }
+  }
+
+  template <typename A>
+  EDGELOSS_INLINE void apply_to_ends(const RegionFilter (&filters)[kLanes], int64_t z, int64_t row, A* slope) const {
+    double sum[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum[lane] = filters[lane].constant;
+    for_each_row_around(z, row, [&](int64_t number, int64_t at) EDGELOSS_LOOP {
+      for (int64_t dx = -kEnds; dx <= kEnds; ++dx) {
+        const double *of_q = q.ends_of(number, dx), *of_y = y.ends_of(number, dx);
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          sum[lane] += filters[lane].q[at + dx] * of_q[lane] + filters[lane].y[at + dx] * of_y[lane];
+        }
+      }
+    });
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      if (counts(lane, g.size[2])) slope[place_of_lane(lane, g.size[2])] = static_cast<A>(sum[lane]);
     }
   }
 };

@@ -222,7 +222,7 @@ def _evaluate(
     false_edges = edges and options.false_edge_weight > 0
     evaluation = evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
     # After the terms of the pixels, which check the labels.
-    regions = region.evaluate(inputs, options, by_kernels=not reason) if options.region_weight > 0 else None
+    regions = region.evaluate(inputs, options, evaluation.regions) if options.region_weight > 0 else None
     return evaluation, regions
 
 

@@ -21,6 +21,7 @@ from edgeloss.reference import FAR, NO_POWER
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
+_NO_CLASS = -1  # the label that they keep of a pixel that does not count
 
 
 class SavedState(NamedTuple):
@@ -90,7 +91,7 @@ def evaluate(
         _contiguous(inputs.pixel_weight),
         _contiguous(inputs.edge_class_weight),
         distance,
-        _ignored(options),
+        _NO_LABEL if options.ignore_index is None else options.ignore_index,
         options.label_smoothing,
         radius_per_axis(options.radius, dims),
         0.0 if abs(options.power) <= NO_POWER else options.power,
@@ -113,7 +114,14 @@ def evaluate(
             differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None, None, None)  # type: ignore[no-untyped-call]
             outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
-    return Evaluation(outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh)
+    regions = None
+    if options.region_weight > 0 and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
+        regions = _regions(
+            given.logits, outputs.saved.label, has_state=weigh is not None and options.reduction != "none"
+        )
+    return Evaluation(
+        outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh, regions
+    )
 
 
 def _counts(edge_counts: Tensor, inputs: Inputs) -> Tensor:
@@ -466,15 +474,19 @@ def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[T
 # ----------------------------------------------------------------------------------------------------- the region term
 
 
-def evaluate_regions(inputs: Inputs, options: Options) -> Regions:
-    """Return the region term of logits as large as the target, with the number of valid pixels as their weight."""
-    logits = inputs.logits if is_evenly_spaced(inputs.logits) else inputs.logits.contiguous()
-    given = logits, inputs.target.contiguous(), _ignored(options)
-    if torch.compiler.is_compiling() or options.reduction == "none":  # the operator has its own derivative
-        value, valid, _, _ = operators.region(*given)
+def _regions(logits: Tensor, label: Tensor, *, has_state: bool) -> Regions:
+    """Return the region term, with the number of valid pixels as the weight of an image.
+
+    Args:
+        logits: evenly spaced.
+        label: that of :class:`SavedState`, as large as the logits.
+        has_state: whether the backward pass of the other terms adds its gradient.
+    """
+    if not has_state:  # the operator has its own derivative
+        value, valid, _, _ = operators.region(logits, label, _NO_CLASS)
         return Regions(value, valid)
     with torch._C._AutoDispatchBelowAutograd():
-        value, valid, slope, classes = operators.region.default(*given)
+        value, valid, slope, classes = operators.region.default(logits, label, _NO_CLASS)
     return Regions(value, valid, (slope, classes))
 
 

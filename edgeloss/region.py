@@ -32,7 +32,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from edgeloss import fused
 from edgeloss.inputs import Inputs, labels, widest
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options
@@ -44,24 +43,19 @@ SIDE = 3  # averages per axis of a region
 NOISE = 5e-4  # a: what is added to the diagonals of the scatter matrices
 
 
-def evaluate(inputs: Inputs, options: Options, *, by_kernels: bool) -> Regions:
-    """Return the region term of each image, by the fused kernels or in plain PyTorch.
+def evaluate(inputs: Inputs, options: Options, found: Regions | None) -> Regions:
+    """Return the region term of each image.
 
     Args:
         inputs: the checked tensors; labels that are no class count as ignored.
         options: of the call.
-        by_kernels: whether the fused kernels serve the call.
+        found: what the backend has of an :class:`edgeloss.reduction.Evaluation`.
     """
-    logits, target = inputs.logits, inputs.target
-    if by_kernels and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
-        regions = fused.evaluate_regions(inputs, options)
-        if inputs.weight is None and inputs.pixel_weight is None:
-            return regions
-    else:
-        regions = None
-    y, valid = labels(target, logits.shape[1], options.ignore_index)
+    if found is not None and inputs.weight is None and inputs.pixel_weight is None:
+        return found
+    y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1)
-    return Regions(_values(logits, y, valid), weight) if regions is None else regions._replace(weight=weight)
+    return Regions(_values(inputs.logits, y, valid), weight) if found is None else found._replace(weight=weight)
 
 
 def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:
@@ -96,8 +90,10 @@ def region_values(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
         return x.flatten(1)[:, :0].sum(1).to(wide)
     of_class = torch.arange(classes, device=y.device) if classes > 1 else torch.ones(1, device=y.device)
     is_class = (y[:, None] == of_class.view(-1, *[1] * dims)) & valid[:, None]
-    # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
-    q = torch.where(valid[:, None], x, 0.0).sigmoid() * valid[:, None]
+    # Select before any arithmetic: nan or inf logits of ignored pixels, or of a class that an image does not have, must
+    # not reach the value or the gradient.
+    is_read = valid[:, None] & is_class.flatten(2).any(2).view(*is_class.shape[:2], *[1] * dims)
+    q = torch.where(is_read, x, 0.0).sigmoid() * is_read
     joint = torch.cat([_regions(q), _regions(is_class.to(x.dtype))], 2)
     d = joint.shape[2] // 2
     noise = NOISE * torch.eye(2 * d, dtype=joint.dtype, device=joint.device)

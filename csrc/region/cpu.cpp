@@ -24,12 +24,15 @@ struct LabelReader {
   int64_t ignore_index;
 
   void read(int64_t image, int64_t row, int32_t* label) const {
-    const Target target = {labels, ignore_index, g.classes};
     labels.by_type([&](const auto* data) {
+      using T = std::decay_t<decltype(*data)>;
+      using K = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;  // so that the loop vectorizes
+      const bool fits = ignore_index == static_cast<K>(ignore_index);
+      const K ignored = fits ? static_cast<K>(ignore_index) : K(kIgnored), classes = static_cast<K>(g.classes);
       vectorized([=, from = data + image * g.pixels + row * g.width, n = g.width]() EDGELOSS_LOOP {
         for (int64_t i = 0; i < n; ++i) {
-          const int64_t k = static_cast<int64_t>(from[i]);
-          label[i] = target.is_class(k) ? static_cast<int32_t>(k) : kIgnored;
+          const K k = static_cast<K>(from[i]);
+          label[i] = (k != ignored) & (k >= 0) & (k < classes) ? static_cast<int32_t>(k) : int32_t(kIgnored);
         }
       });
     });

@@ -60,7 +60,7 @@ def evaluate(inputs: Inputs, options: Options, found: Regions | None) -> Regions
 
 def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:
     """Return R of each image, [B], one image after another, so that the memory is that of one."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not len(logits):
         return region_values(logits, y, valid)
     # Transforms do not know checkpoints.
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -72,7 +72,7 @@ def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:
             parts.append(region_values(*image))
         else:
             parts.append(checkpoint(region_values, *image, use_reentrant=False, preserve_rng_state=False))
-    return torch.cat(parts) if parts else logits.new_empty(0, dtype=widest(logits.device))
+    return torch.cat(parts)
 
 
 @opaque_to_compilers(lambda x, *_: x.new_empty(len(x), dtype=widest(x.device)))

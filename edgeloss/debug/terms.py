@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from edgeloss import reduction, reference
+from edgeloss import reduction, reference, region
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import all_finite, first_line
@@ -16,24 +16,6 @@ from edgeloss.debug.trees import Node, make_node
 from edgeloss.inputs import check_inputs, widest
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options
-
-
-class _Terms(NamedTuple):
-    """The maps of the terms, and what turns them into a loss.
-
-    Attributes:
-        maps: one map per term, with a graph.
-        ce_pixel_weight: weights of the cross-entropy's and of false-edge pixels; None for ones.
-        edge_pixel_weight: weights of edge pixels.
-        normalizer: the denominators (W, E).
-        weights: the weight of each term in the loss.
-    """
-
-    maps: reduction.TermMaps
-    ce_pixel_weight: Tensor | None
-    edge_pixel_weight: Tensor | None
-    denominators: Tensor
-    weights: dict[str, float]
 
 
 def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
@@ -44,28 +26,18 @@ def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
     """
     leaf = call.logits.clone().requires_grad_()
     try:
-        terms = _evaluate(call, criterion, leaf)
+        losses = _losses(call, criterion, leaf)
     except Exception as error:  # of a subclass with other arguments
         return Node("terms", f"not evaluated; {first_line(error)}")
-    w, e = terms.denominators.unbind()
-    parts = {
-        "cross_entropy": (terms.ce_pixel_weight, w),
-        "same_side": (terms.edge_pixel_weight, e),
-        "other_side": (terms.edge_pixel_weight, e),
-        "false_edge": (terms.ce_pixel_weight, e),
-    }
     nodes = []
-    for name, (pixel_weight, denominator) in parts.items():
-        if terms.weights[name]:
-            values = getattr(terms.maps, name)
-            values = values if pixel_weight is None else values * pixel_weight
-            loss = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
-            (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-            nodes.append(Node(name, children=[make_node("loss", loss.detach()), make_node("gradient", gradient)]))
+    for name, loss in losses.items():
+        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        nodes.append(Node(name, children=[make_node("loss", loss.detach()), make_node("gradient", gradient)]))
     return Node("terms", "each one separately, before its weight", children=nodes)
 
 
-def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
+def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str, Tensor]:
+    """Return the value of each term that has a weight, with a graph."""
     options = replace(Options.from_attributes(criterion), sync_normalizer=False)
     tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
     inputs = check_inputs(
@@ -83,15 +55,25 @@ def _evaluate(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> _Terms:
         inputs, options, edges=edges, false_edges=edges and options.false_edge_weight > 0, maps=True
     )
     maps = cast("reduction.TermMaps", evaluation.maps)
-    place = reduction.places_of_labels(y, inputs.tables)
-    edge_weight = reduction.edge_pixel_weight(place, maps.edge_mask, inputs.pixel_weight, inputs.edge_class_weight)
-    return _Terms(
-        maps=maps,
-        ce_pixel_weight=inputs.pixel_weight,
-        edge_pixel_weight=edge_weight,
-        denominators=reduction.shared_denominators(evaluation.sums, inputs, options),
-        weights=reduction.term_weights(options),
-    )
+    place, v = reduction.places_of_labels(y, inputs.tables), inputs.pixel_weight
+    vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
+    denominators = reduction.shared_denominators(evaluation.sums, inputs, options)
+    w, e = denominators.unbind()
+    losses = {}
+    for name, pixel_weight, denominator in (
+        ("cross_entropy", v, w),
+        ("same_side", vu, e),
+        ("other_side", vu, e),
+        ("false_edge", v, e),
+    ):
+        if reduction.term_weights(options)[name]:
+            values = getattr(maps, name)
+            values = values if pixel_weight is None else values * pixel_weight
+            losses[name] = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
+    if options.region_weight:
+        regions = region.evaluate(inputs, options, None)
+        losses["region"] = torch.dot(regions.value, reduction.region_factors(regions, denominators))
+    return losses
 
 
 def blame_term(terms: Node, logits: Tensor) -> Finding:

@@ -63,7 +63,7 @@ def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = scene()
     report = diagnose(EdgeAwareLoss(backend="reference"), x, y)
     gradient, terms = report.findings
-    assert terms.message == "terms: other_side not finite; cross_entropy, same_side finite."
+    assert terms.message == "terms: other_side not finite; cross_entropy, same_side, region finite."
     assert terms.advice == "Set the weight of other_side to 0 to continue without it."
     assert gradient.message.startswith("gradient: ")
     assert report.origin is not None
@@ -75,7 +75,7 @@ def test_terms_of_bad_logits() -> None:
     x, y = scene()
     x[0, 1, 7, 7] = math.nan  # far from the edge
     report = diagnose(EdgeAwareLoss(), x, y)
-    assert report.findings[-1].message == "terms: cross_entropy not finite; same_side, other_side finite."
+    assert report.findings[-1].message == "terms: cross_entropy, region not finite; same_side, other_side finite."
     assert report.findings[-1].advice == "The logits are not finite; fix them first."
 
 

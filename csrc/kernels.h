@@ -51,7 +51,7 @@ using NeighborForward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&
 using NeighborBackward = Tensor(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
                                 const Tensor& weight, const Tensor& stats, const Tensor& largest, const Tensor& sides,
                                 std::vector<int64_t> radius);
-// Results: value [B], valid pixels of each image [B], slope, classes.
+// Results: value [B], valid pixels of each class [B, classes], slope, classes that there are.
 using RegionForward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor& logits, const Tensor& target,
                                                                  int64_t ignore_index);
 // Adds to the gradient of the logits.

@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
       "neighbor_nll_backward(Tensor grad_value, Tensor logits, Tensor index, Tensor weight, Tensor stats, Tensor "
       "largest, Tensor sides, int[] radius) -> Tensor");
   m.def(
-      "region(Tensor logits, Tensor target, int ignore_index) -> (Tensor value, Tensor valid, Tensor slope, Tensor "
+      "region(Tensor logits, Tensor target, int ignore_index) -> (Tensor value, Tensor counts, Tensor slope, Tensor "
       "classes)");
   m.def(
       "region_backward(Tensor(a!) gradient, Tensor grad_value, Tensor logits, Tensor target, Tensor slope, Tensor "

@@ -116,9 +116,8 @@ def evaluate(
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
     regions = None
     if options.region_weight > 0 and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
-        regions = _regions(
-            given.logits, outputs.saved.label, has_state=weigh is not None and options.reduction != "none"
-        )
+        has_state = weigh is not None and options.reduction != "none"
+        regions = _regions(inputs, given.logits, outputs.saved.label, has_state=has_state)
     return Evaluation(
         outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh, regions
     )
@@ -474,20 +473,24 @@ def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[T
 # ----------------------------------------------------------------------------------------------------- the region term
 
 
-def _regions(logits: Tensor, label: Tensor, *, has_state: bool) -> Regions:
-    """Return the region term, with the number of valid pixels as the weight of an image.
+def _regions(inputs: Inputs, logits: Tensor, label: Tensor, *, has_state: bool) -> Regions:
+    """Return the region term; the weights of the images are without ``pixel_weight``.
 
     Args:
-        logits: evenly spaced.
+        inputs: of the call.
+        logits: its logits, evenly spaced.
         label: that of :class:`SavedState`, as large as the logits.
         has_state: whether the backward pass of the other terms adds its gradient.
     """
-    if not has_state:  # the operator has its own derivative
-        value, valid, _, _ = operators.region(logits, label, _NO_CLASS)
-        return Regions(value, valid)
-    with torch._C._AutoDispatchBelowAutograd():
-        value, valid, slope, classes = operators.region.default(logits, label, _NO_CLASS)
-    return Regions(value, valid, (slope, classes))
+    if has_state:
+        with torch._C._AutoDispatchBelowAutograd():
+            value, counts, *state = operators.region.default(logits, label, _NO_CLASS)
+    else:  # the operator has its own derivative
+        value, counts, *state = operators.region(logits, label, _NO_CLASS)
+    if inputs.weight is not None:
+        weight = inputs.weight.to(counts.dtype).view(inputs.tables, -1)
+        counts = (counts.view(-1, *weight.shape) * weight).flatten(0, 1)
+    return Regions(value, counts.sum(1), (state[0], state[1]) if has_state else None)
 
 
 def _region_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
@@ -495,7 +498,8 @@ def _region_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Ten
     averages = math.prod((length + 2) // 3 for length in size)
     value = logits.new_empty(batch, dtype=torch.float64)
     slope = logits.new_empty(batch * classes * averages, dtype=result_dtype(logits))
-    return value, torch.empty_like(value), slope, logits.new_empty(batch * classes, dtype=torch.uint8)
+    counts = value.new_empty((batch, max(2, classes)))
+    return value, counts, slope, logits.new_empty(batch * classes, dtype=torch.uint8)
 
 
 def _region_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401

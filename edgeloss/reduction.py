@@ -86,7 +86,7 @@ class Evaluation(NamedTuple):
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         weigh: returns :func:`weighted_sum` of the sums, differentiable, and may write the terms among them first; None
             if these are differentiable. It receives regions that have a state, with their factors, or None twice.
-        regions: the region term, with the number of valid pixels as the weight of an image; None without one.
+        regions: the region term, where the backend has it; the weights of the images are without ``pixel_weight``.
     """
 
     sums: Tensor

@@ -51,7 +51,7 @@ def evaluate(inputs: Inputs, options: Options, found: Regions | None) -> Regions
         options: of the call.
         found: what the backend has of an :class:`edgeloss.reduction.Evaluation`.
     """
-    if found is not None and inputs.weight is None and inputs.pixel_weight is None:
+    if found is not None and inputs.pixel_weight is None:
         return found
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1)

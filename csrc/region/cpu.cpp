@@ -94,8 +94,8 @@ void sum_groups(const T* values, int64_t n, T factor, int64_t count, Sum* sums) 
   }
 }
 
-// Finds the classes of each image, [batch, logits], and its number of valid pixels.
-void find_classes(const RegionCall& call, const LabelReader& labels, uint8_t* has_class, double* valid) {
+// Finds the classes of each image, [batch, logits], and its valid pixels of each class, [batch, classes].
+void find_classes(const RegionCall& call, const LabelReader& labels, uint8_t* has_class, double* counts) {
   const Geometry& g = call.g;
   on_each_thread(g.batch, 1, [&](Tasks& tasks) {
     std::vector<int32_t> label(g.width);
@@ -108,7 +108,7 @@ void find_classes(const RegionCall& call, const LabelReader& labels, uint8_t* ha
           count[label[start] + 1] += i - start;
         }
       }
-      valid[b] = static_cast<double>(g.pixels - count[0]);
+      std::copy(count.begin() + 1, count.end(), counts + b * g.classes);
       for (int64_t c = 0; c < g.logits; ++c) {
         has_class[b * g.logits + c] = call.grid.regions > 0 && count[call.class_of_channel(c) + 1] > 0;
       }
@@ -193,12 +193,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cpu::region(const Tensor& logits, con
     using A = decltype(a);
     const int64_t channels = g.batch * g.logits;
     Tensor value = new_tensor(logits, {g.batch}, ScalarType::Double);
-    Tensor valid = new_tensor(logits, {g.batch}, ScalarType::Double);
+    Tensor counts = new_tensor(logits, {g.batch, g.classes}, ScalarType::Double);
     Tensor slope = new_tensor(logits, {channels * call.grid.averages}, kScalarType<A>);
     Tensor classes = new_tensor(logits, {channels}, ScalarType::Byte);
     uint8_t* const has_class = static_cast<uint8_t*>(classes.mutable_data_ptr());
     A* const averages = static_cast<A*>(slope.mutable_data_ptr());
-    find_classes(call, labels, has_class, static_cast<double*>(valid.mutable_data_ptr()));
+    find_classes(call, labels, has_class, static_cast<double*>(counts.mutable_data_ptr()));
     std::vector<double> terms(channels);
     {
       const Tensor of_labels = new_tensor(logits, {channels * call.grid.averages}, ScalarType::Byte);
@@ -211,7 +211,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cpu::region(const Tensor& logits, con
       of_image[b] = 0;
       for (int64_t c = 0; c < g.logits; ++c) of_image[b] += terms[b * g.logits + c];
     }
-    return {value, valid, slope, classes};
+    return {value, counts, slope, classes};
   });
 }
 

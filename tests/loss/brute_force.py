@@ -1,4 +1,4 @@
-"""The loss of one image by loops over pixels and pairs, in Python floats: slow and simple."""
+"""The terms of one image by loops over pixels, pairs and regions, in Python floats: slow and simple."""
 
 from __future__ import annotations
 
@@ -72,3 +72,37 @@ def maps(
         out["same_side"][i] = negative_log_mean(a, [w[n] for n in same], power)
         out["other_side"][i] = negative_log_mean(b, [w[n] for n in other], power)
     return out
+
+
+def region(x: Any, y: Any, *, ignore_index: int = -100) -> float:
+    """Return the region term R of one image, from arrays x [C, *S] and y [*S]."""
+    classes, dims, noise = len(x), y.ndim, 5e-4
+    averages = [range((size - 1) // 3 + 1) for size in y.shape]
+    corners = [range(len(places) - 2) for places in averages]
+    if not all(corners):
+        return 0.0
+
+    def regions(values: Any) -> Any:
+        mean = np.zeros([len(places) for places in averages])
+        for place in itertools.product(*averages):
+            pixels = itertools.product(*(range(3 * i - 1, 3 * i + 2) for i in place))
+            inside = [p for p in pixels if all(0 <= i < size for i, size in zip(p, y.shape, strict=True))]
+            mean[place] = sum(values[p] for p in inside) / 3**dims
+        rows = [
+            [mean[tuple(np.add(corner, step))] for step in np.ndindex((3,) * dims)]
+            for corner in itertools.product(*corners)
+        ]
+        return np.array(rows) - np.mean(rows, 0)
+
+    total, d = 0.0, 3**dims
+    for c in range(classes):
+        label = c if classes > 1 else 1
+        q = np.zeros(y.shape)
+        for p in np.ndindex(y.shape):
+            q[p] = 0.0 if y[p] == ignore_index else 1 / (1 + math.exp(-x[(c, *p)]))
+        of_q, of_y = regions(q), regions((y == label).astype(float))
+        of_both = of_q.T @ of_y
+        explained = of_both.T @ np.linalg.inv(of_q.T @ of_q + noise * np.eye(d)) @ of_both
+        residual = of_y.T @ of_y + noise * np.eye(d) - explained
+        total += (np.linalg.slogdet(residual)[1] - d * math.log(noise)) / (2 * d)
+    return total if classes > 1 else 2 * total

@@ -164,13 +164,13 @@ def network() -> nn.Module:
 def whole_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return four crops with very different counts: noise, few edges, no edge, all ignored."""
     random = torch.Generator().manual_seed(1)
-    x = torch.randn(4, 3, 8, 8, generator=random, dtype=torch.float64)
-    y = torch.randint(4, (4, 8, 8), generator=random)
+    x = torch.randn(4, 3, 8, 11, generator=random, dtype=torch.float64)
+    y = torch.randint(4, (4, 8, 11), generator=random)
     y[1] = 2
     y[1, 0, 0] = 3
     y[2] = 1
     y[3] = -100
-    return x, y, torch.tensor([1.0, 2.0, 0.5, 0.3]), torch.rand(4, 8, 8, generator=random, dtype=torch.float64)
+    return x, y, torch.tensor([1.0, 2.0, 0.5, 0.3]), torch.rand(4, 8, 11, generator=random, dtype=torch.float64)
 
 
 RUNNING: dict[str, Any] = {"edge_class_weight": "running", "edge_focus": 2.0, "ignore_index": 0}
@@ -193,7 +193,7 @@ def one_rank(rank: int, world: int, folder: Path, given: bool) -> None:
     mine = slice(rank * 4 // world, (rank + 1) * 4 // world)
     model = DistributedDataParallel(network())
     weights = {"weight": weight, "edge_class_weight": weight.flip(0)}
-    criterion = stateless_loss(**weights, sync_normalizer=True)
+    criterion = stateless_loss(**weights, region_weight=1.0, sync_normalizer=True)
     counts = edgeloss.functional.normalizers(y[mine], **weights, pixel_weight=v[mine]) if given else None
     loss, terms = criterion(model(x[mine]), y[mine], pixel_weight=v[mine], normalizer=counts, return_terms=True)
     loss.backward()
@@ -209,7 +209,7 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, g
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
     x, y, weight, v = whole_batch()
     model = network()
-    criterion = stateless_loss(weight, edge_class_weight=weight.flip(0))
+    criterion = stateless_loss(weight, edge_class_weight=weight.flip(0), region_weight=1.0)
     loss, terms = criterion(model(x), y, pixel_weight=v, return_terms=True)
     loss.backward()
     torch.testing.assert_close(sum(loss for loss, *_ in ranks) / world, loss.detach())
@@ -222,7 +222,8 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, g
     assert abs(edge_weight - 1) > 0.1
     for _, gradients, _, _ in ranks:
         torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
-    for name in ("cross_entropy", "same_side", "other_side", "edge"):
+    assert terms["region"] > 0.01
+    for name in ("cross_entropy", "same_side", "other_side", "edge", "region"):
         torch.testing.assert_close(sum(terms[name] for _, _, terms, _ in ranks) / world, terms[name])
 
 

@@ -1,0 +1,421 @@
+"""The region term: its values, properties and limits, of the fused kernels and in plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import brute_force
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baselines.rmi import rmi
+from edgeloss import EdgeAwareLoss, backends
+from edgeloss.functional import Reduction, edge_aware_loss, loss_maps, normalizers
+
+VOID = 255
+ALONE: dict[str, Any] = {"ce_weight": 0.0, "edge_weight": 0.0, "region_weight": 1.0, "ignore_index": VOID}
+# 9 and 12 have a last pixel without an average; with 7 pixels an axis has one place of a region.
+SIZES = [(7, 10), (9, 12), (16, 8), (7, 8, 10), (9, 11, 8)]
+BACKENDS = [
+    "reference",
+    pytest.param("fused", marks=pytest.mark.skipif(backends()["cpu"] != "available", reason="no fused kernels")),
+]
+
+by_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def scene(size: tuple[int, ...], classes: int, batch: int = 2) -> tuple[Tensor, Tensor]:
+    """Return logits that tend to the labels, and labels of which a tenth is ignored."""
+    y = torch.randint(max(2, classes), (batch, *size))
+    x = 2 * torch.randn(batch, classes, *size, dtype=torch.float64)
+    is_class = y[:, None] == (torch.arange(classes) if classes > 1 else torch.ones(1)).view(-1, *[1] * len(size))
+    y[torch.rand(y.shape) < 0.1] = VOID
+    return x + 2 * is_class, y
+
+
+def alone(x: Tensor, y: Tensor, **options: Any) -> Tensor:
+    """Return the region term, without the others."""
+    return edge_aware_loss(x, y, **ALONE | options)
+
+
+def gradient(loss: Tensor, x: Tensor) -> Tensor:
+    return torch.autograd.grad(loss.sum(), x)[0]
+
+
+def by_loops(x: Tensor, y: Tensor) -> list[float]:
+    return [brute_force.region(a.detach().numpy(), b.numpy(), ignore_index=VOID) for a, b in zip(x, y, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the values
+
+
+@by_backend
+@pytest.mark.parametrize("classes", [1, 2, 4])
+@pytest.mark.parametrize("size", SIZES)
+def test_values(size: tuple[int, ...], classes: int, backend: str) -> None:
+    x, y = scene(size, classes)
+    expected, valid = by_loops(x, y), (y != VOID).flatten(1).sum(1).tolist()
+    assert min(expected) > 0.01
+    mean = sum(n * r for n, r in zip(valid, expected, strict=True)) / sum(valid)
+    assert alone(x, y, backend=backend).item() == pytest.approx(mean, rel=1e-9)
+
+
+@by_backend
+@pytest.mark.parametrize("classes", [1, 2])
+def test_two_regions_by_hand(classes: int, backend: str) -> None:
+    # One region above the other would be equal; the two next to each other differ by the vectors δ of q and y, and
+    # det M = a^d (1 + ½|δ_y|² / (a + ½|δ_q|²)). Rows average 2/3, 1 and 2/3 of what is in the image.
+    y = (torch.arange(10) > 4).long().expand(1, 7, 10)
+    x = torch.zeros(1, classes, 7, 10, dtype=torch.float64)
+    rows = (4 + 9 + 4) / 9
+    of_y = rows * (1 / 9 + 1)  # 0, 0, 1 and 0, 1, 2/3 by column
+    of_q = rows * (1 / 9 + 1 / 9) / 4  # 2/3, 1, 1 and 1, 1, 2/3, times 1/2
+    expected = 2 * math.log(1 + of_y / 2 / (5e-4 + of_q / 2)) / 18
+    assert alone(x, y, backend=backend).item() == pytest.approx(expected, rel=1e-12)
+
+
+@by_backend
+@pytest.mark.parametrize("size", [(20, 23), (9, 10, 13)])
+def test_gradient_is_that_of_the_loss_of_the_paper(size: tuple[int, ...], backend: str) -> None:
+    x, _ = scene(size, 3)
+    y = torch.randint(3, (2, *size))  # the paper averages over images, which is the same where no pixel is ignored
+    x.requires_grad_()
+    other = rmi(x, y, ignore_index=VOID)
+    value = alone(x, y, backend=backend)
+    # It adds 1e-6 to the probabilities, but not to the zeros around the image.
+    torch.testing.assert_close(value, other - 3 / 2 * math.log(5e-4), rtol=1e-4, atol=0)
+    expected = gradient(other, x)
+    torch.testing.assert_close(gradient(value, x), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+
+
+@by_backend
+def test_a_class_that_an_image_lacks(backend: str) -> None:
+    x, y = scene((13, 16), 4)
+    y[0][y[0] == 2] = 1
+    x.requires_grad_()
+    found = gradient(alone(x, y, backend=backend), x)
+    assert not found[0, 2].any()
+    assert all(found[b, c].any() for b in range(2) for c in range(4) if (b, c) != (0, 2))
+    other = x.detach().clone()
+    other[0, 2] = torch.randn(13, 16)
+    assert alone(other, y, backend=backend) == alone(x, y, backend=backend)
+
+
+@by_backend
+def test_better_predictions_have_a_lower_value(backend: str) -> None:
+    y = torch.zeros(1, 24, 30, dtype=torch.int64)
+    y[0, 6:15, 8:21] = 1
+    right = 2.0 * F.one_hot(y, 2).movedim(-1, 1).double() - 1
+    noise = torch.randn(right.shape, dtype=torch.float64)
+    values = [alone(3 * right * share + noise, y, backend=backend).item() for share in (0, 0.3, 0.6, 1, 3, 30)]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > 10 * values[-1] >= 0
+    # Labels that the logits shift by two pixels are explained less.
+    assert alone(30 * right.roll(2, 3), y, backend=backend) > 2 * alone(30 * right, y, backend=backend)
+
+
+@by_backend
+def test_images_do_not_depend_on_each_other(backend: str) -> None:
+    x, y = scene((10, 13), 3, batch=4)
+    order = [2, 0, 3, 1]
+    given: dict[str, Any] = {"reduction": "none", "backend": backend}
+    values = alone(x, y, **given)
+    torch.testing.assert_close(alone(x[order], y[order], **given), values[order], rtol=0, atol=0)
+    for b in range(4):
+        torch.testing.assert_close(alone(x[b : b + 1], y[b : b + 1], **given)[0], values[b], rtol=0, atol=0)
+
+
+@by_backend
+def test_the_order_of_classes_does_not_matter(backend: str) -> None:
+    x, y = scene((10, 13), 3)
+    permuted = torch.tensor([2, 0, 1])
+    other = torch.where(y == VOID, VOID, permuted[y.where(y != VOID, 0)])
+    value = alone(torch.empty_like(x).index_copy_(1, permuted, x), other, backend=backend)
+    torch.testing.assert_close(value, alone(x, y, backend=backend), rtol=1e-12, atol=0)
+
+
+@by_backend
+@pytest.mark.parametrize("size", [(9, 12), (12, 31), (7, 9, 12)])
+def test_the_last_pixel_of_a_multiple_of_three_has_no_average(size: tuple[int, ...], backend: str) -> None:
+    x, y = scene(size, 3)
+    y[y == VOID] = 0
+    x.requires_grad_()
+    found = gradient(alone(x, y, backend=backend), x)
+    for axis, length in enumerate(size, 2):
+        assert found.select(axis, length - 1).any() == (length % 3 != 0)
+        assert found.select(axis, length - 2).any()
+
+
+# ------------------------------------------------------------------------------------------ reductions and denominators
+
+
+@by_backend
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("classes", [1, 3])
+def test_weights_and_reductions(classes: int, weighted: bool, backend: str) -> None:
+    x, y = scene((8, 10), classes, batch=3)
+    valid, weight, v = y != VOID, torch.ones(max(2, classes)).double(), torch.ones(y.shape).double()
+    given: dict[str, Any] = {"backend": backend}
+    if weighted:
+        weight, v = torch.rand(max(2, classes)).double(), torch.rand(y.shape).double()
+        given |= {"weight": weight, "pixel_weight": v}
+    w = torch.where(valid, v * weight[y.where(valid, 0)], 0.0)
+    value = torch.tensor(by_loops(x, y), dtype=torch.float64)
+    total = w.flatten(1).sum(1) @ value
+    torch.testing.assert_close(alone(x, y, **given), total / w.sum(), rtol=1e-9, atol=0)
+    torch.testing.assert_close(alone(x, y, **given, reduction="sum"), total, rtol=1e-9, atol=0)
+    torch.testing.assert_close(alone(x, y, **given, reduction="none"), w * value.view(-1, 1, 1), rtol=1e-9, atol=0)
+    denominators = (torch.tensor(77.0).double(), torch.tensor(5.0).double())
+    torch.testing.assert_close(alone(x, y, **given, normalizer=denominators), total / 77, rtol=1e-9, atol=0)
+    x.requires_grad_()
+    of_sum = gradient(alone(x, y, **given, reduction="sum"), x)
+    torch.testing.assert_close(gradient(alone(x, y, **given), x), of_sum / w.sum())
+    torch.testing.assert_close(gradient(alone(x, y, **given, reduction="none"), x), of_sum)
+
+
+@by_backend
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_it_is_added_to_the_other_terms(reduction: Reduction, backend: str) -> None:
+    x, y = scene((8, 10), 3)
+    x.requires_grad_()
+    given: dict[str, Any] = {"reduction": reduction, "backend": backend, "ignore_index": VOID, "false_edge_weight": 0.5}
+    without = edge_aware_loss(x, y, **given)
+    whole = edge_aware_loss(x, y, **given, region_weight=0.3)
+    part = alone(x, y, **given, region_weight=0.3)
+    torch.testing.assert_close(whole, without + part)
+    torch.testing.assert_close(gradient(whole, x), gradient(without, x) + gradient(part, x))
+    assert part.sum() > 0.01
+
+
+@by_backend
+def test_terms_and_maps(backend: str) -> None:
+    x, y = scene((8, 10), 3)
+    given: dict[str, Any] = {"backend": backend, "ignore_index": VOID, "return_terms": True}
+    for region_weight in (0.0, 0.3, 2.0):
+        _, maps, terms = edge_aware_loss(x, y, **given, region_weight=region_weight, return_maps=True)
+        expected = alone(x, y, backend=backend) if region_weight else torch.zeros(()).double()
+        torch.testing.assert_close(terms["region"], expected, rtol=1e-12, atol=0)
+        for found, other in zip(maps, loss_maps(x, y, ignore_index=VOID, backend=backend), strict=True):
+            torch.testing.assert_close(found, other, rtol=0, atol=0)
+
+
+@by_backend
+def test_crops_with_the_denominators_of_the_step_add_up(backend: str) -> None:
+    x, y = scene((8, 10), 3, batch=4)
+    weight, v = torch.rand(3).double(), torch.rand(y.shape).double()
+    x.requires_grad_()
+    given: dict[str, Any] = {"weight": weight, "backend": backend}
+    whole = alone(x, y, pixel_weight=v, **given)
+    total = normalizers(y, weight=weight, pixel_weight=v, ignore_index=VOID)
+    parts = zip(x.split([1, 3]), y.split([1, 3]), v.split([1, 3]), strict=True)
+    loss = sum(alone(a, b, pixel_weight=c, normalizer=total, **given) for a, b, c in parts)
+    torch.testing.assert_close(loss, whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient(loss, x), gradient(whole, x), rtol=1e-12, atol=1e-15)
+
+
+@by_backend
+def test_labels_of_several_classes_are_images_of_one_logit(backend: str) -> None:
+    x, _ = scene((8, 10), 3)
+    y = torch.randint(2, x.shape)
+    y[torch.rand(y.shape) < 0.1] = VOID
+    x.requires_grad_()
+    value = alone(x, y, multilabel=True, backend=backend)
+    expected = alone(x.flatten(0, 1)[:, None], y.flatten(0, 1), backend=backend)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient(value, x), gradient(expected, x))
+    weight = torch.rand(3).double()
+    w = (weight[:, None, None] * (y != VOID)).flatten(0, 1).flatten(1).sum(1)
+    regions = torch.tensor(by_loops(x.flatten(0, 1)[:, None], y.flatten(0, 1))).double()
+    value = alone(x, y, multilabel=True, weight=weight, reduction="sum", backend=backend)
+    torch.testing.assert_close(value, w @ regions, rtol=1e-9, atol=0)
+
+
+# -------------------------------------------------------------------------------------------------------- the gradients
+
+
+@by_backend
+@pytest.mark.parametrize(("size", "classes"), [((8, 10), 1), ((9, 8), 3), ((7, 8, 10), 1)])
+def test_gradcheck(size: tuple[int, ...], classes: int, backend: str) -> None:
+    x, y = scene(size, classes, batch=1 if len(size) == 3 else 2)
+    v = torch.rand(y.shape).double()
+    # The whole Jacobian, not a random projection, in 2-D.
+    assert torch.autograd.gradcheck(
+        lambda x: alone(x, y, pixel_weight=v, backend=backend), x.requires_grad_(), fast_mode=len(size) == 3, atol=1e-7
+    )
+
+
+def test_second_derivatives_of_the_reference() -> None:
+    x, y = scene((7, 10), 2)
+    x.requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: alone(x, y, backend="reference"), x, fast_mode=True, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # torch's forward mode uses torch.jit
+def test_transforms_of_torch_func() -> None:
+    x, y = scene((8, 10), 3)
+    expected = gradient(alone(x.requires_grad_(), y), x)
+    x = x.detach()
+    torch.testing.assert_close(torch.func.grad(lambda x: alone(x, y))(x), expected)
+    tangent = torch.randn_like(x)
+    _, slope = torch.func.jvp(lambda x: alone(x, y), (x,), (tangent,))
+    torch.testing.assert_close(slope, (expected * tangent).sum())
+
+
+@pytest.mark.skipif(backends()["cpu"] != "available", reason="no fused kernels")
+def test_the_kernels_refuse_second_derivatives() -> None:
+    x, y = scene((8, 10), 3)
+    (slope,) = torch.autograd.grad(alone(x.requires_grad_(), y, backend="fused"), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
+        torch.autograd.grad(slope.sum(), x)
+
+
+@by_backend
+def test_gradients_accumulate_and_come_twice(backend: str) -> None:
+    x, y = scene((8, 10), 3)
+    loss = alone(x.requires_grad_(), y, backend=backend)
+    loss.backward(retain_graph=True)
+    assert x.grad is not None
+    once = x.grad.clone()
+    (3 * loss).backward()
+    torch.testing.assert_close(x.grad, 4 * once)
+
+
+# ---------------------------------------------------------------------------------------------------------- the limits
+
+
+@by_backend
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("kind", ["large", "zero", "right", "wrong", "one label", "no label", "float16"])
+def test_value_and_gradient_are_finite(kind: str, classes: int, backend: str) -> None:
+    x, y = scene((10, 13), classes)
+    if kind == "large":
+        x = 1e30 * x.sign()
+    elif kind == "float16":
+        x = 65504 * x.sign().half()
+    elif kind == "zero":
+        x = 0 * x
+    elif kind in ("right", "wrong"):
+        label = y.where(y != VOID, 0)
+        right = (2.0 * label - 1)[:, None] if classes == 1 else 2.0 * F.one_hot(label, classes).movedim(-1, 1) - 1
+        x = (1e30 if kind == "right" else -1e30) * right.double()
+    else:
+        y = torch.full_like(y, VOID if kind == "no label" else 1)
+    x.requires_grad_()
+    value = alone(x, y, backend=backend)
+    assert value.isfinite()
+    assert gradient(value, x).isfinite().all()
+    assert (value == 0) == (kind == "no label")
+    assert value >= 0
+    if kind == "right":  # M ≤ 2a: as much as its noise leaves open
+        assert value <= max(2, classes) * math.log(2) / 2
+
+
+@by_backend
+@pytest.mark.parametrize("size", [(1, 1), (6, 30), (30, 6), (6, 8, 9), (9, 8, 6)])
+def test_images_too_small_for_a_region(size: tuple[int, ...], backend: str) -> None:
+    x, y = scene(size, 3)
+    loss = edge_aware_loss(x.requires_grad_(), y, ignore_index=VOID, region_weight=1.0, backend=backend)
+    plain = edge_aware_loss(x, y, ignore_index=VOID, backend=backend)
+    torch.testing.assert_close(loss, plain, rtol=0, atol=0)
+    torch.testing.assert_close(gradient(loss, x), gradient(plain, x), rtol=0, atol=0)
+    value = alone(x, y, backend=backend)
+    assert value == 0
+    assert not gradient(value, x).any()
+
+
+@by_backend
+def test_one_place_of_a_region_is_constant(backend: str) -> None:
+    x, y = scene((7, 8, 9), 3)
+    value = alone(x.requires_grad_(), y, backend=backend)
+    torch.testing.assert_close(value, torch.zeros_like(value), rtol=0, atol=1e-12)
+    torch.testing.assert_close(gradient(value, x), torch.zeros_like(x), rtol=0, atol=1e-12)
+
+
+@by_backend
+@pytest.mark.parametrize("shape", [(0, 3, 10, 13), (0, 1, 7, 8, 10), (2, 3, 0, 13), (2, 3, 10, 0)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_batches_without_pixels(shape: tuple[int, ...], reduction: Reduction, backend: str) -> None:
+    x = torch.zeros(shape, requires_grad=True)
+    y = torch.zeros(shape[0], *shape[2:], dtype=torch.int64)
+    value = alone(x, y, reduction=reduction, backend=backend)
+    assert value.shape == (y.shape if reduction == "none" else ())
+    assert not value.any()
+    assert not gradient(value, x).any()
+
+
+@by_backend
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("size", [(10, 13), (7, 8, 10)])
+def test_ignored_pixels_have_no_part(size: tuple[int, ...], classes: int, backend: str) -> None:
+    x, y = scene(size, classes)
+    y[1, 3:] = VOID
+    ignored = (y == VOID)[:, None].expand_as(x)
+    results = []
+    for fill in (0.0, math.nan, math.inf, -math.inf):
+        logits = x.masked_fill(ignored, fill).requires_grad_()
+        value = alone(logits, y, backend=backend)
+        slope = gradient(value, logits)
+        assert not slope[ignored].any()
+        results.append((value.detach(), slope))
+    assert results[0][0] > 0
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], rtol=0, atol=0)
+
+
+@by_backend
+@pytest.mark.parametrize("fill", [math.nan, 1e5])
+def test_nan_on_a_valid_pixel_shows(fill: float, backend: str) -> None:
+    x, y = scene((10, 13), 3)
+    y[1] = VOID
+    y[0, 4, 5] = 1
+    x[0, 1, 4, 5] = fill
+    terms = edge_aware_loss(x, y, **ALONE, backend=backend, return_terms=True)[1]
+    assert terms["region"].isnan() == math.isnan(fill)
+    assert alone(x.requires_grad_(), y, backend=backend).isnan() == math.isnan(fill)
+
+
+@by_backend
+def test_labels_out_of_range_are_ignored_or_raise(backend: str) -> None:
+    x, y = scene((10, 13), 3)
+    wrong = y.where(y != VOID, 7)
+    given: dict[str, Any] = {"backend": backend, "ignore_index": None}
+    with pytest.raises(ValueError, match="expected labels 0 to 2"):
+        alone(x, wrong, **given)
+    torch.testing.assert_close(alone(x, wrong, **given, validate="never"), alone(x, y, backend=backend), rtol=0, atol=0)
+
+
+# --------------------------------------------------------------------------------------------- resolutions and graphs
+
+
+@by_backend
+@pytest.mark.parametrize(("low", "high"), [((4, 5), (13, 16)), ((3, 4, 5), (7, 8, 10)), ((10, 5), (10, 13))])
+def test_upsampling_is_interpolation(low: tuple[int, ...], high: tuple[int, ...], backend: str) -> None:
+    x, y = scene(low, 3)[0].requires_grad_(), scene(high, 3)[1]
+    mode = "bilinear" if len(high) == 2 else "trilinear"
+    whole = F.interpolate(x, high, mode=mode, align_corners=False)
+    value, expected = alone(x, y, upsample=True, backend=backend), alone(whole, y, backend="reference")
+    assert value > 0.01
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient(value, x), gradient(expected, x))
+
+
+@pytest.mark.filterwarnings("error")
+@by_backend
+@pytest.mark.parametrize("how", ["compile", "export"])
+def test_graphs(how: str, backend: str) -> None:
+    criterion = EdgeAwareLoss(edge_focus=0, edge_class_weight=None, ignore_index=VOID, backend=backend)  # type: ignore[arg-type]
+    (x, y), (other, labels) = scene((10, 13), 3), scene((10, 13), 3)
+    if how == "export":
+        graph = torch.export.export(criterion, (x, y)).module()
+    else:
+        torch._dynamo.reset()
+        graph = torch.compile(copy.deepcopy(criterion), fullgraph=True, backend="aot_eager")
+    for logits, target in ((x, y), (other, labels), (x, torch.full_like(y, VOID))):
+        logits = logits.detach().requires_grad_()
+        value, expected = graph(logits, target), criterion(logits, target)
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(gradient(value, logits), gradient(expected, logits))

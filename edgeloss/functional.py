@@ -222,8 +222,9 @@ def _evaluate(
     false_edges = edges and options.false_edge_weight > 0
     evaluation = evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
     # After the terms of the pixels, which check the labels.
-    regions = region.evaluate(inputs, options, evaluation.regions) if options.region_weight > 0 else None
-    return evaluation, regions
+    if options.region_weight == 0:
+        return evaluation, None
+    return evaluation, region.evaluate(inputs, options, evaluation.regions, has_kernels=not reason)
 
 
 def _check_distance(inputs: Inputs, options: Options) -> None:

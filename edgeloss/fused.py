@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss import library
+from edgeloss import library, region
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, TermMaps, weighted_sum
@@ -21,7 +21,6 @@ from edgeloss.reference import FAR, NO_POWER
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
-_NO_CLASS = -1  # the label that they keep of a pixel that does not count
 
 
 class SavedState(NamedTuple):
@@ -117,7 +116,7 @@ def evaluate(
     regions = None
     if options.region_weight > 0 and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
         has_state = weigh is not None and options.reduction != "none"
-        regions = _regions(inputs, given.logits, outputs.saved.label, has_state=has_state)
+        regions = region.by_kernels(inputs, given.logits, outputs.saved.label, has_state=has_state)
     return Evaluation(
         outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh, regions
     )
@@ -470,49 +469,6 @@ def _neighbor_nll_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[T
     return _only(gradient, arguments=5)
 
 
-# ----------------------------------------------------------------------------------------------------- the region term
-
-
-def _regions(inputs: Inputs, logits: Tensor, label: Tensor, *, has_state: bool) -> Regions:
-    """Return the region term; the weights of the images are without ``pixel_weight``.
-
-    Args:
-        inputs: of the call.
-        logits: its logits, evenly spaced.
-        label: that of :class:`SavedState`, as large as the logits.
-        has_state: whether the backward pass of the other terms adds its gradient.
-    """
-    if has_state:
-        with torch._C._AutoDispatchBelowAutograd():
-            value, counts, *state = operators.region.default(logits, label, _NO_CLASS)
-    else:  # the operator has its own derivative
-        value, counts, *state = operators.region(logits, label, _NO_CLASS)
-    if inputs.weight is not None:
-        weight = inputs.weight.to(counts.dtype).view(inputs.tables, -1)
-        counts = (counts.view(-1, *weight.shape) * weight).flatten(0, 1)
-    return Regions(value, counts.sum(1), (state[0], state[1]) if has_state else None)
-
-
-def _region_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
-    batch, classes, *size = logits.shape
-    averages = math.prod((length + 2) // 3 for length in size)
-    value = logits.new_empty(batch, dtype=torch.float64)
-    slope = logits.new_empty(batch * classes * averages, dtype=result_dtype(logits))
-    counts = value.new_empty((batch, max(2, classes)))
-    return value, counts, slope, logits.new_empty(batch * classes, dtype=torch.uint8)
-
-
-def _region_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, target, ctx.ignore_index = inputs
-    ctx.save_for_backward(logits, target, *output[2:])
-
-
-def _region_backward(ctx: Any, grad: Tensor, *of_state: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    gradient = torch.zeros_like(ctx.saved_tensors[0])
-    operators.region_backward(gradient, grad.contiguous(), *ctx.saved_tensors, ctx.ignore_index)
-    return _only(gradient, arguments=3)
-
-
 def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
@@ -540,10 +496,8 @@ def register(namespace: str, compiled: Any, device: str | None = None) -> None: 
     )
     torch.library.register_fake(f"{namespace}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
     torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
-    torch.library.register_fake(f"{namespace}::region", _region_fake)
-    torch.library.register_autograd(f"{namespace}::region", _region_backward, setup_context=_region_setup_context)
-    torch.library.register_fake(f"{namespace}::region_backward", lambda *args: None)
 
 
 if not library.MISSING:
     register("edgeloss", importlib.import_module("edgeloss._C"))
+    region.register()

@@ -25,6 +25,8 @@ R ≥ 0, volumes and single logits are our own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +34,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from edgeloss.inputs import Inputs, labels, widest
+from edgeloss.inputs import Inputs, labels, result_dtype, widest
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options
 from edgeloss.reduction import Regions, weights_of_pixels
@@ -41,24 +43,30 @@ from edgeloss.reference import at_label_resolution
 POOL = 3  # pixels per axis that are averaged
 SIDE = 3  # averages per axis of a region
 NOISE = 5e-4  # a: what is added to the diagonals of the scatter matrices
+NO_CLASS = -1  # the label that the kernels keep of a pixel that does not count
 
 
-def evaluate(inputs: Inputs, options: Options, found: Regions | None) -> Regions:
+def evaluate(inputs: Inputs, options: Options, found: Regions | None, *, has_kernels: bool = False) -> Regions:
     """Return the region term of each image.
 
     Args:
         inputs: the checked tensors; labels that are no class count as ignored.
         options: of the call.
         found: what the backend has of an :class:`edgeloss.reduction.Evaluation`.
+        has_kernels: whether the fused kernels serve the call.
     """
     if found is not None and inputs.pixel_weight is None:
         return found
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
     weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1)
-    return Regions(_values(inputs.logits, y, valid), weight) if found is None else found._replace(weight=weight)
+    if found is not None:
+        return found._replace(weight=weight)
+    return Regions(
+        _values(inputs.logits, y, valid, _interpolated if has_kernels and y.is_cpu else region_values), weight
+    )
 
 
-def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:
+def _values(logits: Tensor, y: Tensor, valid: Tensor, of_image: Callable[..., Tensor]) -> Tensor:
     """Return R of each image, [B], one image after another, so that the memory is that of one."""
     if torch.compiler.is_compiling() or not len(logits):
         return region_values(logits, y, valid)
@@ -69,9 +77,9 @@ def _values(logits: Tensor, y: Tensor, valid: Tensor) -> Tensor:
     for b in range(len(logits)):
         image = logits[b : b + 1], y[b : b + 1], valid[b : b + 1]
         if is_kept:
-            parts.append(region_values(*image))
+            parts.append(of_image(*image))
         else:
-            parts.append(checkpoint(region_values, *image, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(of_image, *image, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(parts)
 
 
@@ -115,3 +123,62 @@ def _regions(x: Tensor) -> Tensor:
         windows = windows.unfold(axis, SIDE, 1)
     values = windows.flatten(x.dim()).movedim(-1, 2).flatten(3)
     return values - values.mean(-1, keepdim=True)
+
+
+# --------------------------------------------------------------------------------------------------- the fused kernels
+
+
+def by_kernels(inputs: Inputs, logits: Tensor, label: Tensor, *, has_state: bool) -> Regions:
+    """Return the region term; the weights of the images are without ``pixel_weight``.
+
+    Args:
+        inputs: of the call.
+        logits: its logits, evenly spaced.
+        label: [B, *S] as large as the logits, the class of each pixel, -1 where it does not count.
+        has_state: whether the backward pass of the other terms adds its gradient.
+    """
+    if has_state:
+        with torch._C._AutoDispatchBelowAutograd():
+            value, counts, *state = torch.ops.edgeloss.region.default(logits, label, NO_CLASS)
+    else:  # the operator has its own derivative
+        value, counts, *state = torch.ops.edgeloss.region(logits, label, NO_CLASS)
+    if inputs.weight is not None:
+        weight = inputs.weight.to(counts.dtype).view(inputs.tables, -1)
+        counts = (counts.view(-1, *weight.shape) * weight).flatten(0, 1)
+    return Regions(value, counts.sum(1), (state[0], state[1]) if has_state else None)
+
+
+def _interpolated(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
+    """Return what :func:`region_values` does, of logits that are interpolated first."""
+    value: Tensor = torch.ops.edgeloss.region(at_label_resolution(x, valid), torch.where(valid, y, NO_CLASS), NO_CLASS)[
+        0
+    ]
+    return value
+
+
+def _fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
+    batch, classes, *size = logits.shape
+    averages = math.prod((length + POOL - 1) // POOL for length in size)
+    value = logits.new_empty(batch, dtype=torch.float64)
+    slope = logits.new_empty(batch * classes * averages, dtype=result_dtype(logits))
+    counts = value.new_empty((batch, max(2, classes)))
+    return value, counts, slope, logits.new_empty(batch * classes, dtype=torch.uint8)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    logits, target, ctx.ignore_index = inputs
+    ctx.save_for_backward(logits, target, *output[2:])
+
+
+def _backward(ctx: Any, grad: Tensor, *of_state: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    logits, *others = ctx.saved_tensors
+    gradient = torch.zeros_like(logits)
+    torch.ops.edgeloss.region_backward(gradient, grad.contiguous(), logits, *others, ctx.ignore_index)
+    return gradient, None, None
+
+
+def register() -> None:
+    """Register shapes and derivatives of the operators."""
+    torch.library.register_fake("edgeloss::region", _fake)
+    torch.library.register_autograd("edgeloss::region", _backward, setup_context=_setup_context)
+    torch.library.register_fake("edgeloss::region_backward", lambda *args: None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from edgeloss import fused
+from edgeloss import fused, region
 
 CPU, CUDA, STEPPED = "cpu", "cuda", "cuda stepped on the host"
 # Where there is no device, tests are not generated for it.
@@ -40,7 +40,7 @@ def choose_operators(monkeypatch: pytest.MonkeyPatch, operators: Any) -> None:
         operators: of CUDA kernels, stepped or carried.
     """
     monkeypatch.setattr(fused, "operators", operators)
-    monkeypatch.setattr(fused, "_regions", lambda *arguments, **named: None)
+    monkeypatch.setattr(region, "by_kernels", lambda *arguments, **named: None)
 
 
 class Carried:

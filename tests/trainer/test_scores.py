@@ -67,20 +67,23 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
     logits, target = scene()
     leaf = logits.double().requires_grad_()
     gradients: list[Tensor] = []
-    names = ["cross_entropy", "same_side", "other_side", "false_edge"]
+    names = ["cross_entropy", "same_side", "other_side", "false_edge", "region"]
     without: list[dict[str, float]] = [{"edge_weight": 0.0}, {"other_side_weight": 0.0}, {}]
-    for change in [*({"false_edge_weight": 0.0} | change for change in without), {}]:  # each loss has one term more
+    without = [*({"false_edge_weight": 0.0} | change for change in without), {}]
+    for change in [*({"region_weight": 0.0} | change for change in without), {}]:  # each loss has one term more
         loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
         gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
-    norms = [float(gradient.norm()) for gradient in gradients]
+    norms = {name: float(gradient.norm()) for name, gradient in zip(names, gradients, strict=True)}
+    if "false_edge_weight" not in options:
+        assert norms.pop("false_edge") < 1e-15
     found = gradient_shares(EdgeAwareLoss(ignore_index=VOID, **options), logits, target)
-    assert list(found) == names[: 3 + ("false_edge_weight" in options)]
-    assert list(found.values()) == pytest.approx([norm / sum(norms) for norm in norms[: len(found)]], rel=1e-4)
+    assert list(found) == list(norms)
+    assert found == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)
 
 
 def test_shares_of_terms_without_a_gradient() -> None:
     logits, target = scene()
-    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0), logits, target)
+    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0, region_weight=0.0), logits, target)
     assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
     nothing = gradient_shares(EdgeAwareLoss(ignore_index=VOID), logits, torch.full_like(target, VOID))
     assert set(nothing.values()) == {0.0}

@@ -79,7 +79,7 @@ def test_false_edges_count_in_training_and_validation(tmp_path: Path) -> None:
 def test_edges_of_a_validation_set_count_by_their_class_weights() -> None:
     training, _, [(names, images, labels)] = small_training()
     labels[0] *= 2  # the images have edges of other classes
-    criterion = stateless_loss(edge_class_weight=torch.tensor([1.0, 0.1, 5.0]))
+    criterion = stateless_loss(edge_class_weight=torch.tensor([1.0, 0.1, 5.0]), region_weight=0.5)
     with torch.no_grad():
         loss, terms = criterion(training.network.eval()(images), labels, return_terms=True)
     del terms["false_edge"]

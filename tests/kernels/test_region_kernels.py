@@ -160,8 +160,9 @@ def test_operators_match_their_registration(dtype: torch.dtype, size: tuple[int,
 def test_values_and_state_of_the_operator() -> None:
     x, y = scene((10, 13), 3)
     y[0][y[0] == 2] = 1
-    value, valid, slope, has_class = torch.ops.edgeloss.region(x, y, 255)
-    assert torch.equal(valid, (y != 255).sum((1, 2)).double())
+    value, counts, slope, has_class = torch.ops.edgeloss.region(x, y, 255)
+    assert counts.dtype == torch.float64
+    assert counts.tolist() == [[int((labels == c).sum()) for c in range(3)] for labels in y]
     assert has_class.tolist() == [1, 1, 0, 1, 1, 1]
     assert slope.shape == (2 * 3 * 4 * 5,)
     expected = torch.cat([results(x[b : b + 1], y[b : b + 1], backend="reference")[0].view(1) for b in range(2)])
@@ -169,7 +170,7 @@ def test_values_and_state_of_the_operator() -> None:
     gradient = torch.ones_like(x)
     weight = torch.tensor([1.0, -3.0], dtype=torch.float64)
     torch.ops.edgeloss.region_backward(gradient, weight, x, y, slope, has_class, 255)
-    of_image = results(x, y, backend="reference", reduction="sum")[1] / valid.view(2, 1, 1, 1)
+    of_image = results(x, y, backend="reference", reduction="sum")[1] / counts.sum(1).view(2, 1, 1, 1)
     torch.testing.assert_close(gradient, 1 + weight.view(2, 1, 1, 1) * of_image)  # it adds
 
 

@@ -227,8 +227,9 @@ def test_labels_of_several_classes_are_images_of_one_logit(backend: str) -> None
     expected = alone(x.flatten(0, 1)[:, None], y.flatten(0, 1), backend=backend)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient(value, x), gradient(expected, x))
-    weight = torch.rand(3).double()
-    w = (weight[:, None, None] * (y != VOID)).flatten(0, 1).flatten(1).sum(1)
+    weight = torch.rand(3, 2).double()  # of each label of a class
+    of_pixels = torch.where(y == 1, weight[:, 1, None, None], weight[:, 0, None, None]) * (y != VOID)
+    w = of_pixels.flatten(0, 1).flatten(1).sum(1)
     regions = torch.tensor(by_loops(x.flatten(0, 1)[:, None], y.flatten(0, 1))).double()
     value = alone(x, y, multilabel=True, weight=weight, reduction="sum", backend=backend)
     torch.testing.assert_close(value, w @ regions, rtol=1e-9, atol=0)

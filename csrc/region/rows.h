@@ -51,7 +51,7 @@ struct RegionCall {
   void leave_out(int64_t row, int32_t* label) const {
     if ((g.is_volume && !has_average(0, row / g.height)) || !has_average(1, row % g.height)) {
       std::fill_n(label, g.width, int32_t(kIgnored));
-    } else if (!has_average(2, g.width - 1)) {
+    } else if (g.width > 0 && !has_average(2, g.width - 1)) {
       label[g.width - 1] = kIgnored;
     }
   }

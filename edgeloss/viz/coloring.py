@@ -111,7 +111,8 @@ def color_map(
         measured = image[inside]
         mean = np.sum(measured / max(measured.size, 1))  # dividing first keeps the sum from overflowing
         line = f"mean {mean:.3g} · max {measured.max():.3g}" if measured.size else "nothing to measure"
-        stats.append(f"{line} · {failed} not finite" if failed else line)
+        many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
+        stats.append(f"{line} · {many} not finite" if failed else line)
     if log:
         values = np.log10(np.maximum(values, np.nextafter(0, 1)))  # finite at 0, which is drawn black
     norm, extend = _norm(values[counted & finite & ~nothing], log)

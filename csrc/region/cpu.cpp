@@ -32,7 +32,8 @@ struct LabelReader {
       vectorized([=, from = data + image * g.pixels + row * g.width, n = g.width]() EDGELOSS_LOOP {
         for (int64_t i = 0; i < n; ++i) {
           const K k = static_cast<K>(from[i]);
-          label[i] = (k != ignored) & (k >= 0) & (k < classes) ? static_cast<int32_t>(k) : int32_t(kIgnored);
+          const bool is_class = (k != ignored) & (k >= 0) & (k < classes);
+          label[i] = is_class ? static_cast<int32_t>(k) : int32_t(kIgnored);
         }
       });
     });

@@ -31,7 +31,7 @@ import progress
 SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
 # As a sanitizer reports and ends the process; Python itself leaks at its end.
 SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-NUMERICAL = ["test_ops.py", "test_upsample.py", "test_neighbor_nll.py"]
+NUMERICAL = ["test_ops.py", "test_upsample.py", "test_neighbor_nll.py", "test_region_kernels.py"]
 TARGET_TESTS = [*(f"tests/kernels/{name}" for name in NUMERICAL), "tests/loss/test_numerics.py"]
 TARGET_TESTS += ["-k", "not cuda and not [reference and not compile and not one_graph"]
 SANITIZED_TESTS = ["tests/kernels", "tests/loss/test_numerics.py", "tests/loss/test_properties.py"]

@@ -63,4 +63,4 @@ def test_example() -> None:
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"2 processes, step 30: loss (\S+)\n", done.stdout)
     assert found is not None, done.stdout
-    assert float(found[1]) < 0.05
+    assert float(found[1]) < 0.6  # it begins at about 4, and the region term does not reach 0

@@ -12,7 +12,7 @@ The residual scatter of the best linear estimate of y by q is M = Σ_yy - Σ_yq�
     R = Σ_c 1/(2d) · (log det M - d log a) ≥ 0
 
 which is 0 for a class that the image does not have. R is the entropy of y given q, of normal distributions, up to a
-constant: the less, the more mutual information. A single logit stands for two classes, with the same term each. An
+constant: the less, the more mutual information. A single logit has the term of class 1 alone. An
 image that is less than three averages wide along some axis has no regions, and R = 0.
 
 log det M is read off the Cholesky factor of the joint matrix [[Σ_qq, Σ_qy], [Σ_yq, Σ_yy]], whose last d rows are that
@@ -108,7 +108,7 @@ def region_values(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(joint @ joint.mT + noise)
     log_det = 2 * factor.diagonal(dim1=-2, dim2=-1)[..., d:].log().sum(-1)
     value = ((log_det - d * math.log(NOISE)) / (2 * d)).masked_fill(failed > 0, math.nan)  # of nan logits
-    sums: Tensor = value.sum(1) * (2 if classes == 1 else 1)
+    sums: Tensor = value.sum(1)
     return sums.to(x.device, wide)
 
 

@@ -172,13 +172,12 @@ void find_terms(const RegionCall& call, const uint8_t* has_class, A* q, const ui
                      [share = call.share_of_pixel()](uint8_t pixels) { return share * pixels; });
       probability.find_rows(call.grid);
       label.find_rows(call.grid);
-      const double factor = call.classes_of_channel() * call.share_of_pixel();
+      const double factor = call.share_of_pixel();
       RegionTerm term(call.grid, probability, label);
       vectorized([&term, factor, task, terms, slope = q + task * n]() EDGELOSS_LOOP {
         terms[task] = term.value();
         term.gradient(factor, slope);
       });
-      terms[task] *= call.classes_of_channel();
     }
   });
 }

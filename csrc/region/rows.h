@@ -26,8 +26,6 @@ struct RegionCall {
   int64_t class_of_channel(int64_t c) const { return g.logits == 1 ? 1 : c; }
   // Of the averages: the pixels outside the image count as 0.
   double share_of_pixel() const { return 1.0 / static_cast<double>(kPool * kPool * (g.is_volume ? kPool : 1)); }
-  // One logit stands for two classes, with the same term each.
-  double classes_of_channel() const { return g.logits == 1 ? 2.0 : 1.0; }
   int64_t bands() const { return grid.size[0] * grid.size[1]; }
 
   // The pixels that no average has, the last ones along an axis whose size kPool divides, belong to the last band all

@@ -105,4 +105,4 @@ def region(x: Any, y: Any, *, ignore_index: int = -100) -> float:
         explained = of_both.T @ np.linalg.inv(of_q.T @ of_q + noise * np.eye(d)) @ of_both
         residual = of_y.T @ of_y + noise * np.eye(d) - explained
         total += (np.linalg.slogdet(residual)[1] - d * math.log(noise)) / (2 * d)
-    return total if classes > 1 else 2 * total
+    return total

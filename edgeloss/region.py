@@ -12,8 +12,8 @@ The residual scatter of the best linear estimate of y by q is M = Σ_yy - Σ_yq�
     R = Σ_c 1/(2d) · (log det M - d log a) ≥ 0
 
 which is 0 for a class that the image does not have. R is the entropy of y given q, of normal distributions, up to a
-constant: the less, the more mutual information. A single logit has the term of class 1 alone. An
-image that is less than three averages wide along some axis has no regions, and R = 0.
+constant: the less, the more mutual information. A single logit has the term of class 1 alone. An image that is less
+than three averages wide along some axis has no regions, and R = 0.
 
 log det M is read off the Cholesky factor of the joint matrix [[Σ_qq, Σ_qy], [Σ_yq, Σ_yy]], whose last d rows are that
 of M; the subtraction would lose it where q explains nearly all of y.

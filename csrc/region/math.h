@@ -81,8 +81,7 @@ EDGELOSS_INLINE void for_each_run(const RegionGrid& g, int axis, const F& body) 
   }
 }
 
-// ------------------------------------------------------------------------------------------------- the scatter
-// matrices
+// ------------------------------------------------------------------------------------------------ the scatter matrices
 
 // Σ of a(x) b(x + shift) over some rows, for each shift: over what is between the ends, and of each end.
 class ShiftSums {
@@ -219,8 +218,7 @@ inline void solve_upper(const double* m, int64_t n, int64_t step, double* v) {
   }
 }
 
-// --------------------------------------------------------------------------------------------------------- the
-// gradient
+// -------------------------------------------------------------------------------------------------------- the gradient
 
 // The derivative of the term by an average q, as weights of the averages q and y around it, and a constant.
 struct RegionFilter {
@@ -235,16 +233,16 @@ struct RegionFilter {
 class RegionTerm {
  public:
   RegionTerm(const RegionGrid& grid, const Averages& probability, const Averages& label)
-      : g(grid), q(probability), y(label), d(grid.offsets), means(2 * d), joint(4 * d * d) {}
+      : g(grid), probability_(probability), label_(label), d(grid.offsets), means(2 * d), joint(4 * d * d) {}
 
   // The term, 0 where the labels are explained.
   EDGELOSS_INLINE double value() {
-    find_means(g, q, means.data());
-    find_means(g, y, means.data() + d);
+    find_means(g, probability_, means.data());
+    find_means(g, label_, means.data() + d);
     double* const of_q = joint.data();
-    add_scatter(g, q, q, of_q, 2 * d);
-    add_scatter(g, q, y, of_q + d, 2 * d);
-    add_scatter(g, y, y, of_q + d * 2 * d + d, 2 * d);
+    add_scatter(g, probability_, probability_, of_q, 2 * d);
+    add_scatter(g, probability_, label_, of_q + d, 2 * d);
+    add_scatter(g, label_, label_, of_q + d * 2 * d + d, 2 * d);
     const double regions = static_cast<double>(g.regions);
     for (int64_t i = 0; i < 2 * d; ++i) {
       for (int64_t j = i; j < 2 * d; ++j) {
@@ -283,7 +281,7 @@ class RegionTerm {
 
  private:
   const RegionGrid& g;
-  const Averages &q, &y;
+  const Averages &probability_, &label_;  // q and y
   int64_t d;
   std::vector<double> means;       // of q at each offset, then of y
   std::vector<double> joint;       // [2d, 2d], its scatter, then the Cholesky factor
@@ -349,13 +347,13 @@ class RegionTerm {
       for_each_row_around(z, row, [&](int64_t number, int64_t at) EDGELOSS_LOOP {
         const int64_t start = number * width + x;
         for (int64_t dx = -kEnds; dx <= kEnds; ++dx) {
-          load(q.values.data() + start + dx, part);
+          load(probability_.values.data() + start + dx, part);
           sum += filter.q[at + dx] * part;
         }
-        const Averages::Range& range = y.rows[number];
+        const Averages::Range& range = label_.rows[number];
         if (x + kDoubles + kEnds <= range.begin || range.end <= x - kEnds) return;
         for (int64_t dx = -kEnds; dx <= kEnds; ++dx) {
-          load(y.values.data() + start + dx, part);
+          load(label_.values.data() + start + dx, part);
           sum += filter.y[at + dx] * part;
         }
       });
@@ -370,9 +368,9 @@ class RegionTerm {
     for (int64_t lane = 0; lane < kLanes; ++lane) sum[lane] = filters[lane].constant;
     for_each_row_around(z, row, [&](int64_t number, int64_t at) EDGELOSS_LOOP {
       for (int64_t dx = -kEnds; dx <= kEnds; ++dx) {
-        const double *of_q = q.ends_of(number, dx), *of_y = y.ends_of(number, dx);
+        const double *q = probability_.ends_of(number, dx), *y = label_.ends_of(number, dx);
         for (int64_t lane = 0; lane < kLanes; ++lane) {
-          sum[lane] += filters[lane].q[at + dx] * of_q[lane] + filters[lane].y[at + dx] * of_y[lane];
+          sum[lane] += filters[lane].q[at + dx] * q[lane] + filters[lane].y[at + dx] * y[lane];
         }
       }
     });

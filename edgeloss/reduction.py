@@ -379,6 +379,11 @@ def region_factors(regions: Regions, denominators: Tensor) -> Tensor:
     return (regions.weight / denominators[0]).nan_to_num_(nan=0.0, posinf=0.0).to(regions.value.dtype)
 
 
+def mean_of_regions(regions: Regions, denominators: Tensor) -> Tensor:
+    """Return the region term before ``region_weight``, 0-d; arguments as :func:`region_factors`."""
+    return torch.dot(regions.value, region_factors(regions, denominators))
+
+
 def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: Regions | None) -> Terms:
     """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``, 0-d each.
 
@@ -393,13 +398,9 @@ def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: R
         "other_side": other_side,
         "edge": _edge_term(other_side, same_side, options),
         "false_edge": false_edge,
-        "region": torch.zeros_like(w) if regions is None else _mean_of_regions(regions, denominators),
+        "region": torch.zeros_like(w) if regions is None else mean_of_regions(regions, denominators).detach(),
         "edge_fraction": sums[SumRow.EDGES] / sums[SumRow.VALID].clamp(min=1),
     }
-
-
-def _mean_of_regions(regions: Regions, denominators: Tensor) -> Tensor:
-    return torch.dot(regions.value.detach(), region_factors(regions, denominators))
 
 
 # ---------------------------------------------------------------------------------------------------- the terms as maps

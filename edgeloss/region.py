@@ -150,9 +150,8 @@ def by_kernels(inputs: Inputs, logits: Tensor, label: Tensor, *, has_state: bool
 
 def _interpolated(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
     """Return what :func:`region_values` does, of logits that are interpolated first."""
-    value: Tensor = torch.ops.edgeloss.region(at_label_resolution(x, valid), torch.where(valid, y, NO_CLASS), NO_CLASS)[
-        0
-    ]
+    label = torch.where(valid, y, NO_CLASS)
+    value: Tensor = torch.ops.edgeloss.region(at_label_resolution(x, valid), label, NO_CLASS)[0]
     return value
 
 

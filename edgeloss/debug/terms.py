@@ -71,8 +71,7 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
             values = values if pixel_weight is None else values * pixel_weight
             losses[name] = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
     if options.region_weight:
-        regions = region.evaluate(inputs, options, None)
-        losses["region"] = torch.dot(regions.value, reduction.region_factors(regions, denominators))
+        losses["region"] = reduction.mean_of_regions(region.evaluate(inputs, options, None), denominators)
     return losses
 
 

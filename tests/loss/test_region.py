@@ -312,7 +312,7 @@ def test_value_and_gradient_are_finite(kind: str, classes: int, backend: str) ->
     assert (value == 0) == (kind == "no label")
     assert value >= 0
     if kind == "right":  # M ≤ 2a: as much as its noise leaves open
-        assert value <= max(2, classes) * math.log(2) / 2
+        assert value <= classes * math.log(2) / 2
 
 
 @by_backend

@@ -220,11 +220,11 @@ def _evaluate(
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
     evaluate = reference.evaluate if reason else fused.evaluate
     false_edges = edges and options.false_edge_weight > 0
+    regions = None
+    if options.region_weight > 0:
+        inputs, regions = region.evaluate(inputs, options)
     evaluation = evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
-    # After the terms of the pixels, which check the labels.
-    if options.region_weight == 0:
-        return evaluation, None
-    return evaluation, region.evaluate(inputs, options, evaluation.regions, has_kernels=not reason)
+    return evaluation, regions
 
 
 def _check_distance(inputs: Inputs, options: Options) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss import library, region
+from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, TermMaps, weighted_sum
@@ -113,13 +113,7 @@ def evaluate(
             differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None, None, None)  # type: ignore[no-untyped-call]
             outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
     terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
-    regions = None
-    if options.region_weight > 0 and logits.is_cpu and logits.shape[2:] == target.shape[1:]:
-        has_state = weigh is not None and options.reduction != "none"
-        regions = region.by_kernels(inputs, given.logits, outputs.saved.label, has_state=has_state)
-    return Evaluation(
-        outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh, regions
-    )
+    return Evaluation(outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh)
 
 
 def _counts(edge_counts: Tensor, inputs: Inputs) -> Tensor:
@@ -500,4 +494,3 @@ def register(namespace: str, compiled: Any, device: str | None = None) -> None: 
 
 if not library.MISSING:
     register("edgeloss", importlib.import_module("edgeloss._C"))
-    region.register()

@@ -185,7 +185,7 @@ class EdgeAwareLoss(nn.Module):
         same_side_weight: float = 1.0,
         false_edge_weight: float = 0.0,
         edge_focus: float = 8.0,
-        region_weight: float = 0.25,
+        region_weight: float = 3.0,
         radius: int | Sequence[int] = 1,
         power: float = 0.0,
         decay: float | None = None,

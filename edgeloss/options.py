@@ -238,9 +238,10 @@ class Options:
         ),
     )
     region_weight: float = field(
-        default=0.25,
+        default=3.0,
         metadata=_about(
-            "Weight of the region term, ≥ 0: what the prediction of small regions leaves open about their labels.",
+            "Weight of the region term, ≥ 0: the share of what the labels say about small regions that the prediction"
+            " leaves open.",
             _check_weight,
         ),
     )

@@ -428,7 +428,8 @@ def total_map(
     off_edges = off_edges if v is None else off_edges * v
     if regions is not None:
         y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
-        value = (options.region_weight * regions.value).view(-1, *[1] * (y.dim() - 1))
+        of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
+        value = of_image.view(-1, *[1] * (y.dim() - 1))
         off_edges = off_edges + value * weights_of_pixels(y, valid, inputs)
     return off_edges + (edge if vu is None else edge * vu)
 

@@ -1,183 +1,228 @@
-r"""The region term: what the prediction of small regions leaves open about their labels, for each image.
+r"""The region term: the share of what the labels say about small regions that a linear map of the prediction leaves open.
 
 Symbols: logits x [B, C, *S], labels y [B, *S]. For a class c of an image,
 
-* q: the sigmoid of x(c), and y: 1 where the label is c, else 0; both 0 on ignored pixels, and averaged over ``POOL``
-  pixels per axis.
-* a *region* is ``SIDE`` such averages per axis, a vector of d = 9, or 27 in 3-D; Σ_qq, Σ_qy and Σ_yy are the scatter
-  matrices of the regions of q and y over the whole image, with a = ``NOISE`` on the diagonals of Σ_qq and Σ_yy.
+* q: the softmax probability of c, and z: 1 where the label is c, else 0; both 0 on ignored pixels, and averaged over
+  ``POOL`` pixels per axis. r = z - q is what is computed: it has full precision where q is near z.
+* a *region* is ``SIDE`` such averages per axis, a vector of d = 9, or 27 in 3-D; Z, Q and R = Z - Q have the centered
+  regions of the image as their columns.
+* a = ``NOISE``, and a_q = a · max(1, tr QQᵀ / tr ZZᵀ).
 
-The residual scatter of the best linear estimate of y by q is M = Σ_yy - Σ_yqΣ_qq⁻¹Σ_qy, and
+With h(A) = ½ (log det A - d log a) and Σ_zz = ZZᵀ + aI,
 
-    R = Σ_c 1/(2d) · (log det M - d log a) ≥ 0
+    H = h(Σ_zz)                                                           what the labels say about their regions
+    U = h(Σ_zz - ZQᵀ (QQᵀ + a_q I)⁻¹ QZᵀ)                                 what of it the prediction leaves open
+    f = h(2aI - a² Σ_zz⁻¹) = h(2ZZᵀ + aI) - H                             what the labels themselves leave open
 
-which is 0 for a class that the image does not have. R is the entropy of y given q, of normal distributions, up to a
-constant: the less, the more mutual information. A single logit has the term of class 1 alone. An image that is less
-than three averages wide along some axis has no regions, and R = 0.
+and the term of the class is (U - f) / (H - f). The term of an image is the mean over its classes that have one; of two
+classes, or one logit, class 1 alone has one. It is 0 for an image without any, such as one of a single class.
 
-log det M is read off the Cholesky factor of the joint matrix [[Σ_qq, Σ_qy], [Σ_yq, Σ_yy]], whose last d rows are that
-of M; the subtraction would lose it where q explains nearly all of y.
+U is read off the Cholesky factor of the joint scatter matrix of q and r, whose last d rows are those of the residual:
 
-Source: Zhao et al., "Region Mutual Information Loss for Semantic Segmentation", NeurIPS 2019. The constant, which makes
-R ≥ 0, volumes and single logits are our own.
+    [ QQᵀ + a_q I    QRᵀ - a_q I       ]
+    [ RQᵀ - a_q I    RRᵀ + (a + a_q) I ]
+
+Source: after Zhao et al., "Region Mutual Information Loss for Semantic Segmentation", NeurIPS 2019. Softmax
+probabilities, the division by H - f, the noise a_q, volumes and single logits are our own.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils.checkpoint import checkpoint
 
-from edgeloss.inputs import Inputs, labels, result_dtype, widest
+from edgeloss.inputs import Inputs, labels, widest
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options
 from edgeloss.reduction import Regions, weights_of_pixels
-from edgeloss.reference import at_label_resolution
+from edgeloss.reference import readable_logits
 
 POOL = 3  # pixels per axis that are averaged
 SIDE = 3  # averages per axis of a region
-NOISE = 5e-4  # a: what is added to the diagonals of the scatter matrices
-NO_CLASS = -1  # the label that the kernels keep of a pixel that does not count
+NOISE = 5e-4  # a
+LEAST_KNOWN = 0.1  # H - f is 0, or at least 0.96 (0.20 in 3-D): docs/loss.md derives it
+PART = 2**22  # values that are computed at once: small images together, large ones one after another
 
 
-def evaluate(inputs: Inputs, options: Options, found: Regions | None, *, has_kernels: bool = False) -> Regions:
-    """Return the region term of each image.
+def evaluate(inputs: Inputs, options: Options) -> tuple[Inputs, Regions]:
+    """Return the inputs of the other terms and the region term of each image.
 
-    Args:
-        inputs: the checked tensors; labels that are no class count as ignored.
-        options: of the call.
-        found: what the backend has of an :class:`edgeloss.reduction.Evaluation`.
-        has_kernels: whether the fused kernels serve the call.
+    Labels that are no class count as ignored. The logits of the inputs may be a view, by which the region term adds its
+    gradient to that of the other terms in its place.
     """
-    if found is not None and inputs.pixel_weight is None:
-        return found
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
-    weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1)
-    if found is not None:
-        return found._replace(weight=weight)
-    return Regions(
-        _values(inputs.logits, y, valid, _interpolated if has_kernels and y.is_cpu else region_values), weight
-    )
+    weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1).view(-1, inputs.tables).sum(1)
+    given = inputs.logits, y, valid, inputs.tables
+    if torch.compiler.is_compiling():
+        return inputs, Regions(region_values(*given), weight)
+    logits, value = _logits_and_values(*given)
+    return replace(inputs, logits=logits), Regions(value, weight)
 
 
-def _values(logits: Tensor, y: Tensor, valid: Tensor, of_image: Callable[..., Tensor]) -> Tensor:
-    """Return R of each image, [B], one image after another, so that the memory is that of one."""
-    if torch.compiler.is_compiling() or not len(logits):
-        return region_values(logits, y, valid)
-    # Transforms do not know checkpoints.
-    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    parts = []
-    is_kept = is_transformed or not logits.requires_grad
-    for b in range(len(logits)):
-        image = logits[b : b + 1], y[b : b + 1], valid[b : b + 1]
-        if is_kept:
-            parts.append(of_image(*image))
-        else:
-            parts.append(checkpoint(of_image, *image, use_reentrant=False, preserve_rng_state=False))
-    return torch.cat(parts)
-
-
-@opaque_to_compilers(lambda x, *_: x.new_empty(len(x), dtype=widest(x.device)))
-def region_values(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
-    """Return R of each image, [B].
+@opaque_to_compilers(lambda x, y, valid, tables: x.new_empty(len(y) // tables, dtype=widest(y.device)))
+def region_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> Tensor:
+    """Return the term of each image, [B].
 
     Args:
-        x: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
-        y: [B, *S] int64.
-        valid: [B, *S] bool.
+        x: [B · tables, C, *S'] of any floating dtype; S' may be of lower resolution than S.
+        y: [B · tables, *S] int64.
+        valid: [B · tables, *S] bool.
+        tables: the number of binary images, one after another, that are the classes of one image.
     """
-    dims, classes, wide = y.dim() - 1, x.shape[1], widest(y.device)
-    x = at_label_resolution(x, valid)
+    return _logits_and_values(x, y, valid, tables)[1]
+
+
+def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tuple[Tensor, Tensor]:
+    wide = widest(y.device)
     if any((size - 1) // POOL + 1 < SIDE for size in y.shape[1:]) or not len(y):
-        return x.flatten(1)[:, :0].sum(1).to(wide)
-    of_class = torch.arange(classes, device=y.device) if classes > 1 else torch.ones(1, device=y.device)
-    is_class = (y[:, None] == of_class.view(-1, *[1] * dims)) & valid[:, None]
-    # Select before any arithmetic: nan or inf logits of ignored pixels, or of a class that an image does not have, must
-    # not reach the value or the gradient.
-    is_read = valid[:, None] & is_class.flatten(2).any(2).view(*is_class.shape[:2], *[1] * dims)
-    q = torch.where(is_read, x, 0.0).sigmoid() * is_read
-    joint = torch.cat([_regions(q), _regions(is_class.to(x.dtype))], 2)
-    d = joint.shape[2] // 2
-    noise = NOISE * torch.eye(2 * d, dtype=joint.dtype, device=joint.device)
-    factor, failed = torch.linalg.cholesky_ex(joint @ joint.mT + noise)
-    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1)[..., d:].log().sum(-1)
-    value = ((log_det - d * math.log(NOISE)) / (2 * d)).masked_fill(failed > 0, math.nan)  # of nan logits
-    sums: Tensor = value.sum(1)
-    return sums.to(x.device, wide)
+        return x, x.flatten(1)[:, :0].sum(1).view(-1, tables).sum(1).to(wide)
+    classes, dims = max(2, x.shape[1]), y.dim() - 1
+    home = y.device if wide == torch.float64 else torch.device("cpu")  # of sums that float32 would lose
+    has_both, z = _label_averages(y, valid, classes)
+    z, shape = z.to(home).flatten(0, 1), z.shape[:2]
+    _, zz = _by_parts(_scatter, 2 * SIDE**dims * z[0].numel(), z)
+    noise = NOISE * torch.eye(SIDE**dims, dtype=zz.dtype, device=home)
+    known, doubled = (_entropy(k * zz + noise, SIDE**dims).unflatten(0, shape) for k in (1, 2))  # H and H + f
+    has_term = has_both.to(home) & (2 * known - doubled > LEAST_KNOWN)
+    # Select before any arithmetic: nan or inf logits of ignored pixels, or of images without a term, must not reach the
+    # value or the gradient.
+    is_read = valid & has_term.any(1).to(y.device).view(-1, *[1] * dims)
+    x, r = _by_parts(_residual_averages, classes * y[0].numel(), x, y, is_read)
+    _, joint = _by_parts(_joint_scatter, 2 * SIDE**dims * z[0].numel(), r.to(home).flatten(0, 1), z)
+    contrast = _trace(joint[:, : SIDE**dims, : SIDE**dims]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
+    of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
+    joint = joint + contrast.clamp(min=1.0).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
+    left = _entropy(joint, SIDE**dims).unflatten(0, shape)
+    share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, 2 * known - doubled, 1.0), 0.0)
+    total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))
+    return x, (total / terms.clamp(min=1)).to(y.device, wide)
 
 
-def _regions(x: Tensor) -> Tensor:
-    """Return the centered regions of maps [B, C, *S]: [B, C, d, number of regions]."""
-    pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
-    x = pool(x, POOL, stride=POOL, padding=POOL // 2)
-    # The noise is lost in the sums of float32.
-    x = x.double() if widest(x.device) == torch.float64 else x.cpu().double()
-    windows = x
-    for axis in range(2, x.dim()):
-        windows = windows.unfold(axis, SIDE, 1)
-    values = windows.flatten(x.dim()).movedim(-1, 2).flatten(3)
-    return values - values.mean(-1, keepdim=True)
+# ------------------------------------------------------------------------------------------------------- part by part
 
 
-# --------------------------------------------------------------------------------------------------- the fused kernels
+def _by_parts(function: Callable[..., Tensor], size: int, x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x, or a view of it, and what the function returns, with a row for each of x, a part of the rows at a time.
 
-
-def by_kernels(inputs: Inputs, logits: Tensor, label: Tensor, *, has_state: bool) -> Regions:
-    """Return the region term; the weights of the images are without ``pixel_weight``.
+    Of several parts, the backward pass computes each again, so that its memory is that of one, and adds their gradients
+    to that of the view.
 
     Args:
-        inputs: of the call.
-        logits: its logits, evenly spaced.
-        label: [B, *S] as large as the logits, the class of each pixel, -1 where it does not count.
-        has_state: whether the backward pass of the other terms adds its gradient.
+        function: of x and the others; differentiable by x.
+        size: the number of values that it computes per row.
+        x: [M, ...].
+        *others: [M, ...] each.
     """
-    if has_state:
-        with torch._C._AutoDispatchBelowAutograd():
-            value, counts, *state = torch.ops.edgeloss.region.default(logits, label, NO_CLASS)
-    else:  # the operator has its own derivative
-        value, counts, *state = torch.ops.edgeloss.region(logits, label, NO_CLASS)
-    if inputs.weight is not None:
-        weight = inputs.weight.to(counts.dtype).view(inputs.tables, -1)
-        counts = (counts.view(-1, *weight.shape) * weight).flatten(0, 1)
-    return Regions(value, counts.sum(1), (state[0], state[1]) if has_state else None)
+    rows = max(1, PART // size)
+    if rows >= len(x):
+        return x, function(x, *others)
+    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if x.requires_grad and torch.is_grad_enabled() and not is_transformed:
+        return cast("tuple[Tensor, Tensor]", _ByParts.apply(function, rows, x, *others))  # type: ignore[no-untyped-call]
+    return x, torch.cat([function(*part) for part in _parts(rows, x, *others)])
 
 
-def _interpolated(x: Tensor, y: Tensor, valid: Tensor) -> Tensor:
-    """Return what :func:`region_values` does, of logits that are interpolated first."""
-    label = torch.where(valid, y, NO_CLASS)
-    value: Tensor = torch.ops.edgeloss.region(at_label_resolution(x, valid), label, NO_CLASS)[0]
-    return value
+def _parts(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
-def _fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
-    batch, classes, *size = logits.shape
-    averages = math.prod((length + POOL - 1) // POOL for length in size)
-    value = logits.new_empty(batch, dtype=torch.float64)
-    slope = logits.new_empty(batch * classes * averages, dtype=result_dtype(logits))
-    counts = value.new_empty((batch, max(2, classes)))
-    return value, counts, slope, logits.new_empty(batch * classes, dtype=torch.uint8)
+class _ByParts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        function: Callable[..., Tensor],
+        rows: int,
+        x: Tensor,
+        *others: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, *others)
+        ctx.function, ctx.rows = function, rows
+        ctx.set_materialize_grads(False)
+        return x.view_as(x), torch.cat([function(*part) for part in _parts(rows, x, *others)])
+
+    @staticmethod
+    def backward(ctx: Any, of_x: Tensor | None, of_values: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        if of_values is None:
+            return None, None, of_x, *(None for _ in ctx.saved_tensors[1:])
+        x, *others = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            (gradient,) = torch.autograd.grad(ctx.function(x, *others), x, of_values, create_graph=True)
+            return None, None, gradient if of_x is None else gradient + of_x, *(None for _ in others)
+        gradient = torch.zeros_like(x) if of_x is None else of_x  # which nobody else has seen
+        for of_part, values, *part in _parts(ctx.rows, gradient, of_values, x, *others):
+            with torch.enable_grad():
+                leaf = part[0].detach().requires_grad_()
+                found = ctx.function(leaf, *part[1:])
+            of_part += torch.autograd.grad(found, leaf, values)[0]
+        return None, None, gradient, *(None for _ in others)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    logits, target, ctx.ignore_index = inputs
-    ctx.save_for_backward(logits, target, *output[2:])
+# --------------------------------------------------------------------------------------------------- one after another
 
 
-def _backward(ctx: Any, grad: Tensor, *of_state: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    logits, *others = ctx.saved_tensors
-    gradient = torch.zeros_like(logits)
-    torch.ops.edgeloss.region_backward(gradient, grad.contiguous(), logits, *others, ctx.ignore_index)
-    return gradient, None, None
+def _label_averages(y: Tensor, valid: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return whether an image has pixels of a class and of others, [B, K], and the sums of z under its averages."""
+    parts = []
+    for part, counted in zip(
+        *(values.split(1 + PART // (classes * y[0].numel())) for values in (y, valid)), strict=True
+    ):
+        is_class = (part[:, None] == _classes(classes, y)[int(classes == 2) :]) & counted[:, None]
+        count = is_class.flatten(2).sum(2)
+        parts.append(((count > 0) & (count < counted.flatten(1).sum(1, keepdim=True)), _sums(is_class.float())))
+    has_both, z = zip(*parts, strict=True)
+    return torch.cat(has_both), torch.cat(z)
 
 
-def register() -> None:
-    """Register shapes and derivatives of the operators."""
-    torch.library.register_fake("edgeloss::region", _fake)
-    torch.library.register_autograd("edgeloss::region", _backward, setup_context=_setup_context)
-    torch.library.register_fake("edgeloss::region_backward", lambda *args: None)
+def _residual_averages(x: Tensor, y: Tensor, is_read: Tensor) -> Tensor:
+    """Return the sums of r under each average, [B, K, *A].
+
+    All comes from the odds of the classes other than the likeliest, whose share is 1 / (1 + their sum): no digit of the
+    value or of the gradient is lost where a pixel is nearly sure.
+    """
+    x = torch.where(is_read[:, None], readable_logits(x, is_read), 0.0)
+    likeliest = x.detach().argmax(1, keepdim=True)
+    odds = (x - x.gather(1, likeliest)).exp().scatter(1, likeliest, 0.0)
+    total = odds.sum(1, keepdim=True)
+    r = (y[:, None] == _classes(x.shape[1], y)).to(x.dtype) - odds / (1 + total)
+    r = r.scatter(1, likeliest, torch.where(y[:, None] == likeliest, total, -1.0) / (1 + total))
+    return _sums(torch.where(is_read[:, None], r if x.shape[1] > 2 else r[:, 1:], 0.0))
+
+
+def _classes(count: int, y: Tensor) -> Tensor:
+    return torch.arange(count, device=y.device).view(-1, *[1] * (y.dim() - 1))
+
+
+def _sums(maps: Tensor) -> Tensor:
+    pool = F.avg_pool2d if maps.dim() == 4 else F.avg_pool3d
+    return pool(maps, POOL, stride=POOL, padding=POOL // 2, divisor_override=1)
+
+
+def _joint_scatter(r: Tensor, z: Tensor) -> Tensor:
+    """Return the scatter matrices of the regions of q and r, [M, 2d, 2d], of the sums under averages [M, *A]."""
+    return _scatter(z.double() - r, r)
+
+
+def _scatter(*sums: Tensor) -> Tensor:
+    axes = [[slice(i, size - SIDE + 1 + i) for i in range(SIDE)] for size in sums[0].shape[1:]]
+    regions = torch.stack([m[:, *place] for m in sums for place in itertools.product(*axes)], 1).double().flatten(2)
+    regions = (regions - regions.mean(-1, keepdim=True)) / POOL ** len(axes)
+    return regions @ regions.mT
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _entropy(scatter: Tensor, d: int) -> Tensor:
+    """Return h of the Schur complement of the last d rows; nan for nan."""
+    factor, failed = torch.linalg.cholesky_ex(scatter)
+    value = factor.diagonal(dim1=-2, dim2=-1)[:, -d:].log().sum(-1) - d / 2 * math.log(NOISE)
+    return value.masked_fill(failed > 0, math.nan)

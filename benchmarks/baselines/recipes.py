@@ -215,7 +215,7 @@ class Module(nn.Module):
         edge_weight: float = 1.0,
         edge_focus: float = 8.0,
         false_edge_weight: float = 0.0,
-        region_weight: float = 0.25,
+        region_weight: float = 3.0,
         dice: float = 0.0,
     ) -> None:
         """Create the loss."""

@@ -75,12 +75,17 @@ def maps(
 
 
 def region(x: Any, y: Any, *, ignore_index: int = -100) -> float:
-    """Return the region term R of one image, from arrays x [C, *S] and y [*S]."""
-    classes, dims, noise = len(x), y.ndim, 5e-4
+    """Return the region term of one image, from arrays x [C, *S] and y [*S]."""
+    terms = [region_of_class(x, y, label, ignore_index) for label in (range(len(x)) if len(x) > 2 else [1])]
+    known = [term for term in terms if term is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+def region_of_class(x: Any, y: Any, label: int, ignore_index: int) -> float | None:
+    """Return (U - f) / (H - f) of one class of an image; None without a term."""
+    dims, noise = y.ndim, 5e-4
     averages = [range((size - 1) // 3 + 1) for size in y.shape]
     corners = [range(len(places) - 2) for places in averages]
-    if not all(corners):
-        return 0.0
 
     def regions(values: Any) -> Any:
         mean = np.zeros([len(places) for places in averages])
@@ -94,15 +99,23 @@ def region(x: Any, y: Any, *, ignore_index: int = -100) -> float:
         ]
         return np.array(rows) - np.mean(rows, 0)
 
-    total, d = 0.0, 3**dims
-    for c in range(classes):
-        label = c if classes > 1 else 1
-        q = np.zeros(y.shape)
-        for p in np.ndindex(y.shape):
-            q[p] = 0.0 if y[p] == ignore_index else 1 / (1 + math.exp(-x[(c, *p)]))
-        of_q, of_y = regions(q), regions((y == label).astype(float))
-        of_both = of_q.T @ of_y
-        explained = of_both.T @ np.linalg.inv(of_q.T @ of_q + noise * np.eye(d)) @ of_both
-        residual = of_y.T @ of_y + noise * np.eye(d) - explained
-        total += (np.linalg.slogdet(residual)[1] - d * math.log(noise)) / (2 * d)
-    return total
+    def entropy(matrix: Any) -> float:
+        return float(np.linalg.slogdet(matrix)[1] - d * math.log(noise)) / 2
+
+    q, z, d = np.zeros(y.shape), np.zeros(y.shape), 3**dims
+    for p in np.ndindex(y.shape):
+        if y[p] != ignore_index:
+            logits = [float(logit) for logit in x[(slice(None), *p)]]
+            logits = [0.0, *logits] if len(logits) == 1 else logits
+            q[p], z[p] = math.exp(logits[label] - logsumexp(logits)), y[p] == label
+    if not all(corners) or z.sum() in (0, (y != ignore_index).sum()):
+        return None
+    of_q, of_z = regions(q), regions(z)
+    if not of_z.any():
+        return None
+    eye = noise * np.eye(d)
+    qq, zz, zq = of_q.T @ of_q, of_z.T @ of_z + eye, of_z.T @ of_q
+    of_noise = eye * max(1.0, np.trace(qq) / np.trace(zz - eye))
+    known, left = entropy(zz), entropy(zz - zq @ np.linalg.inv(qq + of_noise) @ zq.T)
+    floor = entropy(2 * eye - noise**2 * np.linalg.inv(zz))
+    return (left - floor) / (known - floor)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from typing import Any
 
 import brute_force
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baselines.rmi import rmi
-from edgeloss import EdgeAwareLoss, backends
+from edgeloss import EdgeAwareLoss, backends, region
 from edgeloss.functional import Reduction, edge_aware_loss, loss_maps, normalizers
 
 VOID = 255
 ALONE: dict[str, Any] = {"ce_weight": 0.0, "edge_weight": 0.0, "region_weight": 1.0, "ignore_index": VOID}
-# 9 and 12 have a last pixel without an average; with 7 pixels an axis has one place of a region.
-SIZES = [(7, 10), (9, 12), (16, 8), (7, 8, 10), (9, 11, 8)]
+# 9, 12 and 15 have a last pixel without an average; with 7 pixels an axis has one place of a region.
+SIZES = [(7, 22), (12, 15), (16, 11), (7, 8, 13), (9, 11, 10)]
 BACKENDS = [
     "reference",
     pytest.param("fused", marks=pytest.mark.skipif(backends()["cpu"] != "available", reason="no fused kernels")),
@@ -54,55 +55,74 @@ def by_loops(x: Tensor, y: Tensor) -> list[float]:
 
 
 @by_backend
+@pytest.mark.parametrize("present", ["all", "some"])
 @pytest.mark.parametrize("classes", [1, 2, 4])
 @pytest.mark.parametrize("size", SIZES)
-def test_values(size: tuple[int, ...], classes: int, backend: str) -> None:
+def test_values(size: tuple[int, ...], classes: int, present: str, backend: str) -> None:
     x, y = scene(size, classes)
+    if present == "some":  # one image lacks a class, and one has a single pixel of another one
+        y[0][y[0] == classes - 1] = 0
+        y[1] = 0
+        y[(1, *(3 for _ in size))] = 1
     expected, valid = by_loops(x, y), (y != VOID).flatten(1).sum(1).tolist()
-    assert min(expected) > 0.005
+    assert max(expected) > 0.005
     mean = sum(n * r for n, r in zip(valid, expected, strict=True)) / sum(valid)
     assert alone(x, y, backend=backend).item() == pytest.approx(mean, rel=1e-9)
 
 
 @by_backend
-@pytest.mark.parametrize("classes", [1, 2])
-def test_two_regions_by_hand(classes: int, backend: str) -> None:
-    # One region above the other would be equal; the two next to each other differ by the vectors δ of q and y, and
-    # det M = a^d (1 + ½|δ_y|² / (a + ½|δ_q|²)). Rows average 2/3, 1 and 2/3 of what is in the image.
-    y = (torch.arange(10) > 4).long().expand(1, 7, 10)
-    x = torch.zeros(1, classes, 7, 10, dtype=torch.float64)
-    rows = (4 + 9 + 4) / 9
-    of_y = rows * (1 / 9 + 1)  # 0, 0, 1 and 0, 1, 2/3 by column
-    of_q = rows * (1 / 9 + 1 / 9) / 4  # 2/3, 1, 1 and 1, 1, 2/3, times 1/2
-    expected = classes * math.log(1 + of_y / 2 / (5e-4 + of_q / 2)) / 18  # of one logit that of class 1
-    assert alone(x, y, backend=backend).item() == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize("contrast", [0.5, 3.0])
+def test_two_regions_by_hand(contrast: float, backend: str) -> None:
+    # One region above the other would be equal; the two next to each other differ by the vectors δ of q and z, so that
+    # each scatter matrix has one eigenvalue ½|δ|². Rows average 2/3, 1 and 2/3 of what is in the image. The labels have
+    # one column of class 1, below the last average, and the prediction has some of the three below the one before it.
+    y = torch.zeros(1, 7, 10, dtype=torch.int64)
+    y[..., 9] = 1
+    x = torch.full((1, 1, 7, 10), -1e3, dtype=torch.float64)
+    x[..., 5:8] = math.log(contrast / 4 / (1 - contrast / 4))
+    rows, a = (4 + 9 + 4) / 9, 5e-4
+    of_z = rows * (1 / 3) ** 2 / 2  # 0, 0, 0 and 0, 0, 1/3 by column
+    of_q = rows * 2 * (contrast / 4) ** 2 / 2  # 0, 0, s and 0, s, 0
+    of_noise = a * max(1.0, of_q / of_z)
+    left, known = math.log(1 + of_z / a * of_noise / (of_q + of_noise)), math.log(1 + of_z / a)
+    floor = math.log(2 - a / (of_z + a))
+    assert (of_q > of_z) == (contrast > 1)
+    expected = (left - floor) / (known - floor)
+    assert alone(x, y, backend=backend).item() == pytest.approx(expected, rel=1e-6)
+
+
+def logits_of(y: Tensor, gap: float, classes: int) -> Tensor:
+    """Return float64 logits that are larger by ``gap`` for the label."""
+    return gap * F.one_hot(y, classes).movedim(-1, 1).double()
+
+
+def blocks(size: int, classes: int, batch: int = 1) -> Tensor:
+    """Return labels in squares of 8 × 8 pixels."""
+    y = torch.randint(classes, (batch, size // 8, size // 8))
+    return y.repeat_interleave(8, 1).repeat_interleave(8, 2)
 
 
 @by_backend
-@pytest.mark.parametrize("size", [(20, 23), (9, 10, 13)])
-def test_gradient_is_that_of_the_loss_of_the_paper(size: tuple[int, ...], backend: str) -> None:
-    x, _ = scene(size, 3)
-    y = torch.randint(3, (2, *size))  # the paper averages over images, which is the same where no pixel is ignored
-    x.requires_grad_()
-    other = rmi(x, y, ignore_index=VOID)
-    value = alone(x, y, backend=backend)
-    # It adds 1e-6 to the probabilities, but not to the zeros around the image.
-    torch.testing.assert_close(value, other - 3 / 2 * math.log(5e-4), rtol=1e-4, atol=0)
-    expected = gradient(other, x)
-    torch.testing.assert_close(gradient(value, x), expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
-
-
-@by_backend
-def test_a_class_that_an_image_lacks(backend: str) -> None:
-    x, y = scene((13, 16), 4)
-    y[0][y[0] == 2] = 1
-    x.requires_grad_()
-    found = gradient(alone(x, y, backend=backend), x)
-    assert not found[0, 2].any()
-    assert all(found[b, c].any() for b in range(2) for c in range(4) if (b, c) != (0, 2))
-    other = x.detach().clone()
-    other[0, 2] = torch.randn(13, 16)
-    assert alone(other, y, backend=backend) == alone(x, y, backend=backend)
+@pytest.mark.parametrize("classes", [2, 4, 19])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_scale_is_that_of_shares_at_any_size(size: int, classes: int, backend: str) -> None:
+    y = blocks(size, classes)
+    noise = torch.randn(1, classes, size, size, dtype=torch.float64)
+    cases = {
+        "labels": logits_of(y, 60, classes),
+        "clear": logits_of(y, 20, classes),
+        "good": logits_of(y, 3, classes) + noise,
+        "noise": noise,
+        "constant": torch.zeros_like(noise),
+        "inverted": logits_of(y, -20, classes),
+    }
+    values = {name: alone(x, y, backend=backend).item() for name, x in cases.items()}
+    assert values["labels"] == pytest.approx(0, abs=1e-6)
+    assert values["clear"] == pytest.approx(0, abs=1e-4)
+    assert 0.6 < values["good"] < 0.85
+    assert 0.99 < values["noise"] < 1
+    assert 0.99 < values["constant"] < 1  # not constant by the zeros around the image
+    assert 0.1 < values["inverted"] < 0.8  # a linear map turns it around: the term is not a measure of correctness
 
 
 @by_backend
@@ -113,9 +133,62 @@ def test_better_predictions_have_a_lower_value(backend: str) -> None:
     noise = torch.randn(right.shape, dtype=torch.float64)
     values = [alone(3 * right * share + noise, y, backend=backend).item() for share in (0, 0.3, 0.6, 1, 3, 30)]
     assert values == sorted(values, reverse=True)
-    assert values[0] > 10 * values[-1] >= 0
+    assert values[0] > 0.9
+    assert values[-1] == pytest.approx(0, abs=1e-9)
     # Labels that the logits shift by two pixels are explained less.
-    assert alone(30 * right.roll(2, 3), y, backend=backend) > 2 * alone(30 * right, y, backend=backend)
+    assert alone(30 * right.roll(2, 3), y, backend=backend) > 0.1
+
+
+@by_backend
+@pytest.mark.parametrize("shape", ["pixel", "line"])
+def test_more_contrast_than_the_labels_hides_nothing(shape: str, backend: str) -> None:
+    # A pixel or a line, of any place below the averages, drawn three pixels wide: with equal noise the term is -0.26.
+    values = []
+    for row, column in itertools.product(range(30, 33), range(21, 24)):
+        y = torch.zeros(1, 60, 50, dtype=torch.int64)
+        y[0, row if shape == "pixel" else slice(5, 50), column] = 1
+        thick = F.max_pool2d(y[:, None].double(), 3, 1, 1)
+        values += [
+            alone(torch.where(thick > 0, high, -8.0), y, backend=backend).item() for high in (-2.0, 1.0, 8.0, 30.0)
+        ]
+    assert min(values) > -1e-4
+
+
+def test_training_does_not_thicken_isolated_pixels() -> None:
+    y = torch.zeros(1, 40, 46, dtype=torch.int64)
+    for row, column in itertools.product(range(4, 36, 10), range(3, 43, 10)):
+        y[0, row, column] = 1
+    y[0, 22] = 1
+    x = (8.0 * y[:, None].double() - 4).requires_grad_()
+    optimizer = torch.optim.SGD([x], lr=0.5 * y.numel())
+    for _ in range(200):
+        optimizer.zero_grad()
+        edge_aware_loss(x, y, edge_weight=0.0, region_weight=3.0).backward()
+        optimizer.step()
+    assert ((x[:, 0] > 0) == (y == 1)).all()
+
+
+@by_backend
+@pytest.mark.parametrize("size", [(13, 16), (7, 8, 10)])
+def test_one_logit_equals_two_and_a_constant_changes_nothing(size: tuple[int, ...], backend: str) -> None:
+    x, y = scene(size, 1)
+    value = alone(x, y, backend=backend)
+    assert value > 0.001
+    two = torch.cat([torch.zeros_like(x), x], 1) + 5 * torch.randn(2, 1, *size, dtype=torch.float64)
+    torch.testing.assert_close(alone(two, y, backend=backend), value, rtol=1e-9, atol=0)
+
+
+@by_backend
+@pytest.mark.parametrize("size", [(7, 10), (10, 13), (7, 7, 10)])
+def test_a_single_pixel_has_a_whole_term_or_none(size: tuple[int, ...], backend: str) -> None:
+    x = torch.full((1, 1, *size), -1e3, dtype=torch.float64)
+    places = [place for place in np.ndindex(size) if len(size) == 2 or sum(place) % 3 == 0]
+    y = torch.zeros(len(places), *size, dtype=torch.int64)
+    for image, place in zip(y, places, strict=True):
+        image[place] = 1
+    values = alone(x.expand(len(y), *x.shape[1:]), y, backend=backend, reduction="none").flatten(1)[:, 0]
+    assert ((values - 1).abs().minimum(values.abs()) < 1e-12).all()
+    assert (values > 0.5).sum() > len(y) / 2
 
 
 @by_backend
@@ -157,7 +230,7 @@ def test_the_last_pixel_of_a_multiple_of_three_has_no_average(size: tuple[int, .
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("classes", [1, 3])
 def test_weights_and_reductions(classes: int, weighted: bool, backend: str) -> None:
-    x, y = scene((8, 10), classes, batch=3)
+    x, y = scene((16, 19), classes, batch=3)
     valid, weight, v = y != VOID, torch.ones(max(2, classes)).double(), torch.ones(y.shape).double()
     given: dict[str, Any] = {"backend": backend}
     if weighted:
@@ -218,21 +291,21 @@ def test_crops_with_the_denominators_of_the_step_add_up(backend: str) -> None:
 
 
 @by_backend
-def test_labels_of_several_classes_are_images_of_one_logit(backend: str) -> None:
-    x, _ = scene((8, 10), 3)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_classes_that_overlap_are_averaged_per_image(reduction: Reduction, backend: str) -> None:
+    x, _ = scene((16, 19), 3)
     y = torch.randint(2, x.shape)
     y[torch.rand(y.shape) < 0.1] = VOID
-    x.requires_grad_()
-    value = alone(x, y, multilabel=True, backend=backend)
-    expected = alone(x.flatten(0, 1)[:, None], y.flatten(0, 1), backend=backend)
-    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(gradient(value, x), gradient(expected, x))
+    y[0, 1] = 1  # has no term
     weight = torch.rand(3, 2).double()  # of each label of a class
     of_pixels = torch.where(y == 1, weight[:, 1, None, None], weight[:, 0, None, None]) * (y != VOID)
-    w = of_pixels.flatten(0, 1).flatten(1).sum(1)
-    regions = torch.tensor(by_loops(x.flatten(0, 1)[:, None], y.flatten(0, 1))).double()
-    value = alone(x, y, multilabel=True, weight=weight, reduction="sum", backend=backend)
-    torch.testing.assert_close(value, w @ regions, rtol=1e-9, atol=0)
+    of_class = torch.tensor(by_loops(x.flatten(0, 1)[:, None], y.flatten(0, 1)), dtype=torch.float64).view(2, 3)
+    value = of_class.sum(1) / torch.tensor([2, 3])
+    found = alone(x, y, multilabel=True, weight=weight, reduction=reduction, backend=backend)
+    expected = of_pixels * value.view(-1, 1, 1, 1)
+    if reduction != "none":
+        expected = expected.sum() / (of_pixels.sum() if reduction == "mean" else 1)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
 
 
 # -------------------------------------------------------------------------------------------------------- the gradients
@@ -249,8 +322,10 @@ def test_gradcheck(size: tuple[int, ...], classes: int, backend: str) -> None:
     )
 
 
-def test_second_derivatives_of_the_reference() -> None:
-    x, y = scene((7, 10), 2)
+@pytest.mark.parametrize("part", [1, region.PART])
+def test_second_derivatives_of_the_reference(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region, "PART", part)
+    x, y = scene((7, 13), 2)
     x.requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: alone(x, y, backend="reference"), x, fast_mode=True, atol=1e-5)
 
@@ -285,6 +360,53 @@ def test_gradients_accumulate_and_come_twice(backend: str) -> None:
     torch.testing.assert_close(x.grad, 4 * once)
 
 
+@by_backend
+@pytest.mark.parametrize("size", [(10, 13), (7, 8, 10)])
+def test_parts_have_the_same_values_and_gradients(
+    size: tuple[int, ...], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = scene(size, 3, batch=5)
+    results = []
+    for part in (region.PART, 1, 3 * 2 * y[0].numel()):  # all images at once, each of its own, pairs
+        monkeypatch.setattr(region, "PART", part)
+        logits = x.clone().requires_grad_()
+        value = edge_aware_loss(logits, y, ignore_index=VOID, region_weight=2.0, backend=backend)
+        results.append((value.detach(), gradient(value, logits)))
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], rtol=1e-12, atol=1e-18)
+
+
+@by_backend
+@pytest.mark.parametrize("classes", [1, 2, 4, 19])
+@pytest.mark.parametrize("gap", [5.0, 20.0, 60.0])
+def test_float32_keeps_the_gradient_of_nearly_sure_pixels(gap: float, classes: int, backend: str) -> None:
+    y = blocks(48, max(2, classes), batch=2)
+    x = logits_of(y, gap, max(2, classes))
+    x = (x[:, 1:] - gap / 2 if classes == 1 else x) + torch.randn(2, classes, 48, 48)
+    x[:, :, 20:23, 20:24] *= -1  # wrong ones are among them
+    x = x.float()
+    wide = x.double().requires_grad_()
+    expected = gradient(alone(wide, y, backend=backend), wide)
+    value = alone(x.requires_grad_(), y, backend=backend)
+    assert value.item() == pytest.approx(alone(wide, y, backend=backend).item(), abs=1e-6)
+    found = gradient(value, x).double()
+    normal = expected.abs() > 1e-35
+    assert (found[normal] != 0).all()
+    relative = ((found - expected).abs() / expected.abs())[normal]
+    assert relative.quantile(0.99) < 1e-4
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+def test_autocast_changes_nothing() -> None:
+    x, y = scene((40, 43), 4)
+    x = x.float().requires_grad_()
+    value = alone(x, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = alone(x, y)
+    torch.testing.assert_close(found, value, rtol=0, atol=0)
+    torch.testing.assert_close(gradient(found, x), gradient(value, x), rtol=0, atol=0)
+
+
 # ---------------------------------------------------------------------------------------------------------- the limits
 
 
@@ -308,11 +430,15 @@ def test_value_and_gradient_are_finite(kind: str, classes: int, backend: str) ->
     x.requires_grad_()
     value = alone(x, y, backend=backend)
     assert value.isfinite()
-    assert gradient(value, x).isfinite().all()
-    assert (value == 0) == (kind == "no label")
-    assert value >= 0
-    if kind == "right":  # M ≤ 2a: as much as its noise leaves open
-        assert value <= classes * math.log(2) / 2
+    slope = gradient(value, x)
+    assert slope.isfinite().all()
+    assert value <= 1 + 1e-9
+    if kind in ("right", "one label", "no label"):
+        assert abs(value.item()) < 1e-9
+    elif kind == "zero" and classes == 3:
+        assert value > 0.1
+    if kind in ("one label", "no label"):
+        assert not slope.any()
 
 
 @by_backend
@@ -350,7 +476,7 @@ def test_batches_without_pixels(shape: tuple[int, ...], reduction: Reduction, ba
 
 @by_backend
 @pytest.mark.parametrize("classes", [1, 3])
-@pytest.mark.parametrize("size", [(10, 13), (7, 8, 10)])
+@pytest.mark.parametrize("size", [(13, 16), (13, 14, 15)])
 def test_ignored_pixels_have_no_part(size: tuple[int, ...], classes: int, backend: str) -> None:
     x, y = scene(size, classes)
     y[1, 3:] = VOID
@@ -399,7 +525,7 @@ def test_upsampling_is_interpolation(low: tuple[int, ...], high: tuple[int, ...]
     mode = "bilinear" if len(high) == 2 else "trilinear"
     whole = F.interpolate(x, high, mode=mode, align_corners=False)
     value, expected = alone(x, y, upsample=True, backend=backend), alone(whole, y, backend="reference")
-    assert value > 0.01
+    assert value > 0.001
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient(value, x), gradient(expected, x))
 

@@ -23,6 +23,7 @@ _CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "b
 MOST_WEIGHT = 1e12
 LENGTHS = 1e-100, 1e100
 
+REMOVED = "false_edge_weight"  # in 0.3; functions with the weights of the terms had it
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,15 +32,15 @@ R = TypeVar("R")
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function name the nearest of its keywords in the error for an unknown one.
 
-    A function with weights of the terms ignores ``false_edge_weight=0`` with a warning, and raises for any other value.
+    A function with weights of the terms ignores 0 of the ``REMOVED`` one with a warning, and raises for other values.
     """
     known = inspect.signature(function).parameters.keys()
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs.keys() - known:
-            if name == "false_edge_weight" and "same_side_weight" in known:
-                _check_removed(name, kwargs.pop(name))
+            if name == REMOVED and "same_side_weight" in known:
+                _check_removed(kwargs.pop(name))
                 continue
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -49,13 +50,13 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _check_removed(name: str, value: object) -> None:
+def _check_removed(value: object) -> None:
     if not is_number(value) or value != 0:
         raise TypeError(
-            f"{name}: expected no such argument since version 0.3, but got {value!r}; leave it out: the region term"
+            f"{REMOVED}: expected no such argument since version 0.3, but got {value!r}; leave it out: the region term"
             " sees predicted edges where the labels have none"
         )
-    message = f"{name}: removed in version 0.3, where the loss is that of {name}=0; leave it out"
+    message = f"{REMOVED}: removed in version 0.3, where the loss is that of {REMOVED}=0; leave it out"
     warnings.warn(message, FutureWarning, stacklevel=3)
 
 

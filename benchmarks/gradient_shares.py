@@ -8,8 +8,6 @@ held-out images; q is the exponent of the mean over neighbors:
   CE     mean cross-entropy
   CE|E   mean cross-entropy over the edge pixels E: what the control, edge-weighted cross-entropy, adds
   S, O   the same-side and the other-side term
-  F      false edges: S at the pixels outside E whose predicted class differs from that of one of the 8 pixels around
-         them, its sum divided by |E|
 
 Some complete losses of baselines/recipes.py follow. A pixel's part of a gradient is the sum of |∂/∂x(c)| over its
 classes. For each term the tables show
@@ -44,10 +42,8 @@ from baselines.recipes import RECIPES, Options, Progress, make
 from edgeloss.fields import boundary_distance
 from edgeloss.io import atomic_write
 from edgeloss.reference import (
-    Pairs,
     cross_entropy_map,
     find_edges,
-    find_false_edges,
     labels,
     neighbor_pairs,
     side_terms,
@@ -162,11 +158,9 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequenc
     size = edges.sum().clamp(min=1)
     ce = cross_entropy_map(x, y, valid, None, 0.0)
     at_edges = neighbor_pairs(x, y, valid, edges, None, NEXT)
-    # Outside E all neighbors are on the same side.
-    at_false_edges = neighbor_pairs(x, y, valid, find_false_edges(x, edges, valid, NEXT), None, NEXT)
 
-    def edge_term(found: Pairs, side: int, q: float) -> Tensor:
-        return side_terms(found, found.t, q)[side].sum() / size
+    def edge_term(side: int, q: float) -> Tensor:
+        return side_terms(at_edges, at_edges.t, q)[side].sum() / size
 
     terms: dict[str, Callable[[], Tensor]] = {
         "CE": lambda: ce.sum() / valid.sum().clamp(min=1),
@@ -174,9 +168,7 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequenc
     }
     for side, name in enumerate("SO"):
         for q in powers:
-            terms[f"{name}{BY_POWER}{q:g}"] = partial(edge_term, at_edges, side, q)
-    for q in powers:
-        terms[f"F{BY_POWER}{q:g}"] = partial(edge_term, at_false_edges, 0, q)
+            terms[f"{name}{BY_POWER}{q:g}"] = partial(edge_term, side, q)
     for name, options in LOSSES:
         terms[loss_title(name, options)] = partial(make(name, options, void), x, y, Progress())
     return {name: torch.autograd.grad(term(), x, retain_graph=True)[0] for name, term in terms.items()}

@@ -67,7 +67,6 @@ def edge_aware_loss(
     edge_weight: float = 1.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
-    false_edge_weight: float = 0.0,
     region_weight: float = 0.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,
@@ -103,7 +102,6 @@ def edge_aware_loss(
             the loss is then plain cross-entropy.
         other_side_weight: weight of the other-side term among the edge terms, ≥ 0.
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
-        false_edge_weight: weight of the false-edge term among the edge terms, ≥ 0.
         region_weight: weight of the region term, ≥ 0; 0 leaves it out.
         radius: of the neighborhood in pixels, or one per axis.
         power: exponent of the power mean over the neighbors.
@@ -148,7 +146,6 @@ def edge_aware_loss(
         edge_weight=edge_weight,
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
-        false_edge_weight=false_edge_weight,
         edge_focus=0.0,  # there are no steps
         region_weight=region_weight,
         radius=radius,
@@ -219,11 +216,10 @@ def _evaluate(
     if reason and options.validate != "never":  # the kernels check the labels themselves
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
     evaluate = reference.evaluate if reason else fused.evaluate
-    false_edges = edges and options.false_edge_weight > 0
     regions = None
     if options.region_weight > 0:
         inputs, regions = region.evaluate(inputs, options)
-    evaluation = evaluate(inputs, options, edges=edges, false_edges=false_edges, maps=maps, count_edges=count_edges)
+    evaluation = evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     return evaluation, regions
 
 
@@ -247,7 +243,6 @@ def loss_maps(
     label_smoothing: float = 0.0,
     other_side_weight: float = 1.0,
     same_side_weight: float = 1.0,
-    false_edge_weight: float = 0.0,
     radius: int | Sequence[int] = 1,
     power: float = 0.0,
     decay: float | None = None,
@@ -270,7 +265,6 @@ def loss_maps(
         label_smoothing: of the cross-entropy, in [0, 1].
         other_side_weight: weight of the other-side term in the map ``edge``, ≥ 0.
         same_side_weight: weight of the same-side term in the map ``edge``, ≥ 0.
-        false_edge_weight: 0 leaves the map ``false_edge`` 0; another value does not scale it.
         radius: of the neighborhood in pixels, or one per axis.
         power: exponent of the power mean over the neighbors.
         decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
@@ -306,7 +300,6 @@ def loss_maps(
             label_smoothing=label_smoothing,
             other_side_weight=other_side_weight,
             same_side_weight=same_side_weight,
-            false_edge_weight=false_edge_weight,
             radius=radius,
             power=power,
             decay=decay,

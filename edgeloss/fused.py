@@ -30,7 +30,7 @@ class SavedState(NamedTuple):
         label: [B, *S] int16, the class k of a pixel, -1 where it does not count; on CUDA k - 32768 at edges.
         flags: uint8, 1 at edges; empty where nothing reads it.
         stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
-        edge_list: int32, the edge pixels row by row; on CUDA uint8, their bits and those of false edges.
+        edge_list: int32, the edge pixels row by row; on CUDA uint8, their bits.
         sides: numbers of both sides of each edge pixel.
         field: the distance of each pixel; empty where the kernels do not search for it.
     """
@@ -52,7 +52,7 @@ class Outputs(NamedTuple):
         cross_entropy: [pixels], or empty where not asked for, like every map.
         same_side: as cross_entropy.
         other_side: as cross_entropy.
-        false_edge: as cross_entropy.
+        unused: empty.
         saved: what the backward pass reads.
     """
 
@@ -61,21 +61,19 @@ class Outputs(NamedTuple):
     cross_entropy: Tensor
     same_side: Tensor
     other_side: Tensor
-    false_edge: Tensor
+    unused: Tensor
     saved: SavedState
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor]) -> Outputs:
         """Name the results of the operator."""
-        sums, edge_counts, cross_entropy, same_side, other_side, false_edge, *saved = tensors
-        return cls(sums, edge_counts, cross_entropy, same_side, other_side, false_edge, SavedState(*saved))
+        sums, edge_counts, cross_entropy, same_side, other_side, unused, *saved = tensors
+        return cls(sums, edge_counts, cross_entropy, same_side, other_side, unused, SavedState(*saved))
 
 
-def evaluate(
-    inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool, count_edges: bool
-) -> Evaluation:
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
-    if not (maps or false_edges) and _takes_a_single_read(inputs, options):
+    if not maps and _takes_a_single_read(inputs, options):
         return _evaluate_by_a_single_read(inputs, options, edges=edges, count_edges=count_edges)
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     decay, unit = _decay_and_unit(options)
@@ -97,7 +95,7 @@ def evaluate(
         decay,
         [s / unit for s in spacing_per_axis(options.spacing, dims)],
         edges,
-        false_edges,
+        False,
         maps,
         count_edges,
         _VALIDATE[options.validate],
@@ -112,7 +110,7 @@ def evaluate(
         if maps:
             differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None, None, None)  # type: ignore[no-untyped-call]
             outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
-    terms = _term_maps(outputs, inputs, options, edges, false_edges) if maps else None
+    terms = _term_maps(outputs, inputs, options, edges) if maps else None
     return Evaluation(outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh)
 
 
@@ -136,7 +134,7 @@ def _decay_and_unit(options: Options) -> tuple[float, float]:
     return options.decay / unit, unit
 
 
-def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, false_edges: bool) -> TermMaps:
+def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool) -> TermMaps:
     cross_entropy = outputs.cross_entropy.view(inputs.target.shape)
 
     def term(part: Tensor, there: bool) -> Tensor:
@@ -154,7 +152,6 @@ def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool, 
         cross_entropy=cross_entropy,
         same_side=term(outputs.same_side, edges),
         other_side=term(outputs.other_side, edges),
-        false_edge=term(outputs.false_edge, false_edges),
         edge_mask=edge_mask,
         # A copy: the backward pass needs the field as it is.
         distance=None if distance is None else distance.to(cross_entropy.dtype, copy=True),
@@ -177,7 +174,7 @@ _CLASSES_OF_SINGLE_READ = range(6, 33)
 
 
 def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
-    """Return whether the operators have a single read for a call without maps and false edges."""
+    """Return whether the operators have a single read for a call without maps."""
     logits, target = inputs.logits, inputs.target
     return (
         not torch.compiler.is_compiling()  # first: it can't trace what follows for sizes that vary
@@ -305,7 +302,7 @@ class _EdgeLossInputs(NamedTuple):
     decay: float
     spacing: list[float]
     edges: bool
-    false_edges: bool
+    false_edges: bool  # False
     maps: bool
     count_edges: bool
     validate: int
@@ -374,11 +371,11 @@ def _edge_loss_backward(
     ce: Tensor | None = None,
     same: Tensor | None = None,
     other: Tensor | None = None,
-    false_edge: Tensor | None = None,
+    unused: Tensor | None = None,
     *saved: None,
 ) -> tuple[Tensor | None, ...]:
     terms = None if sums is None else sums[TERM_ROWS].contiguous()
-    return _only(_gradient(ctx, terms, ce, same, other, false_edge), len(_EdgeLossInputs._fields))
+    return _only(_gradient(ctx, terms, ce, same, other, unused), len(_EdgeLossInputs._fields))
 
 
 def _gradient(
@@ -422,7 +419,7 @@ class _EdgeLoss(torch.autograd.Function):
         ctx.set_materialize_grads(factors is not None)
         if factors is not None:
             return weighted_sum(outputs.sums, factors, dtype, regions, of_regions)
-        return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.false_edge
+        return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.unused
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401

@@ -50,13 +50,12 @@ class EdgeAwareLoss(nn.Module):
         S_i &= -\log M_q\{p_n(k) : y_n = k\} \quad\text{(same side: the neighbors agree)} \\
         O_i &= -\log M_q\{1 - p_n(k) : y_n \ne k\} \quad\text{(other side: no leak across the edge)} \\
         \mathrm{loss} &= \texttt{ce\_weight} \frac{\sum \mathrm{CE}}{W} + \texttt{edge\_weight}
-            \frac{\sum_{i \in E} (\texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i)
-            + \texttt{false\_edge\_weight} \sum_{i \in F} S_i}{|E|} + \texttt{region\_weight}\, R
+            \frac{\sum_{i \in E} (\texttt{other\_side\_weight}\, O_i + \texttt{same\_side\_weight}\, S_i)}{|E|}
+            + \texttt{region\_weight}\, R
 
     where
 
     * :math:`E` is the set of edge pixels: those with a valid neighbor of another class, on both sides of a border;
-    * :math:`F` is the set of false edges: the pixels outside E whose most likely class is not that of some neighbor;
     * :math:`M_q` is the power mean over those neighbors, with exponent ``power`` and weights
       :math:`w_n = e^{-d_n/\texttt{decay}}`, where :math:`d_n` is the distance from n to the nearest pixel of another
       class;
@@ -77,7 +76,7 @@ class EdgeAwareLoss(nn.Module):
         weight: class weights [C] of the cross-entropy, floating, ≥ 0; [2] for one logit. With ``multilabel`` [C], or
             [C, 2] for labels 0 and 1 of each class.
         edge_class_weight: class weights of the edge terms: u = ``edge_class_weight[y_i]`` multiplies :math:`S_i` and
-            :math:`O_i` in E, and :math:`|E|` becomes :math:`\sum_E u`. With ``"running"`` the module balances the
+            :math:`O_i`, and :math:`|E|` becomes :math:`\sum_E u`. With ``"running"`` the module balances the
             classes by counting the edge pixels of each: see below. A tensor of the shape of ``weight``, floating, ≥ 0,
             such as that of :func:`edgeloss.functional.balanced_edge_class_weight`, stays as it is. None for ones.
         ignore_index: label of pixels to ignore; None for none. Their gradient is exactly 0, and the result does not
@@ -90,8 +89,7 @@ class EdgeAwareLoss(nn.Module):
         edge_weight: weight of the edge terms, ≥ 0; 0 leaves them out. With ``region_weight=0`` as well, the loss is
             plain cross-entropy.
         other_side_weight: weight of O among the edge terms, ≥ 0.
-        same_side_weight: weight of S in E among the edge terms, ≥ 0.
-        false_edge_weight: weight of S in F among the edge terms, ≥ 0; 0 leaves F out.
+        same_side_weight: weight of S among the edge terms, ≥ 0.
         edge_focus: γ ≥ 0. ``edge_weight`` falls as the edges are learned: see below. 0 keeps it.
         region_weight: weight of the region term, ≥ 0; 0 leaves it out.
         radius: radius of the neighborhood in pixels, ≥ 1, or one per axis, such as (0, 1, 1) for thick slices.
@@ -159,7 +157,7 @@ class EdgeAwareLoss(nn.Module):
         >>> bool(logits.grad.isfinite().all()), bool((logits.grad[:, :, :8] == 0).all())
         (True, True)
         >>> sorted(terms)
-        ['cross_entropy', 'edge', 'edge_fraction', 'false_edge', 'other_side', 'region', 'same_side']
+        ['cross_entropy', 'edge', 'edge_fraction', 'other_side', 'region', 'same_side']
     """
 
     weight: Tensor | None
@@ -183,7 +181,6 @@ class EdgeAwareLoss(nn.Module):
         edge_weight: float = 1.0,
         other_side_weight: float = 1.0,
         same_side_weight: float = 1.0,
-        false_edge_weight: float = 0.0,
         edge_focus: float = 8.0,
         region_weight: float = 3.0,
         radius: int | Sequence[int] = 1,
@@ -214,7 +211,6 @@ class EdgeAwareLoss(nn.Module):
         self.edge_weight = edge_weight
         self.other_side_weight = other_side_weight
         self.same_side_weight = same_side_weight
-        self.false_edge_weight = false_edge_weight
         self.edge_focus = edge_focus
         self.region_weight = region_weight
         self.radius = radius
@@ -311,7 +307,7 @@ class EdgeAwareLoss(nn.Module):
             return_maps: also return :class:`edgeloss.LossMaps`, detached; the region term, which belongs to no pixel,
                 is not among them.
             return_terms: also return a dict of detached 0-d tensors: ``cross_entropy``, ``same_side``, ``other_side``,
-                ``edge``, ``false_edge`` and ``region``, reduced like the loss (averaged with ``reduction="none"``),
+                ``edge`` and ``region``, reduced like the loss (averaged with ``reduction="none"``),
                 without ``ce_weight``, ``edge_weight``, ``region_weight`` and the weights of the single edge terms,
                 which only ``edge`` includes; and ``edge_fraction``, the fraction of edge pixels among the valid ones.
                 ``region`` is 0 with ``region_weight=0``.

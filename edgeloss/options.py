@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
@@ -22,24 +23,41 @@ _CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "b
 MOST_WEIGHT = 1e12
 LENGTHS = 1e-100, 1e100
 
+REMOVED = "false_edge_weight"  # in 0.3; functions with the weights of the terms had it
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function name the nearest of its keywords in the error for an unknown one."""
+    """Make a function name the nearest of its keywords in the error for an unknown one.
+
+    A function with weights of the terms ignores 0 of the ``REMOVED`` one with a warning, and raises for other values.
+    """
     known = inspect.signature(function).parameters.keys()
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs.keys() - known:
+            if name == REMOVED and "same_side_weight" in known:
+                _check_removed(kwargs.pop(name))
+                continue
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{hint}")
         return function(*args, **kwargs)
 
     return checked
+
+
+def _check_removed(value: object) -> None:
+    if not is_number(value) or value != 0:
+        raise TypeError(
+            f"{REMOVED}: expected no such argument since version 0.3, but got {value!r}; leave it out: the region term"
+            " sees predicted edges where the labels have none"
+        )
+    message = f"{REMOVED}: removed in version 0.3, where the loss is that of {REMOVED}=0; leave it out"
+    warnings.warn(message, FutureWarning, stacklevel=3)
 
 
 # ----------------------------------------------------------------------------------------------------------- the checks
@@ -222,13 +240,6 @@ class Options:
         default=1.0,
         metadata=_about("Weight of the same-side term among the edge terms, ≥ 0.", _check_weight),
     )
-    false_edge_weight: float = field(
-        default=0.0,
-        metadata=_about(
-            "Weight of the false-edge term among the edge terms, ≥ 0: predicted edges where the labels have none.",
-            _check_weight,
-        ),
-    )
     edge_focus: float = field(
         default=8.0,
         metadata=_about(
@@ -306,7 +317,7 @@ class Options:
             value, default = values[name], _DEFAULTS[name]
             if type(value) is not type(default) or value != default:  # most are, and need no check
                 check(name, value)
-        for name in ("other_side_weight", "same_side_weight", "false_edge_weight"):
+        for name in ("other_side_weight", "same_side_weight"):
             if self.edge_weight * getattr(self, name) > MOST_WEIGHT:
                 raise ValueError(
                     f"edge_weight · {name}: expected at most {MOST_WEIGHT:g}, but got {self.edge_weight!r} ·"

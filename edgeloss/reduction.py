@@ -26,7 +26,7 @@ class SumRow(IntEnum):
     CROSS_ENTROPY = 0  # Σ v · CE
     SAME_SIDE = 1  # Σ_E v · u · S
     OTHER_SIDE = 2  # Σ_E v · u · O
-    FALSE_EDGE = 3  # Σ_F v · S
+    UNUSED = 3  # 0; the kernels have it among the terms
     WEIGHT = 4  # W = Σ_valid v · weight[y]
     EDGE_WEIGHT = 5  # Σ_E v · u
     VALID = 6  # the number of valid pixels
@@ -36,7 +36,7 @@ class SumRow(IntEnum):
 
 EDGE_ROWS = slice(SumRow.SAME_SIDE, SumRow.EDGE_WEIGHT + 1)  # those of the edge terms and their weight, with others
 DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.EDGE_WEIGHT + 1)  # W and Σ_E v · u
-TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.FALSE_EDGE + 1)  # the rows that are terms of the loss
+TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.UNUSED + 1)  # the rows that are terms of the loss
 
 
 class LossMaps(NamedTuple):
@@ -48,8 +48,6 @@ class LossMaps(NamedTuple):
         cross_entropy: [B, *S] float, with class weights and label smoothing; 0 on ignored pixels.
         same_side: [B, *S] float, ≥ 0; 0 off the edge mask, and where an edge pixel has no neighbor of its own class.
         other_side: [B, *S] float, ≥ 0; 0 off the edge mask.
-        false_edge: [B, *S] float, ≥ 0: the same-side term where the prediction has an edge and the labels have none; 0
-            elsewhere, and everywhere with ``false_edge_weight=0``.
         edge: [B, *S] float, ``other_side_weight * other_side + same_side_weight * same_side``.
         edge_mask: [B, *S] bool, the pixels with a valid neighbor of another class.
         distance: [B, *S] float, distance to the nearest valid pixel of another class, in pixels or units of
@@ -60,7 +58,6 @@ class LossMaps(NamedTuple):
     cross_entropy: Tensor
     same_side: Tensor
     other_side: Tensor
-    false_edge: Tensor
     edge: Tensor
     edge_mask: Tensor
     distance: Tensor | None
@@ -72,7 +69,6 @@ class TermMaps(NamedTuple):
     cross_entropy: Tensor
     same_side: Tensor
     other_side: Tensor
-    false_edge: Tensor
     edge_mask: Tensor
     distance: Tensor | None
 
@@ -324,7 +320,7 @@ def sum_rows(maps: TermMaps, y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor
         SumRow.CROSS_ENTROPY: total_of(maps.cross_entropy, v),
         SumRow.SAME_SIDE: total_of(maps.same_side, vu),
         SumRow.OTHER_SIDE: total_of(maps.other_side, vu),
-        SumRow.FALSE_EDGE: total_of(maps.false_edge, v),
+        SumRow.UNUSED: torch.zeros_like(w),
         SumRow.WEIGHT: w,
         SumRow.EDGE_WEIGHT: e,
         SumRow.VALID: valid.sum(dtype=wide),
@@ -339,7 +335,6 @@ def term_weights(options: Options) -> dict[str, float]:
         "cross_entropy": options.ce_weight,
         "same_side": options.edge_weight * options.same_side_weight,
         "other_side": options.edge_weight * options.other_side_weight,
-        "false_edge": options.edge_weight * options.false_edge_weight,
     }
 
 
@@ -355,7 +350,7 @@ def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | fl
     if edge_scale is not None:
         per_e = per_e * edge_scale
     ce_weight, *edge_weights = term_weights(options).values()
-    return _tensor([ce_weight * per_w, *[weight * per_e for weight in edge_weights]], denominators)
+    return _tensor([ce_weight * per_w, *[weight * per_e for weight in [*edge_weights, 0.0]]], denominators)
 
 
 def weighted_sum(
@@ -391,13 +386,12 @@ def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: R
     """
     w, e = denominators.unbind()
     counts = torch.stack([w, e, e, e])
-    cross_entropy, same_side, other_side, false_edge = torch.where(counts > 0, sums[TERM_ROWS] / counts, 0.0)
+    cross_entropy, same_side, other_side, _ = torch.where(counts > 0, sums[TERM_ROWS] / counts, 0.0)
     return {
         "cross_entropy": cross_entropy,
         "same_side": same_side,
         "other_side": other_side,
         "edge": _edge_term(other_side, same_side, options),
-        "false_edge": false_edge,
         "region": torch.zeros_like(w) if regions is None else mean_of_regions(regions, denominators).detach(),
         "edge_fraction": sums[SumRow.EDGES] / sums[SumRow.VALID].clamp(min=1),
     }
@@ -414,16 +408,15 @@ def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
 def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
 ) -> Tensor:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + edge_weight · (u · edge + ...)), [B, *S].
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + edge_weight · u · edge), [B, *S].
 
-    The rest of the last term is false_edge_weight · F. ``edge_scale`` is a factor of ``edge_weight``, 0-d.
+    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
     edge_weight = options.edge_weight if edge_scale is None else options.edge_weight * edge_scale
     v = inputs.pixel_weight
     place = places_of_labels(inputs.target.long(), inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     off_edges = options.ce_weight * maps.cross_entropy
-    off_edges = off_edges + edge_weight * options.false_edge_weight * maps.false_edge
     edge = edge_weight * maps.edge
     off_edges = off_edges if v is None else off_edges * v
     if regions is not None:

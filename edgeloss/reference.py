@@ -6,7 +6,6 @@ read on valid pixels only. For a pixel i:
 
 * N(i): the valid pixels n ≠ i inside the image with |n - i| ≤ radius along every axis; empty where i is not valid.
 * E: the edge mask, the pixels i with some n in N(i) of another label, y_n ≠ y_i.
-* F: the false edges, the valid pixels i outside E with some n in N(i) whose most likely class is not that of i.
 * d_n: the distance from n to the nearest valid pixel of another label; log w_n = -d_n / decay, or 0 without decay.
 * M_q{e^t; w}: the weighted power mean with exponent q.
 
@@ -16,12 +15,11 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
 
     edge_i = other_side_weight · O_i + same_side_weight · S_i
-    loss = ce_weight · Σ CE / W + edge_weight · (Σ_E u edge + false_edge_weight · Σ_F S) / Σ_E u + region_weight · R
+    loss = ce_weight · Σ CE / W + edge_weight · Σ_E u edge / Σ_E u + region_weight · R
     W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
-where S_i of a false edge is that of an edge with w = 1: all its neighbors are on its own side, and no edge is near from
-which to measure a distance. F itself has no derivative. R is the mean of the region terms of the images, weighted as
-their pixels are in W. The terms are computed here, R in :mod:`edgeloss.region`; :mod:`edgeloss.reduction` sums them.
+where R is the mean of the region terms of the images, weighted as their pixels are in W. The terms are computed here, R
+in :mod:`edgeloss.region`; :mod:`edgeloss.reduction` sums them.
 
 Nothing is computed outside its own set and masked afterwards, since 0 · inf is nan in the backward pass. There is no
 epsilon: each logarithm is computed in the form that is exact where it is read. Everything is twice differentiable and
@@ -51,16 +49,13 @@ NO_POWER = 1e-30  # smaller exponents are treated as 0
 FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
 
-def evaluate(
-    inputs: Inputs, options: Options, *, edges: bool, false_edges: bool, maps: bool, count_edges: bool = False
-) -> Evaluation:
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool = False) -> Evaluation:
     """Return everything of the loss but its reduction.
 
     Args:
         inputs: the checked tensors; labels that are no class count as ignored.
         options: of the call.
         edges: compute the edge terms; else they are 0.
-        false_edges: compute the false-edge term too; else it is 0.
         maps: return the maps; d is then filled beyond the pixels that the loss reads.
         count_edges: return the number of edge pixels of each class too.
     """
@@ -74,14 +69,10 @@ def evaluate(
         read = valid if maps else valid & within_reach(mask, radius)
         distance = distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
     same_side, other_side = edge_terms(x, y, valid, mask, log_weights(distance, options.decay), radius, power)
-    false_edge = torch.zeros_like(same_side)
-    if false_edges:
-        false_edge, _ = edge_terms(x, y, valid, find_false_edges(x, mask, valid, radius), None, radius, power)
     terms = TermMaps(
         cross_entropy=cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables),
         same_side=same_side,
         other_side=other_side,
-        false_edge=false_edge,
         edge_mask=mask,
         distance=None if distance is None else distance.to(x.dtype, copy=True),
     )
@@ -149,11 +140,6 @@ def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     largest = _window_max(torch.where(valid, label, -math.inf), radius)
     smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
     return valid & ((largest > label) | (smallest < label))
-
-
-def find_false_edges(x: Tensor, mask: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return F as a bool mask [B, *S], from the logits and the mask of E."""
-    return find_edges(x.detach().argmax(1), valid, radius) & ~mask
 
 
 def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:

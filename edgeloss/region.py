@@ -1,4 +1,4 @@
-r"""The region term: the share of what the labels say about small regions that a linear map of the prediction leaves open.
+r"""The region term: the share of what the labels say about small regions that the prediction leaves open.
 
 Symbols: logits x [B, C, *S], labels y [B, *S]. For a class c of an image,
 
@@ -90,7 +90,7 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     z, shape = z.to(home).flatten(0, 1), z.shape[:2]
     _, zz = _by_parts(_scatter, 2 * SIDE**dims * z[0].numel(), z)
     noise = NOISE * torch.eye(SIDE**dims, dtype=zz.dtype, device=home)
-    known, doubled = (_entropy(k * zz + noise, SIDE**dims).unflatten(0, shape) for k in (1, 2))  # H and H + f
+    known, doubled = (_entropy(k * zz + noise, SIDE**dims).view(shape) for k in (1, 2))  # H and H + f
     has_term = has_both.to(home) & (2 * known - doubled > LEAST_KNOWN)
     # Select before any arithmetic: nan or inf logits of ignored pixels, or of images without a term, must not reach the
     # value or the gradient.
@@ -100,7 +100,7 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     contrast = _trace(joint[:, : SIDE**dims, : SIDE**dims]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
     of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
     joint = joint + contrast.clamp(min=1.0).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
-    left = _entropy(joint, SIDE**dims).unflatten(0, shape)
+    left = _entropy(joint, SIDE**dims).view(shape)
     share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, 2 * known - doubled, 1.0), 0.0)
     total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))
     return x, (total / terms.clamp(min=1)).to(y.device, wide)
@@ -131,7 +131,7 @@ def _by_parts(function: Callable[..., Tensor], size: int, x: Tensor, *others: Te
 
 
 def _parts(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
 
 
 class _ByParts(torch.autograd.Function):
@@ -172,7 +172,7 @@ def _label_averages(y: Tensor, valid: Tensor, classes: int) -> tuple[Tensor, Ten
     """Return whether an image has pixels of a class and of others, [B, K], and the sums of z under its averages."""
     parts = []
     for part, counted in zip(
-        *(values.split(1 + PART // (classes * y[0].numel())) for values in (y, valid)), strict=True
+        *(torch.split(values, 1 + PART // (classes * y[0].numel())) for values in (y, valid)), strict=True
     ):
         is_class = (part[:, None] == _classes(classes, y)[int(classes == 2) :]) & counted[:, None]
         count = is_class.flatten(2).sum(2)
@@ -211,10 +211,15 @@ def _joint_scatter(r: Tensor, z: Tensor) -> Tensor:
 
 
 def _scatter(*sums: Tensor) -> Tensor:
-    axes = [[slice(i, size - SIDE + 1 + i) for i in range(SIDE)] for size in sums[0].shape[1:]]
-    regions = torch.stack([m[:, *place] for m in sums for place in itertools.product(*axes)], 1).double().flatten(2)
-    regions = (regions - regions.mean(-1, keepdim=True)) / POOL ** len(axes)
-    return regions @ regions.mT
+    windows = []
+    for maps in sums:
+        for corner in itertools.product(range(SIDE), repeat=maps.dim() - 1):
+            of_corner = [slice(i, size - SIDE + 1 + i) for i, size in zip(corner, maps.shape[1:], strict=True)]
+            windows.append(maps[(slice(None), *of_corner)].flatten(1))
+    regions = torch.stack(windows, 1).double()
+    regions = (regions - regions.mean(-1, keepdim=True)) / POOL ** (sums[0].dim() - 1)
+    scatter: Tensor = regions @ regions.mT
+    return scatter
 
 
 def _trace(matrices: Tensor) -> Tensor:
@@ -224,5 +229,5 @@ def _trace(matrices: Tensor) -> Tensor:
 def _entropy(scatter: Tensor, d: int) -> Tensor:
     """Return h of the Schur complement of the last d rows; nan for nan."""
     factor, failed = torch.linalg.cholesky_ex(scatter)
-    value = factor.diagonal(dim1=-2, dim2=-1)[:, -d:].log().sum(-1) - d / 2 * math.log(NOISE)
+    value: Tensor = factor.diagonal(dim1=-2, dim2=-1)[:, -d:].log().sum(-1) - d / 2 * math.log(NOISE)
     return value.masked_fill(failed > 0, math.nan)

@@ -147,8 +147,6 @@ def ours(
     start: float = 0.0,
     final_edge_weight: float | None = None,
     k: float = 0.0,
-    false_edge_weight: float = 0.0,
-    false_edge_start: float = 0.0,
 ) -> Tensor:
     """Compute EdgeAwareLoss, optionally with a schedule and the control's weights.
 
@@ -168,8 +166,6 @@ def ours(
         start: fraction of the steps that use cross-entropy alone.
         final_edge_weight: edge_weight changes linearly to it, from ``start`` to the last step; None keeps it.
         k: additional weight of edge pixels, in the cross-entropy, too.
-        false_edge_weight: weight of false edges.
-        false_edge_start: fraction of the steps without false edges.
     """
     done = progress.step / progress.steps
     if done < start:
@@ -186,7 +182,6 @@ def ours(
         other_side_weight=other_side_weight,
         same_side_weight=same_side_weight,
         radius=radius,
-        false_edge_weight=false_edge_weight if done >= false_edge_start else 0.0,
         power=power,
         decay=decay,
         spacing=spacing,
@@ -202,7 +197,6 @@ class Module(nn.Module):
         running: 1 for ``edge_class_weight="running"``, 0 for equal weights.
         edge_weight: this and the other options are those of EdgeAwareLoss.
         edge_focus: see above.
-        false_edge_weight: see above.
         region_weight: see above.
         dice: weight of a Dice term in addition.
     """
@@ -214,7 +208,6 @@ class Module(nn.Module):
         running: int = 1,
         edge_weight: float = 1.0,
         edge_focus: float = 8.0,
-        false_edge_weight: float = 0.0,
         region_weight: float = 3.0,
         dice: float = 0.0,
     ) -> None:
@@ -226,7 +219,6 @@ class Module(nn.Module):
             ignore_index=ignore_index,
             edge_weight=edge_weight,
             edge_focus=edge_focus,
-            false_edge_weight=false_edge_weight,
             region_weight=region_weight,
         )
 
@@ -398,13 +390,18 @@ TITLES = {
 # A recipe with the parameter ``pixel_weight`` takes the control's edge weights for its cross-entropy, with the options
 # ``k`` and ``class_balance``. ``k`` is 0 by default, and for these:
 DEFAULT_K = {"weighted": 4.0, "random": 4.0}
+# Options of earlier versions, which rows and names of their runs have, with the values that left them out.
+REMOVED: dict[str, Options] = {
+    "ours": {"false_edge_weight": 0.0, "false_edge_start": 0.0},
+    "module": {"false_edge_weight": 0.0},
+}
 # Parameters that are computed from the labels.
 FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}
 COMPUTED = ("ignore_index", "edge_class_weight", "pixel_weight", "spacing", *FROM_LABELS)
 
 
 def defaults(name: str) -> Options:
-    """Return the options of a loss and their defaults.
+    """Return the options of a loss and their defaults, with those that were removed.
 
     Raises:
         ValueError: if there is no such loss.
@@ -418,13 +415,14 @@ def defaults(name: str) -> Options:
         options["k"] = DEFAULT_K.get(name, 0.0)
     if keywords.keys() & {"pixel_weight", "edge_class_weight"}:
         options["class_balance"] = 0.0
-    return options
+    return options | REMOVED.get(name, {})
 
 
 def completed(name: str, options: Mapping[str, Any]) -> Options:
     """Return all options of a loss: the given values, and defaults for the others.
 
-    Without edge weights in its cross-entropy, the options of these are left out.
+    Without edge weights in its cross-entropy, the options of these are left out, and so are those that were removed,
+    unless a row of an earlier version has another value.
 
     Raises:
         ValueError: if the loss or an option does not exist, or classes are balanced where no edge is weighted.
@@ -443,7 +441,8 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
         if known["class_balance"]:
             raise ValueError(f"option k of {name}: expected a number > 0 for class_balance, but got 0")
         del known["k"], known["class_balance"]
-    return known
+    removed = REMOVED.get(name, {})
+    return {key: value for key, value in known.items() if key not in removed or value != removed[key]}
 
 
 def make(
@@ -470,6 +469,8 @@ def make(
         device: of the logits.
     """
     options = completed(name, options)
+    if removed := options.keys() & REMOVED.get(name, {}).keys():
+        raise ValueError(f"options of {name}: expected none that was removed, but got {sorted(removed)}")
     parameters = inspect.signature(RECIPES[name]).parameters
     counted = parameters.keys() & FROM_LABELS.keys()
     balance, balanced = options.pop("class_balance", 0.0), None

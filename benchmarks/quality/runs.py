@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from baselines.recipes import TITLES, Options, completed, defaults
+from baselines.recipes import REMOVED, TITLES, Options, completed, defaults
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
@@ -84,7 +84,7 @@ class Run:
     def slug(self) -> str:
         """A unique name."""
         values = _without_defaults(asdict(self), vars(Run))
-        values["options"] = _without_defaults(self.options, defaults(self.loss))
+        values["options"] = _without_defaults(REMOVED.get(self.loss, {}) | self.options, defaults(self.loss))
         text = json.dumps(values, sort_keys=True)
         return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

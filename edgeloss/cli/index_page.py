@@ -20,7 +20,6 @@ _FIGURES = {
     "cross_entropy": ("cross-entropy", ".4f"),
     "same_side": ("same side", ".4f"),
     "other_side": ("other side", ".4f"),
-    "false_edge": ("false edge", ".4f"),
     "region": ("region", ".4f"),
     "edge_fraction": ("edge pixels", ".1%"),
 }

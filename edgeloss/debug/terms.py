@@ -50,10 +50,7 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
         **tensors,
     )
     y = reference.labels(inputs.target, inputs.logits.shape[1], options.ignore_index)[0]
-    edges = options.edge_weight > 0
-    evaluation = reference.evaluate(
-        inputs, options, edges=edges, false_edges=edges and options.false_edge_weight > 0, maps=True
-    )
+    evaluation = reference.evaluate(inputs, options, edges=options.edge_weight > 0, maps=True)
     maps = cast("reduction.TermMaps", evaluation.maps)
     place, v = reduction.places_of_labels(y, inputs.tables), inputs.pixel_weight
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
@@ -64,14 +61,13 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
         ("cross_entropy", v, w),
         ("same_side", vu, e),
         ("other_side", vu, e),
-        ("false_edge", v, e),
     ):
         if reduction.term_weights(options)[name]:
             values = getattr(maps, name)
             values = values if pixel_weight is None else values * pixel_weight
             losses[name] = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
     if options.region_weight:
-        losses["region"] = reduction.mean_of_regions(region.evaluate(inputs, options, None), denominators)
+        losses["region"] = reduction.mean_of_regions(region.evaluate(inputs, options)[1], denominators)
     return losses
 
 

@@ -22,8 +22,8 @@ class Arrays(NamedTuple):
         target: [B, H, W] int64, the labels; -1 at ignored pixels.
         prediction: [B, H, W] int64, the class of the largest logit; -1 where a logit is nan.
         terms: ``loss`` and the terms that the criterion returns, by name; ``region`` only if it has a weight.
-        maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``, and ``false_edge``,
-            here and among the terms, only if it has a ``false_edge_weight``. The term ``region`` has no map.
+        maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``. The term
+            ``region`` has no map.
         gradient: [B, h, w] float64, the gradient of the loss with respect to the logits, as its L2 norm over the
             classes, in the resolution of the logits.
     """
@@ -72,8 +72,6 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
     best = scores.max(1)  # several times faster than argmax; nan where a logit is
     terms_by_name = {"loss": loss.item()} | {name: term.item() for name, term in terms.items()}
     arrays = {name: value.cpu().numpy() for name, value in maps._asdict().items() if value is not None}
-    if not criterion.false_edge_weight:  # these are all 0
-        del terms_by_name["false_edge"], arrays["false_edge"]
     if not criterion.region_weight:
         del terms_by_name["region"]
     return Arrays(

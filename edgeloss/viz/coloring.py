@@ -56,14 +56,14 @@ def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
 
     Args:
         arrays: of the batch.
-        terms: append the same side, the other side and, if the arrays have them, the false edges.
+        terms: append the same side and the other side.
     """
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
     zero = arrays.gradient == 0
     # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
     cell_void = reduce_blocks(np.logical_or, void, zero.shape[1:]) & zero
 
-    def on_edges(name: str, values: _Array, edges: _Array = edges) -> ColoredMap:
+    def on_edges(name: str, values: _Array) -> ColoredMap:
         return color_map(name, values, edges, void, ~edges & ~void, outline="black", unit="nats")
 
     nothing = np.zeros_like(void)
@@ -74,8 +74,6 @@ def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
     ]
     if terms:
         maps += [on_edges("same side", arrays.maps["same_side"]), on_edges("other side", arrays.maps["other_side"])]
-        if (false_edges := arrays.maps.get("false_edge")) is not None:
-            maps.append(on_edges("false edge", false_edges, false_edges != 0))
     return maps
 
 

@@ -98,7 +98,7 @@ def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
         if name in layers:
             counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
             log = layers[name].colored.log
-            packed["histograms"][name] = histogram(np.asarray(counts), log=log, skip_zero=name == "false_edge")
+            packed["histograms"][name] = histogram(np.asarray(counts), log=log)
     return packed
 
 

@@ -63,7 +63,7 @@ def panel(
         palette: at least C colors, each three integers in 0 ... 255 or any Matplotlib color;
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: one line above the pictures.
-        terms: also draw the two edge terms, and the false edges if the criterion has a ``false_edge_weight``.
+        terms: also draw the two edge terms.
         contours: draw the borders between the true labels as lines over image, prediction and, where the pixels are
             large enough, maps.
         width: of the figure in inches, at least 1.7: about 3.3 for a column of a paper and 6.9 for two. None adapts it
@@ -71,7 +71,7 @@ def panel(
 
     Returns:
         The figure. The axes of each image are image, ground truth, prediction, errors, then cross-entropy, edge map,
-        gradient and, with ``terms``, same side, other side and false edges, each followed by its color bar.
+        gradient and, with ``terms``, same side and other side, each followed by its color bar.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another

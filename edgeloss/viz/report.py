@@ -28,7 +28,7 @@ _NEIGHBORS = 8  # per edge pixel
 _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
 _FAR = 100.0  # pixels; exact distances beyond it would take most of the time
 _MANY_PIXELS = 2**21  # each pixel beyond them may take another byte
-_NOTHING = {"distance": "far", "gradient": "zero", "false_edge": "zero", "cross_entropy": ""}  # what black means
+_NOTHING = {"distance": "far", "gradient": "zero", "cross_entropy": ""}  # what black means
 _SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
 
 
@@ -174,7 +174,7 @@ def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
 
 
 def _layers(arrays: Arrays) -> list[Layer]:
-    cross_entropy, edge, gradient, same_side, other_side, *false_edge = color_maps(arrays, terms=True)
+    cross_entropy, edge, gradient, same_side, other_side = color_maps(arrays, terms=True)
     void = arrays.target < 0
     distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
     if distance is None:  # the loss uses none: show the exact distance
@@ -189,7 +189,6 @@ def _layers(arrays: Arrays) -> list[Layer]:
         Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
         Layer("same_side", same_side, arrays.maps["same_side"]),
         Layer("other_side", other_side, arrays.maps["other_side"]),
-        *(Layer("false_edge", colored, arrays.maps["false_edge"]) for colored in false_edge),
         Layer("edge", edge, arrays.maps["edge"]),
         Layer("distance", drawn, distance),
         Layer("gradient", gradient, arrays.gradient),
@@ -229,8 +228,6 @@ def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequenc
 
     edge_pixels = count(arrays.target[edges])
     means = {name: mean(name, edges) for name in ("same_side", "other_side", "edge")}
-    if (false := arrays.maps.get("false_edge")) is not None:
-        means["false_edge"] = mean("false_edge", false > 0)
     total = np.nan_to_num(means["edge"]) * edge_pixels
     with np.errstate(invalid="ignore"):
         share = total / total.sum()

@@ -14,25 +14,24 @@ _BINS = 60
 _PLACES = 6
 
 
-def histogram(counts: _Array, *, log: bool, skip_zero: bool) -> dict[str, Any] | None:
+def histogram(counts: _Array, *, log: bool) -> dict[str, Any] | None:
     """Count the finite numbers of a map in bins of equal width.
 
     Args:
         counts: [65536] how often each code occurs.
         log: the bins have equal widths in log10.
-        skip_zero: leave zeros out; a log does so too.
 
     Returns:
         ``low`` and ``width`` of the first bin, in log10 if wanted, and the ``counts`` of all; None without numbers.
 
     Example:
         >>> counts = np.bincount([FIRST_NUMBER, FIRST_NUMBER, FIRST_NUMBER + 127 * 256], minlength=65536)
-        >>> bins = histogram(counts, log=False, skip_zero=False)
+        >>> bins = histogram(counts, log=False)
         >>> bins["counts"][0], bins["counts"][-1], bins["width"] * 60  # twice 0 and once 1
         (2, 1, 1.0)
     """
     codes = np.flatnonzero(counts[:NOT_FINITE])
-    codes = codes[codes >= FIRST_NUMBER + (log or skip_zero)]
+    codes = codes[codes >= FIRST_NUMBER + log]
     if not codes.size:
         return None
     numbers = decode(codes).astype(np.float64)

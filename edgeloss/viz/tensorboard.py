@@ -28,8 +28,7 @@ def log_maps(
     """Log loss maps as pictures and histograms, ``tag/cross_entropy``, ``tag/same_side`` and so on.
 
     Pictures have the colors of :func:`~edgeloss.viz.panel`: black off the edge mask, magenta where not finite.
-    Histograms include finite values only, of the edge terms those on the edge mask. ``tag/false_edge`` is written only
-    if the map has non-zero values.
+    Histograms include finite values only, of the edge terms those on the edge mask.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter`` or an object with the same methods.
@@ -58,10 +57,6 @@ def log_maps(
         if name == "distance":  # inf means beyond the search radius
             counted = np.isfinite(array)
             array = np.where(counted, array, 0)
-        if name == "false_edge":
-            counted = array != 0
-            if not counted.any():
-                continue
         colored = color_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
         if high is not None:
             colored = colored._replace(norm=Normalize(0, high))

@@ -14,6 +14,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.io import InputError, check_file
+from edgeloss.options import REMOVED
 from segkit.schedule import Kind
 
 LOGS = ("tensorboard", "wandb", "mlflow")
@@ -179,7 +180,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
                 if not isinstance(value := OmegaConf.select(layer, key), DictConfig | None):
                     raise ConfigError(f"{origin}: {key}: expected {SECTION}, but got {value!r}")
             config = OmegaConf.merge(config, layer)
-            for name in config.loss.keys() - loss_keys().keys():
+            for name in config.loss.keys() - loss_keys().keys() - {REMOVED}:  # EdgeAwareLoss reports it
                 raise ConfigError(f"{origin}: {_unknown(f'loss.{name}')}")
         origin = str(path)
         if missing := sorted(OmegaConf.missing_keys(config)):

@@ -47,9 +47,9 @@ def evaluate(
         on_batch: called after each micro-batch with its number of images.
 
     Returns:
-        ``loss`` and its terms, ``false_edge`` and ``region`` if they have a weight; ``accuracy``, ``edge_accuracy`` and
-        ``interior_accuracy`` over all pixels, edge pixels and the others; and the scores of `flatten`. None where there
-        is nothing to measure.
+        ``loss`` and its terms, ``region`` if it has a weight; ``accuracy``, ``edge_accuracy`` and ``interior_accuracy``
+        over all pixels, edge pixels and the others; and the scores of `flatten`. None where there is nothing to
+        measure.
 
     Raises:
         NonFiniteLossError: if the loss of the whole set is nan or infinite.
@@ -96,8 +96,6 @@ def _measure(
         "same_side": (terms["same_side"] * edges, edges),
         "other_side": (terms["other_side"] * edges, edges),
         "edge": (terms["edge"] * edges, edges),
-        # From the map, not from the term, which is 0 where there is no edge: false edges lie elsewhere.
-        "false_edge": (maps.false_edge.sum(), edges),
         "region": (terms["region"] * weight, weight),
         "edge_fraction": (maps.edge_mask.sum(), valid.sum()),
         "accuracy": (correct.sum(), valid.sum()),
@@ -115,12 +113,9 @@ def _means(parts: dict[str, float], wholes: dict[str, float], criterion: EdgeAwa
     weights = {
         "cross_entropy": criterion.ce_weight,
         "edge": criterion.edge_weight,
-        "false_edge": criterion.edge_weight * criterion.false_edge_weight,
         "region": criterion.region_weight,
     }
     loss = sum(weight * (means[name] or 0.0) for name, weight in weights.items())
-    if not criterion.false_edge_weight:
-        del means["false_edge"]
     if not criterion.region_weight:
         del means["region"]
     if not math.isfinite(loss):

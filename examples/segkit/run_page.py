@@ -22,7 +22,7 @@ from segkit.console import Row, is_share, shown
 from segkit.scores import BY_CLASS, ImageFigures
 
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
-_TERMS = ("cross_entropy", "same_side", "other_side", "false_edge", "region")
+_TERMS = ("cross_entropy", "same_side", "other_side", "region")
 
 # Titles of the pictures, and the figures that each shows if the run has them.
 _CURVES = (

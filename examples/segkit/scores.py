@@ -86,15 +86,13 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         target: [B, *S].
 
     Returns:
-        For ``cross_entropy``, ``same_side``, ``other_side`` and, if they have a weight, ``false_edge`` and ``region``:
-        the L2 norm of the gradient of the weighted term, over the sum of these norms. The shares sum to 1, or are all 0
-        if all gradients are.
+        For ``cross_entropy``, ``same_side``, ``other_side`` and, if it has a weight, ``region``: the L2 norm of the
+        gradient of the weighted term, over the sum of these norms. The shares sum to 1, or are all 0 if all gradients
+        are.
     """
     # In float32 at least, since the gradient of a mean over many pixels underflows in float16.
     logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
     weights = {"cross_entropy": "ce_weight", "same_side": "same_side_weight", "other_side": "other_side_weight"}
-    if criterion.false_edge_weight:
-        weights["false_edge"] = "false_edge_weight"
     if criterion.region_weight:
         weights["region"] = "region_weight"
     norms = []

@@ -106,8 +106,6 @@ class TrainStep:
                 self.state.scaler.scale(loss).backward()
             valid = (target != self.criterion.ignore_index).sum()
             edge_pixels = terms.pop("edge_fraction") * valid
-            if not self.criterion.false_edge_weight:
-                del terms["false_edge"]
             if not self.criterion.region_weight:
                 del terms["region"]
             figures = {"loss": loss.detach(), **terms, "edge_pixels": edge_pixels, "valid_pixels": valid}

@@ -395,14 +395,6 @@ def test_ours_with_the_weights_of_the_control(scene: tuple[Tensor, Tensor]) -> N
     torch.testing.assert_close(ours(*scene, Progress()), control(*scene, Progress()))
 
 
-def test_ours_with_false_edges(scene: tuple[Tensor, Tensor]) -> None:
-    options = {"edge_weight": 3.0, "false_edge_weight": 0.5}
-    plain, ours = make("ours", {"edge_weight": 3.0}, VOID), make("ours", options | {"false_edge_start": 0.2}, VOID)
-    expected = edge_aware_loss(*scene, ignore_index=VOID, **options)
-    assert ours(*scene, Progress(2, 10)) == expected > plain(*scene, Progress(2, 10))
-    assert ours(*scene, Progress(1, 10)) == plain(*scene, Progress(1, 10))
-
-
 def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
     classes = logits.shape[1]

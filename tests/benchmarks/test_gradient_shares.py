@@ -67,7 +67,6 @@ def test_power_chooses_among_right_and_wrong(q: float, share: float) -> None:
     state = rows[f"S q={q}"]["shares"]["state"]
     assert state["leak 3×3"] == pytest.approx(share)
     assert state["right, p > 0.9"] == pytest.approx(1 - share)
-    assert rows[f"F q={q}"]["strength"] == 0  # every pixel is in E
 
 
 def test_other_side_pushes_other_classes_too() -> None:
@@ -79,20 +78,6 @@ def test_other_side_pushes_other_classes_too() -> None:
     assert rows["O q=0"]["cos_ce"] == pytest.approx(0.32 / math.sqrt(0.38 * 0.98))
     assert rows["O q=0"]["strength"] == pytest.approx(1 / 1.6)
     assert rows["O q=0"]["shares"]["state"]["leak 3×3"] == pytest.approx(1)
-
-
-def test_false_edges_are_outside_the_edge_mask() -> None:
-    # Class 0 except in the last column; certain except for one pixel far from it, predicted as class 2.
-    y = [[0] * 7 + [1]] * 5
-    certain = [[[1.0, 0, 0] for _ in range(7)] + [[0.0, 1, 0]] for _ in range(5)]
-    assert described(logits(certain), y, (0,))["F q=0"]["strength"] == 0
-    certain[2][2] = [0.3, 0.1, 0.6]
-    rows = described(logits(certain), y, (0,))
-    # 8 pixels each read it as one of 8 neighbors; F is over |E| = 10 and CE over 40 pixels.
-    assert rows["F q=0"]["strength"] == pytest.approx(40 / 10)
-    assert rows["F q=0"]["shares"]["state"]["third class"] == pytest.approx(1)
-    assert rows["F q=0"]["shares"]["distance"]["farther"] == pytest.approx(1)
-    assert rows["S q=0"]["strength"] == 0
 
 
 def test_a_leak_is_a_label_nearby() -> None:
@@ -154,8 +139,8 @@ def test_command(
     assert result["machine"]["torch"] == torch.__version__
     assert [(stage["epoch"], stage["images"]) for stage in result["stages"]] == [(2, 2)]
     terms = result["stages"][0]["terms"]
-    assert [*terms][:6] == ["pixels", "CE", "CE|E", "S q=1", "O q=1", "F q=1"]
-    assert [*terms][6:] == [loss_title(name, options) for name, options in LOSSES]
+    assert [*terms][:5] == ["pixels", "CE", "CE|E", "S q=1", "O q=1"]
+    assert [*terms][5:] == [loss_title(name, options) for name, options in LOSSES]
     assert sum(terms["S q=1"]["shares"]["structure"].values()) == pytest.approx(1, abs=1e-3)
     printed = capsys.readouterr().out
     assert "| CE\\|E |" in printed

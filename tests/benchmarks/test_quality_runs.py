@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from quality.runs import Place, Run, check_trials, pick, runs_of
+from baselines.recipes import make
+from quality.runs import Place, Run, check_trials, loss_title, pick, runs_of
 
 
 def test_slugs() -> None:
@@ -26,6 +27,16 @@ def test_names_of_earlier_checkpoints_stay() -> None:
     assert Run("ours", {"class_balance": 1}, 0, **old).slug == "ours-seed0-c5dd4b37"
     new = [{"crop": (64, 64)}, {"crops": 2}, {"masks": "masks_noisy"}, {"contiguous": True}]
     assert len({Run("ce", {}, 0, **settings).slug for settings in (old, *({**old, **added} for added in new))}) == 5
+
+
+def test_rows_of_earlier_versions_have_options_that_were_removed() -> None:
+    plain, penalized = (Run("module", {"false_edge_weight": weight}, 0) for weight in (0, 0.2))
+    assert plain == Run("module", {}, 0)
+    assert plain.title == loss_title("module", {"false_edge_weight": 0.0}) == "EdgeAwareLoss()"
+    assert plain.slug != penalized.slug
+    assert penalized.title == "EdgeAwareLoss() (false_edge_weight 0.2)"
+    with pytest.raises(ValueError, match=r"module: expected none that was removed, but got \['false_edge_weight'\]"):
+        make("module", penalized.options, 255)
 
 
 def test_plan() -> None:

@@ -50,7 +50,7 @@ def test_view_draws_for_a_column_of_a_paper(run: Run, folder: Path, drawn: list[
 
 def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> None:
     output = folder / "panel.png"
-    loss = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25, "--false-edge-weight", 0.5]
+    loss = ["--radius", 2, "--decay", 1.5, "--power", -1, "--same-side-weight", 0.25]
     ran = run("view", *arguments(folder), "--image", folder / "a.png", "-o", output, "--terms", *loss)
     assert (ran.code, ran.out) == (0, "")
     assert re.fullmatch(wrote(output), ran.err)
@@ -67,7 +67,6 @@ def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> Non
     }
     criterion = call.options["criterion"]
     assert (criterion.radius, criterion.decay, criterion.power, criterion.same_side_weight) == (2, 1.5, -1.0, 0.25)
-    assert criterion.false_edge_weight == 0.5
     assert (criterion.ignore_index, criterion.upsample) == (255, True)
 
 

@@ -42,17 +42,6 @@ def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: P
     assert all(str(source).startswith("data:image/jpeg;base64,") for source in thumbnails)
 
 
-def test_the_index_lists_false_edges_if_they_have_a_weight(run: Run, folders: Path) -> None:
-    torch.save(torch.randn(C, H, W), folders / "preds" / "a.pt")
-    for weight in (0, 0.5):
-        options = ["-o", folders / "pages", "--dpi", 20, "--false-edge-weight", weight]
-        assert run(*view_folders(folders), *options).code == 0
-        page = Page((folders / "pages" / "index.html").read_text("utf-8"))
-        assert ("false edge" in page.texts) == (weight > 0)
-    figures = page.texts[page.texts.index("a") :]
-    assert float(figures[figures.index("false edge") + 1]) > 0
-
-
 def test_folders_give_reports(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A real report takes a few megabytes per page.
     linked = {}

@@ -22,30 +22,27 @@ def test_terms_add_up_to_the_loss(reduction: Any) -> None:
     criterion = stateless_loss(
         torch.tensor([1.0, 2.0, 0.5]), edge_class_weight=torch.tensor([0.3, 1.0, 4.0]),
         ignore_index=255, reduction=reduction, ce_weight=0.7, edge_weight=0.3,
-        other_side_weight=1.5, same_side_weight=0.4, false_edge_weight=0.2,
+        other_side_weight=1.5, same_side_weight=0.4,
         power=-1.0, decay=2.0, label_smoothing=0.1,
     )  # fmt: skip
-    weights = {"cross_entropy": 0.7, "same_side": 0.3 * 0.4, "other_side": 0.3 * 1.5, "false_edge": 0.3 * 0.2}
+    weights = {"cross_entropy": 0.7, "same_side": 0.3 * 0.4, "other_side": 0.3 * 1.5}
     for extra in ({}, {"pixel_weight": torch.rand(y.shape)}, {"normalizer": (50.0, 20.0)}):
         result = diagnose(criterion, x, y, **extra).to_dict()
         assert list(result["terms"]) == list(weights)
         total = sum(weight * result["terms"][name]["loss"]["mean"] for name, weight in weights.items())
         assert total == pytest.approx(criterion(x, y, **extra).item(), rel=1e-5)
-    criterion.same_side_weight = criterion.false_edge_weight = 0.0
+    criterion.same_side_weight = 0.0
     assert list(diagnose(criterion, x, y).to_dict()["terms"]) == ["cross_entropy", "other_side"]
 
 
 def test_terms_of_classes_that_overlap() -> None:
     x, y = torch.randn(2, 3, 8, 8), torch.randint(2, (2, 3, 8, 8))
     y[0, 1, -2:] = 255
-    criterion = stateless_loss(
-        torch.rand(3, 2), edge_class_weight=torch.rand(3), ignore_index=255, multilabel=True, false_edge_weight=0.2
-    )
+    criterion = stateless_loss(torch.rand(3, 2), edge_class_weight=torch.rand(3), ignore_index=255, multilabel=True)
     for extra in ({}, {"pixel_weight": torch.rand(2, 8, 8)}, {"normalizer": (50.0, 20.0)}):
         report = diagnose(criterion, x, y, **extra)
         terms = report.to_dict()["terms"]
         total = sum(terms[name]["loss"]["mean"] for name in ("cross_entropy", "same_side", "other_side"))
-        total += 0.2 * terms["false_edge"]["loss"]["mean"]
         assert total == pytest.approx(criterion(x, y, **extra).item(), rel=1e-5)
         assert report.ok
         report.figure()

@@ -234,7 +234,7 @@ class _Images:
         if self.binary:
             high = np.concatenate([np.zeros_like(high), high], 1)
         flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
-        self.terms = _Terms(problem, Softmax(flat), flat, np.where(valid, self.y, 0).ravel(), valid)
+        self.terms = _Terms(problem, Softmax(flat), np.where(valid, self.y, 0).ravel(), valid)
         ordered = np.sort(flat, 1)
         self.top_gap = float((ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf))
 
@@ -261,40 +261,35 @@ class _Images:
 class _Terms:
     """What does not depend on weights: the power means of the pixels that have any."""
 
-    def __init__(self, problem: Problem, softmax: Softmax, x: Array, y: Array, valid: Array) -> None:
+    def __init__(self, problem: Problem, softmax: Softmax, y: Array, valid: Array) -> None:
         self.softmax, self.y, self.valid = softmax, y, valid.ravel()
-        o, self.shape, self.classes = problem.options, problem.y.shape, x.shape[1]
+        o, self.shape, self.classes = problem.options, problem.y.shape, softmax.log_p.shape[1]
         self.one_hot = np.eye(self.classes, dtype=WIDE)[y]
         pairs = Pairs(y.reshape(self.shape), valid, o["radius"], o["spacing"])
         self.edge = (pairs.neighbor & pairs.differ).any(1)
-        predicted = x.argmax(1)
-        false = (pairs.neighbor & (predicted[:, None] != predicted[None])).any(1) & self.valid & ~self.edge
-        if o["false_edge_weight"] == 0:
-            false[:] = False
         given = problem.tensors.get("distance")
         distance = pairs.distance if given is None else given.ravel().astype(WIDE)
         log_w, read = np.zeros_like(distance), pairs.neighbor[self.edge].any(0)
         if o["decay"] is not None:
             log_w = np.where(read, -np.where(read, distance, 0) / WIDE(o["decay"]), 0)
         self.values, self.maps = [], {"edge_mask": self.edge}
-        self.rows, self.pi, self.lost = [], [], []  # pixels that have the term, and their neighbors' shares [R, N]
+        self.pi, self.lost = [], []  # of each edge pixel, the shares of its neighbors [R, N]
         # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
         # class that adds up in them, may be 0. With any power, so may a share that underflows before a weight
         # multiplies it.
         kind, q, used = np.finfo(problem.dtype), o["power"], 0.0
         self.least, rounding = 2 * self.classes * WIDE(kind.tiny), 2 * self.classes * kind.eps
-        for name, has, differ in [("same_side", self.edge, 0), ("other_side", self.edge, 1), ("false_edge", false, 0)]:
-            rows = np.flatnonzero(has)
+        rows = np.flatnonzero(self.edge)
+        for differ, name in enumerate(("same_side", "other_side")):
             side = pairs.neighbor[rows] & (pairs.differ[rows] == differ)
             t = (softmax.log_other if differ else softmax.log_p)[:, y[rows]].T
-            weights = np.broadcast_to(np.zeros_like(log_w) if name == "false_edge" else log_w, side.shape)
+            weights = np.broadcast_to(log_w, side.shape)
             mean, pi = power_mean(t, weights, side, q)
             value = np.zeros(len(y), WIDE)
             value[rows] = mean
             under = (t < np.log(self.least)) | (weights < np.log(self.least))
             used = max(used, float(np.abs(t[side]).max(initial=0)))
             self.values.append(value)
-            self.rows.append(rows)
             self.pi.append(pi)
             self.lost.append(np.where((under & (pi < rounding) & (q == 1)) | (pi < self.least), pi, 0))
             self.maps[name] = value
@@ -335,10 +330,9 @@ class _Call:
             ce_factor = ce_factor / total_w if total_w else 0 * ce_factor
             edge_factor = edge_factor / total_e if total_e else 0 * edge_factor
         ce_factor, edge_factor = WIDE(o["ce_weight"]) * ce_factor, WIDE(o["edge_weight"]) * edge_factor
-        same, other, false = self.values
+        same, other = self.values
         edge = WIDE(o["other_side_weight"]) * other + WIDE(o["same_side_weight"]) * same
-        value = ce_factor * self.maps["cross_entropy"]
-        value = value + edge_factor * (self.u * edge + WIDE(o["false_edge_weight"]) * false)
+        value = ce_factor * self.maps["cross_entropy"] + edge_factor * self.u * edge
         if o["reduction"] != "none":
             return value.sum(), (ce_factor, edge_factor)
         upstream = self.problem.upstream.astype(WIDE).ravel()
@@ -352,13 +346,12 @@ class _Call:
         result = ce[:, None] * ((own + uniform.sum())[:, None] * p - own[:, None] * one_hot - uniform)
         scale = np.abs(ce) * (own + uniform.sum())
         lost = np.zeros_like(scale)
-        weights = o["same_side_weight"] * self.u, o["other_side_weight"] * self.u, o["false_edge_weight"]
-        for side, weight in enumerate(weights):
-            rows = terms.rows[side]
-            upstream = (edge * WIDE(1) * weight)[rows, None]
+        rows = np.flatnonzero(self.edge)
+        for side, name in enumerate(("same_side_weight", "other_side_weight")):
+            upstream = (edge * WIDE(1) * o[name] * self.u)[rows, None]
             arrives = terms.pi[side] * upstream  # [i, n]
             lost += np.abs(terms.lost[side] * upstream).sum(0)
-            if side != 1:
+            if side == 0:
                 share = arrives.sum(0)
                 result += share[:, None] * (p - one_hot)
                 scale += np.abs(arrives).sum(0)

@@ -26,7 +26,6 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"radius": 2, "power": 1.0},
     {"power": -1.0, "decay": 1.0, "label_smoothing": 0.1},
-    {"false_edge_weight": 0.5},
 ]
 # Logits, labels, and whether the classes of a pixel lie side by side, which shared memory is for. More than a block of
 # 256 threads, and a last one that is not full.

@@ -117,14 +117,14 @@ def test_backward(kernels: Kernels, name: str, value: Any, message: str) -> None
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0])
-@pytest.mark.parametrize(("edges", "false_edges"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("maps", [False, True])
 @pytest.mark.parametrize("classes", [1, 3])
 def test_backward_takes_every_state_of_forward(
-    kernels: Kernels, classes: int, maps: bool, edges: bool, false_edges: bool, decay: float
+    kernels: Kernels, classes: int, maps: bool, edges: bool, decay: float
 ) -> None:
     changes: dict[str, Any] = {"logits": torch.zeros(2, classes, 5, 6), "maps": maps, "edges": edges, "decay": decay}
-    changes |= {"weight": torch.ones(max(2, classes)), "edge_class_weight": None, "false_edges": false_edges}
+    changes |= {"weight": torch.ones(max(2, classes)), "edge_class_weight": None}
     for distance, power in itertools.product((None, FORWARD["distance"]), (0.0, 0.5)):
         arguments = backward_arguments(kernels, **changes, distance=distance, power=power)
         gradient = kernels.operators.edge_loss_backward(**arguments)

@@ -30,7 +30,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"label_smoothing": 0.1},
     {"power": 1.0},
     {"radius": 2, "power": -1.0, "decay": 1.0},
-    {"false_edge_weight": 0.5},
 ]
 
 

@@ -66,20 +66,6 @@ def test_fused_equals_reference(
     compare(kernels, x.to(dtype), y, options, last=last)
 
 
-@pytest.mark.parametrize(
-    ("size", "classes", "dtype", "options"),
-    pairwise([(1, 9), (17, 33), (3, 4, 18)], [1, 2, 3, 19, 150], DTYPES[:-1], OPTIONS),
-)
-def test_false_edges(
-    kernels: Kernels, size: tuple[int, ...], classes: int, dtype: torch.dtype, options: dict[str, Any]
-) -> None:
-    x, y = scene(size, classes)
-    left = y[..., : 2 * size[-1] // 3]
-    left[left != 255] = 0  # the prediction alone has edges there
-    found = compare(kernels, x.to(dtype), y, options | {"false_edge_weight": 0.7}, last=classes == 19)
-    assert (found.false_edge > 0).any()
-
-
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
 def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(kernels: Kernels, power: float) -> None:
     x, y = (part.to(kernels.device) for part in scene((12, 14), 3))
@@ -88,9 +74,7 @@ def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(kernels: Kernels,
     gradients = []
     for backend in ("fused", "reference"):
         logits = x.clone().requires_grad_()
-        loss = edge_aware_loss(
-            logits, y, ignore_index=255, power=power, false_edge_weight=0.5, reduction="none", backend=backend
-        )
+        loss = edge_aware_loss(logits, y, ignore_index=255, power=power, reduction="none", backend=backend)
         assert (loss == 0).any()
         gradients += torch.autograd.grad(loss.sqrt().sum(), logits)  # sqrt has no slope at 0
     assert gradients[1].isfinite().all()
@@ -191,7 +175,7 @@ def test_a_window_wider_than_a_tile(kernels: Kernels, power: float) -> None:
     y[..., :200][y[..., :200] != 255] = 0
     y[..., 200:][y[..., 200:] != 255] = 1
     x.requires_grad_()
-    options: dict[str, Any] = {"radius": (1, 150), "power": power, "ignore_index": 255, "false_edge_weight": 0.5}
+    options: dict[str, Any] = {"radius": (1, 150), "power": power, "ignore_index": 255}
     fused, reference = (edge_aware_loss(x, y, backend=backend, **options) for backend in ("fused", "reference"))
     torch.testing.assert_close(fused, reference)
     torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(reference, x))
@@ -301,13 +285,13 @@ def test_one_graph_for_every_size() -> None:
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
 @pytest.mark.parametrize("decay", [0.0, 0.7])
-@pytest.mark.parametrize(("edges", "false_edges"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("maps", [False, True])
 def test_operators_match_their_registration(
-    kernels: Kernels, edges: bool, false_edges: bool, maps: bool, decay: float, power: float
+    kernels: Kernels, edges: bool, maps: bool, decay: float, power: float
 ) -> None:
     x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))
-    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, false_edges, maps, edges, 1, 1)
+    options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, False, maps, edges, 1, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -25,7 +25,7 @@ LEAST_STEP = dict.fromkeys(DTYPES, 0.0) | {torch.float16: 2**-24}  # between num
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"edge_weight": 0.0},
-    {"false_edge_weight": 0.5, "radius": 2, "power": 1.0},
+    {"radius": 2, "power": 1.0},
     {"ce_weight": 0.0, "edge_weight": 0.0},
 ]
 ROWS = pairwise([*FLAT, *VOLUMES], CLASSES, LAST, DTYPES, OPTIONS)

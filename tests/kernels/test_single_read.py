@@ -100,7 +100,6 @@ def test_terms_and_counts(kernels: Kernels, reads: list[Read]) -> None:
         {"radius": 2},
         {"decay": 1.0},
         {"label_smoothing": 0.1},
-        {"false_edge_weight": 0.5},
         {"weight": torch.ones(6)},
         {"pixel_weight": torch.ones(2, 8, 9)},
         {"return_maps": True},

@@ -42,7 +42,6 @@ def maps(
     spacing = spacing or (1.0,) * len(size)
     pixels = [p for p in np.ndindex(size) if y[p] != ignore_index]
     log_p = {p: [x[(c, *p)] - logsumexp([x[(d, *p)] for d in range(classes)]) for c in range(classes)] for p in pixels}
-    predicted = {p: int(np.argmax(log_p[p])) for p in pixels}
 
     def d(n: tuple[int, ...]) -> float:
         if distance is not None:
@@ -50,7 +49,7 @@ def maps(
         lengths = [math.dist(np.multiply(n, spacing), np.multiply(m, spacing)) for m in pixels if y[m] != y[n]]
         return min(lengths, default=math.inf)
 
-    out: dict[str, Any] = {name: np.zeros(size) for name in ("cross_entropy", "same_side", "other_side", "false_edge")}
+    out: dict[str, Any] = {name: np.zeros(size) for name in ("cross_entropy", "same_side", "other_side")}
     out["edge_mask"] = np.zeros(size, dtype=bool)
     for i in pixels:
         k = y[i]
@@ -59,9 +58,6 @@ def maps(
         window = itertools.product(*(range(a - r, a + r + 1) for a, r in zip(i, radius, strict=True)))
         neighbors = [n for n in window if n != i and n in log_p]
         if all(y[n] == k for n in neighbors):
-            if any(predicted[n] != predicted[i] for n in neighbors):
-                a = [log_p[n][k] for n in neighbors]
-                out["false_edge"][i] = negative_log_mean(a, [1.0] * len(a), power)
             continue
         out["edge_mask"][i] = True
         w = {n: 1.0 if decay is None else math.exp(-d(n) / decay) for n in neighbors}

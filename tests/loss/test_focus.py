@@ -49,9 +49,9 @@ def factor(error: float, uniform: float, weight: float) -> float:
     [
         ((9, 11), C, {}, {}),
         ((9, 11), C, {"other_side_weight": 0.3, "same_side_weight": 2.0}, {"reduction": "sum", "edge_weight": 0.5}),
-        ((9, 11), 1, {"false_edge_weight": 0.5}, {"reduction": "none"}),
+        ((9, 11), 1, {}, {"reduction": "none"}),
         ((3, 5, 6), 3, {"decay": 1.0, "power": 1.0}, {"edge_class_weight": torch.tensor([0.5, 1.0, 2.0])}),
-        ((9, 11), C, {"false_edge_weight": 1.5}, {"edge_class_weight": "running"}),
+        ((9, 11), C, {}, {"edge_class_weight": "running"}),
         ((9, 11), C, {"upsample": True}, {}),
         ((9, 11), C, {}, {"edge_weight": 0.0}),
     ],
@@ -97,7 +97,7 @@ def test_learned_edges_have_no_weight_and_wrong_ones_that_of_unlearned_ones() ->
 @pytest.mark.usefixtures("each_backend")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_weight_may_be_zero(reduction: Any) -> None:
-    criterion, ((first, y), (x, empty)) = focused(reduction=reduction, false_edge_weight=1.0), steps(2)
+    criterion, ((first, y), (x, empty)) = focused(reduction=reduction), steps(2)
     criterion(1e9 * F.one_hot(y.where(y != IGNORE, 0), C).movedim(-1, 1).double(), y)
     assert criterion.current_edge_weight == 0
     criterion.eval()
@@ -134,11 +134,11 @@ def test_logits_that_are_not_finite_do_not_stay() -> None:
 
 @pytest.mark.usefixtures("each_backend")
 def test_eval_applies_the_weight_and_adds_nothing() -> None:
-    criterion, batches = focused(false_edge_weight=0.5), steps(3)
+    criterion, batches = focused(), steps(3)
     criterion(*batches[0])
     weight, sums = criterion.current_edge_weight, criterion.edge_sums.clone()
     assert weight != 1
-    options = {"edge_weight": weight.item(), "false_edge_weight": 0.5, "ignore_index": IGNORE}
+    options = {"edge_weight": weight.item(), "ignore_index": IGNORE}
     criterion.eval()
     for x, y in batches:
         torch.testing.assert_close(criterion(x, y), edge_aware_loss(x, y, **options), rtol=1e-14, atol=0)

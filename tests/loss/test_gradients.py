@@ -22,8 +22,6 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((4, 5), {"power": -1.0, "label_smoothing": 0.1, "weight": torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)}),
     ((4, 4), {"upsample": True}),
     ((2, 3, 3), {"power": 1.0, "decay": 0.7}),
-    ((4, 7), {"false_edge_weight": 0.7}),
-    ((4, 7), {"false_edge_weight": 0.7, "power": -1.0, "decay": 0.7}),
 ]
 
 

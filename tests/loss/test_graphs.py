@@ -45,7 +45,7 @@ def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
     "options",
     [
         {"decay": 2.0, "spacing": (1.0, 2.0), "reduction": "none"},
-        {"power": 1.0, "false_edge_weight": 0.5},
+        {"power": 1.0},
         {"upsample": True},
     ],
     ids=str,

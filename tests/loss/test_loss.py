@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def test_maps_equal_the_brute_force_loss(size: tuple[int, ...], options: dict[st
     x, y = scene(*size)
     weight = None if plain else torch.tensor([1.0, 0.0, 2.0, 0.3], dtype=torch.float64)
     smoothing = 0.0 if plain else 0.1
-    maps = loss_maps(x, y, weight=weight, label_smoothing=smoothing, ignore_index=255, false_edge_weight=1.0, **options)
+    maps = loss_maps(x, y, weight=weight, label_smoothing=smoothing, ignore_index=255, **options)
     for b in range(len(x)):
         expected = brute_force.maps(
             x[b].numpy(),
@@ -64,35 +63,6 @@ def test_maps_equal_the_brute_force_loss(size: tuple[int, ...], options: dict[st
         for name, value in expected.items():
             np.testing.assert_allclose(getattr(maps, name)[b].numpy(), value, rtol=1e-12, atol=1e-12, err_msg=name)
     torch.testing.assert_close(maps.edge, maps.other_side + maps.same_side)
-    assert not loss_maps(x, y, ignore_index=255, **options).false_edge.any()
-
-
-def test_false_edges() -> None:
-    x = torch.zeros(1, 2, 3, 7)
-    x[0, 1, :, 2], x[0, 1, :, 3:] = 1.0, -1.0  # class 1 in one column of an image of class 0
-    maps = loss_maps(x, torch.zeros(1, 3, 7, dtype=torch.long), false_edge_weight=1.0)
-    assert (maps.false_edge > 0).any(1).tolist() == [[False, True, True, True, False, False, False]]
-    assert not maps.edge_mask.any()
-    y = torch.zeros(1, 3, 7, dtype=torch.long)
-    y[..., 3:] = 1  # the border between columns 2 and 3 is a true one
-    maps, terms = (edge_aware_loss(x, y, false_edge_weight=1.0, return_maps=True, return_terms=True))[1:]
-    assert (maps.false_edge > 0).any(1).tolist() == [[False, True, False, False, False, False, False]]
-    torch.testing.assert_close(terms["false_edge"], maps.false_edge.sum() / maps.edge_mask.sum())
-
-
-def test_false_edges_by_hand() -> None:
-    # Class 1 begins at the sixth pixel, and is predicted at the second one too. Off the edge mask, which is the fifth
-    # and the sixth, the first three pixels have a predicted edge: S of the first is -ln of the second's 0.2, of the
-    # second the mean of ln 1/0.9 twice, of the third that of -ln 0.2 and ln 1/0.9.
-    p = torch.tensor([[0.1, 0.8, 0.1, 0.1, 0.1, 0.9, 0.9]], dtype=torch.float64)
-    x, y = torch.stack([1 - p, p])[None].log(), torch.tensor([[[0, 0, 0, 0, 0, 1, 1]]])
-    only = {"ce_weight": 0.0, "other_side_weight": 0.0, "same_side_weight": 0.0, "false_edge_weight": 1.0}
-    ln = math.log
-    expected = (ln(5) + ln(1 / 0.9) + (ln(5) + ln(1 / 0.9)) / 2) / 2
-    torch.testing.assert_close(edge_aware_loss(x, y, **only).item(), expected)
-    assert edge_aware_loss(x, y * 0, **only) == 0  # over no edge, as the other edge terms are
-    assert edge_aware_loss(x, y * 0, **only, reduction="sum") > 0
-    assert edge_aware_loss(x, torch.full_like(y, -100), **only, reduction="sum") == 0
 
 
 def test_own_distance_field() -> None:
@@ -126,7 +96,6 @@ def test_reductions(reduction: str, pixel_weighted: bool, class_weighted: bool) 
     v = torch.rand(2, 6, 7, dtype=torch.float64) * 2
     weight = torch.tensor([1.0, 0.5, 2.0, 0.3], dtype=torch.float64)
     options: dict[str, Any] = {"ignore_index": 255, "weight": weight, "other_side_weight": 0.7, "same_side_weight": 1.3}
-    options["false_edge_weight"] = 0.6
     of_classes = torch.tensor([0.2, 3.0, 1.0, 0.0], dtype=torch.float64)
     maps = loss_maps(x, y, **options)
     loss, returned, terms = edge_aware_loss(
@@ -149,18 +118,14 @@ def test_reductions(reduction: str, pixel_weighted: bool, class_weighted: bool) 
     e = u[maps.edge_mask].sum()
     torch.testing.assert_close(maps.edge, 0.7 * maps.other_side + 1.3 * maps.same_side)
     if reduction == "none":
-        torch.testing.assert_close(
-            loss, 0.9 * v * maps.cross_entropy + 0.4 * (u * maps.edge + 0.6 * v * maps.false_edge)
-        )
+        torch.testing.assert_close(loss, 0.9 * v * maps.cross_entropy + 0.4 * u * maps.edge)
     if reduction == "sum":
         w = e = torch.ones(())
-    ce, edge, false = ((v * maps.cross_entropy).sum() / w, (u * maps.edge).sum() / e, (v * maps.false_edge).sum() / e)
-    assert false > 0
+    ce, edge = (v * maps.cross_entropy).sum() / w, (u * maps.edge).sum() / e
     if reduction != "none":
-        torch.testing.assert_close(loss, 0.9 * ce + 0.4 * (edge + 0.6 * false))
+        torch.testing.assert_close(loss, 0.9 * ce + 0.4 * edge)
     torch.testing.assert_close(terms["cross_entropy"], ce)
     torch.testing.assert_close(terms["edge"], edge)
-    torch.testing.assert_close(terms["false_edge"], false)
     torch.testing.assert_close(terms["same_side"], (u * maps.same_side).sum() / e)
     torch.testing.assert_close(terms["other_side"], (u * maps.other_side).sum() / e)
     torch.testing.assert_close(terms["edge_fraction"], maps.edge_mask.sum().double() / valid.sum())
@@ -174,7 +139,7 @@ def test_own_normalizer_makes_crops_add_up() -> None:
     v = torch.rand(5, 6, 8, dtype=torch.float64)
     v[y == 255] = torch.nan  # not read
     weights = {"weight": weight, "edge_class_weight": weight.flip(0)}
-    criterion = stateless_loss(**weights, ignore_index=255, false_edge_weight=0.5)
+    criterion = stateless_loss(**weights, ignore_index=255)
     x.requires_grad_()
     whole = criterion(x, y, pixel_weight=v)
     (expected,) = torch.autograd.grad(whole, x)

@@ -23,7 +23,7 @@ IGNORE = 255
 TERMS: dict[str, dict[str, Any]] = {
     "logarithms": {},
     "means": {"power": 1.0, "label_smoothing": 0.1},
-    "powers, decay, false edges": {"power": -0.7, "decay": 1.5, "false_edge_weight": 0.4, "radius": 2},
+    "powers, decay": {"power": -0.7, "decay": 1.5, "radius": 2},
     "own distance": {"decay": 0.8, "other_side_weight": 0.3, "same_side_weight": 2.0},
     "cross-entropy": {"edge_weight": 0.0, "label_smoothing": 0.2},
 }
@@ -141,25 +141,20 @@ def test_it_is_the_sum_of_binary_losses(
 
 
 @pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize(
-    "options", [{}, {"power": 0.5, "decay": 1.0}, {"false_edge_weight": 1.0, "label_smoothing": 0.1}]
-)
+@pytest.mark.parametrize("options", [{}, {"power": 0.5, "decay": 1.0}, {"label_smoothing": 0.1}])
 def test_maps_equal_loops_over_pixels(options: dict[str, Any]) -> None:
     x, y = scene((5, 6), 2)
     weight = torch.tensor([[1.0, 2.0], [0.5, 3.0]], dtype=torch.float64)
     maps = loss_maps(x, y, weight=weight, ignore_index=IGNORE, multilabel=True, **options)
-    own = {name: value for name, value in options.items() if name != "false_edge_weight"}
     for b, c in ((0, 0), (0, 1), (1, 1)):
         pair = torch.stack([torch.zeros_like(x[b, c]), x[b, c]]).numpy()
         expected = brute_force.maps(
-            pair, y[b, c].numpy(), ignore_index=IGNORE, radius=(1, 1), weight=weight[c].tolist(), **own
+            pair, y[b, c].numpy(), ignore_index=IGNORE, radius=(1, 1), weight=weight[c].tolist(), **options
         )
         for name in ("cross_entropy", "same_side", "other_side", "edge_mask"):
             torch.testing.assert_close(
                 getattr(maps, name)[b, c], torch.from_numpy(expected[name]), rtol=1e-11, atol=1e-12
             )
-        if "false_edge_weight" in options:
-            torch.testing.assert_close(maps.false_edge[b, c], torch.from_numpy(expected["false_edge"]))
 
 
 @pytest.mark.usefixtures("each_backend")
@@ -175,12 +170,7 @@ def test_gradient_by_differences() -> None:
 @pytest.mark.usefixtures("each_backend")
 def test_terms_are_those_of_all_classes() -> None:
     x, y = scene((7, 9), 3)
-    given: dict[str, Any] = {
-        "ignore_index": IGNORE,
-        "false_edge_weight": 0.5,
-        "return_maps": True,
-        "return_terms": True,
-    }
+    given: dict[str, Any] = {"ignore_index": IGNORE, "return_maps": True, "return_terms": True}
     loss, maps, terms = cast(
         "tuple[Tensor, LossMaps, dict[str, Tensor]]", edge_aware_loss(x, y, multilabel=True, **given)
     )
@@ -188,9 +178,8 @@ def test_terms_are_those_of_all_classes() -> None:
     assert maps.edge.shape == y.shape
     torch.testing.assert_close(terms["cross_entropy"], maps.cross_entropy.sum() / valid.sum())
     torch.testing.assert_close(terms["edge"], maps.edge[mask].mean())
-    torch.testing.assert_close(terms["false_edge"], maps.false_edge.sum() / mask.sum())
     torch.testing.assert_close(terms["edge_fraction"], mask.sum() / valid.sum().double())
-    torch.testing.assert_close(loss, terms["cross_entropy"] + terms["edge"] + 0.5 * terms["false_edge"])
+    torch.testing.assert_close(loss, terms["cross_entropy"] + terms["edge"])
 
 
 @pytest.mark.usefixtures("each_backend")
@@ -320,7 +309,7 @@ def test_a_state_continues() -> None:
 def test_the_loss_of_one_class() -> None:
     x, y = scene((7, 9), 3)
     weight = torch.rand(3, 2)
-    criterion = EdgeAwareLoss(weight, multilabel=True, ignore_index=IGNORE, reduction="sum", false_edge_weight=0.5)
+    criterion = EdgeAwareLoss(weight, multilabel=True, ignore_index=IGNORE, reduction="sum")
     for _ in range(2):
         criterion(x, y)
     losses = [criterion.of_class(c)(x[:, c : c + 1], y[:, c]) for c in range(3)]

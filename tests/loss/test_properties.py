@@ -40,7 +40,6 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
             "power": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
             "decay": st.sampled_from([None, 0.1, 2.0]),
             "label_smoothing": st.sampled_from([0.0, 0.1]),
-            "false_edge_weight": st.sampled_from([0.0, 0.5]),
         }
     )
 

@@ -255,7 +255,7 @@ def test_weights_and_reductions(classes: int, weighted: bool, backend: str) -> N
 def test_it_is_added_to_the_other_terms(reduction: Reduction, backend: str) -> None:
     x, y = scene((8, 10), 3)
     x.requires_grad_()
-    given: dict[str, Any] = {"reduction": reduction, "backend": backend, "ignore_index": VOID, "false_edge_weight": 0.5}
+    given: dict[str, Any] = {"reduction": reduction, "backend": backend, "ignore_index": VOID}
     without = edge_aware_loss(x, y, **given)
     whole = edge_aware_loss(x, y, **given, region_weight=0.3)
     part = alone(x, y, **given, region_weight=0.3)

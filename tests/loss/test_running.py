@@ -34,7 +34,7 @@ def edge_pixels(y: Tensor, classes: int = C) -> Tensor:
     [
         ((9, 11), C, {}),
         ((9, 11), 300, {"reduction": "sum"}),
-        ((9, 11), 1, {"reduction": "none", "false_edge_weight": 0.5}),
+        ((9, 11), 1, {"reduction": "none"}),
         ((3, 5, 6), 3, {"decay": 1.0, "power": 1.0}),
         ((9, 11), C, {"edge_weight": 0.0}),
     ],

@@ -38,11 +38,11 @@ def test_mixed_cross_entropies_are_that_of_mixed_labels() -> None:
 @pytest.mark.usefixtures("each_backend")
 @pytest.mark.parametrize("power", [0.0, -1.0])
 def test_one_share_for_all_images_mixes_two_losses(power: float) -> None:
-    criterion = EdgeAwareLoss(power=power, false_edge_weight=0.5)
+    criterion = EdgeAwareLoss(power=power)
     for _ in range(3):
         u, edge_weight = criterion.current_edge_class_weight, criterion.current_edge_weight.item()
         loss = mixed(criterion, X, torch.full((4, 9, 11), 0.3, dtype=torch.float64))
-        given = {"power": power, "false_edge_weight": 0.5, "edge_class_weight": u, "edge_weight": edge_weight}
+        given = {"power": power, "edge_class_weight": u, "edge_weight": edge_weight}
         given |= {"region_weight": criterion.region_weight}
         one, other = (edge_aware_loss(X, y, **given) for y in (LABELS, OTHERS))
         torch.testing.assert_close(loss, 0.3 * one + 0.7 * other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from edgeloss import EdgeAwareLoss, backends
-from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, loss_maps, normalizers
 from edgeloss.numerics import check_gradients
 
 X = torch.zeros(2, 3, 4, 5)
@@ -275,6 +276,17 @@ def test_batches_of_a_loader_are_not_labels() -> None:
 def test_step_normalizer_takes_several_maps() -> None:
     with pytest.raises(TypeError, match=re.escape("targets: expected several tensors, but got one")):
         EdgeAwareLoss().step_normalizer(Y)
+
+
+@pytest.mark.parametrize("function", [EdgeAwareLoss, partial(edge_aware_loss, X, Y), partial(loss_maps, X, Y)])
+def test_a_removed_keyword_warns_or_raises(function: Any) -> None:
+    with pytest.warns(FutureWarning, match="false_edge_weight: removed in version 0.3.*; leave it out") as warned:
+        function(false_edge_weight=0)
+    assert warned[0].filename == __file__
+    for value in (0.5, None):
+        message = f"false_edge_weight: expected no such argument since version 0.3, but got {value}; leave it out: the"
+        with pytest.raises(TypeError, match=message):
+            function(false_edge_weight=value)
 
 
 def test_a_mistyped_keyword_names_the_nearest() -> None:

@@ -53,6 +53,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data.size=[32]", "data.size"),
         ("epochs", "key=value"),
         ("loss.egde_weight=1", "loss.egde_weight: no such key; did you mean loss.edge_weight?"),
+        (
+            "loss.false_edge_weight=0.5",
+            "loss: false_edge_weight: expected no such argument since version 0.3, but got 0.5",
+        ),
         ("loss.edge_weight=-1", "edge_weight: expected a finite number ≥ 0, but got -1"),
         ("loss.edge_weight=much", "edge_weight: expected a finite number ≥ 0, but got 'much'"),
         ("loss.weight=[1,2]", "weight"),

@@ -304,14 +304,6 @@ def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
     assert "Share of each term in the gradient, same side: 33.3%" in note[1]
 
 
-def test_false_edges_have_curves_where_they_count(tmp_path: Path) -> None:
-    def curves(row: Row) -> list[str]:
-        return [name for _, name, *_ in curves_of(write_run_page(tmp_path, [row], CLASSES, []))]
-
-    assert "false edge" not in curves(row_of(1))
-    assert curves({**row_of(1), "val/false_edge": 0.5, "train/gradient_share/false_edge": 0.1}).count("false edge") == 2
-
-
 def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
     curves = curves_of(write_run_page(tmp_path, history, CLASSES, []))

@@ -60,22 +60,17 @@ def test_nothing_to_measure_is_none() -> None:
     assert set(flatten(found.compute(), CLASSES).values()) == {None}
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"decay": 2.0, "false_edge_weight": 0.5}]
-)
+@pytest.mark.parametrize("options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"decay": 2.0}])
 def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> None:
     logits, target = scene()
     leaf = logits.double().requires_grad_()
     gradients: list[Tensor] = []
-    names = ["cross_entropy", "same_side", "other_side", "false_edge", "region"]
+    names = ["cross_entropy", "same_side", "other_side", "region"]
     without: list[dict[str, float]] = [{"edge_weight": 0.0}, {"other_side_weight": 0.0}, {}]
-    without = [*({"false_edge_weight": 0.0} | change for change in without), {}]
     for change in [*({"region_weight": 0.0} | change for change in without), {}]:  # each loss has one term more
         loss = EdgeAwareLoss(ignore_index=VOID, **(options | change))(leaf, target)
         gradients.append(torch.autograd.grad(loss, leaf)[0] - sum(gradients))
     norms = {name: float(gradient.norm()) for name, gradient in zip(names, gradients, strict=True)}
-    if "false_edge_weight" not in options:
-        assert norms.pop("false_edge") < 1e-15
     found = gradient_shares(EdgeAwareLoss(ignore_index=VOID, **options), logits, target)
     assert list(found) == list(norms)
     assert found == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)

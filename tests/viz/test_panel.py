@@ -51,21 +51,6 @@ def test_maps_are_those_of_the_loss() -> None:
     assert caption(axes["edge map"]) == f"mean {edge.double().mean():.3g} · max {edge.max():.3g}"
 
 
-def test_false_edges_are_drawn_if_they_have_a_weight() -> None:
-    logits, target = scene()
-    criterion = EdgeAwareLoss(false_edge_weight=0.5)
-    _, maps = criterion(logits, target, return_maps=True)
-    figure = panel(logits, target, criterion=criterion, terms=True)
-    shown = pictures(figure)["false edge"]
-    np.testing.assert_array_equal(drawn(shown), maps.false_edge[0])
-    values = maps.false_edge[maps.false_edge > 0]
-    assert caption(shown) == f"mean {values.double().mean():.3g} · max {values.max():.3g}"
-    assert color_at(figure, shown, *maps.edge_mask[0].nonzero()[0].tolist()) == BLACK
-    assert "false edge" not in pictures(panel(logits, target, criterion=criterion))
-    assert "false edge" not in pictures(panel(logits, target, terms=True))
-    assert not any("false_edge" in part for part in compute_arrays(logits, target)[3:5])
-
-
 def test_labels_have_their_colors_and_names() -> None:
     logits, target = scene(classes=5)
     target[target == 3] = 0

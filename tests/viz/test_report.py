@@ -13,7 +13,6 @@ from PIL import Image
 from report_page import carried, decoded, raw_codes
 from scenes import MARKUP, large_image, patches
 
-from edgeloss import EdgeAwareLoss
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.codes import FIRST_NUMBER, IGNORED, OFF_EDGES
@@ -34,21 +33,6 @@ def test_the_page_holds_the_maps() -> None:
         codes = raw_codes(image["arrays"]["edge"])
         np.testing.assert_array_equal(codes == IGNORED, computed.target[index] < 0)
         np.testing.assert_array_equal(codes >= FIRST_NUMBER, computed.maps["edge_mask"][index])
-
-
-def test_false_edges_are_stored_if_they_have_a_weight() -> None:
-    logits, target = patches()
-    criterion = EdgeAwareLoss(false_edge_weight=0.5)
-    expected = compute_arrays(logits, target, criterion).maps["false_edge"][0]
-    assert (expected > 0).sum() > 100
-    page = report(logits, target, criterion=criterion)
-    arrays = carried(page)["images"][0]["arrays"]
-    np.testing.assert_allclose(decoded(arrays["false_edge"]), expected, rtol=2**-9, atol=2**-14)
-    here = (target[0] == 1).numpy() & (expected > 0)
-    column = re.findall(r'<th scope="col"><button type="button">(.*?)</button>', page).index("false edge")
-    cells = re.findall("<t[hd].*?>(.*?)</t[hd]>", page.split("<tbody>")[1].split("<tr>")[2])
-    assert cells[column] == f"{expected[here].astype(float).mean():.3f}"
-    assert "false edge" not in report(logits, target).replace("false_edge_weight", "")
 
 
 def test_non_finite_values_are_stored() -> None:

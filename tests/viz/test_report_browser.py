@@ -39,10 +39,10 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     """The colors of the panel, or the next one of the scale where a value was rounded."""
     logits, target = patches()
     logits[0, 0, 10, 10] = torch.nan
-    criterion = EdgeAwareLoss(decay=2, false_edge_weight=0.5)
+    criterion = EdgeAwareLoss(decay=2)
     page = opened(logits, target, criterion=criterion)
     computed = compute_arrays(logits, target, criterion)
-    keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side", "false_edge")
+    keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side")
     expected = {key: map_to_rgb(drawn)[0] for key, drawn in zip(keys, color_maps(computed, terms=True), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
     truth, prediction = computed.target[0], computed.prediction[0]
@@ -80,7 +80,7 @@ def test_thin_edges_survive_a_lower_resolution(opened: Opened) -> None:
 def test_hovering_shows_the_right_numbers(opened: Opened, monkeypatch: pytest.MonkeyPatch, band: int) -> None:
     monkeypatch.setattr("edgeloss.viz.packing._BAND", band)
     logits, target = patches()
-    criterion = EdgeAwareLoss(edge_weight=2.0, false_edge_weight=0.5, power=0.0, decay=2.0)
+    criterion = EdgeAwareLoss(edge_weight=2.0, power=0.0, decay=2.0)
     page = opened(logits, target, criterion=criterion, class_names=["a", "b", "c"])
     computed = compute_arrays(logits, target, criterion)
     p = logits.softmax(1)[0]
@@ -95,8 +95,8 @@ def test_hovering_shows_the_right_numbers(opened: Opened, monkeypatch: pytest.Mo
         for (_, shown), k in zip(page.table("likely"), order, strict=True):
             assert float(shown) == pytest.approx(float(p[k, row, column]), rel=0.01, abs=2e-4)
         terms = dict(page.table("terms"))
-        for name in ("cross-entropy", "false edge", "distance"):
-            key = name.translate({ord("-"): "_", ord(" "): "_"})
+        for name in ("cross-entropy", "distance"):
+            key = name.replace("-", "_")
             assert float(terms[name]) == pytest.approx(float(computed.maps[key][0, row, column]), rel=0.01, abs=2e-4)
         assert float(terms["|gradient|"]) == pytest.approx(computed.gradient[0, row, column], rel=0.01)
         for name, key in (("same side", "same_side"), ("other side", "other_side"), ("edge map", "edge")):
@@ -290,7 +290,7 @@ def test_it_is_accessible(opened: Opened, axe: str, sized: Sized, dark: bool, wi
 
 def test_every_column_of_the_table_is_printed(opened: Opened, sized: Sized) -> None:
     sized(700, 1000, False)  # A4 without its margins
-    page = opened(*patches(), criterion=EdgeAwareLoss(false_edge_weight=0.5), class_names=["a", "pedestrian", "c"])
+    page = opened(*patches(), class_names=["a", "pedestrian", "c"])
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         assert page.run("const { scrollWidth, clientWidth } = find('.scroll'); return scrollWidth <= clientWidth")

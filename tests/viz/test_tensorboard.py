@@ -57,15 +57,6 @@ def test_each_map_becomes_pictures_and_a_histogram(tmp_path: Path) -> None:
         assert (image[mask.numpy()] != BLACK).any(1).all()
 
 
-def test_false_edges_are_logged_if_they_have_a_weight(tmp_path: Path) -> None:
-    maps = maps_of(16, 20, false_edge_weight=0.5)
-    events = logged(tmp_path, maps)
-    there = maps.false_edge > 0
-    assert events.Histograms("train/false_edge")[0].histogram_value.num == int(there.sum()) > 0
-    shown = picture(events, "train/false_edge")[:, :20]
-    assert ((shown != BLACK).any(2) == there[0].numpy()).all()
-
-
 def test_a_fixed_range_gives_a_value_the_same_color_at_every_step(tmp_path: Path) -> None:
     maps = maps_of(8, 8)._replace(cross_entropy=torch.full((2, 8, 8), 1.0))
     shown = picture(logged(tmp_path, maps, high=4.0), "train/cross_entropy")

@@ -73,8 +73,8 @@ const makeLegend = () => {
 // ---------------------------------------------------------------------------------------------------------- histograms
 
 // Return the bin of each code, 255 for what has none.
-const binsOf = ({ low, width, counts }, { log, key }) => {
-  const first = log || key === "false_edge" ? FIRST + 1 : FIRST;
+const binsOf = ({ low, width, counts }, { log }) => {
+  const first = log ? FIRST + 1 : FIRST;
   const scaled = (code) => (log ? Math.log10(NUMBERS[code]) : NUMBERS[code]);
   const binOf = new Uint8Array(65536).fill(255);
   for (let code = first; code < NOT_FINITE; code++)

@@ -58,7 +58,9 @@ def test_list_of_plans() -> None:
     assert len({run.slug for run in runs}) == 4
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("quality*.yaml")), ids=str)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs").glob("quality*.yaml")), ids=lambda path: path.stem
+)
 def test_runs_of_a_plan_are_distinct(path: Path) -> None:
     runs = read_plan(path)
     assert len({run.slug for run in runs}) == len(runs)

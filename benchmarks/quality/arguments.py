@@ -48,6 +48,7 @@ examples:
 """
 
 RESULTS = ROOT / "benchmarks" / "results"
+TABLE = RESULTS / "quality.jsonl"
 IMAGES = ROOT / "docs" / "images"
 COSTS = RESULTS / "quality-cost.json"
 
@@ -77,9 +78,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--results",
         type=Path,
         nargs="+",
-        default=[RESULTS / "quality.jsonl"],
+        default=[TABLE],
         metavar="FILE",
-        help="table of results, and others to read as well: their runs are not repeated (default: %(default)s)",
+        help=f"table of results, and others to read as well: their runs are not repeated (default: {TABLE})",
     )
     networks = argparse.ArgumentParser(add_help=False)
     networks.add_argument(
@@ -215,7 +216,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
 def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
     """Add `offsets` and `bootstrap`."""
     finished = argparse.ArgumentParser(add_help=False, parents=[networks])
-    finished.set_defaults(results=[RESULTS / "quality.jsonl"])  # not read
+    finished.set_defaults(results=[TABLE])  # not read
     finished.add_argument("plan", type=Path)
     finished.add_argument("--held-out", action="store_true", help="the runs of `plan --held-out`, on their images")
     finished.add_argument("--threads", type=int, default=1, help="default: %(default)s")
@@ -236,7 +237,7 @@ def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -
         nargs=1,
         default=[RESULTS / "offsets.jsonl"],
         metavar="FILE",
-        help="table of results (default: %(default)s)",
+        help=f"table of results (default: {RESULTS / 'offsets.jsonl'})",
     )
     offsets.add_argument(
         "--offsets",
@@ -267,7 +268,7 @@ def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) 
     picture = argparse.ArgumentParser(add_help=False, parents=[networks])
     picture.add_argument("plan", type=Path, help="a plan whose runs are finished")
     picture.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    picture.set_defaults(results=[RESULTS / "quality.jsonl"])  # not read
+    picture.set_defaults(results=[TABLE])  # not read
     picture.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
     crops = commands.add_parser("crops", parents=[picture], help="draw where one loss is sharper than another")
     benefit = commands.add_parser("benefit", parents=[picture], help="draw one crop, with the edge maps")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,6 +40,14 @@ def cross_entropy(
     total = F.cross_entropy(logits, target, class_weight, ignore_index=ignore_index, reduction="sum")
     weight = (valid if class_weight is None else class_weight[target[valid]]).sum()
     return total / torch.where(weight > 0, weight, 1)
+
+
+def at_size(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """Return logits [B, C, *s] interpolated to a size *S as EdgeAwareLoss does with ``upsample=True``."""
+    if logits.shape[2:] == tuple(size):
+        return logits
+    mode = "trilinear" if logits.dim() == 5 else "bilinear"
+    return F.interpolate(logits.float(), tuple(size), mode=mode, align_corners=False)
 
 
 def one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:

@@ -15,7 +15,7 @@ from baselines.active_boundary import active_boundary
 from baselines.affinity import affinity
 from baselines.boundary import boundary
 from baselines.boundary_dou import boundary_dou
-from baselines.common import cross_entropy, weighted_mean
+from baselines.common import at_size, cross_entropy, weighted_mean
 from baselines.control import edge_weights
 from baselines.cpg import cpg
 from baselines.frequencies import adjusted, class_prior, median_frequency_weight
@@ -189,8 +189,13 @@ def ours(
     )
 
 
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
+
+
 class Module(nn.Module):
     """Compute EdgeAwareLoss as a module, whose statistics run over the steps; by default ``EdgeAwareLoss()``.
+
+    It also accepts logits of lower resolution than the labels.
 
     Args:
         ignore_index: the ignored label.
@@ -206,9 +211,9 @@ class Module(nn.Module):
         *,
         ignore_index: int,
         running: int = 1,
-        edge_weight: float = 1.0,
-        edge_focus: float = 8.0,
-        region_weight: float = 3.0,
+        edge_weight: float = float(DEFAULTS["edge_weight"]),
+        edge_focus: float = float(DEFAULTS["edge_focus"]),
+        region_weight: float = float(DEFAULTS["region_weight"]),
         dice: float = 0.0,
     ) -> None:
         """Create the loss."""
@@ -220,13 +225,21 @@ class Module(nn.Module):
             edge_weight=edge_weight,
             edge_focus=edge_focus,
             region_weight=region_weight,
+            upsample=True,
         )
+
+    @property
+    def current_edge_weight(self) -> float:
+        """The weight of the edge terms in the next step."""
+        return float(self.criterion.current_edge_weight)
 
     def forward(self, logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
         """Compute the loss."""
         loss: Tensor = self.criterion(logits, target)
         if self.dice:
-            loss = loss + self.dice * regions.dice(logits, target, ignore_index=self.criterion.ignore_index)
+            loss = loss + self.dice * regions.dice(
+                at_size(logits, target.shape[1:]), target, ignore_index=self.criterion.ignore_index
+            )
         return loss
 
 

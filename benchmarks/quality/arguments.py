@@ -38,6 +38,7 @@ examples:
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
   python benchmarks/quality.py table --split val --by epochs
   python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml --by data
+  python benchmarks/quality.py plot --split val --curve edge_weight         # which falls as edges are learned
   python benchmarks/quality.py plot
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
   python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
@@ -47,6 +48,7 @@ examples:
 """
 
 RESULTS = ROOT / "benchmarks" / "results"
+TABLE = RESULTS / "quality.jsonl"
 IMAGES = ROOT / "docs" / "images"
 COSTS = RESULTS / "quality-cost.json"
 
@@ -75,9 +77,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     shared.add_argument(
         "--results",
         type=Path,
-        default=RESULTS / "quality.jsonl",
+        nargs="+",
+        default=[TABLE],
         metavar="FILE",
-        help="table of results (default: %(default)s)",
+        help=f"table of results, and others to read as well: their runs are not repeated (default: {TABLE})",
     )
     networks = argparse.ArgumentParser(add_help=False)
     networks.add_argument(
@@ -187,6 +190,12 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
     table.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     table.add_argument("--cost", type=Path, default=COSTS, metavar="FILE", help="from `cost` (default: %(default)s)")
     plot = commands.add_parser("plot", parents=[shown], help="draw bars and curves")
+    plot.add_argument(
+        "--curve",
+        choices=[*METRICS, "loss", "edge_weight"],
+        metavar="NAME",
+        help="only the curve of this metric, of loss or of edge_weight (default: several plots)",
+    )
     plot.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
     cost = commands.add_parser("cost", help="measure the time and memory of every loss")
     cost.add_argument("--plan", type=Path, metavar="FILE", help="also the losses of this plan, with their options")
@@ -207,7 +216,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
 def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
     """Add `offsets` and `bootstrap`."""
     finished = argparse.ArgumentParser(add_help=False, parents=[networks])
-    finished.set_defaults(results=RESULTS / "quality.jsonl")  # not read
+    finished.set_defaults(results=[TABLE])  # not read
     finished.add_argument("plan", type=Path)
     finished.add_argument("--held-out", action="store_true", help="the runs of `plan --held-out`, on their images")
     finished.add_argument("--threads", type=int, default=1, help="default: %(default)s")
@@ -225,9 +234,10 @@ def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -
     offsets.add_argument(
         "--results",
         type=Path,
-        default=RESULTS / "offsets.jsonl",
+        nargs=1,
+        default=[RESULTS / "offsets.jsonl"],
         metavar="FILE",
-        help="table of results (default: %(default)s)",
+        help=f"table of results (default: {RESULTS / 'offsets.jsonl'})",
     )
     offsets.add_argument(
         "--offsets",
@@ -258,7 +268,7 @@ def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) 
     picture = argparse.ArgumentParser(add_help=False, parents=[networks])
     picture.add_argument("plan", type=Path, help="a plan whose runs are finished")
     picture.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    picture.set_defaults(results=RESULTS / "quality.jsonl")  # not read
+    picture.set_defaults(results=[TABLE])  # not read
     picture.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
     crops = commands.add_parser("crops", parents=[picture], help="draw where one loss is sharper than another")
     benefit = commands.add_parser("benefit", parents=[picture], help="draw one crop, with the edge maps")

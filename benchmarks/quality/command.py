@@ -62,7 +62,8 @@ def place_of(options: argparse.Namespace) -> tuple[Place, str | None]:
     data = options.data and options.data.resolve()
     root, name = (data.parent, data.name) if data else (options.data_root.resolve(), None)
     split = options.eval_split and options.eval_split.resolve()
-    return Place(root, split, options.results, options.state, options.device), name
+    table, *others = options.results
+    return Place(root, split, table, options.state, options.device, others=tuple(others)), name
 
 
 def do_runs(options: argparse.Namespace) -> None:
@@ -79,7 +80,7 @@ def do_runs(options: argparse.Namespace) -> None:
         check_trials(runs)
     execute(runs, place, workers=options.workers, threads=options.threads)
     if tuning:
-        rows = {key_of(row): row for row in read_rows(place.results)}
+        rows = {key_of(row): row for row in read_rows(place.results, *place.others)}
         for name in dict.fromkeys(run.data for run in runs):
             summaries = summarize(rows[place.key(run)] for run in runs if run.data == name)
             print(f"{name}\n\n{trials(summaries, options.by)}")
@@ -94,7 +95,7 @@ def do_merge(options: argparse.Namespace) -> None:
         rows = read_rows(path)
         if not rows:
             raise ValueError(f"merge: expected a table of results, but got {path}; pass a file that `plan` wrote")
-        add_rows(options.results, rows, key_of)
+        add_rows(options.results[0], rows, key_of)
 
 
 def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row]]:
@@ -137,13 +138,16 @@ def suffix_of(settings: str, results: Collection[str]) -> str:
 def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
     results = read_chosen(options, *[BASELINE] * (options.by == "data"))
-    if options.by == "data":
+    if options.by == "data" and not options.curve:
         sets = by_data(results)
         plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
         plot_set_curves(sets, options.output / "quality-data-curves.png")
         return
     for settings, rows in results.items():
         suffix = suffix_of(settings, results)
+        if options.curve:
+            plot_curves(rows, settings, options.output / f"quality-{options.curve}{suffix}.png", names=[options.curve])
+            continue
         if options.by == "epochs":
             plot_lengths(rows, settings, options.output / f"quality-lengths{suffix}.png")
             continue

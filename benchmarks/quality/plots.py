@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from baselines.recipes import TITLES
 from pictures import save_figure
-from quality.scores import METRICS, SHOWN
+from quality.scores import METRICS, SHOWN, scale_of
 from quality.tables import BASELINE, Summary, in_order, title_of
 from result_table import Row
 
@@ -125,16 +125,22 @@ def plot_lengths(results: Sequence[Row], title: str, path: Path) -> None:
 
 
 def plot_curves(
-    results: Sequence[Row], title: str, path: Path, over: str = "epoch", *, marker: str | None = None
+    results: Sequence[Row],
+    title: str,
+    path: Path,
+    over: str = "epoch",
+    *,
+    marker: str | None = None,
+    names: Sequence[str] = SHOWN,
 ) -> None:
-    """Draw the metrics over the epochs."""
+    """Draw curves of the results over the epochs: of metrics, or of others such as the edge weight."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.3 * len(SHOWN), 4.4), layout="constrained")
-    axes = figure.subplots(1, len(SHOWN))
-    for axis, name in zip(axes, SHOWN, strict=True):
+    figure = Figure(figsize=(4.3 * max(len(names), 2), 4.4), layout="constrained")
+    (axes,) = figure.subplots(1, len(names), squeeze=False)
+    for axis, name in zip(axes, names, strict=True):
         _draw_curves(axis, results, name, marker=marker)
-        axis.set_title(f"{METRICS[name]}, %", fontsize=10)
+        axis.set_title(METRICS.get(name, name) + ", %" * (scale_of(name) == 100), fontsize=10)
         axis.set_xlabel(over)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=8)
@@ -165,9 +171,10 @@ def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str |
 
     curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for result in in_order(results):
-        if curve := result["curve"]:  # empty where a run diverged before its first score
+        curve = result["curve"]
+        if name in curve:  # not where a run diverged before its first score, and some losses and older rows lack it
             for epoch, value in zip(curve["epoch"], curve[name], strict=True):
-                curves[title_of(result)][epoch].append(value * 100)
+                curves[title_of(result)][epoch].append(value * scale_of(name))
     for n, (loss, of_epoch) in enumerate(curves.items()):
         epochs = sorted(of_epoch)
         values = [of_epoch[epoch] for epoch in epochs]  # of the seeds

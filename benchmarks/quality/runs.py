@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -15,10 +15,10 @@ from baselines.recipes import REMOVED, TITLES, Options, completed, defaults
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
-NETWORKS = ("unet", "segformer")
+NETWORKS = ("unet", "segformer", "efficientnet-lite0")
 # Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
 # earlier checkpoints and results keep theirs.
-ADDED = ("crop", "crops", "masks", "contiguous", "network", "dice")
+ADDED = ("crop", "crops", "masks", "contiguous", "network", "pretrained", "dice")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Run:
         crops: samples of each training image per epoch.
         masks: folder of the masks to train on; scores are of ``masks``.
         contiguous: hold out the last training images, not random ones: neighboring sections look the same.
-        network: unet, or segformer, which has a size of its own and takes images only.
+        network: unet, or segformer or efficientnet-lite0, which have a size of their own and take images only.
+        pretrained: start efficientnet-lite0 from ImageNet weights.
     """
 
     loss: str
@@ -62,17 +63,21 @@ class Run:
     masks: str = "masks"
     contiguous: bool = False
     network: str = "unet"
+    pretrained: bool = False
 
     def __post_init__(self) -> None:
         """Complete the options, so that equal runs compare equal however they are written.
 
         Raises:
-            ValueError: if the precision or the network is unknown, or there are no crops.
+            ValueError: if the precision or the network is unknown, the network has no pretrained weights, or there are
+                no crops.
         """
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision: expected one of {PRECISIONS}, but got {self.precision!r}")
         if self.network not in NETWORKS:
             raise ValueError(f"network: expected one of {NETWORKS}, but got {self.network!r}")
+        if self.pretrained and self.network != "efficientnet-lite0":
+            raise ValueError(f"pretrained: expected false for network {self.network}, but got true")
         if self.crops < 1:
             raise ValueError(f"crops: expected an int >= 1, but got {self.crops}")
         object.__setattr__(self, "options", completed(self.loss, self.options))
@@ -131,6 +136,7 @@ class Place:
         state: folder of the checkpoints.
         device: to train on.
         score_every: number of epochs between scores; the last epoch is always scored.
+        others: more tables of results, whose runs are not repeated.
     """
 
     root: Path
@@ -139,6 +145,7 @@ class Place:
     state: Path
     device: str = "cpu"
     score_every: int = 1
+    others: tuple[Path, ...] = ()
 
     def data_of(self, run: Run) -> Path:
         """Return the folder of the run's data set."""
@@ -170,19 +177,22 @@ def checkpoint_path(run: Run, state: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def runs_of(plan: Mapping[str, Any], *, data: str | None = None, held_out: bool = False) -> list[Run]:
+def runs_of(plan: Mapping[str, Any] | Sequence[Any], *, data: str | None = None, held_out: bool = False) -> list[Run]:
     """Return the runs of a plan, all losses of one seed before those of the next.
 
     Args:
         plan: settings that all runs share; ``runs``, a list of ``loss``, ``seeds`` and optionally ``options``; and
             optionally ``data``, the data sets by name, each with the settings that differ there. ``epochs`` may be a
-            list: a training for each.
+            list: a training for each. Or a list of such plans.
         data: name of the only data set; None for those of the plan.
         held_out: score on a part of the training images.
 
     Raises:
         ValueError: if a key is unknown or missing.
     """
+    if isinstance(plan, Sequence):
+        runs = [run for part in plan for run in runs_of(part, data=data, held_out=held_out)]
+        return sorted(runs, key=lambda run: run.seed)
     shared = {key: value for key, value in plan.items() if key not in ("runs", "data")}
     sets = plan.get("data") or {Run.data: None}
     if data is not None:

@@ -39,7 +39,7 @@ SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
 
 def scale_of(name: str) -> int:
     """Return the factor of a metric in tables: 100 for percent, 1 for one with a unit of its own."""
-    return 1 if name in ("nll", "nll_edge", "hd95") else 100
+    return 1 if name in ("nll", "nll_edge", "hd95", "loss", "edge_weight") else 100
 
 
 def thin_class(data: str, classes: Sequence[str]) -> int | None:

@@ -29,12 +29,12 @@ Summary = dict[str, Any]
 
 
 def read_results(
-    path: Path, split: str | None = None, plan: Iterable[Run] = (), *, by_epochs: bool = False
+    paths: Sequence[Path], split: str | None = None, plan: Iterable[Run] = (), *, by_epochs: bool = False
 ) -> dict[str, list[Row]]:
     """Read results, grouped by their settings.
 
     Args:
-        path: a table of results.
+        paths: tables of results.
         split: only results of this split.
         plan: only results with the settings of these runs, if there are any.
         by_epochs: put all lengths of training into one group, also those that are not in the plan.
@@ -53,14 +53,14 @@ def read_results(
     planned = {settings(run) for run in plan}
     rows = [
         row
-        for row in read_rows(path)
+        for row in read_rows(*paths)
         if split in (None, row["split"]) and (not planned or settings(Run(**row["run"])) in planned)
     ]
     order = {name: n for n, name in enumerate(dict.fromkeys(run.data for run in plan))}
     rows.sort(key=lambda row: order.get(row["run"]["data"], len(order)))
     if not rows:
-        of_split = f" of split {split}" if split else ""
-        raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {path}")
+        of_split, tables = f" of split {split}" if split else "", ", ".join(map(str, paths))
+        raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {tables}")
     return group(rows, by_epochs=by_epochs)
 
 
@@ -78,11 +78,12 @@ def describe(result: Row, *, by_epochs: bool = False) -> str:
     size = "their own sizes" if run.size is None else _pixels(run.size)
     crops = f", in {run.crops} crops of {_pixels(run.crop)} per epoch" if run.crop else ""
     masks = f", with {run.masks}" if run.masks != "masks" else ""
+    network = f"U-Net of width {run.width}" if run.network == "unet" else run.network + ", pretrained" * run.pretrained
     length = "several lengths of training" if by_epochs else f"{run.epochs} epochs"
     return (
         f"{run.data}, {result['split']}: {images['train']} images at {size} for training{crops}{masks},"
         f" {images['evaluated']} for these scores; {length} in batches of {run.batch},"
-        f" U-Net of width {run.width}, learning rate {run.lr:g}, {run.precision}"
+        f" {network}, learning rate {run.lr:g}, {run.precision}"
     )
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.recipes import Progress, make
+from baselines.common import at_size
+from baselines.recipes import Module, Progress, make
 from measure import INSTRUCTIONS, processes, processor
 from quality.data import (
     augmentation,
@@ -29,6 +30,7 @@ from quality.data import (
     training_set,
     voxel_shape,
 )
+from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
 from quality.segformer import SegFormer
@@ -39,6 +41,7 @@ from segkit.model import UNet
 WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs in which the learning rate rises linearly
 POWER = 0.9  # of its polynomial fall to 0
+REGION_TERM = "softmax shares, plain PyTorch"  # its formula, and what computes it; rows of 0.2 have no such entry
 
 
 class RoundedConv2d(nn.Conv2d):
@@ -65,6 +68,8 @@ def make_network(run: Run, num_classes: int) -> nn.Module:
     """Build the network of a run: for images with three channels, or for volumes with one."""
     if run.network == "segformer":
         return SegFormer(num_classes)
+    if run.network == "efficientnet-lite0":
+        return EfficientUNet(num_classes, pretrained=run.pretrained)
     return UNet(num_classes, width=run.width, in_channels=1 if run.dims == 3 else 3, dims=run.dims)
 
 
@@ -92,7 +97,7 @@ class Training:
         self.model = make_network(run, len(self.classes)).to(place.device)
         if run.precision == "bfloat16" and place.device == "cpu" and INSTRUCTIONS != "AVX512":
             for module in self.model.modules():
-                if isinstance(module, nn.Conv2d):
+                if type(module) is nn.Conv2d:  # others pad in their own way
                     module.__class__ = RoundedConv2d
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, weight_decay=WEIGHT_DECAY)
         self.criterion = make(
@@ -132,7 +137,10 @@ class Training:
             self.epoch += 1
             is_scored = self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs
             if is_scored:
-                self.score(loss=round(loss, 6), seconds=round(seconds, 1))
+                about = {"loss": round(loss, 6), "seconds": round(seconds, 1)}
+                if isinstance(self.criterion, Module):
+                    about["edge_weight"] = round(self.criterion.current_edge_weight, 6)
+                self.score(**about)
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
             if isinstance(self.criterion, nn.Module):
@@ -164,7 +172,10 @@ class Training:
                 group["lr"] = run.lr * rise * (1 - step / steps) ** POWER
             with torch.autocast(self.place.device, torch.bfloat16, enabled=run.precision == "bfloat16"):
                 logits = self.model(images)
-            loss = self.criterion(logits.float(), labels, Progress(step, steps, self.epoch))
+            logits = logits.float()
+            if not isinstance(self.criterion, Module):  # which accepts a lower resolution
+                logits = at_size(logits, labels.shape[1:])
+            loss = self.criterion(logits, labels, Progress(step, steps, self.epoch))
             value = loss.item()
             if not math.isfinite(value):
                 raise DivergedError(f"the loss is {value} in step {step + 1} of {steps}, epoch {self.epoch + 1}")
@@ -210,6 +221,8 @@ def finish(run: Run, place: Place) -> None:
             **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy")},
         },
     }
+    if run.options.get("region_weight"):
+        row["region_term"] = REGION_TERM
     try:
         training.train()
     except DivergedError as error:
@@ -230,7 +243,7 @@ def _columns(curve: Sequence[Row]) -> dict[str, list[Any]]:
 def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) -> None:
     """Do the runs that have no row in the table yet."""
     torch.set_num_threads(threads)
-    done = set(map(key_of, read_rows(place.results)))
+    done = set(map(key_of, read_rows(place.results, *place.others)))
     left = [run for run in runs if place.key(run) not in done]
     print(f"{len(runs)} runs, {len(left)} of them to do", flush=True)
     if workers == 1:

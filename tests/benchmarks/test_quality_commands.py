@@ -79,6 +79,8 @@ def test_several_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["plot", *chosen, "--output", str(tmp_path)]) == 0
     for name in ("quality-data.png", "quality-data-curves.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", *chosen, "--curve", "edge_weight", "--output", str(tmp_path)]) == 0
+    assert len([*tmp_path.glob("quality-edge_weight-*.png")]) == 2
     assert main(["table", *chosen, "--metrics", "miou"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| sstem", "| camvid"))]
     assert lines[:4] == [  # in the order of the plan
@@ -123,6 +125,8 @@ def test_commands(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     path.write_text(yaml.safe_dump(plan))
     assert main(["plan", *places, str(path)]) == 0
     assert "1 runs, 0 of them to do" in capsys.readouterr().out  # `run` has done it
+    assert main(["plan", str(path), *places[:2], "--results", str(tmp_path / "own.jsonl"), str(results)]) == 0
+    assert "1 runs, 0 of them to do" in capsys.readouterr().out  # its row is in another table
     assert main(["tune", *places, str(path)]) == 0
     assert "| **edge-weighted CE (k 2)** | 1 |" in capsys.readouterr().out
     assert len(read_rows(results)) == 3
@@ -150,7 +154,7 @@ def test_one_plan_trains_on_several_data_sets(shapes: Path, tmp_path: Path) -> N
 def test_default_tables() -> None:
     plan = ["plan.yaml"]
     for command, table in {("table",): "quality", ("plan", *plan): "quality", ("offsets", *plan): "offsets"}.items():
-        assert parse(command).results.name == f"{table}.jsonl"
+        assert parse(command).results[0].name == f"{table}.jsonl"
 
 
 def test_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from baselines.recipes import make
+from quality.command import read_plan
 from quality.runs import Place, Run, check_trials, loss_title, pick, runs_of
 
 
@@ -61,6 +62,21 @@ def test_plan_of_several_data_sets() -> None:
     assert {run.data for run in runs_of(plan, data="elsewhere")} == {"elsewhere"}
 
 
+def test_list_of_plans() -> None:
+    own = {"network": "efficientnet-lite0", "pretrained": True, "runs": [{"loss": "ce", "seeds": [0, 1]}]}
+    runs = runs_of([own, {**own, "pretrained": False}])
+    assert [(run.seed, run.pretrained) for run in runs] == [(0, True), (0, False), (1, True), (1, False)]
+    assert len({run.slug for run in runs}) == 4
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs").glob("quality*.yaml")), ids=lambda path: path.stem
+)
+def test_runs_of_a_plan_are_distinct(path: Path) -> None:
+    runs = read_plan(path)
+    assert len({run.slug for run in runs}) == len(runs)
+
+
 def test_place_of_several_data_sets() -> None:
     place = Place(Path("/sets"), None, Path("results"), Path("state"))
     run = Run("ce", {}, 0, data="sstem")
@@ -78,6 +94,7 @@ def test_place_of_several_data_sets() -> None:
             "plan: expected runs with loss, seeds and optionally options, but got {'loss': 'ce'}",
         ),
         ({"runs": [{"loss": "focal", "seeds": [0]}]}, "loss: expected one of .* but got 'focal'"),
+        ({"pretrained": True, "runs": [{"loss": "ce", "seeds": [0]}]}, "pretrained: expected false for network unet"),
         ({"crops": 0, "runs": [{"loss": "ce", "seeds": [0]}]}, "crops: expected an int >= 1, but got 0"),
     ],
 )

@@ -187,6 +187,22 @@ def test_images_of_their_own_sizes(place: Place) -> None:
     assert outcome(run, place)["images"] == {"train": 10, "evaluated": 3}
 
 
+@pytest.mark.parametrize("loss", ["ce", "module"])  # the module interpolates by itself
+def test_a_network_with_a_pretrained_encoder(place: Place, loss: str) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch", reason="efficientnet-lite-pytorch is not installed")
+    settings = {**TINY, "epochs": 1, "network": "efficientnet-lite0"}
+    run = Run(loss, {}, 0, **settings, pretrained=True)
+    training, plain = Training(run, place), Training(Run(loss, {}, 0, **settings), place)
+    assert not torch.equal(training.model.stem[0].weight, plain.model.stem[0].weight)
+    assert 3.4e6 < sum(p.numel() for p in training.model.parameters()) < 3.6e6
+    for size in ((34, 64), (17, 30)):
+        image = torch.randn(2, 3, *size)
+        assert training.model.train()(image).shape == (2, 10, (size[0] + 1) // 2, size[1] // 2)
+        assert training.model.eval()(image).shape == (2, 10, *size)
+    finish(run, place)
+    assert ("edge_weight" in outcome(run, place)["curve"]) == (loss == "module")
+
+
 def test_other_masks_are_trained_on_but_not_scored(shapes: Path, tmp_path: Path) -> None:
     root = tmp_path / "shapes"
     shutil.copytree(shapes, root)

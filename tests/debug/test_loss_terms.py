@@ -69,8 +69,8 @@ def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_terms_of_bad_logits() -> None:
-    x, y = scene()
-    x[0, 1, 7, 7] = math.nan  # far from the edge
+    x, y = (values.repeat_interleave(2, -2).repeat_interleave(2, -1) for values in scene())
+    x[0, 1, 15, 15] = math.nan  # far from the edge
     report = diagnose(EdgeAwareLoss(), x, y)
     assert report.findings[-1].message == "terms: cross_entropy, region not finite; same_side, other_side finite."
     assert report.findings[-1].advice == "The logits are not finite; fix them first."

@@ -20,7 +20,7 @@ from edgeloss.numerics import check_gradients
 from edgeloss.viz import panel
 
 State = dict[str, Tensor]
-REGION = 0.25  # the default weight of the region term
+REGION = 3.0  # the default weight of the region term
 
 
 def after(count: int = 1) -> EdgeAwareLoss:

@@ -14,9 +14,19 @@ from torch import Tensor, nn
 from edgeloss.functional import label_totals, loss_and_evaluation
 from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, suggest_keywords
-from edgeloss.reduction import Evaluation, Result, balanced_weight, edge_error_sums, edge_focus_scale, is_shared
-
-EDGE_SUMS_DECAY = 0.99  # per step
+from edgeloss.reduction import (
+    OF_STEP,
+    EdgeSum,
+    Evaluation,
+    Result,
+    balanced_weight,
+    edge_error_sums,
+    edge_focus_scale,
+    edge_sums_of_0_2,
+    fold_step,
+    is_shared,
+    new_edge_sums,
+)
 
 
 def _may_count() -> bool:
@@ -128,11 +138,11 @@ class EdgeAwareLoss(nn.Module):
     class are balanced as 2 C classes.
 
     **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
-    ``edge_weight`` · :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean
-    of the probabilities that neighbors gave to what the labels say in the steps before, by default
-    :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a uniform prediction; in the first step it is
-    ``edge_weight``. What the section above says of counts applies to the sums behind it as well, but they exist from
-    the start.
+    ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average over the steps before, some 100 at most,
+    of :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))`; :math:`\bar p` is the geometric mean of the probabilities that
+    neighbors gave to what the labels say, by default :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a
+    uniform prediction. In the first step the weight is ``edge_weight``. What the section above says of counts applies
+    to this average as well, but it exists from the start.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -164,7 +174,7 @@ class EdgeAwareLoss(nn.Module):
     edge_class_weight: Tensor | Literal["running"] | None
     edge_counts: Tensor  # [C] or [C, 2] int64, C = 0 before the first step: edge pixels of all steps; "running" only
     counted_steps: Tensor  # 0-d int64
-    edge_sums: Tensor  # [3] float64: those of edge_error_sums, running; with edge_focus only
+    edge_sums: Tensor  # [5] float64: a place for each EdgeSum; with edge_focus only
     _step: _Step | None  # that of calls with a normalizer; only modules that change from step to step have one
 
     @suggest_keywords
@@ -223,7 +233,7 @@ class EdgeAwareLoss(nn.Module):
         self.backend = backend
         self._step = None
         if Options.from_attributes(self).edge_focus:
-            self.register_buffer("edge_sums", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("edge_sums", new_edge_sums())
 
     def _register_counts(self, edge_class_weight: Literal["running"], multilabel: bool) -> None:
         if edge_class_weight != RUNNING:
@@ -358,7 +368,7 @@ class EdgeAwareLoss(nn.Module):
         if self._is_running():
             self.counted_steps.add_(1)
         if self.edge_focus:
-            self.edge_sums.mul_(EDGE_SUMS_DECAY)
+            self.edge_sums.copy_(fold_step(self.edge_sums))  # in place, for CUDA graphs
 
     def _add(self, evaluation: Evaluation, options: Options, *, classes: int, is_part: bool) -> None:
         """Add what a call found to that of the calls before it."""
@@ -373,7 +383,7 @@ class EdgeAwareLoss(nn.Module):
             dist.all_reduce(sums)
         if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
             self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
-        self.edge_sums.add_(sums)
+        self.edge_sums[OF_STEP].add_(sums)
 
     def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
         """Return what a call takes from the steps before it.
@@ -487,6 +497,9 @@ class EdgeAwareLoss(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
         """Load the counts of any number of classes where there are none yet, or none in the state."""
+        sums = state_dict.get(f"{prefix}edge_sums")
+        if sums is not None and len(sums) == len(EdgeSum) - 2:
+            state_dict[f"{prefix}edge_sums"] = edge_sums_of_0_2(sums)
         counts = state_dict.get(f"{prefix}edge_counts")
         if counts is not None and isinstance(self.edge_class_weight, str):
             own = self.edge_counts
@@ -503,7 +516,7 @@ class EdgeAwareLoss(nn.Module):
         self._buffers["edge_sums"] = torch.zeros_like(sums, dtype=torch.uint8)  # only its device changes
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         device = self.edge_sums.device
-        sums = torch.zeros_like(sums, device=device) if sums.is_meta else sums.to(device, widest(device))
+        sums = (new_edge_sums() if sums.is_meta else sums).to(device, widest(device))
         self._buffers["edge_sums"] = sums
         return self
 

@@ -105,8 +105,7 @@ def test_the_weight_may_be_zero(reduction: Any) -> None:
     criterion, ((first, y), (x, empty)) = focused(reduction=reduction), steps(2)
     criterion(1e9 * F.one_hot(y.where(y != IGNORE, 0), C).movedim(-1, 1).double(), y)
     assert criterion.current_edge_weight == 0
-    criterion.eval()
-    for logits, target in ((first, y), (x, empty)):
+    for logits, target in ((x, empty), (first, y)):
         plain = stateless_loss(edge_weight=0.0, reduction=reduction, ignore_index=IGNORE)
         assert all(
             torch.equal(a, b) for a, b in zip(run(criterion, logits, target), run(plain, logits, target), strict=True)
@@ -189,15 +188,19 @@ def test_states_of_version_0_2_load(steps_before: int) -> None:
 
 
 @pytest.mark.usefixtures("each_backend")
-def test_eval_applies_the_weight_and_adds_nothing() -> None:
+def test_eval_has_the_full_weight_and_adds_nothing() -> None:
     criterion, batches = focused(), steps(3)
     criterion(*batches[0])
     weight, sums = criterion.current_edge_weight, criterion.edge_sums.clone()
     assert weight != 1
-    options = {"edge_weight": weight.item(), "ignore_index": IGNORE}
+    in_full: dict[str, Any] = {"ignore_index": IGNORE}
+    options = in_full | {"edge_weight": weight.item()}
+    assert criterion.options(training=False) == stateless_loss(**in_full).options()
     criterion.eval()
+    assert criterion.options() == criterion.options(training=False)
+    assert criterion.options(training=True) == stateless_loss(**options).options()
     for x, y in batches:
-        torch.testing.assert_close(criterion(x, y), edge_aware_loss(x, y, **options), rtol=1e-14, atol=0)
+        assert criterion(x, y) == edge_aware_loss(x, y, **in_full)
         total = criterion.step_normalizer([y])
         torch.testing.assert_close(criterion(x, y, normalizer=total), criterion(x, y))
     criterion.train()

@@ -127,8 +127,9 @@ class EdgeAwareLoss(nn.Module):
     ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average over about the last 100 steps
     of :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))`; :math:`\bar p` is the geometric mean of the probabilities that
     neighbors gave to what the labels say, by default :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a
-    uniform prediction. In the first step the weight is ``edge_weight``. What the section above says of counts applies
-    to this average as well, but it exists from the start.
+    uniform prediction. In the first step, and in ``eval()``, the weight is ``edge_weight``: validation losses are the
+    same quantity in all epochs. What the section above says of counts applies to this average as well, but it exists
+    from the start.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -315,7 +316,9 @@ class EdgeAwareLoss(nn.Module):
                 ``edge`` and ``region``, reduced like the loss (averaged with ``reduction="none"``),
                 without ``ce_weight``, ``edge_weight``, ``region_weight`` and the weights of the single edge terms,
                 which only ``edge`` includes; and ``edge_fraction``, the fraction of edge pixels among the valid ones.
-                ``region`` is 0 with ``region_weight=0``.
+                ``region`` is 0 with ``region_weight=0``. The loss is ``ce_weight * cross_entropy``, plus
+                ``current_edge_weight * edge``, with the weight before the call, in ``eval()`` with ``edge_weight``,
+                plus ``region_weight * region``.
 
         Returns:
             The loss. With ``return_maps`` or ``return_terms``, a tuple of the loss, the maps and the terms, in this

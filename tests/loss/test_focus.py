@@ -18,7 +18,7 @@ from edgeloss import EdgeAwareLoss, reduction
 from edgeloss.cli.options import with_shared_options
 from edgeloss.functional import edge_aware_loss, loss_maps
 from edgeloss.reduction import OF_STEP, EdgeSum
-from edgeloss.viz import panel
+from edgeloss.viz.arrays import compute_arrays
 
 GAMMA, STEPS = 0.7, EdgeSum.STEPS
 
@@ -209,7 +209,11 @@ def test_eval_has_the_full_weight_and_adds_nothing() -> None:
             torch.testing.assert_close(
                 criterion(*batches[2]), edge_aware_loss(*batches[2], **options), rtol=1e-14, atol=0
             )
-    panel(batches[0][0].detach(), batches[0][1], criterion=criterion)
+    x, y = batches[0]
+    for mode, keywords in ((True, options), (False, in_full)):
+        drawn = compute_arrays(x.detach(), y, criterion.train(mode)).terms["loss"]
+        assert drawn == pytest.approx(edge_aware_loss(x, y, **keywords).item())
+    criterion.train()
     assert torch.equal(criterion.edge_sums, sums)
     assert criterion.options() == stateless_loss(**options).options()
     torch.testing.assert_close(edge_aware_loss(*batches[0], **criterion.options()), criterion(*batches[0]))

@@ -118,7 +118,8 @@ class OpenStep:
                 f" step, but got {'other labels' if call is None else 'a second one'}; run backward() after each step,"
                 " make the labels outside the checkpoint, or leave the loss out of it"
             )
-        call.repeated_by = task
+        if torch.is_grad_enabled():  # other calls only look
+            call.repeated_by = task
         return call.step
 
 

@@ -110,6 +110,12 @@ def test_recomputed_parts_belong_to_their_step(use_reentrant: bool) -> None:
 
 def test_what_happens_before_a_call_is_recomputed() -> None:
     (criterion, twin), (x, y), _, (_, labels) = (EdgeAwareLoss(ignore_index=IGNORE) for _ in range(2)), *steps(3)
+
+    @torch.no_grad()
+    def log(criterion: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        criterion.forward(*inputs)
+
+    criterion.register_forward_pre_hook(log)
     loss, expected = checkpoint(criterion, x, y, use_reentrant=False), backward(twin(x, y), x)
     with torch.no_grad():
         criterion(x, y), criterion(x, labels)

@@ -77,7 +77,7 @@ print(f"weight of the edge terms in the next step: {criterion.current_edge_weigh
 # ## Terms and maps
 #
 # `return_terms=True` returns the parts of the loss for logging, and `return_maps=True` each of them per pixel. In
-# `eval()` the loss applies its weights and counts nothing.
+# `eval()` the loss has the edge weight in full and counts nothing.
 
 # %%
 criterion.eval()

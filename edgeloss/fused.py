@@ -375,17 +375,17 @@ def _edge_loss_backward(
     *saved: None,
 ) -> tuple[Tensor | None, ...]:
     terms = None if sums is None else sums[TERM_ROWS].contiguous()
-    return _only(_gradient(ctx, terms, ce, same, other, unused), len(_EdgeLossInputs._fields))
+    return _only(_gradient(ctx, ctx.saved_tensors, terms, ce, same, other, unused), len(_EdgeLossInputs._fields))
 
 
 def _gradient(
     ctx: Any,  # noqa: ANN401
+    state: tuple[Tensor, ...],
     terms: Tensor | None,
     *maps: Tensor | None,
     of_regions: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of the logits from those of the sums of the terms, of the maps, and of the regions."""
-    state = ctx.saved_tensors
     regions: tuple[Tensor, ...] = ()
     if of_regions is not None:
         state, regions = state[:-2], (of_regions, *state[-2:])
@@ -425,10 +425,11 @@ class _EdgeLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         terms, maps = (None, grads) if ctx.factors is None else (grads[0] * ctx.factors, [None] * 4)
         of_regions = None if ctx.of_regions is None else grads[0] * ctx.of_regions
+        state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, terms, *maps, of_regions=of_regions), 7)
+            return _only(_gradient(ctx, state, terms, *maps, of_regions=of_regions), 7)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, terms, *maps, of_regions=of_regions), 7)
+            return _only(_gradient(ctx, state, terms, *maps, of_regions=of_regions), 7)
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,26 +14,22 @@ from torch import Tensor, nn
 from edgeloss.functional import label_totals, loss_and_evaluation
 from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, suggest_keywords
-from edgeloss.reduction import Evaluation, Result, balanced_weight, edge_error_sums, edge_focus_scale, is_shared
+from edgeloss.reduction import (
+    OF_STEP,
+    EdgeSum,
+    Evaluation,
+    Result,
+    balanced_weight,
+    edge_error_sums,
+    edge_focus_scale,
+    edge_sums_of_0_2,
+    fold_step,
+    is_shared,
+    new_edge_sums,
+)
+from edgeloss.steps import OpenStep, Step, has_counted, is_repeated, may_count
 
-EDGE_SUMS_DECAY = 0.99  # per step
-
-
-def _may_count() -> bool:
-    """Return whether a call may change the module; torch does not let the functions that it transforms do so."""
-    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-
-
-class _Step(NamedTuple):
-    """What a step of the loss takes from the steps before it.
-
-    Attributes:
-        edge_class_weight: u [C]; None for ones.
-        edge_scale: f, the factor of ``edge_weight``, 0-d; None for 1.
-    """
-
-    edge_class_weight: Tensor | None
-    edge_scale: Tensor | float | None
+KEPT = ("edge_counts", "counted_steps", "edge_sums")  # buffers that a step changes
 
 
 class EdgeAwareLoss(nn.Module):
@@ -128,11 +124,12 @@ class EdgeAwareLoss(nn.Module):
     class are balanced as 2 C classes.
 
     **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
-    ``edge_weight`` · :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))^\gamma`, where :math:`\bar p` is the geometric mean
-    of the probabilities that neighbors gave to what the labels say in the steps before, by default
-    :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a uniform prediction; in the first step it is
-    ``edge_weight``. What the section above says of counts applies to the sums behind it as well, but they exist from
-    the start.
+    ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average over about the last 100 steps
+    of :math:`\min(1, (1 - \bar p) / (1 - \bar p_0))`; :math:`\bar p` is the geometric mean of the probabilities that
+    neighbors gave to what the labels say, by default :math:`e^{-\mathrm{edge} / 2}`, and :math:`\bar p_0` is that of a
+    uniform prediction. In the first step, and in ``eval()``, the weight is ``edge_weight``: validation losses are the
+    same quantity in all epochs. What the section above says of counts applies to this average as well, but it exists
+    from the start.
 
     Shape:
         * logits: [B, C, H, W] or [B, C, D, H, W]; float16, bfloat16, float32 or float64, any strides. C = 1 is binary:
@@ -164,8 +161,7 @@ class EdgeAwareLoss(nn.Module):
     edge_class_weight: Tensor | Literal["running"] | None
     edge_counts: Tensor  # [C] or [C, 2] int64, C = 0 before the first step: edge pixels of all steps; "running" only
     counted_steps: Tensor  # 0-d int64
-    edge_sums: Tensor  # [3] float64: those of edge_error_sums, running; with edge_focus only
-    _step: _Step | None  # that of calls with a normalizer; only modules that change from step to step have one
+    edge_sums: Tensor  # [5] float64: a place for each EdgeSum; with edge_focus only
 
     @suggest_keywords
     def __init__(
@@ -221,9 +217,9 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        self._step = None
+        self._open_step = OpenStep()
         if Options.from_attributes(self).edge_focus:
-            self.register_buffer("edge_sums", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("edge_sums", new_edge_sums())
 
     def _register_counts(self, edge_class_weight: Literal["running"], multilabel: bool) -> None:
         if edge_class_weight != RUNNING:
@@ -234,11 +230,18 @@ class EdgeAwareLoss(nn.Module):
         self.register_buffer("edge_counts", torch.zeros((0, 2) if multilabel else 0, dtype=torch.int64))
         self.register_buffer("counted_steps", torch.zeros((), dtype=torch.int64))
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of :func:`edgeloss.functional.edge_aware_loss` that give the loss of the next step."""
+    def options(self, *, training: bool | None = None) -> dict[str, Any]:
+        """Return the arguments of :func:`edgeloss.functional.edge_aware_loss` that give the loss of the next call.
+
+        Args:
+            training: True for the next step of a training, with ``edge_weight`` as ``edge_focus`` has lowered it; False
+                for ``eval()``, with ``edge_weight`` in full; None for the mode that the module is in.
+        """
+        training = self.training if training is None else training
         class_weights = {"weight": self.weight, "edge_class_weight": self.current_edge_class_weight}
         options = class_weights | {name: getattr(self, name) for name in HELP if name not in MODULE_ONLY}
-        return options | {"edge_weight": self.current_edge_weight.item()} if self.edge_focus else options
+        is_focused = self.edge_focus and training
+        return options | {"edge_weight": self.current_edge_weight.item()} if is_focused else options
 
     @property
     def current_edge_class_weight(self) -> Tensor | None:
@@ -253,7 +256,10 @@ class EdgeAwareLoss(nn.Module):
 
     @property
     def current_edge_weight(self) -> Tensor:
-        """The weight of the edge terms in the next step, 0-d: ``edge_weight`` times what ``edge_focus`` makes of it."""
+        """The weight of the edge terms in the next step, 0-d: ``edge_weight`` times what ``edge_focus`` makes of it.
+
+        ``eval()`` uses ``edge_weight`` instead.
+        """
         scale = self._edge_scale()
         weight = self.edge_weight * (1.0 if scale is None else scale)
         return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
@@ -310,7 +316,9 @@ class EdgeAwareLoss(nn.Module):
                 ``edge`` and ``region``, reduced like the loss (averaged with ``reduction="none"``),
                 without ``ce_weight``, ``edge_weight``, ``region_weight`` and the weights of the single edge terms,
                 which only ``edge`` includes; and ``edge_fraction``, the fraction of edge pixels among the valid ones.
-                ``region`` is 0 with ``region_weight=0``.
+                ``region`` is 0 with ``region_weight=0``. The loss is ``ce_weight * cross_entropy``, plus
+                ``current_edge_weight * edge``, with the weight before the call, in ``eval()`` with ``edge_weight``,
+                plus ``region_weight * region``.
 
         Returns:
             The loss. With ``return_maps`` or ``return_terms``, a tuple of the loss, the maps and the terms, in this
@@ -322,8 +330,9 @@ class EdgeAwareLoss(nn.Module):
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
         is_part = normalizer is not None
-        step = self._step_of_call(logits, is_part=is_part)
-        is_counted = self._has_steps() and self.training and _may_count()
+        is_recomputed = self._has_steps() and self.training and is_repeated()
+        step = self._open_step.repeat(target) if is_recomputed else self._step_of_call(logits, target, is_part=is_part)
+        is_counted = self._has_steps() and self.training and may_count()
         options = Options.from_attributes(self)
         result, evaluation = loss_and_evaluation(
             logits,
@@ -341,7 +350,9 @@ class EdgeAwareLoss(nn.Module):
             distance=distance,
             normalizer=normalizer,
         )
-        if is_counted:
+        if is_counted and not (is_recomputed and has_counted()):
+            if is_part:
+                self._open_step.end_part(target.numel())
             self._add(evaluation, options, classes=2 if self.multilabel else max(2, logits.shape[1]), is_part=is_part)
         return result
 
@@ -352,18 +363,17 @@ class EdgeAwareLoss(nn.Module):
         """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
         return self.edge_focus > 0 or "counted_steps" in self._buffers
 
-    def _begin_step(self, step: _Step | None) -> None:
-        """Count a step, of one call, or of several ones that take ``step``."""
-        self._step = step
+    def _begin_step(self, shared: Step | None = None, pixels: int = 0) -> None:
+        self._open_step.begin(shared, pixels)
         if self._is_running():
             self.counted_steps.add_(1)
         if self.edge_focus:
-            self.edge_sums.mul_(EDGE_SUMS_DECAY)
+            self.edge_sums.copy_(fold_step(self.edge_sums))  # in place, for CUDA graphs
 
     def _add(self, evaluation: Evaluation, options: Options, *, classes: int, is_part: bool) -> None:
         """Add what a call found to that of the calls before it."""
         if not is_part:
-            self._begin_step(None)
+            self._begin_step()
         if evaluation.edge_counts is not None:
             self._count(evaluation.edge_counts, options)
         if not self.edge_focus:
@@ -373,17 +383,23 @@ class EdgeAwareLoss(nn.Module):
             dist.all_reduce(sums)
         if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
             self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
-        self.edge_sums.add_(sums)
+        self.edge_sums[OF_STEP].add_(sums)
 
-    def _step_of_call(self, logits: Tensor, *, is_part: bool) -> _Step:
+    def _step_of_call(self, logits: Tensor, target: Tensor, *, is_part: bool) -> Step:
         """Return what a call takes from the steps before it.
 
         Args:
             logits: [B, C, *S].
+            target: of the call.
             is_part: of a step of several calls, which :meth:`step_normalizer` began.
         """
         if not self._has_steps():
-            return _Step(self.edge_class_weight, None)  # type: ignore[arg-type]
+            return Step(self.edge_class_weight, None)  # type: ignore[arg-type]
+        if self._is_meta() and not logits.is_meta:
+            raise RuntimeError(
+                "criterion: expected buffers with values, but got those of device meta; call"
+                " criterion.to_empty(device=...), or load_state_dict(..., assign=True)"
+            )
         if self._is_running():
             check_logits(logits)
             counted, classes = len(self.edge_counts), max(1 if self.multilabel else 2, logits.shape[1])
@@ -392,24 +408,19 @@ class EdgeAwareLoss(nn.Module):
                     f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
                     f" {classes}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
                 )
-        if not (is_part and self.training):
-            return _Step(self.current_edge_class_weight, self._edge_scale())
-        if self._step is None:
-            raise ValueError(
-                "normalizer: expected that of criterion.step_normalizer(targets), which begins a step, but it was not"
-                " called; call it once per step, or pass edge_class_weight=None and edge_focus=0 to EdgeAwareLoss to"
-                " keep nothing between steps"
-            )
-        return self._step
+        if not self.training:
+            return Step(self.current_edge_class_weight, None)
+        own = None if is_part else Step(self.current_edge_class_weight, self._edge_scale())
+        return self._open_step.take(target, own)
 
-    def of_class(self, index: int) -> EdgeAwareLoss:
+    def of_class(self, index: int, *, training: bool | None = None) -> EdgeAwareLoss:
         """Return the binary loss of one class of a multilabel loss, such as for a figure of that class.
 
-        It is called with ``logits[:, index : index + 1]`` and ``target[:, index]``, has the weights of the next step,
-        and keeps nothing between steps.
+        It is called with ``logits[:, index : index + 1]`` and ``target[:, index]``, and keeps nothing between steps.
 
         Args:
             index: the number of the class.
+            training: whose weights it has, as in :meth:`options`.
 
         Returns:
             A new module.
@@ -426,7 +437,7 @@ class EdgeAwareLoss(nn.Module):
         """
         if not self.multilabel:
             raise ValueError("multilabel: expected True for a loss of one class, but got False")
-        options = self.options() | {"multilabel": False, "edge_focus": 0.0}
+        options = self.options(training=training) | {"multilabel": False, "edge_focus": 0.0}
         for name in ("weight", "edge_class_weight"):
             if options[name] is not None:
                 options[name] = options[name][index].expand(2).clone()
@@ -470,23 +481,23 @@ class EdgeAwareLoss(nn.Module):
         is_counted = self._is_running() and self.training
         maps = label_maps(targets, multilabel=self.multilabel)
         pairs = zip(maps, repeat(None)) if pixel_weights is None else zip(maps, pixel_weights, strict=True)
-        totals = [
-            label_totals(
-                target, options, weight=self.weight, edge_class_weight=u, pixel_weight=v, count_edges=is_counted
-            )
-            for target, v in pairs
-        ]
+        given: dict[str, Any] = {"weight": self.weight, "edge_class_weight": u, "count_edges": is_counted}
+        totals = [(target.numel(), *label_totals(target, options, pixel_weight=v, **given)) for target, v in pairs]
         if not totals:
             raise ValueError("targets: expected the labels of at least one call, but got none")
-        w, e, counts = zip(*totals, strict=True)
+        pixels, w, e, counts = zip(*totals, strict=True)
         if self.training and self._has_steps():
-            self._begin_step(_Step(u, self._edge_scale()))
+            self._open_step.check_complete()
+            self._begin_step(Step(u, self._edge_scale()), sum(pixels))
             if is_counted and u is not None:
                 self._count(torch.stack(counts).sum(0), options)
         return torch.stack(w).sum(), torch.stack(e).sum()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
         """Load the counts of any number of classes where there are none yet, or none in the state."""
+        sums = state_dict.get(f"{prefix}edge_sums")
+        if sums is not None and len(sums) == len(EdgeSum) - 2:
+            state_dict[f"{prefix}edge_sums"] = edge_sums_of_0_2(sums)
         counts = state_dict.get(f"{prefix}edge_counts")
         if counts is not None and isinstance(self.edge_class_weight, str):
             own = self.edge_counts
@@ -496,19 +507,24 @@ class EdgeAwareLoss(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, *args: Any, **kwargs: Any) -> EdgeAwareLoss:  # noqa: ANN401
-        """Move the running sums with the module, but do not cast them: half() would overflow them."""
-        sums = self._buffers.get("edge_sums")
-        if sums is None:
-            return cast("EdgeAwareLoss", super()._apply(*args, **kwargs))  # type: ignore[no-untyped-call]
-        self._buffers["edge_sums"] = torch.zeros_like(sums, dtype=torch.uint8)  # only its device changes
+        """Move what the module keeps with it, without casts: half() would overflow, and to_empty() leave any values."""
+        kept = {name: values for name in KEPT if (values := self._buffers.get(name)) is not None}
+        self._buffers.update({name: torch.zeros_like(values, dtype=torch.uint8) for name, values in kept.items()})
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-        device = self.edge_sums.device
-        sums = torch.zeros_like(sums, device=device) if sums.is_meta else sums.to(device, widest(device))
-        self._buffers["edge_sums"] = sums
+        for name, values in kept.items():
+            device = getattr(self, name).device
+            if values.is_meta and device.type != "meta":  # there are no values: begin again
+                shape = [0, *values.shape[1:]] if values.dim() else []
+                values = new_edge_sums() if name == "edge_sums" else torch.zeros(shape, dtype=values.dtype)
+            self._buffers[name] = values.to(device, widest(device) if values.is_floating_point() else values.dtype)
         return self
 
+    def _is_meta(self) -> bool:
+        kept = (self._buffers.get(name) for name in KEPT)
+        return any(buffer is not None and buffer.is_meta for buffer in kept)
+
     def extra_repr(self) -> str:
-        """Return the options that differ from their defaults, and the most used ones."""
+        """Return the options that differ from their defaults, the most used ones, and all weights that are not 0."""
         always = ("ignore_index", "edge_weight", "edge_focus", "radius", "power")
         shown = [
             f"{name}=[{len(values)}]" if isinstance(values, Tensor) else f"{name}={values!r}"
@@ -517,6 +533,9 @@ class EdgeAwareLoss(nn.Module):
         ]
         for option in fields(Options):
             value = getattr(self, option.name)
-            if option.name in always or value != option.default:
+            is_weight = option.name.endswith("_weight")
+            if option.name in always or value != option.default or (is_weight and value):
                 shown.append(f"{option.name}={value!r}")
+        if self.training and self.edge_focus and not self._is_meta() and self.current_edge_weight != self.edge_weight:
+            shown.append(f"current_edge_weight={self.current_edge_weight.item():.4g}")
         return ", ".join(shown)

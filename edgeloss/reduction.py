@@ -263,10 +263,35 @@ def _smoothed(n: Any, total: Any, classes: int, steps: Any) -> Any:  # noqa: ANN
 # ----------------------------------------------------------------------------------------------- edges that are learned
 
 
-def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
-    """Return the sums of the edge term, of what it is for a uniform prediction, and of its weight, [3].
+class EdgeSum(IntEnum):
+    """The places of what ``edge_focus`` keeps, in a vector."""
 
-    All are 0 where the edge term is not finite: the optimizer skips such a step, but the running sums would keep it.
+    ERROR = 0  # Σ_E v · u · edge of the step under way
+    UNIFORM = 1  # what it is for a uniform prediction
+    WEIGHT = 2  # (other_side_weight + same_side_weight) Σ_E v · u
+    MEAN_ERROR = 3  # the average of e over the steps before, 1 if there is none
+    STEPS = 4  # t, the number of these steps
+
+
+ERRORS = slice(EdgeSum.ERROR, EdgeSum.UNIFORM + 1)
+OF_STEP = slice(EdgeSum.ERROR, EdgeSum.WEIGHT + 1)
+LONGEST_MEAN = 100  # steps
+
+
+def new_edge_sums() -> Tensor:
+    """Return what ``edge_focus`` keeps before the first step, a place for each :class:`EdgeSum`."""
+    return torch.eye(len(EdgeSum), dtype=torch.float64)[EdgeSum.MEAN_ERROR].clone()
+
+
+def edge_sums_of_0_2(running: Tensor) -> Tensor:
+    """Return the sums that replace those of a state of version 0.2, [3], which decayed by 0.99 per step."""
+    folded = fold_step(torch.cat([running, new_edge_sums().to(running)[EdgeSum.MEAN_ERROR :]]))
+    folded[EdgeSum.STEPS] *= LONGEST_MEAN
+    return folded
+
+
+def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
+    """Return what a call adds to the sums of its step, the places ``OF_STEP``.
 
     Args:
         sums: those of an :class:`Evaluation`.
@@ -274,24 +299,45 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
         classes: C ≥ 2.
     """
     same_side, other_side, _, _, e = _numbers(sums[EDGE_ROWS])
-    error = _edge_term(other_side, same_side, options)
     uniform = _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
     weight = options.other_side_weight + options.same_side_weight
-    found = _tensor([error, e * uniform, e * weight], sums)
-    is_finite = error < math.inf  # not for nan
-    if isinstance(is_finite, Tensor):
-        return found.masked_fill_(~is_finite, 0.0)
-    return found if is_finite else torch.zeros_like(found)
+    return _tensor([_edge_term(other_side, same_side, options), e * uniform, e * weight], sums)
 
 
-def edge_focus_scale(error_sums: Tensor, focus: float) -> Tensor | float:
-    """Return f = min(1, (1 - e^-error) / (1 - e^-uniform))^focus, 0-d; 1 without any weight."""
-    wrong, wrong_of_uniform = _numbers((error_sums[:2] / -error_sums[2]).expm1_())
-    # A mean of logarithms may round to less than 0, which has no power. Without any weight the ratio is nan.
+def fold_step(edge_sums: Tensor) -> Tensor:
+    """Return the sums after the step under way, whose error has become a part of the average.
+
+    A step without an edge changes nothing, nor does one whose edge terms are not finite: the optimizer skips it.
+
+    Args:
+        edge_sums: a place for each :class:`EdgeSum`.
+    """
+    wrong, wrong_of_uniform = _numbers((edge_sums[ERRORS] / -edge_sums[EdgeSum.WEIGHT]).expm1_())
+    error, _, _, mean, steps = _numbers(edge_sums)
+    is_found = (error < math.inf) & (wrong_of_uniform < 0)  # not for nan, which is 0 / 0
+    # A mean of logarithms may round to less than 0.
     if not isinstance(wrong, Tensor):
-        return min(max(wrong / wrong_of_uniform, 0.0), 1.0) ** focus if wrong_of_uniform < 0 else 1.0
-    scale: Tensor = (wrong / wrong_of_uniform).clamp_(0, 1).nan_to_num_(1.0).pow_(focus)
-    return _keep(scale) if torch.compiler.is_compiling() else scale
+        if is_found:
+            steps += 1.0
+            rate = max(1 / steps, 1 / LONGEST_MEAN)
+            mean = (1 - rate) * mean + rate * min(max(wrong / wrong_of_uniform, 0.0), 1.0)
+        return _tensor([0.0, 0.0, 0.0, mean, steps], edge_sums)
+    steps = steps + is_found
+    rate = torch.where(is_found, (1 / steps).clamp(min=1 / LONGEST_MEAN), 0.0)
+    share = torch.where(is_found, wrong / wrong_of_uniform, 0.0).clamp(0, 1)
+    return torch.cat([torch.zeros_like(edge_sums[OF_STEP]), torch.stack([(1 - rate) * mean + rate * share, steps])])
+
+
+def edge_focus_scale(edge_sums: Tensor, focus: float) -> Tensor | float:
+    """Return f, the average error to the power of ``focus``, 0-d, with the step under way.
+
+    Args:
+        edge_sums: a place for each :class:`EdgeSum`.
+        focus: γ > 0.
+    """
+    *_, mean, _ = _numbers(fold_step(edge_sums))
+    scale: Tensor | float = mean**focus
+    return _keep(scale) if isinstance(scale, Tensor) and torch.compiler.is_compiling() else scale
 
 
 @torch.library.custom_op("edgeloss::keep", mutates_args=())

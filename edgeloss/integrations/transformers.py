@@ -50,6 +50,7 @@ class EdgeAwareTrainer(Trainer):  # type: ignore[misc]
         """Read the batches of a step, and begin the step with their labels."""
         batches, count = super().get_batch_samples(*args)
         labels = [batch["labels"].to(self.args.device) for batch in batches]
+        self.criterion.train()  # an evaluation has called eval()
         self._normalizer = self.criterion.step_normalizer(labels) if labels else None
         return batches, count
 

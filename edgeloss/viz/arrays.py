@@ -144,7 +144,8 @@ def prepare(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> 
             "criterion: expected a loss of classes that exclude each other, but got multilabel=True; for class c pass"
             " logits[:, c : c + 1], target[:, c] and criterion.of_class(c)"
         )
-    criterion.training = False  # the edge pixels of a picture are not counted
+    # As in the mode of the criterion, but the edge pixels of a picture are not counted.
+    criterion.edge_weight, criterion.training = criterion.options()["edge_weight"], False
     criterion.sync_normalizer = False  # one rank draws: the others would not join a collective
     if criterion.validate == "async":
         criterion.validate = "sync"  # there is no later call to report a bad label

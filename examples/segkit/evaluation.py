@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -81,7 +81,7 @@ def _measure(
         Numerator and denominator of each figure, the loss maps, and the predicted labels.
     """
     ignore = criterion.ignore_index
-    options = {**criterion.options(), "sync_normalizer": False}
+    options = {**criterion.options(training=False), "sync_normalizer": False}
     _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
     names = ("weight", "edge_class_weight", "ignore_index", "radius")
     weight, edges = normalizers(labels, **{name: options[name] for name in names})
@@ -105,17 +105,22 @@ def _measure(
     return ratios, maps, prediction
 
 
-def _means(parts: dict[str, float], wholes: dict[str, float], criterion: EdgeAwareLoss) -> dict[str, float | None]:
-    """Return loss, terms and accuracies of the whole set."""
-    names, sums = list(parts), sum_over_ranks([*parts.values(), *wholes.values()])
-    ratios = zip(names, sums[: len(names)], sums[len(names) :], strict=True)
-    means = {name: part / whole if whole else None for name, part, whole in ratios}
+def total_loss(terms: Mapping[str, float | None], criterion: EdgeAwareLoss) -> float:
+    """Return the loss that is made of terms, with ``edge_weight`` in full, in training as in validation."""
     weights = {
         "cross_entropy": criterion.ce_weight,
         "edge": criterion.edge_weight,
         "region": criterion.region_weight,
     }
-    loss = sum(weight * (means[name] or 0.0) for name, weight in weights.items())
+    return sum(weight * (terms.get(name) or 0.0) for name, weight in weights.items())
+
+
+def _means(parts: dict[str, float], wholes: dict[str, float], criterion: EdgeAwareLoss) -> dict[str, float | None]:
+    """Return loss, terms and accuracies of the whole set."""
+    names, sums = list(parts), sum_over_ranks([*parts.values(), *wholes.values()])
+    ratios = zip(names, sums[: len(names)], sums[len(names) :], strict=True)
+    means = {name: part / whole if whole else None for name, part, whole in ratios}
+    loss = total_loss(means, criterion)
     if not criterion.region_weight:
         del means["region"]
     if not math.isfinite(loss):

@@ -98,6 +98,7 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     norms = []
     for kept in weights.values():
         term = copy.copy(criterion)
+        term.edge_weight = criterion.options()["edge_weight"]
         term.training = False  # the step has counted its edge pixels
         for name in weights.values():
             if name != kept:

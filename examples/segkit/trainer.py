@@ -23,7 +23,7 @@ from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.config import Config, ConfigError
 from segkit.console import EpochBar, Row, epoch_line, summary
 from segkit.distributed import rank, sum_over_ranks, world_size
-from segkit.evaluation import evaluate
+from segkit.evaluation import evaluate, total_loss
 from segkit.guard import NanGuard, NonFiniteLossError
 from segkit.loader import MicroBatch, TimedIterator, load_batches
 from segkit.placement import find_placement
@@ -221,6 +221,8 @@ class Trainer:
     def _row(self, epoch: int, validated: Row, skipped: int, validation_seconds: float) -> Row:
         """Return the figures of an epoch as they are written."""
         trained, sums = self.state.means(), self.state.sums
+        if "loss" in trained:  # with the weights of the validation, where the steps had those of edge_focus
+            trained["loss"] = total_loss(trained, self.criterion)
         return {
             "epoch": epoch,
             "lr": trained.pop("lr", None),

@@ -11,7 +11,6 @@ import torch
 from batches import IGNORE, C, run, steps
 from stateless import stateless_loss
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.debug import diagnose
@@ -114,16 +113,6 @@ def test_transforms_of_torch_func_do_not_count() -> None:
         assert same(criterion.state_dict(), before)
         torch.testing.assert_close(found, run(criterion, x.requires_grad_(), y)[1], rtol=1e-9, atol=1e-12)
         x = x.detach()
-
-
-def test_a_recomputed_call_counts_once() -> None:
-    criterion, (x, y) = after(), steps(1)[0]
-    twin = copy.deepcopy(criterion)
-    loss = checkpoint(criterion, x, y, use_reentrant=True)
-    found = torch.autograd.backward(loss) or x.grad
-    expected = run(twin, x, y)
-    torch.testing.assert_close((loss.detach(), found), expected, rtol=0, atol=0)
-    assert same(criterion.state_dict(), twin.state_dict())
 
 
 def test_copies_and_states_go_on_exactly() -> None:

@@ -50,8 +50,9 @@ def test_holds_arguments_and_calls_the_function() -> None:
     del options["edge_focus"]
     assert criterion(x, y) == edge_aware_loss(x, y, weight=weight, **options)
     assert (
-        repr(EdgeAwareLoss()) == "EdgeAwareLoss(edge_class_weight='running', ignore_index=-100, edge_weight=1.0,"
-        " edge_focus=8.0, radius=1, power=0.0)"
+        repr(EdgeAwareLoss()) == "EdgeAwareLoss(edge_class_weight='running', ignore_index=-100, ce_weight=1.0,"
+        " edge_weight=1.0, other_side_weight=1.0, same_side_weight=1.0, edge_focus=8.0, region_weight=3.0, radius=1,"
+        " power=0.0)"
     )
     assert "edge_class_weight=None" in repr(EdgeAwareLoss(edge_class_weight=None))
 

@@ -97,7 +97,7 @@ def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
     criterion = EdgeAwareLoss(ignore_index=VOID)
     criterion.load_state_dict(checkpoint["criterion"])
     assert criterion.counted_steps == 6
-    options = criterion.options() | {"edge_weight": 1.0}  # in full
+    options = criterion.options(training=False)
     loss, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
     prediction, valid = logits.argmax(1), labels != VOID
     ious = []
@@ -289,6 +289,15 @@ def test_the_edge_weight_rises_as_configured(config: Path, tmp_path: Path) -> No
     assert first["edge_weight"] == pytest.approx((0 * 2 + 0.1 * 2 + 0.2) / 5)
     assert second["edge_weight"] == pytest.approx((0.3 * 2 + 0.4 * 2 + 0.5) / 5)
     assert first["val/loss"] == second["val/loss"]  # by the full weight, so that epochs can be compared
+
+
+def test_charts_of_training_and_validation_have_the_same_weights(run: Path) -> None:
+    weights = {"cross_entropy": 1.0, "edge": 1.0, "region": EdgeAwareLoss().region_weight}
+    for row in metrics_of(run):
+        for split in ("train", "val"):
+            total = sum(weight * row[f"{split}/{name}"] for name, weight in weights.items())
+            assert row[f"{split}/loss"] == pytest.approx(total)
+    assert row["edge_weight"] < 1
 
 
 def test_bfloat16_trains(long_run: Path, config: Path, tmp_path: Path) -> None:

@@ -102,8 +102,7 @@ class EdgeAwareLoss(nn.Module):
             ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` does (trilinear in 3-D).
         sync_normalizer: share the denominators across the ranks of ``torch.distributed``: the gradient that DDP
             averages is then that of one process with the whole batch. Not used by ``reduction="sum"``.
-        validate: when out-of-range labels raise. ``"async"``: in the call; but the fused CUDA kernels do not wait for
-            the device, ignore such pixels, and the next call or :func:`edgeloss.check` raises. ``"sync"``: in the call.
+        validate: when out-of-range labels raise. ``"async"`` and ``"sync"``: in the call, which waits for the device.
             ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
             ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and not
             under ``torch.compile``; class weights also when the module is created.

@@ -291,7 +291,7 @@ class Options:
     validate: Validate = field(
         default="async",
         metadata=_about(
-            "When out-of-range labels raise. async: in the call. sync: too, and values of other CUDA tensors are checked."
+            "When out-of-range labels raise. async, sync: in the call; sync also checks values of other CUDA tensors."
             " never: not checked.",
             _check_choice,
         ),

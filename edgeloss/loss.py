@@ -114,8 +114,8 @@ class EdgeAwareLoss(nn.Module):
     is left after the best linear estimate from the sigmoid probabilities of these regions; docs/loss.md has the
     formula. :math:`R` is the mean over the images, weighted by what each of them adds to W. The term of an image is not
     a sum over pixels: that of a crop differs, and the loss maps do not contain it. It is 0 for images of less than 7
-    pixels along an axis. Unlike the other terms, it changes if a constant is added to all logits of a pixel. On CUDA it
-    is plain PyTorch, one image after another; no GPU has run it yet.
+    pixels along an axis. Unlike the other terms, it changes if a constant is added to all logits of a pixel. It is
+    plain PyTorch, one image after another.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
     edge pixels of the steps before it, so they are constants of the step; they converge to those that

@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Another build of torch: make setup TORCH="torch==2.11.0", or any words that pip install takes.
 TORCH ?= torch==2.13.0
 
-# Kernels for CUDA take minutes to compile: they are left out where there is no NVIDIA device, unless asked for.
+# Kernels for CUDA are left out where there is no NVIDIA device, unless asked for.
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 export EDGELOSS_BUILD ?= cpu
 endif

@@ -150,7 +150,7 @@ def places_of_labels(y: Tensor, tables: int) -> Tensor:
     """Return where class weights have the one of each label [B, *S]: at y, of a multilabel call among [2C]."""
     if tables == 1:
         return y
-    table = torch.arange(len(y), device=y.device) % tables
+    table = torch.arange(y.shape[0], device=y.device) % tables  # len() would fix the size of an exported batch
     return y + 2 * table.view(-1, *[1] * (y.dim() - 1))
 
 

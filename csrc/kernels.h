@@ -30,6 +30,7 @@ using NeighborForward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&
 using NeighborBackward = Tensor(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
                                 const Tensor& weight, const Tensor& stats, const Tensor& largest, const Tensor& sides,
                                 std::vector<int64_t> radius);
+
 // Weak: a library may be built without those of a device, and they are null then.
 #define EDGELOSS_KERNEL __attribute__((weak, visibility("hidden")))
 

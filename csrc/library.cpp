@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
-#include <string>
 #include <tuple>
 #include <vector>
 

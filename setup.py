@@ -1,8 +1,9 @@
 """The compiled library `edgeloss._C`: all kernels in one file, for every Python from 3.10 and torch from 2.10 on.
 
 pyproject.toml holds everything else. The library uses only the stable part of torch's C++ interface and of Python's
-C interface, so the versions it is built with do not matter to it later. It holds the CPU kernels, and the CUDA kernels
-where there is nvcc, which is called here: torch's own helper needs a torch built for CUDA, this does not.
+C interface, so the versions it is built with do not matter to it later. It holds the CPU kernels, and those of
+neighbor_nll for CUDA where there is nvcc, which is called here: torch's own helper needs a torch built for CUDA, this
+does not.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "kernels.h"
-#include "region/grid.h"
 
 namespace edgeloss::checks {
 
@@ -138,37 +137,8 @@ inline void forward(const Inputs& inputs, const Tensor& target, const std::optio
   call.tensor("distance", distance, sizes_of(target), {call.real()});
 }
 
-// Of both operators of a single read; gradient and sums may be missing.
-inline void single_read(const Inputs& inputs, const Tensor& labels, const char* name, Types types,
-                        const Options& options) {
-  const Call call(inputs.logits, options.radius);
-  dtype("logits", inputs.logits, {ScalarType::Float});
-  STD_TORCH_CHECK(inputs.logits.dim() == 4 && inputs.logits.size(1) > 2 && call.classes() <= kMostClassesOfSingleRead,
-                  "logits: expected [B, C, H, W] with 3 to ", kMostClassesOfSingleRead, " classes, but got ",
-                  text(sizes_of(inputs.logits)));
-  STD_TORCH_CHECK(Steps(inputs.logits).pixel == 1, "logits: expected the pixels of a class side by side");
-  call.tensor(name, labels, call.image(), types);
-  weights(call, inputs, call.image(), options.tables);
-}
-
-inline void single_read(const Inputs& inputs, const LabelState& labels, const TermFactors& factors,
-                        const std::optional<Tensor>& gradient, const std::optional<Tensor>& sums,
-                        const Options& options) {
-  single_read(inputs, labels.label, "label", {ScalarType::Short}, options);
-  const Call call(inputs.logits, options.radius);
-  const Size bits = output_sizes(Device::kCuda, options, false, inputs.logits.size(1))[Output::kEdgeList];
-  call.flat("edge_list", labels.edge_list, length_of(bits, inputs.logits, labels.label), ScalarType::Byte);
-  call.flat("factors", factors.needed, Row::kTerms, ScalarType::Double);
-  if (factors.assumed) call.flat("assumed", *factors.assumed, Row::kTerms, ScalarType::Double);
-  if (sums) call.flat("sums", *sums, Row::kCount, ScalarType::Double);
-  if (!gradient) return;
-  call.tensor("gradient", *gradient, sizes_of(inputs.logits), {inputs.logits.scalar_type()}, false);
-  STD_TORCH_CHECK(Steps(*gradient).pixel == 1, "gradient: expected the pixels of a class side by side");
-}
-
 // The state must be one that forward returns for some maps and terms.
-inline void backward(Device device, const Gradients& gradients, const Inputs& inputs, const SavedState& saved,
-                     Options options) {
+inline void backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, Options options) {
   const Call call(inputs.logits, options.radius);
   const Tensor& logits = inputs.logits;
   call.target("label", saved.label, {ScalarType::Short});
@@ -189,7 +159,7 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
     const bool has_distance = choice & 1;
     options.maps = choice & 2;
     options.false_edges = choice & 4;
-    auto sizes = output_sizes(device, options, has_distance, in_place);
+    auto sizes = output_sizes(options, has_distance, in_place);
     if (has_distance) sizes[Output::kField].per_pixel = 1;
     int wrong = 0;
     for (int n = 0; n < 5; ++n) wrong += state[n]->numel() != length_of(sizes[Output::kFlags + n], logits, saved.label);
@@ -200,29 +170,6 @@ inline void backward(Device device, const Gradients& gradients, const Inputs& in
     const Size& size = best[Output::kFlags + n];
     call.flat(names[n], *state[n], length_of(size, logits, saved.label), dtype_of(size, logits));
   }
-}
-
-inline void region_state(const Call& call, const Tensor& logits, const Tensor& upstream, const Tensor& slope,
-                         const Tensor& classes) {
-  const Geometry g = geometry_of(logits, std::vector<int64_t>(logits.dim() - 2, 0));
-  const RegionGrid grid(g.depth, g.height, g.width, g.is_volume);
-  call.flat("grad_regions", upstream, g.batch, ScalarType::Double);
-  call.flat("slope", slope, g.batch * g.logits * grid.averages, call.real());
-  call.flat("classes", classes, g.batch * g.logits, ScalarType::Byte);
-}
-
-// What a backward pass adds the gradient of the region term from, if it is to do so.
-inline std::optional<RegionState> region_state(Device device, const Tensor& logits, const Tensor& label,
-                                               const std::optional<Tensor>& upstream,
-                                               const std::optional<Tensor>& slope,
-                                               const std::optional<Tensor>& classes) {
-  if (!upstream && !slope && !classes) return std::nullopt;
-  STD_TORCH_CHECK(upstream && slope && classes, "grad_regions, slope and classes: expected all of them, or none");
-  STD_TORCH_CHECK(device == Device::kCpu, "grad_regions: expected None, but got a tensor on a device without kernels");
-  const Call call(logits, std::vector<int64_t>(std::max<int64_t>(logits.dim() - 2, 0), 0));
-  call.tensor("label", label, call.image(), {ScalarType::Short});
-  region_state(call, logits, *upstream, *slope, *classes);
-  return RegionState{*upstream, *slope, *classes};
 }
 
 inline void neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
@@ -253,19 +200,6 @@ inline void neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits
   call.flat("stats", stats, 2 * pixels, call.real());
   call.flat("largest", largest, pixels, weight.scalar_type());
   call.flat("sides", sides, 3 * pixels, call.real());
-}
-
-inline void region(const Tensor& logits, const Tensor& target) {
-  const Call call(logits, std::vector<int64_t>(std::max<int64_t>(logits.dim() - 2, 0), 0));
-  call.tensor("target", target, call.image(), kLabels);
-}
-
-inline void region_backward(const Tensor& gradient, const Tensor& grad_value, const Tensor& logits,
-                            const Tensor& target, const Tensor& slope, const Tensor& classes) {
-  region(logits, target);
-  const Call call(logits, std::vector<int64_t>(logits.dim() - 2, 0));
-  call.tensor("gradient", gradient, sizes_of(logits), {logits.scalar_type()}, false);
-  region_state(call, logits, grad_value, slope, classes);
 }
 
 }  // namespace edgeloss::checks

@@ -10,16 +10,6 @@ namespace edgeloss {
 
 constexpr int16_t kIgnored = -1;  // what forward keeps of a pixel that does not count
 
-// On CUDA forward marks edge pixels in what it keeps: no class is as high as the mark.
-constexpr int kEdgeMark = 0x8000, kClassBits = 0x7fff;
-EDGELOSS_INLINE bool is_edge(int16_t packed) { return packed < kIgnored; }
-// The same of its bits as a number without a sign, which a GPU reads in one instruction.
-constexpr int kIgnoredBits = 0xffff;
-EDGELOSS_INLINE bool is_edge_of_bits(int bits) { return bits >= kEdgeMark && bits != kIgnoredBits; }
-EDGELOSS_INLINE int16_t class_of(int16_t packed) {
-  return packed == kIgnored ? packed : static_cast<int16_t>(packed & kClassBits);
-}
-
 // A tensor of labels or class indices: int64, int32, int16, uint8 or bool.
 struct Labels {
   const void* data;
@@ -72,9 +62,5 @@ inline std::string unexpected_label(const Geometry& g, int64_t ignore_index, int
   const std::string ignored = ignore_index == INT64_MIN ? "" : ", or ignore_index=" + std::to_string(ignore_index);
   return "expected labels " + expected + ignored + ", but got " + std::to_string(label);
 }
-
-// Takes the message of wrong labels that a device found after its call had returned, or "". Null without such kernels:
-// those of CUDA set it when the library is loaded.
-inline std::string (*take_label_error)() = nullptr;
 
 }  // namespace edgeloss

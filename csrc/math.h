@@ -74,10 +74,6 @@ EDGELOSS_INLINE float exp_negative(float x) {
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
-// e^x for x up to 87 in float, 700 in double.
-EDGELOSS_INLINE float exp_bounded(float x) { return exp_negative(x); }
-EDGELOSS_INLINE double exp_bounded(double x) { return std::exp(x); }
-
 // The larger and the smaller of two numbers, in one instruction on CUDA.
 EDGELOSS_INLINE float larger(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -155,16 +151,6 @@ EDGELOSS_INLINE float log1p_positive(float r) {
 }
 EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
 
-// Σ log(1 + r) of a few numbers r ≥ 0, by one logarithm: of the product, less 1, so that small ones keep their digits.
-// Of four pixels it is at most the fourth power of the number of classes, 2^60.
-template <typename A>
-struct SumOfLogs {
-  A product_less_1 = 0;
-
-  EDGELOSS_INLINE void add(A r) { product_less_1 += r + product_less_1 * r; }
-  EDGELOSS_INLINE A value() const { return log1p_positive(product_less_1); }
-};
-
 // log(1 + r) for r in [0, 1], of two classes, 2 ulp: r + r² q(r), with a q that makes the largest relative error least.
 EDGELOSS_INLINE float log1p_of_unit(float r) {
   float q = 5.3648227e-3f;
@@ -203,13 +189,6 @@ EDGELOSS_INLINE A log_p(A x_k, A m, A r) {
 template <typename A>
 EDGELOSS_INLINE bool is_likely(A x_k, A m, A r) {
   return (x_k == m) & (r < A(1));  // no short cut: loops over this vectorize
-}
-
-// log(1 - p(k)); log_rest = log r, read where k is likely only.
-template <typename A>
-EDGELOSS_INLINE A log_one_minus_p(A x_k, A m, A r, A log_rest) {
-  if (is_likely(x_k, m, r)) return log_rest - log1p_positive(r);
-  return log1p_positive(-exp_negative(log_p(x_k, m, r)));  // p ≤ 1/2
 }
 
 // A running log-sum-exp that never overflows: Σ e^v = sum · e^max.
@@ -384,13 +363,6 @@ template <typename A, typename F>
 EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {
   if (side.inverse > A(0)) return plain_share(q == A(0) ? side.inverse : e_t * side.inverse, log_w);
   return exp_negative(log_w + q * (t() - side.first) - side.log_sum);
-}
-
-// The other side's derivative: ∂O/∂x(c) = π · slope · ([c = k] - p(c)) where k is not likely. Where it is, that would
-// cancel: π · slope for c = k, and -π · slope · e^x(c) / Σ e^x over the others for them.
-template <typename A>
-EDGELOSS_INLINE A other_slope(A p, A complement, bool likely) {
-  return likely ? p : ratio(p, complement);
 }
 
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.

@@ -1,8 +1,5 @@
 // What forward returns besides the sums: counts, the maps, and the state that it leaves to backward. The sizes of these
 // tensors are computed here only; the fake kernel reads them as `_C.output_sizes`.
-//
-// The state is each device's own: the CPU has lists of edge pixels and forms m and r again where that is cheaper. CUDA
-// has bits of them, from which a block lists those of its tile, and marks them in the labels too.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -15,8 +12,6 @@
 #include "tensors.h"
 
 namespace edgeloss {
-
-enum class Device { kCpu, kCuda };
 
 // The numbers kept of each side of an edge pixel: with power 0 or 1 `inverse` alone, which is 0 where the mean could
 // only be computed by logarithms, which backward then repeats.
@@ -53,7 +48,7 @@ struct SidePacking {
   }
 };
 
-// The numbers kept of each pixel by the CPU's term of false edges: share, and with another power than 0 least and term.
+// The numbers kept of each pixel by the term of false edges: share, and with another power than 0 least and term.
 inline int64_t false_edge_numbers(double power) { return power == 0 ? 1 : 3; }
 
 // The length of a returned tensor is constant + per_pixel · pixels + per_row · rows + per_class · classes, of the whole
@@ -82,7 +77,7 @@ struct Output {
   };
 };
 
-// Of so few classes the CPU forms m and r again where it needs them.
+// Of so few classes m and r are formed again where they are needed.
 constexpr int64_t kFewClasses = 4;
 
 // The logits of a pixel; 0 where they are upsampled.
@@ -91,14 +86,13 @@ inline int64_t logits_in_place(const Tensor& logits, const Tensor& target, const
 }
 
 // logits: those in place.
-inline std::array<Size, Output::kCount> output_sizes(Device device, const Options& options, bool has_distance,
-                                                     int64_t logits) {
-  const bool on_cpu = device == Device::kCpu, edges = options.edges, maps = options.maps;
+inline std::array<Size, Output::kCount> output_sizes(const Options& options, bool has_distance, int64_t logits) {
+  const bool edges = options.edges, maps = options.maps;
   const bool false_edges = edges && options.false_edges, searches = options.has_decay() && !has_distance;
-  const bool flags = edges && (maps || (on_cpu && searches));
-  const bool forms_again = on_cpu && logits > 0 && logits <= (options.power == 0 ? kFewClasses : 2);
+  const bool flags = edges && (maps || searches);
+  const bool forms_again = logits > 0 && logits <= (options.power == 0 ? kFewClasses : 2);
   const int64_t per_side = SidePacking(options).count();
-  const int64_t of_false_edges = on_cpu && false_edges ? false_edge_numbers(options.power) : 0;
+  const int64_t of_false_edges = false_edges ? false_edge_numbers(options.power) : 0;
   std::array<Size, Output::kCount> sizes;
   sizes[Output::kSums] = {Size::kDouble, Row::kCount, 0, 0};
   sizes[Output::kEdgeCounts] = {Size::kLong, 0, 0, 0, options.count_edges ? options.tables : 0};
@@ -108,8 +102,7 @@ inline std::array<Size, Output::kCount> output_sizes(Device device, const Option
   sizes[Output::kLabel] = {Size::kShort, 0, 1, 0};
   sizes[Output::kFlags] = {Size::kByte, 0, flags, 0};
   sizes[Output::kStats] = {Size::kReal, 0, forms_again ? 0 : 2, 0};
-  sizes[Output::kEdgeList] = on_cpu ? Size{Size::kInt, 0, edges, edges ? 2 + false_edges : 0}
-                                    : Size{Size::kByte, 0, edges + false_edges, 4 * (edges + false_edges)};
+  sizes[Output::kEdgeList] = {Size::kInt, 0, edges, edges ? 2 + false_edges : 0};
   sizes[Output::kSides] = {Size::kReal, 0, edges ? 2 * per_side + of_false_edges : 0, 0};
   sizes[Output::kField] = {Size::kReal, 0, searches, 0};
   return sizes;
@@ -128,7 +121,7 @@ inline ScalarType dtype_of(const Size& size, const Tensor& logits) {
   return types[size.type];
 }
 
-// The edge pixels of the CPU: those of each chunk in order, from the number of its first pixel on; the rest is left
+// The edge pixels: those of each chunk in order, from the number of its first pixel on; the rest is left
 // untouched, and so takes up no memory. Of each row the first and the end among them, and its number of false edges.
 struct EdgeList {
   int32_t *pixel = nullptr, *row_first = nullptr, *row_end = nullptr, *false_edges = nullptr;
@@ -144,19 +137,15 @@ struct EdgeList {
 };
 
 struct SavedState {
-  Tensor label;      // [B, *S]: the class, or kIgnored; on CUDA packed_label()
-  Tensor flags;      // the edge mask, where maps are wanted or the CPU searches for distances
-  Tensor stats;      // m of all pixels, then r; on CUDA r first, and m as the logits are stored
-  Tensor edge_list;  // EdgeList; on CUDA the bits of edge pixels, then those of false edges: 32 of a row in a word
-  Tensor sides;      // per edge pixel two sides, as SidePacking says; on the CPU followed by those of false edges
+  Tensor label;      // [B, *S]: the class, or kIgnored
+  Tensor flags;      // the edge mask, where maps are wanted or distances searched for
+  Tensor stats;      // m of all pixels, then r
+  Tensor edge_list;  // EdgeList
+  Tensor sides;      // per edge pixel two sides, as SidePacking says, followed by those of false edges
   Tensor field;      // d of each pixel, or the user's distances
 
   bool has_edges() const { return sides.numel() > 0; }
   bool has_false_edges(const Options& options) const {
-    if (edge_list.scalar_type() == ScalarType::Byte) {  // of CUDA
-      const int64_t pixels = label.numel(), width = label.size(label.dim() - 1);
-      return pixels > 0 && edge_list.numel() > pixels + 4 * (pixels / width);
-    }
     return sides.numel() > 2 * SidePacking(options).count() * label.numel();
   }
 };
@@ -170,8 +159,8 @@ struct Outputs {
   Tensor ce, same, other, false_edge;  // may be empty
   SavedState saved;
 
-  Outputs(Device device, const Tensor& logits, const Tensor& target, const Options& options, bool has_distance) {
-    const auto sizes = output_sizes(device, options, has_distance, logits_in_place(logits, target, options));
+  Outputs(const Tensor& logits, const Tensor& target, const Options& options, bool has_distance) {
+    const auto sizes = output_sizes(options, has_distance, logits_in_place(logits, target, options));
     const auto allocate = [&](int output) { return new_output(sizes[output], logits, target); };
     sums = allocate(Output::kSums);
     edge_counts = allocate(Output::kEdgeCounts);

@@ -86,7 +86,6 @@ inline Geometry geometry_of(const Tensor& logits, const std::vector<int64_t>& ra
 inline Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const Options& options) {
   Geometry g = geometry_of(logits, image, options.radius);
   g.tables = options.tables;
-  g.by_tables = Divisor(g.tables);
   const int64_t size[3] = {g.depth, g.height, g.width};
   for (int axis = 0; axis < 3; ++axis) {
     g.radius[axis] = std::min(g.radius[axis], std::max<int64_t>(size[axis] - 1, 0));

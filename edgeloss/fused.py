@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, TermMaps, weighted_sum
+from edgeloss.reduction import TERM_ROWS, Evaluation, TermMaps, weighted_sum
 from edgeloss.reference import FAR, NO_POWER
 
 operators = torch.ops.edgeloss
@@ -24,13 +24,13 @@ _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
 
 
 class SavedState(NamedTuple):
-    """What ``edge_loss`` leaves to its backward pass: all but ``label`` are flat, and each device's own.
+    """What ``edge_loss`` leaves to its backward pass: all but ``label`` are flat.
 
     Attributes:
-        label: [B, *S] int16, the class k of a pixel, -1 where it does not count; on CUDA k - 32768 at edges.
+        label: [B, *S] int16, the class k of a pixel, -1 where it does not count.
         flags: uint8, 1 at edges; empty where nothing reads it.
         stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
-        edge_list: int32, the edge pixels row by row; on CUDA uint8, their bits.
+        edge_list: int32, the edge pixels row by row.
         sides: numbers of both sides of each edge pixel.
         field: the distance of each pixel; empty where the kernels do not search for it.
     """
@@ -73,8 +73,6 @@ class Outputs(NamedTuple):
 
 def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
-    if not maps and _takes_a_single_read(inputs, options):
-        return _evaluate_by_a_single_read(inputs, options, edges=edges, count_edges=count_edges)
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     decay, unit = _decay_and_unit(options)
     distance = inputs.distance
@@ -108,18 +106,13 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
             outputs = Outputs.from_tensors(operators.edge_loss.default(*given))
         weigh = partial(_EdgeLoss.apply, given.logits, given, outputs)
         if maps:
-            differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None, None, None)  # type: ignore[no-untyped-call]
+            differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None)  # type: ignore[no-untyped-call]
             outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
     terms = _term_maps(outputs, inputs, options, edges) if maps else None
-    return Evaluation(outputs.sums, terms, _counts(outputs.edge_counts, inputs) if count_edges else None, weigh)
-
-
-def _counts(edge_counts: Tensor, inputs: Inputs) -> Tensor:
-    return edge_counts if inputs.multilabel_classes is None else edge_counts.view(-1, 2)
-
-
-def _ignored(options: Options) -> int:
-    return _NO_LABEL if options.ignore_index is None else options.ignore_index
+    counts = None
+    if count_edges:
+        counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
+    return Evaluation(outputs.sums, terms, counts, weigh)
 
 
 def _contiguous(values: Tensor | None) -> Tensor | None:
@@ -166,123 +159,6 @@ def is_evenly_spaced(x: Tensor) -> bool:
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
 
-# A single read of the logits: the kernels that form the gradient with the terms, where the operators have them.
-
-
-# With fewer, two reads are quicker by tools/cuda_model.py; a thread has registers for 32.
-_CLASSES_OF_SINGLE_READ = range(6, 33)
-
-
-def _takes_a_single_read(inputs: Inputs, options: Options) -> bool:
-    """Return whether the operators have a single read for a call without maps."""
-    logits, target = inputs.logits, inputs.target
-    return (
-        not torch.compiler.is_compiling()  # first: it can't trace what follows for sizes that vary
-        and _have_single_read(logits)  # next: calls on CPUs pay for nothing else
-        and logits.dtype == torch.float32
-        and logits.dim() == 4
-        and logits.shape[1] in _CLASSES_OF_SINGLE_READ
-        and logits.shape[2:] == target.shape[1:]
-        and abs(options.power) <= NO_POWER
-        and options.decay is None
-        and radius_per_axis(options.radius, 2) == [1, 1]
-        and options.label_smoothing == 0
-        and inputs.weight is None
-        and inputs.pixel_weight is None
-        and (logits.is_contiguous() or (is_evenly_spaced(logits) and logits.stride(3) == 1))
-    )
-
-
-def _have_single_read(logits: Tensor) -> bool:
-    operator = vars(operators).get("single_read")  # register() looks it up, where the library has it
-    key = torch._C.DispatchKey.CUDA if logits.is_cuda else torch._C.DispatchKey.CPU
-    return operator is not None and bool(operator.default.has_kernel_for_dispatch_key(key))
-
-
-def _evaluate_by_a_single_read(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
-    """Return what :func:`evaluate` does; ``weigh`` writes the terms among the sums."""
-    logits, u = inputs.logits, _contiguous(inputs.edge_class_weight)
-    with torch._C._AutoDispatchBelowAutograd():
-        sums, edge_counts, label, edge_list = operators.count_labels.default(
-            logits,
-            inputs.target.contiguous(),
-            u,
-            _ignored(options),
-            edges,
-            count_edges,
-            _VALIDATE[options.validate],
-            inputs.tables,
-        )
-    labels = _LabelState((u, label, edge_list), inputs.tables)
-    weigh = partial(_SingleRead.apply, logits, labels, sums, logits.requires_grad and torch.is_grad_enabled())
-    return Evaluation(sums, None, _counts(edge_counts, inputs) if count_edges else None, weigh)
-
-
-class _LabelState(NamedTuple):
-    """What ``single_read`` needs of the labels: ``edge_class_weight``, ``label`` and ``edge_list``, and ``tables``."""
-
-    tensors: Sequence[Tensor | None]
-    tables: int
-
-
-class _SingleRead(torch.autograd.Function):
-    """The weighted sum of the terms, whose gradient forward forms, for the derivative 1 of what the loss is part of."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        logits: Tensor,
-        labels: _LabelState,
-        sums: Tensor,
-        has_gradient: bool,
-        factors: Tensor,
-        dtype: torch.dtype,
-        *no_regions: None,
-    ) -> Tensor:
-        ctx.gradient = torch.empty_like(logits) if has_gradient else None
-        _read_once(factors, None, logits, labels, ctx.gradient, sums)
-        ctx.save_for_backward(logits, factors, *labels.tensors)
-        ctx.tables = labels.tables
-        return weighted_sum(sums, factors, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        logits, factors, *tensors = ctx.saved_tensors
-        # The first backward pass gives it away: others must not write it again.
-        gradient, ctx.gradient = ctx.gradient, None
-        given = None if gradient is None else factors
-        gradient = torch.empty_like(logits) if gradient is None else gradient
-        _read_once(grad.detach() * factors, given, logits, _LabelState(tensors, ctx.tables), gradient, None)
-        if torch.is_grad_enabled():
-            gradient = _NotDifferentiable.apply(gradient, grad, logits)  # type: ignore[no-untyped-call]
-        return _only(gradient, 8)
-
-
-class _NotDifferentiable(torch.autograd.Function):
-    """A gradient, with the other tensors that it depends on."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *others: Tensor) -> Tensor:  # noqa: ANN401
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
-        _refuse(ctx, *grads)
-
-
-def _read_once(
-    factors: Tensor,
-    given: Tensor | None,
-    logits: Tensor,
-    labels: _LabelState,
-    gradient: Tensor | None,
-    sums: Tensor | None,
-) -> None:
-    """Write the gradient, unless it is there already with the factors ``given``, and the terms among the sums."""
-    with torch._C._AutoDispatchBelowAutograd():
-        operators.single_read.default(factors, given, logits, *labels.tensors, gradient, sums, labels.tables)
-
-
 # What torch needs to know of the operators: the shapes they return, and their derivatives.
 
 
@@ -312,14 +188,13 @@ class _EdgeLossInputs(NamedTuple):
 def _edge_loss_fake(
     *args: Any,  # noqa: ANN401
     output_sizes: Callable[..., Sequence[tuple[str, int, int, int, int]]],
-    device: str | None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, ...]:
     inputs = _EdgeLossInputs(*args, **kwargs)
     logits, target = inputs.logits, inputs.target
     in_place = int(logits.shape[1]) if logits.shape[2:] == target.shape[1:] else 0  # 0 of upsampled logits
     options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps, inputs.count_edges
-    sizes = output_sizes(device or logits.device.type, *options, inputs.distance is not None, in_place, inputs.tables)
+    sizes = output_sizes(*options, inputs.distance is not None, in_place, inputs.tables)
     *returned, saved = Outputs.from_tensors([_empty_output(size, logits, target) for size in sizes])
     return (*returned, *saved._replace(label=saved.label.new_empty(target.shape)))
 
@@ -333,33 +208,14 @@ def _empty_output(size: tuple[str, int, int, int, int], logits: Tensor, target: 
     )
 
 
-def _count_labels_fake(
-    logits: Tensor,
-    target: Tensor,
-    edge_class_weight: Tensor | None,
-    ignore_index: int,
-    edges: bool,
-    count_edges: bool,
-    validate: int,
-    tables: int,
-    *,
-    output_sizes: Callable[..., Sequence[tuple[str, int, int, int, int]]],
-) -> tuple[Tensor, ...]:
-    counts = count_edges or (edges and edge_class_weight is not None)
-    sizes = output_sizes("cuda", 0.0, 0.0, edges, False, False, counts, False, logits.shape[1], tables)
-    outputs = Outputs.from_tensors([_empty_output(size, logits, target) for size in sizes])
-    label = outputs.saved.label.new_empty(target.shape)
-    return outputs.sums, outputs.edge_counts, label, outputs.saved.edge_list
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
     _save(ctx, _EdgeLossInputs(*inputs), Outputs.from_tensors(output).saved)
 
 
-def _save(ctx: Any, given: _EdgeLossInputs, saved: SavedState, *of_regions: Tensor) -> None:  # noqa: ANN401
+def _save(ctx: Any, given: _EdgeLossInputs, saved: SavedState) -> None:  # noqa: ANN401
     if given.distance is not None:
         saved = saved._replace(field=given.distance)
-    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved, *of_regions)
+    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
     ctx.options = given.label_smoothing, given.radius, given.power, given.decay, given.tables
     ctx.set_materialize_grads(False)
 
@@ -383,23 +239,19 @@ def _gradient(
     state: tuple[Tensor, ...],
     terms: Tensor | None,
     *maps: Tensor | None,
-    of_regions: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient of the logits from those of the sums of the terms, of the maps, and of the regions."""
-    regions: tuple[Tensor, ...] = ()
-    if of_regions is not None:
-        state, regions = state[:-2], (of_regions, *state[-2:])
+    """Return the gradient of the logits from those of the sums of the terms, and of the maps."""
     if terms is None:
         terms = state[0].new_zeros(len(maps), dtype=torch.float64)
     of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in maps]
-    gradient: Tensor = operators.edge_loss_backward.default(terms, *of_maps, *state, *ctx.options, *regions)
+    gradient: Tensor = operators.edge_loss_backward.default(terms, *of_maps, *state, *ctx.options)
     return gradient
 
 
 class _EdgeLoss(torch.autograd.Function):
     """What the operator ``edge_loss`` has returned as a function of its logits, with less work around each call.
 
-    With a factor of each term the weighted sum of the terms, and of the regions with theirs; without factors the maps.
+    With a factor of each term the weighted sum of the terms; without factors the maps.
     """
 
     @staticmethod
@@ -410,26 +262,22 @@ class _EdgeLoss(torch.autograd.Function):
         outputs: Outputs,
         factors: Tensor | None,
         dtype: torch.dtype,
-        regions: Regions | None,
-        of_regions: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
-        ctx.of_regions = of_regions
-        _save(ctx, given, outputs.saved, *(() if regions is None or regions.state is None else regions.state))
+        _save(ctx, given, outputs.saved)
         ctx.factors = factors
         ctx.set_materialize_grads(factors is not None)
         if factors is not None:
-            return weighted_sum(outputs.sums, factors, dtype, regions, of_regions)
+            return weighted_sum(outputs.sums, factors, dtype)
         return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.unused
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         terms, maps = (None, grads) if ctx.factors is None else (grads[0] * ctx.factors, [None] * 4)
-        of_regions = None if ctx.of_regions is None else grads[0] * ctx.of_regions
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, state, terms, *maps, of_regions=of_regions), 7)
+            return _only(_gradient(ctx, state, terms, *maps), 5)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, state, terms, *maps, of_regions=of_regions), 7)
+            return _only(_gradient(ctx, state, terms, *maps), 5)
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
@@ -465,23 +313,18 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
 
-def register(namespace: str, compiled: Any, device: str | None = None) -> None:  # noqa: ANN401
+def register(namespace: str, compiled: Any) -> None:  # noqa: ANN401
     """Register shapes and derivatives of the operators.
 
     Args:
         namespace: of the operators.
         compiled: the module that holds them.
-        device: whose state they keep; None is that of the logits.
     """
-    fake = partial(_edge_loss_fake, output_sizes=compiled.output_sizes, device=device)
+    fake = partial(_edge_loss_fake, output_sizes=compiled.output_sizes)
     torch.library.register_fake(f"{namespace}::edge_loss", fake)
     torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
     torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[5]))
     torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
-    if hasattr(getattr(torch.ops, namespace), "single_read"):
-        count_labels_fake = partial(_count_labels_fake, output_sizes=compiled.output_sizes)
-        torch.library.register_fake(f"{namespace}::count_labels", count_labels_fake)
-        torch.library.register_fake(f"{namespace}::single_read", lambda *args: None)
     torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
     torch.library.register_autograd(
         f"{namespace}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context

@@ -31,6 +31,8 @@ def _load() -> str | None:
 # The record of the build: compilers, targets, and why something was not built.
 _NOTE = Path(__file__).with_name("_build.json")
 RECORD: dict[str, Any] = json.loads(_NOTE.read_text()) if _NOTE.exists() else {}
+# Why CUDA tensors take the reference, which is the only one that serves them.
+_NO_CUDA_KERNELS = "this version has no CUDA kernels of the loss, which is plain PyTorch there"
 # Why there is no library, None if there is one. Loaded at import: torch.compile and torch.load use its operators
 # without a call of this module.
 MISSING = _load()
@@ -41,33 +43,26 @@ def backends() -> dict[str, str]:
 
     Returns:
         For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
-        ``"cuda"`` refers to the current CUDA device.
+        ``"cuda"`` is unavailable in this version: the loss of CUDA tensors is plain PyTorch.
 
     Example:
         >>> from edgeloss import backends
         >>> backends()["reference"]
         'available'
     """
-    reasons = {"reference": None, "cpu": MISSING, "cuda": _why_not_on_cuda(None)}
+    reasons = {"reference": None, "cpu": MISSING, "cuda": _NO_CUDA_KERNELS}
     return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
 
 
 def check() -> None:
-    """Raise an error for out-of-range labels of earlier calls on CUDA.
+    """Raise an error for out-of-range labels that earlier calls have recorded; in this version none of them does.
 
-    With ``validate="async"`` the fused CUDA kernels record out-of-range labels, and the next call or this function
-    raises the error, whichever comes first. This function does not wait for the device: call ``loss.item()`` or
-    ``torch.cuda.synchronize()`` first to include calls that are still running. Without CUDA it does nothing.
-
-    Raises:
-        ValueError: with an out-of-range label, the number of such pixels and the first position.
+    Every call raises the error itself, except with ``validate="never"``.
 
     Example:
         >>> import edgeloss
         >>> edgeloss.check()  # for example after the last call of an epoch
     """
-    if MISSING is None:
-        importlib.import_module("edgeloss._C").raise_label_errors()
 
 
 def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()) -> str | None:
@@ -80,7 +75,10 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequenc
     """
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
-    reason = MISSING if logits.device.type == "cpu" else _why_not_on_cuda(logits.device.index)
+    if logits.is_cuda:
+        reason = _why_not_on_cuda(logits.device.index) if target is None else _NO_CUDA_KERNELS
+    else:
+        reason = MISSING
     if reason:
         return reason
     if torch._C._are_functorch_transforms_active():
@@ -114,7 +112,7 @@ _FIT: dict[int, str | None] = {}  # the answer for each CUDA device
 
 
 def _why_not_on_cuda(index: int | None) -> str | None:
-    """Return why the library does not support a CUDA device, None if it does; the default is the current device.
+    """Return why ``neighbor_nll`` has no kernels for a CUDA device, None if it has; by default of the current device.
 
     It does not wait for the device.
     """
@@ -122,7 +120,7 @@ def _why_not_on_cuda(index: int | None) -> str | None:
         return _FIT[index]
     if MISSING:
         return MISSING
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("edgeloss::edge_loss", "CUDA"):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("edgeloss::neighbor_nll", "CUDA"):
         return f"the library was built without CUDA kernels: {RECORD.get('without_cuda', 'no record says why')}"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"

@@ -98,8 +98,7 @@ class EdgeAwareLoss(nn.Module):
             ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` does (trilinear in 3-D).
         sync_normalizer: share the denominators across the ranks of ``torch.distributed``: the gradient that DDP
             averages is then that of one process with the whole batch. Not used by ``reduction="sum"``.
-        validate: when out-of-range labels raise. ``"async"``: in the call; but the fused CUDA kernels do not wait for
-            the device, ignore such pixels, and the next call or :func:`edgeloss.check` raises. ``"sync"``: in the call.
+        validate: when out-of-range labels raise. ``"async"`` and ``"sync"``: in the call, which waits for the device.
             ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
             ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and not
             under ``torch.compile``; class weights also when the module is created.
@@ -111,8 +110,8 @@ class EdgeAwareLoss(nn.Module):
     is left after the best linear estimate from the sigmoid probabilities of these regions; docs/loss.md has the
     formula. :math:`R` is the mean over the images, weighted by what each of them adds to W. The term of an image is not
     a sum over pixels: that of a crop differs, and the loss maps do not contain it. It is 0 for images of less than 7
-    pixels along an axis. Unlike the other terms, it changes if a constant is added to all logits of a pixel. On CUDA it
-    is plain PyTorch, one image after another; no GPU has run it yet.
+    pixels along an axis. Unlike the other terms, it changes if a constant is added to all logits of a pixel. It is
+    plain PyTorch, one image after another.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
     edge pixels of the steps before it, so they are constants of the step; they converge to those that

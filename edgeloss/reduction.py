@@ -80,30 +80,25 @@ class Evaluation(NamedTuple):
         sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
-        weigh: returns :func:`weighted_sum` of the sums, differentiable, and may write the terms among them first; None
-            if these are differentiable. It receives regions that have a state, with their factors, or None twice.
-        regions: the region term, where the backend has it; the weights of the images are without ``pixel_weight``.
+        weigh: returns :func:`weighted_sum` of the sums, differentiable; None if these are differentiable.
     """
 
     sums: Tensor
     maps: TermMaps | None
     edge_counts: Tensor | None = None
-    weigh: Callable[[Tensor, torch.dtype, Regions | None, Tensor | None], Tensor] | None = None
-    regions: Regions | None = None
+    weigh: Callable[[Tensor, torch.dtype], Tensor] | None = None
 
 
 class Regions(NamedTuple):
     """The region term of a batch.
 
     Attributes:
-        value: R of each image [B], differentiable if there is no state.
+        value: R of each image [B], differentiable.
         weight: Σ_valid v · weight[y] of each image [B], which add up to W.
-        state: what the kernels leave to their backward pass; None if autograd has it.
     """
 
     value: Tensor
     weight: Tensor
-    state: tuple[Tensor, Tensor] | None = None
 
 
 Number = TypeVar("Number", Tensor, float)
@@ -133,11 +128,10 @@ def reduce(
     else:
         factors = term_factors(denominators, options, edge_scale)
         weigh = evaluation.weigh or partial(weighted_sum, evaluation.sums)
-        of_regions = None if regions is None else options.region_weight * region_factors(regions, denominators)
-        if regions is None or of_regions is None or regions.state is not None:
-            loss = weigh(factors, dtype, regions, of_regions)
-        else:
-            loss = weigh(factors, dtype, None, None) + torch.dot(regions.value, of_regions).to(dtype)
+        loss = weigh(factors, dtype)
+        if regions is not None:
+            of_regions = options.region_weight * region_factors(regions, denominators)
+            loss = loss + torch.dot(regions.value, of_regions).to(dtype)
     if not return_maps and not return_terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
@@ -156,7 +150,7 @@ def places_of_labels(y: Tensor, tables: int) -> Tensor:
     """Return where class weights have the one of each label [B, *S]: at y, of a multilabel call among [2C]."""
     if tables == 1:
         return y
-    table = torch.arange(len(y), device=y.device) % tables
+    table = torch.arange(y.shape[0], device=y.device) % tables  # len() would fix the size of an exported batch
     return y + 2 * table.view(-1, *[1] * (y.dim() - 1))
 
 
@@ -399,17 +393,9 @@ def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | fl
     return _tensor([ce_weight * per_w, *[weight * per_e for weight in [*edge_weights, 0.0]]], denominators)
 
 
-def weighted_sum(
-    sums: Tensor, factors: Tensor, dtype: torch.dtype, regions: Regions | None = None, of_regions: Tensor | None = None
-) -> Tensor:
-    """Return the sum of the terms among the sums of an :class:`Evaluation`, times a factor each, 0-d.
-
-    With ``regions``, also of those of the images, times the factors ``of_regions`` [B].
-    """
-    total = torch.dot(sums[TERM_ROWS], factors)
-    if regions is not None and of_regions is not None:
-        total += torch.dot(regions.value, of_regions)
-    return total.to(dtype)
+def weighted_sum(sums: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of the terms among the sums of an :class:`Evaluation`, times a factor each, 0-d."""
+    return torch.dot(sums[TERM_ROWS], factors).to(dtype)
 
 
 def region_factors(regions: Regions, denominators: Tensor) -> Tensor:

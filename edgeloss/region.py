@@ -67,7 +67,7 @@ def evaluate(inputs: Inputs, options: Options) -> tuple[Inputs, Regions]:
     return replace(inputs, logits=logits), Regions(value, weight)
 
 
-@opaque_to_compilers(lambda x, y, valid, tables: x.new_empty(len(y) // tables, dtype=widest(y.device)))
+@opaque_to_compilers(lambda x, y, valid, tables: x.new_empty(y.shape[0] // tables, dtype=widest(y.device)))
 def region_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> Tensor:
     """Return the term of each image, [B].
 
@@ -214,8 +214,9 @@ def _scatter(*sums: Tensor) -> Tensor:
     windows = []
     for maps in sums:
         for corner in itertools.product(range(SIDE), repeat=maps.dim() - 1):
-            of_corner = [slice(i, size - SIDE + 1 + i) for i, size in zip(corner, maps.shape[1:], strict=True)]
-            windows.append(maps[(slice(None), *of_corner)].flatten(1))
+            of_corner = (slice(i, size - SIDE + 1 + i) for i, size in zip(corner, maps.shape[1:], strict=True))
+            window = slice(None), *of_corner
+            windows.append(maps[window].flatten(1))
     regions = torch.stack(windows, 1).double()
     regions = (regions - regions.mean(-1, keepdim=True)) / POOL ** (sums[0].dim() - 1)
     scatter: Tensor = regions @ regions.mT

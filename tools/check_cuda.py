@@ -60,20 +60,11 @@ def parse(report: str) -> tuple[list[Kernel], list[str]]:
     return list(kernels.values()), warnings
 
 
-def cubin_of(source: Path, architecture: int) -> Path:
-    """Return where the machine code of a source stays, for cuda_model.py."""
-    return Path("build", "cuda", f"sm_{architecture}", *source.parent.parts, f"{source.stem}.cubin")
-
-
 def compile_for(source: Path, architecture: int, nvcc: Nvcc, torch: Torch) -> tuple[list[Kernel], list[str]]:
     """Compile a source for one architecture, so that the reports do not mix."""
-    cubin = cubin_of(source, architecture)
-    cubin.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        command = [*nvcc.command(torch, Architectures([architecture], [])), *STRICT, "--keep", f"--keep-dir={scratch}"]
-        report = call([*command, "-c", str(source), "-o", f"{scratch}/kernels.o"], show=False)
-        shutil.copy(Path(scratch, cubin.name), cubin)
-    return parse(report)
+        command = [*nvcc.command(torch, Architectures([architecture], [])), *STRICT]
+        return parse(call([*command, "-c", str(source), "-o", f"{scratch}/kernels.o"], show=False))
 
 
 def demangled(names: Sequence[str]) -> list[str]:

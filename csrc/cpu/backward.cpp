@@ -4,7 +4,6 @@
 #include <optional>
 #include <vector>
 
-#include "../region/rows.h"
 #include "pairs.h"
 #include "vectorize.h"
 #include "wide.h"
@@ -402,24 +401,15 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     return grad;
   }
   const Steps steps(grad);
-  std::optional<RegionGradient<A>> region;
-  if (gradients.regions) region.emplace(g, inputs.logits, grad, *gradients.regions);
-  const bool streams = bytes >= kStreamed && !region;  // else it is read again at once
+  const bool streams = bytes >= kStreamed;
   // A few in order: they share the rows that their windows reach.
   const int64_t step = std::min(2 * chunks.reach, chunks.count / 16);
   on_each_thread(chunks.count, step, [&](Tasks& tasks) {
     Workspace<A> space(g);
-    std::optional<typename RegionGradient<A>::Space> region_space;
-    if (region) region_space = region->space();
     for (int64_t begin, end; tasks.take(begin, end);) {
       for (int64_t i = begin; i < end; ++i) {
         const Chunk chunk = chunks.at(i);
         backward_chunk(call, upstream, chunks, chunk, stored_output<A>(grad, steps, chunk.image), streams, space);
-        if (!region) continue;
-        const auto labels = [&](int64_t row, int32_t* label) {
-          std::copy_n(call.label + chunk.image * g.pixels + row * g.width, g.width, label);
-        };
-        region->add(chunk.image, chunk.first_row, chunk.last_row, labels, *region_space);
       }
     }
     end_streams();

@@ -432,7 +432,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Tensor& logits = inputs.logits;
   const Geometry g = clipped_geometry(logits, labels, options);
   const std::optional<Upsample<A>> up = upsample_for<A>(g, logits);
-  const Outputs outputs(Device::kCpu, logits, labels, options, distance.has_value());
+  const Outputs outputs(logits, labels, options, distance.has_value());
   SavedState saved = outputs.saved;
   if (distance) saved.field = *distance;
   Call<A> call(g, up, inputs, saved, options);

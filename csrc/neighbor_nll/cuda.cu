@@ -2,8 +2,8 @@
 // so every run gives the same bits.
 #include <torch/csrc/stable/accelerator.h>
 
-#include "../cuda/device.h"
 #include "../kernels.h"
+#include "device.h"
 #include "math.h"
 
 namespace edgeloss {

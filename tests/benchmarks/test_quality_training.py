@@ -21,7 +21,8 @@ from processes import wait_for_end
 from baselines.recipes import Progress
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS
-from quality.training import RoundedConv2d, Training, execute, finish
+from quality.segformer import SegFormer
+from quality.training import RoundedConv2d, Training, execute, finish, make_network
 from result_table import read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint
 from segkit.data import SegmentationFolder
@@ -288,3 +289,13 @@ def test_workers(shapes: Path, tmp_path: Path) -> None:
     runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in (0, 1)]
     execute(runs, place, workers=2, threads=1)
     assert [key_of(row) for row in read_rows(place.results)] == sorted(place.key(run) for run in runs)
+
+
+def test_the_network_has_the_size_of_segformer_b0() -> None:
+    network = make_network(Run("ce", {}, 0, network="segformer"), 11)
+    assert isinstance(network, SegFormer)
+    assert 3.5e6 < sum(p.numel() for p in network.parameters()) < 4.1e6
+    for size in ((32, 64), (17, 30)):
+        assert network(torch.randn(1, 3, *size)).shape == (1, 11, *size)
+    with pytest.raises(ValueError, match="network: expected one of"):
+        Run("ce", {}, 0, network="transformer")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kernel_kinds import Kernels
 from torch import Tensor
 
 from edgeloss import LossMaps
@@ -31,17 +30,16 @@ def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
     return F.interpolate(x if x.dtype == torch.float64 else x.float(), size, mode=mode, align_corners=False)
 
 
-def compare(kernels: Kernels, x: Tensor, y: Tensor, options: dict[str, Any], *, last: bool = False) -> LossMaps:
+def compare(x: Tensor, y: Tensor, options: dict[str, Any], *, last: bool = False) -> LossMaps:
     """Compare loss, maps and gradient of the fused kernels with the reference, with all weights; return the maps."""
     size, classes, dtype = tuple(y.shape[1:]), x.shape[1], x.dtype
     upsample = x.shape[2:] != y.shape[1:]
-    x, y = x.to(kernels.device), y.to(kernels.device)
     if last:
         x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    weight = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-    u = torch.rand(max(2, classes), dtype=wide).to(kernels.device)
-    v = torch.rand(2, *size, dtype=wide).to(kernels.device)
+    weight = torch.rand(max(2, classes), dtype=wide)
+    u = torch.rand(max(2, classes), dtype=wide)
+    v = torch.rand(2, *size, dtype=wide)
     fused, plain = x.clone().requires_grad_(), x.to(wide, copy=True).requires_grad_()
     shared: dict[str, Any] = options | {"ignore_index": 255, "return_maps": True}
     weights = {"weight": weight, "edge_class_weight": u, "pixel_weight": v}

@@ -1,17 +1,15 @@
-"""What `backends` reports about CUDA, with fake libraries, drivers and devices."""
+"""Which backend serves a call, and what is said of CUDA, with fake libraries, drivers and devices."""
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from kernel_kinds import Carried
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import EdgeAwareLoss, backends, check, fused, inputs, library
+from edgeloss import EdgeAwareLoss, backends, inputs, library
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
@@ -56,7 +54,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_machine")
 def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backends()["cuda"] == "available"  # on the current device
+    assert library._why_not_on_cuda(None) is None  # on the current device
     assert "capability 7.5" in str(library._why_not_on_cuda(0))
     library._FIT.clear()
 
@@ -64,14 +62,15 @@ def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.Monk
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check.")
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    assert backends()["cuda"] == "unavailable: Found no NVIDIA driver on your system. Please check."
+    assert library._why_not_on_cuda(None) == "Found no NVIDIA driver on your system. Please check."
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert backends()["cuda"] == f"unavailable: torch {torch.__version__} is built without CUDA"
+    assert library._why_not_on_cuda(None) == f"torch {torch.__version__} is built without CUDA"
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: False)
     monkeypatch.setattr(library, "RECORD", {"without_cuda": "no nvcc was found"})
-    assert backends()["cuda"].endswith("the library was built without CUDA kernels: no nvcc was found")
+    assert library._why_not_on_cuda(None) == "the library was built without CUDA kernels: no nvcc was found"
     monkeypatch.setattr(library, "MISSING", "no C++ compiler was found when it was installed")
-    assert backends()["cuda"] == backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
+    assert library._why_not_on_cuda(None) == library.MISSING
+    assert backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
 
 
 @pytest.mark.usefixtures("_machine")
@@ -87,16 +86,19 @@ def test_fused_reports_why_it_is_not_available() -> None:
         edge_aware_loss(logits, target, backend="fused")
 
 
-def test_check_raises_what_the_library_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_label_errors() -> None:
-        raise ValueError("target of an earlier call: expected labels 0 to 2, but got 7")
-
-    monkeypatch.setattr(library, "MISSING", None)
-    monkeypatch.setitem(sys.modules, "edgeloss._C", SimpleNamespace(raise_label_errors=raise_label_errors))
-    with pytest.raises(ValueError, match="but got 7"):
-        check()
-    monkeypatch.setattr(library, "MISSING", "no C++ compiler was found when it was installed")
-    check()  # nothing can have been found
+@pytest.mark.usefixtures("_machine")
+def test_the_loss_of_cuda_tensors_is_plain_pytorch() -> None:
+    reason = "this version has no CUDA kernels of the loss, which is plain PyTorch there"
+    assert backends()["cuda"] == f"unavailable: {reason}"
+    with FakeTensorMode():
+        logits, target = (
+            torch.zeros(1, 2, 4, 4, device="cuda:1"),
+            torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1"),
+        )
+        assert library.why_reference("auto", logits, target) == reason
+        assert library.why_reference("auto", logits) is None  # of neighbor_nll
+        with pytest.raises(RuntimeError, match=f"'fused' does not support this call: {reason}; pass 'auto' or"):
+            edge_aware_loss(logits, target, backend="fused")
 
 
 def test_only_sync_reads_from_cuda() -> None:
@@ -133,19 +135,3 @@ def test_nothing_else_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
             running(x, y, normalizer=running.step_normalizer([y], [v]))
         with pytest.raises(DataDependentOutputException):
             edge_aware_loss(x, y, validate="sync", backend="fused", **options)
-
-
-@pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
-def test_tests_on_a_device_carry_tensors_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = torch.randn(2, 3, 5, 6, requires_grad=True), torch.randint(3, (2, 5, 6))
-    expected = torch.autograd.grad(edge_aware_loss(x, y, backend="fused"), x)
-    moved = []
-
-    class Operators:
-        def __getattr__(self, name: str) -> object:
-            moved.append(name)
-            return getattr(torch.ops.edgeloss, name)
-
-    monkeypatch.setattr(fused, "operators", Carried(Operators(), "cpu"))
-    assert torch.equal(torch.autograd.grad(edge_aware_loss(x, y, backend="fused"), x)[0], expected[0])
-    assert moved == ["edge_loss", "edge_loss_backward"]

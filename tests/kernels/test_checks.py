@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kernel_kinds import STEPPED, Kernels
+from kernel_kinds import Kernels
 from torch import Tensor
+
+from edgeloss import backends
+
+pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
 SIZE = (2, 3, 5, 6)
 FORWARD: dict[str, Any] = {
@@ -46,17 +49,17 @@ def placed(kernels: Kernels, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: x.to(kernels.device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
 
 
-def backward_arguments(kernels: Kernels, **changes: Any) -> dict[str, Any]:
+def backward_arguments(**changes: Any) -> dict[str, Any]:
     """Return the arguments of a backward pass after a forward pass with these changes."""
-    given = placed(kernels, FORWARD | changes)
-    *_, label, flags, stats, edge_list, sides, field = kernels.operators.edge_loss(**given)
+    given = FORWARD | changes
+    *_, label, flags, stats, edge_list, sides, field = torch.ops.edgeloss.edge_loss(**given)
     state = dict(zip(STATE, (label, flags, stats, edge_list, sides, field), strict=True))
     if given["distance"] is not None:
         state["field"] = given["distance"]
     maps = dict.fromkeys(["grad_ce", "grad_same", "grad_other", "grad_false_edge"])
     names = ["logits", "weight", "pixel_weight", "edge_class_weight"]
     names += ["label_smoothing", "radius", "power", "decay", "tables"]
-    sums = torch.ones(4, dtype=torch.float64, device=kernels.device)
+    sums = torch.ones(4, dtype=torch.float64)
     return {"grad_sums": sums, **maps, **state} | {name: given[name] for name in names}
 
 
@@ -88,9 +91,9 @@ def backward_arguments(kernels: Kernels, **changes: Any) -> dict[str, Any]:
         ("tables", 2, r"weight: expected \[6\], but got \[3\]"),
     ],
 )
-def test_forward(kernels: Kernels, name: str, value: Any, message: str) -> None:
+def test_forward(name: str, value: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        kernels.operators.edge_loss(**placed(kernels, FORWARD | {name: value}))
+        torch.ops.edgeloss.edge_loss(**FORWARD | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -110,24 +113,22 @@ def test_forward(kernels: Kernels, name: str, value: Any, message: str) -> None:
         ("radius", [1, 1, 1], "radius: expected 2 numbers, one per axis, but got 3"),
     ],
 )
-def test_backward(kernels: Kernels, name: str, value: Any, message: str) -> None:
-    arguments = backward_arguments(kernels)
+def test_backward(name: str, value: Any, message: str) -> None:
+    arguments = backward_arguments()
     with pytest.raises(RuntimeError, match=message):
-        kernels.operators.edge_loss_backward(**(arguments | placed(kernels, {name: value})))
+        torch.ops.edgeloss.edge_loss_backward(**arguments | {name: value})
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0])
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("maps", [False, True])
 @pytest.mark.parametrize("classes", [1, 3])
-def test_backward_takes_every_state_of_forward(
-    kernels: Kernels, classes: int, maps: bool, edges: bool, decay: float
-) -> None:
+def test_backward_takes_every_state_of_forward(classes: int, maps: bool, edges: bool, decay: float) -> None:
     changes: dict[str, Any] = {"logits": torch.zeros(2, classes, 5, 6), "maps": maps, "edges": edges, "decay": decay}
     changes |= {"weight": torch.ones(max(2, classes)), "edge_class_weight": None}
     for distance, power in itertools.product((None, FORWARD["distance"]), (0.0, 0.5)):
-        arguments = backward_arguments(kernels, **changes, distance=distance, power=power)
-        gradient = kernels.operators.edge_loss_backward(**arguments)
+        arguments = backward_arguments(**changes, distance=distance, power=power)
+        gradient = torch.ops.edgeloss.edge_loss_backward(**arguments)
         assert gradient.shape == (2, classes, 5, 6)
         assert gradient.isfinite().all()
 
@@ -167,22 +168,3 @@ def test_neighbor_nll_backward(kernels: Kernels, name: str, value: Any, message:
     kernels.operators.neighbor_nll_backward(**arguments)
     with pytest.raises(RuntimeError, match=message):
         kernels.operators.neighbor_nll_backward(**(arguments | placed(kernels, {name: value})))
-
-
-@pytest.mark.parametrize("kernels", [STEPPED], indirect=True)
-def test_upsampled_classes_less_than_4_gib_apart(kernels: Kernels, tmp_path: Path) -> None:
-    # Addresses of low-resolution logits take 32 bits from one class to the next. The memory is a file without content.
-    most = 2**31 - 1  # elements of 2 bytes
-    memory = torch.from_file(str(tmp_path / "logits"), shared=True, size=most + 6, dtype=torch.float16)
-    far, too_far = (memory.as_strided((1, 2, 2, 2), (4, step, 2, 1)) for step in (most, most + 1))
-    far.copy_(torch.randn(1, 2, 2, 2))
-    changes: dict[str, Any] = dict.fromkeys(["weight", "pixel_weight", "edge_class_weight", "distance"])
-    changes |= {"target": torch.randint(2, (1, 5, 6)), "logits": far, "power": 0.0, "decay": 0.0}
-    arguments = backward_arguments(kernels, **changes)
-    near = backward_arguments(kernels, **changes | {"logits": far.contiguous()})
-    backward = kernels.operators.edge_loss_backward
-    assert torch.equal(backward(**arguments), backward(**near))
-    with pytest.raises(RuntimeError, match="less than 4 GiB apart"):
-        kernels.operators.edge_loss(**FORWARD | changes | {"logits": too_far})
-    with pytest.raises(RuntimeError, match="less than 4 GiB apart"):
-        backward(**arguments | {"logits": too_far})

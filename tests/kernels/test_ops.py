@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from agreement import DTYPES, LAST, compare, scene
-from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
 from stateless import stateless_loss
 from torch.autograd import forward_ad as fwAD
 
-from edgeloss import EdgeAwareLoss, backends, fused
+from edgeloss import EdgeAwareLoss, backends
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -38,37 +37,23 @@ OTHER_CASES = [
     ((64, 128), 12),  # with this layout the tiles of the classes would evict each other from the cache
     *itertools.product(VOLUMES, (1, 4)),
 ]
-# Few, as stepped threads are slow. One pixel in a block of 256 threads; a row and a column of one logit, and of fewer
-# than the 8 classes that a thread reads at a time; exactly 8, in an image smaller than every radius; more, not a
-# multiple of 8, and many; several tiles, the last one not full; widths that are read in vectors of four, of one tile,
-# of several next to each other and below each other; volumes.
-STEPPED_CASES = [
-    *[((1, 1), 1), ((1, 1), 2), ((9, 1), 1), ((1, 9), 3), ((2, 3), 8), ((7, 13), 19), ((7, 13), 150), ((17, 33), 3)],
-    *[((5, 12), 1), ((5, 136), 19), ((70, 36), 2), ((6, 8), 150)],
-    *[(VOLUMES[0], 4), (VOLUMES[1], 1), ((2, 3, 8), 5)],
-]
 ROWS = [
     *pairwise(FLAT[:-1], CLASSES[:-1], LAST, DTYPES, OPTIONS),
     *((*case, *others) for case, *others in pairwise(OTHER_CASES, LAST, DTYPES, OPTIONS)),
 ]
-STEPPED_ROWS = [(*case, *others) for case, *others in pairwise(STEPPED_CASES, LAST, DTYPES, OPTIONS)]
 
 
-@pytest.mark.parametrize(
-    ("kernels", "size", "classes", "last", "dtype", "options"),
-    [*((name, *row) for name in (CPU, *ON_CUDA) for row in ROWS), *((STEPPED, *row) for row in STEPPED_ROWS)],
-    indirect=["kernels"],
-)
+@pytest.mark.parametrize(("size", "classes", "last", "dtype", "options"), ROWS)
 def test_fused_equals_reference(
-    kernels: Kernels, size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype, options: dict[str, Any]
+    size: tuple[int, ...], classes: int, last: bool, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
     x, y = scene(size, classes)
-    compare(kernels, x.to(dtype), y, options, last=last)
+    compare(x.to(dtype), y, options, last=last)
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
-def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(kernels: Kernels, power: float) -> None:
-    x, y = (part.to(kernels.device) for part in scene((12, 14), 3))
+def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(power: float) -> None:
+    x, y = scene((12, 14), 3)
     y[y != 255] = 0
     y[..., 10:][y[..., 10:] != 255] = 1
     gradients = []
@@ -81,9 +66,9 @@ def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(kernels: Kernels,
     torch.testing.assert_close(*gradients)
 
 
-def test_every_pixel_an_edge(kernels: Kernels) -> None:
-    x = torch.randn(1, 3, 40, 50, dtype=torch.float64).to(kernels.device).requires_grad_()
-    y = (torch.arange(40)[:, None] + torch.arange(50)).remainder(2)[None].to(kernels.device)
+def test_every_pixel_an_edge() -> None:
+    x = torch.randn(1, 3, 40, 50, dtype=torch.float64).requires_grad_()
+    y = (torch.arange(40)[:, None] + torch.arange(50)).remainder(2)[None]
     fused = edge_aware_loss(x, y, backend="fused", radius=2)
     reference = edge_aware_loss(x, y, backend="reference", radius=2)
     torch.testing.assert_close(fused, reference)
@@ -91,10 +76,10 @@ def test_every_pixel_an_edge(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
-def test_more_classes_around_a_pixel_than_are_collected_at_a_time(kernels: Kernels, power: float) -> None:
+def test_more_classes_around_a_pixel_than_are_collected_at_a_time(power: float) -> None:
     # Up to 47 others in the window of radius 3; the logits make some of them likely, and some sums underflow.
-    x = (torch.randn(1, 60, 7, 13, dtype=torch.float64) * 400).to(kernels.device).requires_grad_()
-    y = torch.randint(60, (1, 7, 13)).to(kernels.device)
+    x = (torch.randn(1, 60, 7, 13, dtype=torch.float64) * 400).requires_grad_()
+    y = torch.randint(60, (1, 7, 13))
     options: dict[str, Any] = {"radius": 3, "power": power, "decay": 2.0, "reduction": "sum"}
     fused = edge_aware_loss(x, y, backend="fused", **options)
     reference = edge_aware_loss(x, y, backend="reference", **options)
@@ -107,22 +92,19 @@ def test_more_classes_around_a_pixel_than_are_collected_at_a_time(kernels: Kerne
     pairwise([(7, 13), (5, 12), (9, 132), (34, 36)], [1, 2, 3, 19], DTYPES, [False, True]),
 )
 def test_the_defaults_without_weights_of_pixels(
-    kernels: Kernels,
-    monkeypatch: pytest.MonkeyPatch,
     size: tuple[int, ...],
     classes: int,
     dtype: torch.dtype,
     *,
     weighted: bool,
 ) -> None:
-    monkeypatch.setattr(fused, "_takes_a_single_read", lambda *arguments: False)  # test_single_read.py has those
-    # For windows of 3 × 3 pixels, and for two classes in vectors, CUDA has ways of its own, with edges across tiles.
-    x = (torch.randn(2, classes, *size, dtype=torch.float64) * 4).to(dtype).to(kernels.device)
-    y = torch.randint(max(2, classes), (2, *(-(-n // 3) for n in size))).to(kernels.device)
+    # Two classes have kernels of their own.
+    x = (torch.randn(2, classes, *size, dtype=torch.float64) * 4).to(dtype)
+    y = torch.randint(max(2, classes), (2, *(-(-n // 3) for n in size)))
     y = y.repeat_interleave(3, 1).repeat_interleave(3, 2)[:, : size[0], : size[1]].contiguous()
     y[torch.rand(y.shape) < 0.1] = 255
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    u = torch.rand(max(2, classes), dtype=wide).to(kernels.device) if weighted else None
+    u = torch.rand(max(2, classes), dtype=wide) if weighted else None
     results = []
     for logits, weight, backend in ((x, u, "fused"), (x.double(), None if u is None else u.double(), "reference")):
         logits.requires_grad_()
@@ -138,15 +120,15 @@ def test_the_defaults_without_weights_of_pixels(
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
-def test_labels_of_every_dtype(kernels: Kernels, dtype: torch.dtype) -> None:
-    x, y = torch.randn(1, 2, 5, 6).to(kernels.device), torch.randint(2, (1, 5, 6)).to(kernels.device)
+def test_labels_of_every_dtype(dtype: torch.dtype) -> None:
+    x, y = torch.randn(1, 2, 5, 6), torch.randint(2, (1, 5, 6))
     expected = edge_aware_loss(x, y, backend="reference")
     torch.testing.assert_close(edge_aware_loss(x, y.to(dtype), backend="fused"), expected)
 
 
-def test_logits_within_a_larger_tensor(kernels: Kernels) -> None:
-    whole = torch.randn(2, 9, 5, 6, dtype=torch.float64).to(kernels.device)
-    y = torch.randint(4, (2, 5, 6)).to(kernels.device)
+def test_logits_within_a_larger_tensor() -> None:
+    whole = torch.randn(2, 9, 5, 6, dtype=torch.float64)
+    y = torch.randint(4, (2, 5, 6))
     for x in (whole[:, 2:6], whole[:, ::2][:, :4], whole.transpose(2, 3)[:, :4].transpose(2, 3)):
         x = x.detach().requires_grad_()
         fused, reference = (edge_aware_loss(x, y, backend=backend) for backend in ("fused", "reference"))
@@ -155,13 +137,13 @@ def test_logits_within_a_larger_tensor(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logits_at_any_address(kernels: Kernels, dtype: torch.dtype) -> None:
+def test_logits_at_any_address(dtype: torch.dtype) -> None:
     x, y = scene((5, 12), 9)
-    y = y.to(kernels.device)
-    expected = edge_aware_loss(x.to(dtype).double().to(kernels.device), y, ignore_index=255, backend="reference")
+    y = y
+    expected = edge_aware_loss(x.to(dtype).double(), y, ignore_index=255, backend="reference")
     gradients = []
     for offset in range(4):  # of them, one is a multiple of a vector's length
-        moved = torch.empty(x.numel() + offset, dtype=dtype, device=kernels.device)[offset:].view(x.shape)
+        moved = torch.empty(x.numel() + offset, dtype=dtype)[offset:].view(x.shape)
         moved = moved.copy_(x).requires_grad_()
         loss = edge_aware_loss(moved, y, ignore_index=255, backend="fused")
         torch.testing.assert_close(loss.double(), expected)
@@ -170,8 +152,8 @@ def test_logits_at_any_address(kernels: Kernels, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0])
-def test_a_window_wider_than_a_tile(kernels: Kernels, power: float) -> None:
-    x, y = (part.to(kernels.device) for part in scene((3, 420), 3))
+def test_a_window_wider_than_a_tile(power: float) -> None:
+    x, y = scene((3, 420), 3)
     y[..., :200][y[..., :200] != 255] = 0
     y[..., 200:][y[..., 200:] != 255] = 1
     x.requires_grad_()
@@ -182,9 +164,9 @@ def test_a_window_wider_than_a_tile(kernels: Kernels, power: float) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_same_bits_for_any_content_of_new_memory(kernels: Kernels, options: dict[str, Any]) -> None:
+def test_same_bits_for_any_content_of_new_memory(options: dict[str, Any]) -> None:
     x, y = scene((17, 33), 19)
-    x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
+    x = x.float().requires_grad_()
     results = []
     for deterministic in (False, True, False):  # torch then fills new tensors with nan
         torch.use_deterministic_algorithms(deterministic)
@@ -244,16 +226,16 @@ def test_transforms_of_torch_func_get_the_reference() -> None:
     torch.testing.assert_close(directional, expected.sum())
 
 
-def test_inputs_are_left_alone(kernels: Kernels) -> None:
-    x, y = (tensor.to(kernels.device) for tensor in scene((7, 13), 3))
+def test_inputs_are_left_alone() -> None:
+    x, y = scene((7, 13), 3)
     before = x.clone(), y.clone()
     edge_aware_loss(x.requires_grad_(), y, ignore_index=255, backend="fused").backward()
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
 
 
-def test_a_worker_thread(kernels: Kernels) -> None:
-    x, y = (tensor.to(kernels.device) for tensor in scene((7, 13), 3))
+def test_a_worker_thread() -> None:
+    x, y = scene((7, 13), 3)
     x.requires_grad_()
 
     def work() -> tuple[torch.Tensor, ...]:
@@ -287,16 +269,14 @@ def test_one_graph_for_every_size() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.7])
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("maps", [False, True])
-def test_operators_match_their_registration(
-    kernels: Kernels, edges: bool, maps: bool, decay: float, power: float
-) -> None:
-    x, y = (tensor.to(kernels.device) for tensor in scene((5, 6), 3))
+def test_operators_match_their_registration(edges: bool, maps: bool, decay: float, power: float) -> None:
+    x, y = scene((5, 6), 3)
     options = (255, 0.1, [1, 1], power, decay, [1.0, 1.0], edges, False, maps, edges, 1, 1)
     # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: the state that forward leaves to
     # backward is filled only where backward reads it.
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(
-        kernels.operators.edge_loss,
+        torch.ops.edgeloss.edge_loss,
         (x.requires_grad_(), y, None, None, torch.rand(3).to(x), None, *options),
         test_utils=tests,
     )

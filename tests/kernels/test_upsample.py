@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from agreement import DTYPES, LAST, compare, interpolated, scene
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_kinds import CPU, ON_CUDA, STEPPED, Kernels
 from pairwise import pairwise
 from stateless import stateless_loss
 
@@ -35,9 +34,6 @@ OTHER_CASES = [
     *[(FLAT[1], 150), (FLAT[3], 150), (FLAT[3], 1000), (FLAT[-1], 19)],
     *itertools.product(VOLUMES, (1, 4)),
 ]
-# Few, as stepped threads are slow: one logit, strips of cells that are not full, more classes than a thread takes, more
-# columns of a cell than a block's threads, and a volume.
-STEPPED_CASES = [(FLAT[0], 2), (FLAT[1], 3), (FLAT[3], 19), (FLAT[4], 1), (FLAT[6], 3), (VOLUMES[0], 4)]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"edge_weight": 0.0},
@@ -49,16 +45,10 @@ ROWS = [
     *pairwise(FLAT[:-1], CLASSES[:-2], LAST, DTYPES, OPTIONS),
     *((*case, *others) for case, *others in pairwise(OTHER_CASES, LAST, DTYPES, OPTIONS)),
 ]
-STEPPED_ROWS = [(*case, *others) for case, *others in pairwise(STEPPED_CASES, LAST, DTYPES, OPTIONS)]
 
 
-@pytest.mark.parametrize(
-    ("kernels", "sizes", "classes", "last", "dtype", "options"),
-    [*((name, *row) for name in (CPU, *ON_CUDA) for row in ROWS), *((STEPPED, *row) for row in STEPPED_ROWS)],
-    indirect=["kernels"],
-)
+@pytest.mark.parametrize(("sizes", "classes", "last", "dtype", "options"), ROWS)
 def test_fused_equals_interpolate_and_reference(
-    kernels: Kernels,
     sizes: tuple[tuple[int, ...], tuple[int, ...]],
     classes: int,
     last: bool,
@@ -66,7 +56,7 @@ def test_fused_equals_interpolate_and_reference(
     options: dict[str, Any],
 ) -> None:
     x, y = scene(sizes[0], classes, sizes[1])
-    compare(kernels, x.to(dtype), y, options, last=last)
+    compare(x.to(dtype), y, options, last=last)
 
 
 @given(st.data())
@@ -92,13 +82,13 @@ def test_any_size(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e30])
-def test_extremes(kernels: Kernels, scale: float) -> None:
+def test_extremes(scale: float) -> None:
     # Classes that are certain to within 1e-9 and beyond on both sides of the edge, and offsets that a rounded logsumexp
     # would drown in. The window's logits must be the tile's to the last bit, or 1 - p cancels.
-    x = (torch.randn(1, 3, 5, 6) * 30 + scale * torch.randn(1, 1, 5, 6)).to(kernels.device)
+    x = torch.randn(1, 3, 5, 6) * 30 + scale * torch.randn(1, 1, 5, 6)
     if scale == 1e30:
-        x = (torch.randn(1, 3, 5, 6) * scale).to(kernels.device)
-    y = torch.randint(3, (1, 17, 19)).to(kernels.device)
+        x = torch.randn(1, 3, 5, 6) * scale
+    y = torch.randint(3, (1, 17, 19))
     low = x.clone().requires_grad_()
     high = interpolated(x, (17, 19)).double().requires_grad_()
     for options in ({}, {"power": -1.0}):
@@ -115,18 +105,18 @@ def test_extremes(kernels: Kernels, scale: float) -> None:
             torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_an_infinite_logit_far_from_the_border_counts_as_it_does_in_torch(kernels: Kernels) -> None:
-    x = torch.randn(1, 3, 6, 6).to(kernels.device)
+def test_an_infinite_logit_far_from_the_border_counts_as_it_does_in_torch() -> None:
+    x = torch.randn(1, 3, 6, 6)
     x[:, 2] = -torch.inf  # a class that cannot be
-    y = torch.randint(2, (1, 24, 24)).to(kernels.device)
+    y = torch.randint(2, (1, 24, 24))
     fused = edge_aware_loss(x, y, upsample=True, backend="fused")
     torch.testing.assert_close(fused, edge_aware_loss(x[:, :2], y, upsample=True, backend="fused"))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_same_bits(kernels: Kernels, options: dict[str, Any]) -> None:
+def test_same_bits(options: dict[str, Any]) -> None:
     x, y = scene((9, 13), 19, (37, 51))
-    x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
+    x = x.float().requires_grad_()
     results = []
     for threads, deterministic in ((1, False), (2, True), (3, False)):  # True: torch fills new tensors with nan
         torch.set_num_threads(threads)
@@ -144,27 +134,27 @@ def test_same_bits(kernels: Kernels, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [((3, 4), (5, 9)), ((2, 2, 3), (3, 4, 5))])
-def test_gradcheck(kernels: Kernels, low: tuple[int, ...], high: tuple[int, ...]) -> None:
+def test_gradcheck(low: tuple[int, ...], high: tuple[int, ...]) -> None:
     x, y = scene(low, 3, high)
-    x, y = x.to(kernels.device).requires_grad_(), y.to(kernels.device)
+    x.requires_grad_()
     criterion = stateless_loss(ignore_index=255, upsample=True, backend="fused", decay=1.0, reduction="none")
     assert torch.autograd.gradcheck(lambda logits: criterion(logits, y), x)
 
 
-def test_without_edges_it_is_cross_entropy_of_the_upsampled_logits(kernels: Kernels) -> None:
+def test_without_edges_it_is_cross_entropy_of_the_upsampled_logits() -> None:
     x, y = scene((5, 7), 4, (20, 28))
-    x, y = x.float().to(kernels.device).requires_grad_(), y.to(kernels.device)
+    x = x.float().requires_grad_()
     fused = edge_aware_loss(x, y, ignore_index=255, edge_weight=0.0, upsample=True, backend="fused")
     plain = F.cross_entropy(interpolated(x, (20, 28)), y, ignore_index=255)
     torch.testing.assert_close(fused, plain)
     torch.testing.assert_close(torch.autograd.grad(fused, x), torch.autograd.grad(plain, x))
 
 
-def test_nothing_to_learn_from(kernels: Kernels) -> None:
+def test_nothing_to_learn_from() -> None:
     criterion = EdgeAwareLoss(ignore_index=255, upsample=True, backend="fused")
     for batch in (0, 2):
-        x = torch.full((batch, 3, 4, 5), torch.nan, device=kernels.device, requires_grad=True)
-        loss = criterion(x, torch.full((batch, 9, 20), 255, device=kernels.device))
+        x = torch.full((batch, 3, 4, 5), torch.nan, requires_grad=True)
+        loss = criterion(x, torch.full((batch, 9, 20), 255))
         (gradient,) = torch.autograd.grad(loss, x)
         assert loss == 0
         assert (gradient == 0).all()
@@ -197,9 +187,9 @@ def test_one_graph_for_every_size() -> None:
 
 @pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("edges", [False, True])
-def test_operators_match_their_registration(kernels: Kernels, edges: bool, classes: int) -> None:
-    x, y = (tensor.to(kernels.device) for tensor in scene((3, 4), classes, (5, 9)))
+def test_operators_match_their_registration(edges: bool, classes: int) -> None:
+    x, y = scene((3, 4), classes, (5, 9))
     nothing = [None] * 4
     options = (255, 0.1, [1, 1], 1.0, 0.7, [1.0, 1.0], edges, edges, True, edges, 1, 1)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(kernels.operators.edge_loss, (x.requires_grad_(), y, *nothing, *options), test_utils=tests)
+    torch.library.opcheck(torch.ops.edgeloss.edge_loss, (x.requires_grad_(), y, *nothing, *options), test_utils=tests)

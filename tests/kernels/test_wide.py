@@ -11,13 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import compare
-from kernel_kinds import CPU, Kernels
 from torch import Tensor
 
-from edgeloss import library
 from edgeloss.functional import edge_aware_loss
-
-KERNELS = Kernels(CPU, torch.ops.edgeloss, library.check, are_stepped=False)
 
 
 def regions(size: tuple[int, ...], classes: int) -> Tensor:
@@ -58,7 +54,7 @@ OTHERS: list[tuple[tuple[int, ...], int, torch.dtype, dict[str, Any]]] = [
 @pytest.mark.parametrize(("size", "classes", "dtype", "options"), WIDE + OTHERS, ids=str)
 def test_wide_windows_agree(size: tuple[int, ...], classes: int, dtype: torch.dtype, options: dict[str, Any]) -> None:
     x = (4 * torch.randn(2, classes, *size)).to(dtype)
-    compare(KERNELS, x, regions(size, max(2, classes)), options)
+    compare(x, regions(size, max(2, classes)), options)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +74,18 @@ def test_sums_over_rows_are_in_double(size: tuple[int, ...], classes: int, optio
 def test_windows_that_underflow_are_summed_one_by_one(power: float, dtype: torch.dtype) -> None:
     x = 300 * torch.randn(2, 3, *IMAGE, dtype=dtype)
     x[:, :, : IMAGE[0] // 2] *= 1e-3  # most windows reach exponents near 0 and others of thousands
-    compare(KERNELS, x, regions(IMAGE, 3), {"radius": 9, "power": power})
+    compare(x, regions(IMAGE, 3), {"radius": 9, "power": power})
 
 
 @pytest.mark.parametrize("decay", [None, 3.0])
 def test_upsampled_logits_agree(decay: float | None) -> None:
-    compare(KERNELS, 4 * torch.randn(2, 3, 12, 10), regions((36, 28), 3), {"radius": 12, "decay": decay})
+    compare(4 * torch.randn(2, 3, 12, 10), regions((36, 28), 3), {"radius": 12, "decay": decay})
 
 
 def test_a_given_field_may_have_any_values() -> None:
     x, y = 4 * torch.randn(2, 3, 36, 28), regions((36, 28), 3)
     for scale in (1.0, 1e-3, 1e4):
-        compare(
-            KERNELS, x, y, {"radius": 12, "decay": 2.0, "distance": scale * torch.rand(y.shape, dtype=torch.float64)}
-        )
+        compare(x, y, {"radius": 12, "decay": 2.0, "distance": scale * torch.rand(y.shape, dtype=torch.float64)})
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.3, -2.0])

@@ -1,4 +1,4 @@
-// What all CUDA kernels share: how they are launched, how they walk through pixels, and how they add up.
+// How CUDA kernels are launched, and how they walk through pixels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,10 +11,8 @@
 
 namespace edgeloss {
 
-constexpr int kThreads = 256, kWarp = 32;   // threads of a block, and of a warp
-constexpr unsigned kAllLanes = 0xffffffff;  // of a warp: all of them take part in an exchange
-// Blocks at most; each thread takes one pixel after another. It is the same number on every device, since the order of
-// the sums depends on it, and enough for two waves on the largest ones.
+constexpr int kThreads = 256;  // of a block
+// Blocks at most; each thread takes one pixel after another. Enough for two waves on the largest devices.
 constexpr int64_t kBlocks = 2048;
 
 inline void check(cudaError_t error) {
@@ -54,29 +52,6 @@ template <typename F>
 __device__ __forceinline__ void for_each_item(int64_t count, const F& body) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) body(i);
-}
-
-// Each of N sums over the threads of a block, for all of them, added in a fixed order: by a warp each. Once a kernel.
-template <int N>
-__device__ __forceinline__ void block_sum(double (&sums)[N]) {
-  constexpr int kWarps = kThreads / kWarp;
-  __shared__ double shared[N][kThreads];
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
-#pragma unroll
-  for (int k = 0; k < N; ++k) shared[k][thread] = sums[k];
-  __syncthreads();
-#pragma unroll 1
-  for (int k = thread / kWarp; k < N; k += kWarps) {
-    double sum = 0;
-#pragma unroll
-    for (int n = 0; n < kWarps; ++n) sum += shared[k][lane + n * kWarp];
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    shared[k][lane] = sum;  // which this lane has read
-  }
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < N; ++k) sums[k] = shared[k][0];
 }
 
 }  // namespace edgeloss

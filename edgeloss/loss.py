@@ -65,7 +65,7 @@ class EdgeAwareLoss(nn.Module):
     Source: a 2017 write-up of a PyTorch implementation of an edge- and consistency-aware segmentation loss (of the loss
     behind IEEE document 7801846). With two classes, ``power=1`` and equal weights, O is the central line of the
     write-up, available as :func:`edgeloss.functional.neighbor_nll`. The extension to any number of classes is our own.
-    The paper's own text was not at hand. The region term is that of Zhao et al., "Region Mutual Information Loss for
+    The paper's own text was not at hand. The region term is after Zhao et al., "Region Mutual Information Loss for
     Semantic Segmentation", NeurIPS 2019.
 
     Args:
@@ -106,12 +106,14 @@ class EdgeAwareLoss(nn.Module):
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.
 
-    **Regions.** The region term of an image measures, for each of its classes, how much of the labels of small regions
-    is left after the best linear estimate from the sigmoid probabilities of these regions; docs/loss.md has the
-    formula. :math:`R` is the mean over the images, weighted by what each of them adds to W. The term of an image is not
-    a sum over pixels: that of a crop differs, and the loss maps do not contain it. It is 0 for images of less than 7
-    pixels along an axis. Unlike the other terms, it changes if a constant is added to all logits of a pixel. It is
-    plain PyTorch, one image after another.
+    **Regions.** The region term of an image is the share of what the labels say about small regions, windows of 9 × 9
+    pixels, that the best linear estimate from the softmax probabilities of these regions leaves open, averaged over the
+    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing, and slightly negative
+    at the least. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.6, and it is the
+    cross-entropy that tells it from a right one. :math:`R` is the mean over the images, weighted by what each of them
+    adds to W. The term of an image is not a sum over pixels: that of a crop differs, and the loss maps do not contain
+    it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis. It is plain PyTorch;
+    docs/loss.md has the formula.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
     edge pixels of the steps before it, so they are constants of the step; they converge to those that

@@ -406,7 +406,7 @@ DEFAULT_K = {"weighted": 4.0, "random": 4.0}
 # Options of earlier versions, which rows and names of their runs have, with the values that left them out.
 REMOVED: dict[str, Options] = {
     "ours": {"false_edge_weight": 0.0, "false_edge_start": 0.0},
-    "module": {"false_edge_weight": 0.0},
+    "module": {"false_edge_weight": 0.0, "old_focus": 0},  # 1: the weight of the edge terms as in version 0.2
 }
 # Parameters that are computed from the labels.
 FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}

@@ -143,7 +143,7 @@ def plot_curves(
         axis.set_title(METRICS.get(name, name) + ", %" * (scale_of(name) == 100), fontsize=10)
         axis.set_xlabel(over)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=8)
+    figure.suptitle(textwrap.fill(title, 55 * max(len(names), 2)), fontsize=8)
     save_figure(figure, path, 120)
 
 

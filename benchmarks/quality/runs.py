@@ -18,7 +18,7 @@ PRECISIONS = ("float32", "bfloat16")
 NETWORKS = ("unet", "segformer", "efficientnet-lite0")
 # Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
 # earlier checkpoints and results keep theirs.
-ADDED = ("crop", "crops", "masks", "contiguous", "network", "pretrained", "dice")
+ADDED = ("crop", "crops", "masks", "contiguous", "network", "pretrained", "dice", "old_focus")
 
 
 @dataclass(frozen=True)

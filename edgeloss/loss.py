@@ -109,8 +109,8 @@ class EdgeAwareLoss(nn.Module):
     **Regions.** The region term of an image is the share of what the labels say about small regions, windows of 9 × 9
     pixels, that the best linear estimate from the softmax probabilities of these regions leaves open, averaged over the
     classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing, and slightly negative
-    at the least. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.6, and it is the
-    cross-entropy that tells it from a right one. :math:`R` is the mean over the images, weighted by what each of them
+    at the least. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.6, so only the
+    cross-entropy and the edge terms penalize it. :math:`R` is the mean over the images, weighted by what each of them
     adds to W. The term of an image is not a sum over pixels: that of a crop differs, and the loss maps do not contain
     it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis. It is plain PyTorch;
     docs/loss.md has the formula.

@@ -156,7 +156,7 @@ class _ByParts(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again
             (gradient,) = torch.autograd.grad(ctx.function(x, *others), x, of_values, create_graph=True)
             return None, None, gradient if of_x is None else gradient + of_x, *(None for _ in others)
-        gradient = torch.zeros_like(x) if of_x is None else of_x  # which nobody else has seen
+        gradient = torch.zeros_like(x) if of_x is None else of_x  # safe to modify: only this node holds it
         for of_part, values, *part in _parts(ctx.rows, gradient, of_values, x, *others):
             with torch.enable_grad():
                 leaf = part[0].detach().requires_grad_()

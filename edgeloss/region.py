@@ -32,6 +32,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -81,27 +82,29 @@ def region_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> Tensor:
 
 
 def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tuple[Tensor, Tensor]:
-    wide = widest(y.device)
+    wide, classes, d = widest(y.device), max(2, x.shape[1]), SIDE ** (y.dim() - 1)
     if any((size - 1) // POOL + 1 < SIDE for size in y.shape[1:]) or not len(y):
         return x, x.flatten(1)[:, :0].sum(1).view(-1, tables).sum(1).to(wide)
-    classes, dims = max(2, x.shape[1]), y.dim() - 1
+    of_image = classes * y[0].numel()
     home = y.device if wide == torch.float64 else torch.device("cpu")  # of sums that float32 would lose
-    has_both, z = _label_averages(y, valid, classes)
-    z, shape = z.to(home).flatten(0, 1), z.shape[:2]
-    _, zz = _by_parts(_scatter, 2 * SIDE**dims * z[0].numel(), z)
-    noise = NOISE * torch.eye(SIDE**dims, dtype=zz.dtype, device=home)
-    known, doubled = (_entropy(k * zz + noise, SIDE**dims).view(shape) for k in (1, 2))  # H and H + f
-    has_term = has_both.to(home) & (2 * known - doubled > LEAST_KNOWN)
+    z = _by_parts(partial(_label_averages, classes=classes), of_image, y, valid)[1].to(home)
+    shape, z = z.shape[:2], z.flatten(0, 1)
+    of_map = 2 * d * z[0].numel()
+    zz = _by_parts(_scatter, of_map, z)[1]
+    noise = NOISE * torch.eye(d, dtype=zz.dtype, device=home)
+    known, doubled = (_entropy(k * zz + noise, d).view(shape) for k in (1, 2))  # H and H + f
+    scale = 2 * known - doubled
+    has_term = _has_others(y, valid, classes).to(home) & (scale > LEAST_KNOWN)
     # Select before any arithmetic: nan or inf logits of ignored pixels, or of images without a term, must not reach the
     # value or the gradient.
-    is_read = valid & has_term.any(1).to(y.device).view(-1, *[1] * dims)
-    x, r = _by_parts(_residual_averages, classes * y[0].numel(), x, y, is_read)
-    _, joint = _by_parts(_joint_scatter, 2 * SIDE**dims * z[0].numel(), r.to(home).flatten(0, 1), z)
-    contrast = _trace(joint[:, : SIDE**dims, : SIDE**dims]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
+    is_read = valid & has_term.any(1).to(y.device).view(-1, *[1] * (y.dim() - 1))
+    x, r = _by_parts(_residual_averages, of_image, x, y, is_read)
+    joint = _by_parts(_joint_scatter, of_map, r.to(home).flatten(0, 1), z)[1]
+    contrast = _trace(joint[:, :d, :d]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
     of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
     joint = joint + contrast.clamp(min=1.0).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
-    left = _entropy(joint, SIDE**dims).view(shape)
-    share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, 2 * known - doubled, 1.0), 0.0)
+    left = _entropy(joint, d).view(shape)
+    share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, scale, 1.0), 0.0)
     total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))
     return x, (total / terms.clamp(min=1)).to(y.device, wide)
 
@@ -165,20 +168,24 @@ class _ByParts(torch.autograd.Function):
         return None, None, gradient, *(None for _ in others)
 
 
-# --------------------------------------------------------------------------------------------------- one after another
+# --------------------------------------------------------------------------------------------- averages and scatters
 
 
-def _label_averages(y: Tensor, valid: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return whether an image has pixels of a class and of others, [B, K], and the sums of z under its averages."""
-    parts = []
-    for part, counted in zip(
-        *(torch.split(values, 1 + PART // (classes * y[0].numel())) for values in (y, valid)), strict=True
-    ):
-        is_class = (part[:, None] == _classes(classes, y)[int(classes == 2) :]) & counted[:, None]
-        count = is_class.flatten(2).sum(2)
-        parts.append(((count > 0) & (count < counted.flatten(1).sum(1, keepdim=True)), _sums(is_class.float())))
-    has_both, z = zip(*parts, strict=True)
-    return torch.cat(has_both), torch.cat(z)
+def _has_others(y: Tensor, valid: Tensor, classes: int) -> Tensor:
+    """Return whether an image has valid pixels of a class and of another one, of the classes with a term, [B, K]."""
+    count = torch.zeros(len(y), classes, dtype=torch.int64, device=y.device)
+    count.scatter_add_(1, torch.where(valid, y, 0).flatten(1), valid.flatten(1).long())
+    return _with_term((count > 0) & (count < count.sum(1, keepdim=True)))
+
+
+def _with_term(of_classes: Tensor) -> Tensor:
+    """Return [B, C, ...] of the classes that may have a term: of two classes the second alone."""
+    return of_classes if of_classes.shape[1] > 2 else of_classes[:, 1:]
+
+
+def _label_averages(y: Tensor, valid: Tensor, *, classes: int) -> Tensor:
+    """Return the sums of z under each average, [B, K, *A]."""
+    return _sums(_with_term(((y[:, None] == _classes(classes, y)) & valid[:, None]).float()))
 
 
 def _residual_averages(x: Tensor, y: Tensor, is_read: Tensor) -> Tensor:
@@ -193,7 +200,7 @@ def _residual_averages(x: Tensor, y: Tensor, is_read: Tensor) -> Tensor:
     total = odds.sum(1, keepdim=True)
     r = (y[:, None] == _classes(x.shape[1], y)).to(x.dtype) - odds / (1 + total)
     r = r.scatter(1, likeliest, torch.where(y[:, None] == likeliest, total, -1.0) / (1 + total))
-    return _sums(torch.where(is_read[:, None], r if x.shape[1] > 2 else r[:, 1:], 0.0))
+    return _sums(torch.where(is_read[:, None], _with_term(r), 0.0))
 
 
 def _classes(count: int, y: Tensor) -> Tensor:

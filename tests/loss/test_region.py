@@ -361,11 +361,12 @@ def test_gradients_accumulate_and_come_twice(backend: str) -> None:
 
 
 @by_backend
+@pytest.mark.parametrize("classes", [1, 3])
 @pytest.mark.parametrize("size", [(10, 13), (7, 8, 10)])
 def test_parts_have_the_same_values_and_gradients(
-    size: tuple[int, ...], backend: str, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, ...], classes: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, y = scene(size, 3, batch=5)
+    x, y = scene(size, classes, batch=5)
     results = []
     for part in (region.PART, 1, 3 * 2 * y[0].numel()):  # all images at once, each of its own, pairs
         monkeypatch.setattr(region, "PART", part)

@@ -102,6 +102,7 @@ def test_a_step_takes_the_gradient_of_the_whole_batch(index: int, ranks: list[An
     assert max(g.abs().max() for g in gradient) > 0.01
     for steps, _ in ranks:
         for got, expected in zip(steps[index][1], gradient, strict=True):
+            # float32: the region term divides by the noise of a prediction that is nearly constant, as here.
             torch.testing.assert_close(got, expected, rtol=0, atol=3e-6)
         assert steps[index][0] == pytest.approx(figures, rel=1e-5)
 

@@ -16,7 +16,6 @@ from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, wid
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import (
     OF_STEP,
-    EdgeSum,
     Evaluation,
     Result,
     balanced_weight,
@@ -108,8 +107,8 @@ class EdgeAwareLoss(nn.Module):
 
     **Regions.** The region term of an image is the share of what the labels say about small regions, windows of 9 × 9
     pixels, that the best linear estimate from the softmax probabilities of these regions leaves open, averaged over the
-    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing, and slightly negative
-    at the least. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.6, so only the
+    classes of the image: 0 for the labels themselves, about 1 for a prediction that says nothing; it can be slightly
+    negative. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.8, so only the
     cross-entropy and the edge terms penalize it. :math:`R` is the mean over the images, weighted by what each of them
     adds to W. The term of an image is not a sum over pixels: that of a crop differs, and the loss maps do not contain
     it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis. It is plain PyTorch;
@@ -162,7 +161,7 @@ class EdgeAwareLoss(nn.Module):
     edge_class_weight: Tensor | Literal["running"] | None
     edge_counts: Tensor  # [C] or [C, 2] int64, C = 0 before the first step: edge pixels of all steps; "running" only
     counted_steps: Tensor  # 0-d int64
-    edge_sums: Tensor  # [5] float64: a place for each EdgeSum; with edge_focus only
+    edge_sums: Tensor  # [5] float64: a place for each reduction.EdgeSum; with edge_focus only
 
     @suggest_keywords
     def __init__(
@@ -331,9 +330,10 @@ class EdgeAwareLoss(nn.Module):
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
         is_part = normalizer is not None
-        is_recomputed = self._has_steps() and self.training and is_repeated()
+        has_steps = self._has_steps() and self.training
+        is_recomputed = has_steps and is_repeated()
         step = self._open_step.repeat(target) if is_recomputed else self._step_of_call(logits, target, is_part=is_part)
-        is_counted = self._has_steps() and self.training and may_count()
+        is_counted = has_steps and may_count()
         options = Options.from_attributes(self)
         result, evaluation = loss_and_evaluation(
             logits,
@@ -497,7 +497,7 @@ class EdgeAwareLoss(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
         """Load the counts of any number of classes where there are none yet, or none in the state."""
         sums = state_dict.get(f"{prefix}edge_sums")
-        if sums is not None and len(sums) == len(EdgeSum) - 2:
+        if sums is not None and len(sums) == 3:  # of version 0.2
             state_dict[f"{prefix}edge_sums"] = edge_sums_of_0_2(sums)
         counts = state_dict.get(f"{prefix}edge_counts")
         if counts is not None and isinstance(self.edge_class_weight, str):

@@ -72,9 +72,9 @@ class OpenStep:
         """Warn if calls of a step are missing when the next one begins."""
         if self.pixels_left > 0:
             warnings.warn(
-                "normalizer: expected calls with all labels of step_normalizer(targets), but none had"
-                f" {self.pixels_left} of them when the next step began; call step_normalizer once per step, and pass"
-                " what it returns to each call of the step",
+                "normalizer: expected calls with all labels of step_normalizer(targets), but"
+                f" {self.pixels_left} labels were in no call when the next step began; call step_normalizer once per"
+                " step, and pass what it returns to each call of the step",
                 stacklevel=2,
             )
 

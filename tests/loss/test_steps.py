@@ -141,7 +141,7 @@ def test_only_the_last_step_can_be_recomputed(same_labels: bool, use_reentrant: 
 @pytest.mark.parametrize("options", KEPT)
 def test_steps_without_all_their_calls_are_reported(options: dict[str, Any]) -> None:
     (x, y), _, (other, labels) = steps(3)
-    message = "none had {} of them when the next step began; call step_normalizer once per step, and pass"
+    message = "but {} labels were in no call when the next step began; call step_normalizer once per"
     for calls in (0, 1):
         for is_plain in (False, True):
             criterion = stateless_loss(ignore_index=IGNORE, **options)

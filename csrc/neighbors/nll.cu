@@ -1,10 +1,10 @@
-// neighbor_nll on CUDA: one thread takes a pixel in each of the passes of math.h. No thread writes where another does,
+// neighbor_nll on CUDA: one thread takes a pixel in each of the passes of nll.h. No thread writes where another does,
 // so every run gives the same bits.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "../kernels.h"
 #include "device.h"
-#include "math.h"
+#include "nll.h"
 
 namespace edgeloss {
 namespace {

@@ -39,7 +39,6 @@ from edgeloss.options import (
 from edgeloss.reduction import (
     Evaluation,
     LossMaps,
-    Regions,
     Result,
     balanced_weight,
     count_edge_pixels,
@@ -199,28 +198,26 @@ def loss_and_evaluation(
     _check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
-    evaluation, regions = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     given = {"return_maps": return_maps, "return_terms": return_terms}
-    return reduce(evaluation, inputs, options, edge_scale, regions, **given), evaluation
+    return reduce(evaluation, inputs, options, edge_scale, **given), evaluation
 
 
-def _evaluate(
-    inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool
-) -> tuple[Evaluation, Regions | None]:
+def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
     reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths)
-    if reason:
-        check_values("logits", inputs.logits)
-    if reason and options.validate != "never":  # the kernels check the labels themselves
+    if not reason and not maps:  # the kernels return sums, and check the labels themselves
+        return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
+    check_values("logits", inputs.logits)
+    if options.validate != "never":
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
-    evaluate = reference.evaluate if reason else fused.evaluate
     regions = None
     if options.region_weight > 0:
         inputs, regions = region.evaluate(inputs, options)
-    evaluation = evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
-    return evaluation, regions
+    evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    return evaluation._replace(regions=regions)
 
 
 def _check_distance(inputs: Inputs, options: Options) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from edgeloss import fused, library, reference, region
+from edgeloss import fused, library, neighborhoods, reference, region
 from edgeloss.inputs import (
     Inputs,
     check_class_weight,
@@ -225,7 +225,7 @@ def _check_distance(inputs: Inputs, options: Options) -> None:
     if distance is not None and is_checked(distance, options.validate):
         y, valid = labels(target, inputs.logits.shape[1], options.ignore_index)
         radius = radius_per_axis(options.radius, target.dim() - 1)
-        read = valid & reference.within_reach(reference.find_edges(y, valid, radius), radius)
+        read = valid & neighborhoods.within_reach(neighborhoods.find_edges(y, valid, radius), radius)
         check_non_negative("distance", inputs.as_given(distance), where=inputs.as_given(read))
 
 
@@ -398,7 +398,7 @@ def label_totals(
     if multilabel:
         y, valid = y.flatten(0, 1), valid.flatten(0, 1)
         pixel_weight = None if pixel_weight is None else pixel_weight.flatten(0, 1)
-    mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
+    mask = neighborhoods.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
     place = places_of_labels(y, tables or 1)
     vu = edge_pixel_weight(place, mask, pixel_weight, class_weights["edge_class_weight"])
     w, e = denominators(place, valid, mask, class_weights["weight"], pixel_weight, vu)
@@ -457,6 +457,6 @@ def balanced_edge_class_weight(
             raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
         check_labels(target.long(), 1 if multilabel else classes, ignore_index)
         y, valid = labels(target.flatten(0, 1) if multilabel else target, classes, ignore_index)
-        mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
+        mask = neighborhoods.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
         counts += count_edge_pixels(y, mask, classes, num_classes if multilabel else None).cpu()
     return balanced_weight(counts, exponent=exponent)

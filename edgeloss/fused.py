@@ -15,9 +15,10 @@ from torch import Tensor
 
 from edgeloss import library, region
 from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.neighborhoods import FAR
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
 from edgeloss.reduction import Evaluation, weighted_sum
-from edgeloss.reference import FAR, NO_POWER
+from edgeloss.reference import NO_POWER
 
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}

@@ -345,28 +345,6 @@ _keep.register_fake(torch.empty_like)
 # ---------------------------------------------------------------------------------------------------- the terms as sums
 
 
-def sum_rows(maps: TermMaps, y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor:
-    """Return the sums of an :class:`Evaluation`; float32 is not enough beyond some 10^8 pixels."""
-    v, wide = inputs.pixel_weight, widest(y.device)
-    place = places_of_labels(y, inputs.tables)
-    vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    w, e = denominators(place, valid, maps.edge_mask, inputs.weight, v, vu)
-
-    def total_of(values: Tensor, weight: Tensor | None) -> Tensor:
-        return (values if weight is None else values * weight).sum(dtype=wide)
-
-    rows = {
-        SumRow.CROSS_ENTROPY: total_of(maps.cross_entropy, v),
-        SumRow.SAME_SIDE: total_of(maps.same_side, vu),
-        SumRow.OTHER_SIDE: total_of(maps.other_side, vu),
-        SumRow.WEIGHT: w,
-        SumRow.EDGE_WEIGHT: e,
-        SumRow.VALID: valid.sum(dtype=wide),
-        SumRow.EDGES: maps.edge_mask.sum(dtype=wide),
-    }
-    return torch.stack([rows[row] for row in sorted(rows)])
-
-
 def term_weights(options: Options) -> dict[str, float]:
     """Return the weight of each term in the loss, in the order of ``TERM_ROWS``."""
     return {

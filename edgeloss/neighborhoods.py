@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgeloss.inputs import widest
 from edgeloss.opaque import opaque_to_compilers
+from edgeloss.options import Options, spacing_per_axis
 
 FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
@@ -27,6 +28,26 @@ def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     largest = _window_max(torch.where(valid, label, -math.inf), radius)
     smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
     return valid & ((largest > label) | (smallest < label))
+
+
+def neighbor_distance(
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    radius: Sequence[int],
+    options: Options,
+    distance: Tensor | None,
+    *,
+    everywhere: bool = False,
+) -> Tensor | None:
+    """Return d [B, *S] at the neighbors of the pixels of the mask, or everywhere; None without decay.
+
+    ``distance`` is the field of the user, which is returned as it is.
+    """
+    if options.decay is None or distance is not None:
+        return distance
+    read = valid if everywhere else valid & within_reach(mask, radius)
+    return distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
 
 
 def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:

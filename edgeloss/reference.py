@@ -39,9 +39,9 @@ from torch import Tensor
 
 from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
-from edgeloss.neighborhoods import Grid, clipped, distance_map, find_edges, log_weights, within_reach
+from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
 from edgeloss.opaque import opaque_to_compilers
-from edgeloss.options import Options, radius_per_axis, spacing_per_axis
+from edgeloss.options import Options, radius_per_axis
 from edgeloss.reduction import (
     Evaluation,
     TermMaps,
@@ -51,7 +51,7 @@ from edgeloss.reduction import (
     places_of_labels,
 )
 from edgeloss.reduction import LossMaps as LossMaps
-from edgeloss.weights import edge_weights
+from edgeloss.weights import weigh_neighbors
 
 NO_POWER = 1e-30  # smaller exponents are treated as 0
 
@@ -71,11 +71,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
     radius, power = clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     vu = edge_pixel_weight(place, mask, v, inputs.edge_class_weight)
-    distance = inputs.distance
-    if options.decay is not None and distance is None:
-        # The loss reads d at neighbors of edge pixels only; the map shows it wherever it is defined.
-        read = valid if maps else valid & within_reach(mask, radius)
-        distance = distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
+    distance = neighbor_distance(y, valid, mask, radius, options, inputs.distance, everywhere=maps)
     log_w = log_weights(distance, options.decay)
     cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
@@ -181,7 +177,7 @@ def edge_sums(
     radius: Sequence[int],
 ) -> Tensor:
     """Return Σ_E v u S and Σ_E v u O with power 0, [2]; vu is [B, *S], or None for ones."""
-    weights = edge_weights(y, valid, mask, log_w, vu, radius, x.shape[1])
+    weights = weigh_neighbors(y, valid, mask, log_w, vu, radius, x.shape[1])
     same_side = weights.same_side.flatten()
     own = same_side.nonzero().squeeze(1)
     margin = margins(x, torch.cat([own, weights.pixel]), torch.cat([y.flatten()[own], weights.other_class]))

@@ -27,16 +27,14 @@ PART = 2**22  # pairs that are looked at together
 class EdgeWeights(NamedTuple):
     """How much the edge terms with ``power=0`` look at each pixel, from the labels alone.
 
-    Divided by ``total`` they are what ``reduction="mean"`` multiplies the logarithms with. The weights of each term add
-    up to at most ``total``.
-
     Attributes:
-        same_side: A, the weight of -log p_n(y_n) at each pixel n, [B, *S]; of a multilabel target [B, C, *S].
-        pixel: n, the pixels that the other side looks at, as indices in the flattened target, [L] int64 in ascending
-            order, one for each class k of an edge pixel around n.
-        other_class: k, the class that the edge pixel has and the pixel has not, [L] int64.
-        other_side: B, the weight of -log(1 - p_n(k)), [L].
-        total: E = Σ_E v · u, 0-d, by which the mean divides.
+        same_side: A, the weight of -log p_n(y_n) at each pixel n, [B, *S]; of a multilabel target [B, C, *S]. Adds up
+            to E, but for edge pixels without a neighbor of their own class.
+        pixel: n, the pixels that the other side looks at, once for each class k of the edge pixels around it, as
+            indices in the flattened target, [L] int64 in ascending order.
+        other_class: k, [L] int64.
+        other_side: B, the weight of -log(1 - p_n(k)), > 0, [L]. Adds up to E.
+        total: E = Σ_E v · u, 0-d, by which ``reduction="mean"`` divides.
     """
 
     same_side: Tensor
@@ -46,7 +44,7 @@ class EdgeWeights(NamedTuple):
     total: Tensor
 
 
-def edge_weights(
+def weigh_neighbors(
     y: Tensor,
     valid: Tensor,
     mask: Tensor,

@@ -19,25 +19,12 @@
 namespace edgeloss {
 namespace {
 
-constexpr int64_t kShifts = 2 * kSide - 1;  // the places of an average relative to another one of its region, by axis
+constexpr int64_t kShifts = 2 * kSide - 1;  // places of an average relative to another one of its region, along an axis
 constexpr int64_t kLanes = 8;               // sums that are formed next to each other
 constexpr int64_t kRows = 16, kPlanes = 8;  // whose products are added up at a time, so that they stay in cache
 
 template <int64_t kHeight, int64_t kWidth = kHeight>
 using Matrix = std::array<std::array<double, kWidth>, kHeight>;
-
-template <int64_t kBytes>
-struct Vector {
-  typedef double type __attribute__((vector_size(kBytes)));
-};
-// As many of them as have kLanes numbers.
-template <int64_t kBytes>
-using Vectors = std::array<typename Vector<kBytes>::type, kLanes * sizeof(double) / kBytes>;
-
-template <typename V>
-__attribute__((always_inline)) inline void load(const double* from, V& v) {
-  std::memcpy(&v, from, sizeof(v));
-}
 
 // The positions along an axis of a map. The first ones and the last ones are parts of their own, and those between are
 // one part, so that member k of the regions, one after another, has the parts from k to k + side - 1.
@@ -54,53 +41,66 @@ struct Axis {
   }
 };
 
-// The maps of an image; in 2-D they have a plane, and so have regions.
+// The maps of an image; in 2-D they have one plane, and so have regions.
 template <bool kIsVolume>
 struct Grid {
-  static constexpr int64_t kDepth = kIsVolume ? kSide : 1;           // planes of a region
-  static constexpr int64_t kRegionRows = kDepth * kSide;             // rows of a region
-  static constexpr int64_t d = kRegionRows * kSide;                  // averages of a region
-  static constexpr int64_t kRowShifts = (2 * kDepth - 1) * kShifts;  // places of a row relative to another one
+  static constexpr int64_t kDepth = kIsVolume ? kSide : 1;                  // planes of a region
+  static constexpr int64_t kRegionRows = kDepth * kSide;                    // rows of a region
+  static constexpr int64_t d = kRegionRows * kSide;                         // averages of a region
+  static constexpr int64_t kRowShifts = (2 * kDepth - 1) * kShifts;         // places of a row relative to another one
+  static constexpr double kUnit = kPool * kPool * (kIsVolume ? kPool : 1);  // of averages to their sums
   using Square = Matrix<d>;
 
   Axis depth, height, width;
 
   int64_t averages() const { return depth.size * height.size * width.size; }
   int64_t regions() const { return depth.regions() * height.regions() * width.regions(); }
-  // Rows have as many parts as shifts.
   int64_t part(int64_t plane, int64_t row) const { return depth.part(plane) * kShifts + height.part(row); }
   bool has_row(int64_t part, int64_t k) const {
     return depth.has_member(part / kShifts, k / kSide) && height.has_member(part % kShifts, k % kSide);
   }
-  static int64_t plane_shift(int64_t row_shift) { return row_shift / kShifts - (kDepth - 1); }
-  static int64_t shift_in_plane(int64_t row_shift) { return row_shift % kShifts - (kSide - 1); }
-  int64_t distance(int64_t row_shift) const {
-    return (plane_shift(row_shift) * height.size + shift_in_plane(row_shift)) * width.size;
+  // The row at a shift from another one, of this many planes and rows; or -1.
+  static int64_t shifted(int64_t plane, int64_t row, int64_t shift, int64_t planes, int64_t rows) {
+    plane += shift / kShifts - (kDepth - 1);
+    row += shift % kShifts - (kSide - 1);
+    return plane >= 0 && plane < planes && row >= 0 && row < rows ? plane * rows + row : -1;
   }
-  // The row of a region at a shift from its row k, or -1.
-  static int64_t row_at(int64_t k, int64_t row_shift) {
-    const int64_t plane = k / kSide + plane_shift(row_shift), row = k % kSide + shift_in_plane(row_shift);
-    return plane >= 0 && plane < kDepth && row >= 0 && row < kSide ? plane * kSide + row : -1;
+  int64_t shifted_row(int64_t plane, int64_t row, int64_t shift) const {
+    return shifted(plane, row, shift, depth.size, height.size);
+  }
+  static int64_t shifted_member(int64_t k, int64_t shift) {
+    return shifted(k / kSide, k % kSide, shift, kDepth, kSide);
   }
 };
 
-double sum(const double* from, int64_t n) {
-  return vectorized_by_size<float, 64>([=](auto bytes) EDGELOSS_LOOP {
-    Vectors<decltype(bytes)::value> sums = {}, next;
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      load(from + i, next);
-      for (size_t v = 0; v < sums.size(); ++v) sums[v] += next[v];
-    }
-    double lanes[kLanes], total = 0;
-    std::memcpy(lanes, &sums, sizeof(lanes));
-    for (double lane : lanes) total += lane;
-    for (; i < n; ++i) total += from[i];
-    return total;
-  });
-}
+// kLanes sums, in the vectors of a processor.
+template <int64_t kBytes>
+struct Lanes {
+  typedef double Vector __attribute__((vector_size(kBytes)));
+  Vector vectors[kLanes * sizeof(double) / kBytes] = {};
 
-// A map less its mean, which keeps the products small, and the mean of each member of the regions.
+  static __attribute__((always_inline)) void load(const double* from, Vector& v) { std::memcpy(&v, from, sizeof(v)); }
+  // Adds kLanes products.
+  __attribute__((always_inline)) void add(const double* a, const double* b) {
+    int64_t i = 0;
+    for (Vector& sum : vectors) {
+      Vector x, y;
+      load(a + i, x);
+      load(b + i, y);
+      sum += x * y;
+      i += kBytes / sizeof(double);
+    }
+  }
+  __attribute__((always_inline)) void store(double* to) const { std::memcpy(to, vectors, sizeof(vectors)); }
+  __attribute__((always_inline)) double sum() const {
+    double lanes[kLanes], total = 0;
+    store(lanes);
+    for (double lane : lanes) total += lane;
+    return total;
+  }
+};
+
+// A map less its mean, which keeps products small, and the mean of each member of the regions.
 template <typename G>
 struct Map {
   std::vector<double> memory;  // some before the first and behind the last average are read, though not used
@@ -109,90 +109,85 @@ struct Map {
 
   template <typename A>
   Map(const G& grid, const A* given) : memory(grid.averages() + 3 * kLanes), values(&memory[kLanes]) {
-    double* to = &memory[kLanes];
-    vectorized([=, n = grid.averages()]() EDGELOSS_LOOP {
+    vectorized([=, to = &memory[kLanes], n = grid.averages()]() EDGELOSS_LOOP {
       EDGELOSS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(given[i]);
     });
-    const double center = sum(to, grid.averages()) / static_cast<double>(grid.averages());
-    vectorized([=, n = grid.averages()]() EDGELOSS_LOOP {
+    const double center = sum(values, grid.averages()) / static_cast<double>(grid.averages());
+    vectorized([=, to = &memory[kLanes], n = grid.averages()]() EDGELOSS_LOOP {
       EDGELOSS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) to[i] -= center;
     });
-    Matrix<G::kRowShifts, kShifts> sums = {};
     const double* from = values;
     for (int64_t plane = 0; plane < grid.depth.size; ++plane) {
       for (int64_t row = 0; row < grid.height.size; ++row, from += grid.width.size) {
-        for (int64_t i = 0, end; i < grid.width.size; i = end) {
-          end = grid.width.end_of_part(i);
-          sums[grid.part(plane, row)][grid.width.part(i)] += sum(from + i, end - i);
+        for (int64_t i = 0; i < kSide; ++i) {
+          const double of_row = sum(from + i, grid.width.regions()) / static_cast<double>(grid.regions());
+          for (int64_t k = 0; k < G::kRegionRows; ++k) {
+            if (grid.has_row(grid.part(plane, row), k)) mean[k * kSide + i] += of_row;
+          }
         }
       }
-    }
-    for (int64_t k = 0; k < G::d; ++k) {
-      for (int64_t part = 0; part < G::kRowShifts; ++part) {
-        for (int64_t i = 0; i < kShifts; ++i) {
-          if (grid.has_row(part, k / kSide) && grid.width.has_member(i, k % kSide)) mean[k] += sums[part][i];
-        }
-      }
-      mean[k] /= static_cast<double>(grid.regions());
     }
   }
   Map(const Map&) = delete;
+
+  static double sum(const double* from, int64_t n) {
+    return vectorized_by_size<float, 64>([=](auto bytes) EDGELOSS_LOOP {
+      constexpr double kOnes[kLanes] = {1, 1, 1, 1, 1, 1, 1, 1};
+      Lanes<decltype(bytes)::value> sums;
+      int64_t i = 0;
+      for (; i + kLanes <= n; i += kLanes) sums.add(from + i, kOnes);
+      double total = sums.sum();
+      for (; i < n; ++i) total += from[i];
+      return total;
+    });
+  }
 };
 
-// ---------------------------------------------------------------------------------------------- sums of products
+// ------------------------------------------------------------------------------------------------- sums of products
 
-// Of averages and those at each shift in another row: [shift][part of the row of the first one].
-using Products = Matrix<kShifts>;
-
-// The products of the rows of some planes with others, which b points to.
+// The products of members i and j of regions along a row, of some rows and others, which b points to.
 template <typename G>
-Products products(const G& grid, const double* a, const double* b, int64_t planes, int64_t rows) {
-  return vectorized_by_size<float, 64>([=, width = grid.width.size, begin = grid.width.begin(), end = grid.width.end(),
-                                        height = grid.height.size](auto bytes) EDGELOSS_LOOP {
-    using V = Vectors<decltype(bytes)::value>;
-    V between[kShifts] = {}, ends[kShifts] = {};  // ends by part, all shifts in a vector
-    const int64_t column[kShifts] = {0, 1, 0, width - 2, width - 1};
+Matrix<kSide> products(const G& grid, const double* a, const double* b, int64_t planes, int64_t rows) {
+  return vectorized_by_size<float, 64>([=, width = grid.width, height = grid.height.size](auto bytes) EDGELOSS_LOOP {
+    Lanes<decltype(bytes)::value> between[kShifts], ends[kShifts];  // by shift; by part, all shifts next to each other
+    const int64_t columns[kShifts] = {0, 1, 0, width.size - 2, width.size - 1}, begin = width.begin(),
+                  end = width.end();
     for (int64_t plane = 0; plane < planes; ++plane) {
       for (int64_t row = 0; row < rows; ++row) {
-        const double* from = a + (plane * height + row) * width;
-        const double* others = b + (plane * height + row) * width - (kSide - 1);
-        const auto add = [&](const double* x, const double* y) EDGELOSS_LOOP {
-          V first, second;
-          load(x, first);
-          for (int64_t shift = 0; shift < kShifts; ++shift) {
-            load(y + shift, second);
-            for (size_t v = 0; v < first.size(); ++v) between[shift][v] += first[v] * second[v];
-          }
-        };
+        const double* of_a = a + (plane * height + row) * width.size;
+        const double* of_b = b + (plane * height + row) * width.size - (kSide - 1);
         int64_t i = begin;
-        for (; i + kLanes <= end; i += kLanes) add(from + i, others + i);
+        for (; i + kLanes <= end; i += kLanes) {
+          for (int64_t shift = 0; shift < kShifts; ++shift) between[shift].add(of_a + i, of_b + i + shift);
+        }
         double rest[kLanes];
-        for (int64_t j = 0; j < kLanes; ++j) rest[j] = i + j < end ? from[i + j] : 0.0;
-        add(rest, others + i);
+        for (int64_t j = 0; j < kLanes; ++j) rest[j] = i + j < end ? of_a[i + j] : 0.0;
+        for (int64_t shift = 0; shift < kShifts; ++shift) between[shift].add(rest, of_b + i + shift);
         for (int64_t part = 0; part < kShifts; ++part) {
-          V second;
-          load(others + column[part], second);
-          for (size_t v = 0; v < second.size(); ++v) ends[part][v] += from[column[part]] * second[v];
+          double same[kLanes];
+          std::fill_n(same, kLanes, of_a[columns[part]]);
+          ends[part].add(same, of_b + columns[part]);
         }
       }
     }
-    double lanes[kShifts][kLanes], of_ends[kShifts][kLanes];
-    std::memcpy(lanes, between, sizeof(lanes));
-    std::memcpy(of_ends, ends, sizeof(of_ends));
-    Products sums;
-    for (int64_t shift = 0; shift < kShifts; ++shift) {
-      for (int64_t part = 0; part < kShifts; ++part) sums[shift][part] = of_ends[part][shift];
-      double total = 0;
-      for (double lane : lanes[shift]) total += lane;
-      sums[shift][kSide - 1] = total;
+    double by_part[kShifts][kLanes];
+    for (int64_t part = 0; part < kShifts; ++part) ends[part].store(by_part[part]);
+    for (int64_t shift = 0; shift < kShifts; ++shift) by_part[kSide - 1][shift] = between[shift].sum();
+    Matrix<kSide> sums = {};
+    for (int64_t i = 0; i < kSide; ++i) {
+      for (int64_t j = 0; j < kSide; ++j) {
+        for (int64_t part = 0; part < kShifts; ++part) {
+          if (width.has_member(part, i)) sums[i][j] += by_part[part][j - i + kSide - 1];
+        }
+      }
     }
     return sums;
   });
 }
 
-// The products of each member of the regions of a with each of b, less those of their means: A Bᵀ, of centered regions.
+// A Bᵀ: the products of each member of the regions of a with each of b, less those of their means.
 template <typename G>
 typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   typename G::Square result = {};
@@ -201,25 +196,14 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
     end = std::min(plane + kPlanes, grid.depth.end_of_part(plane));
     for (int64_t row = 0, stop; row < grid.height.size; row = stop) {
       stop = std::min(row + kRows, grid.height.end_of_part(row));
-      const int64_t part = grid.part(plane, row), first = (plane * grid.height.size + row) * grid.width.size;
+      const double* from = a.values + (plane * grid.height.size + row) * grid.width.size;
       for (int64_t shift = is_symmetric ? G::kRowShifts / 2 : 0; shift < G::kRowShifts; ++shift) {
-        bool is_known = false;
-        Matrix<kSide> sums = {};
+        const int64_t other = grid.shifted_row(plane, row, shift);
+        if (other < 0) continue;
+        const auto sums = products(grid, from, b.values + other * grid.width.size, end - plane, stop - row);
         for (int64_t k = 0; k < G::kRegionRows; ++k) {
-          const int64_t l = G::row_at(k, shift);
-          if (l < 0 || !grid.has_row(part, k)) continue;
-          if (!is_known) {
-            is_known = true;
-            const Products found =
-                products(grid, a.values + first, b.values + first + grid.distance(shift), end - plane, stop - row);
-            for (int64_t i = 0; i < kSide; ++i) {
-              for (int64_t j = 0; j < kSide; ++j) {
-                for (int64_t of_row = 0; of_row < kShifts; ++of_row) {
-                  if (grid.width.has_member(of_row, i)) sums[i][j] += found[j - i + kSide - 1][of_row];
-                }
-              }
-            }
-          }
+          const int64_t l = G::shifted_member(k, shift);
+          if (l < 0 || !grid.has_row(grid.part(plane, row), k)) continue;
           for (int64_t i = 0; i < kSide; ++i) {
             for (int64_t j = 0; j < kSide; ++j) result[k * kSide + i][l * kSide + j] += sums[i][j];
           }
@@ -227,14 +211,11 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
       }
     }
   }
-  constexpr double kUnit = kPool * kPool * (G::kDepth > 1 ? kPool : 1);  // of averages to their sums
+  const double n = static_cast<double>(grid.regions());
   for (int64_t k = 0; k < G::d; ++k) {
     for (int64_t l = 0; l < G::d; ++l) {
-      if (is_symmetric && l / kSide < k / kSide) {
-        result[k][l] = result[l][k];
-      } else {
-        result[k][l] = (result[k][l] - static_cast<double>(grid.regions()) * a.mean[k] * b.mean[l]) / (kUnit * kUnit);
-      }
+      const bool is_mirrored = is_symmetric && l / kSide < k / kSide;
+      result[k][l] = is_mirrored ? result[l][k] : (result[k][l] - n * a.mean[k] * b.mean[l]) / (G::kUnit * G::kUnit);
     }
   }
   return result;
@@ -304,7 +285,7 @@ std::vector<Stencil<G>> stencils(const G& grid, const Map<G>& z, const Map<G>& r
     for (int64_t k = 0; k < G::d; ++k) {
       if (!grid.has_row(part / kShifts, k / kSide) || !grid.width.has_member(part % kShifts, k % kSide)) continue;
       for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-        const int64_t row = G::row_at(k / kSide, shift);
+        const int64_t row = G::shifted_member(k / kSide, shift);
         for (int64_t i = 0; row >= 0 && i < kSide; ++i) {
           const int64_t l = row * kSide + i, column = i - k % kSide + kSide - 1;
           to.of_z[shift][column] += of_z[k][l];
@@ -321,59 +302,41 @@ template <typename G, typename A>
 void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const std::vector<Stencil<G>>& stencils, A* slope) {
   std::vector<double> sums(grid.width.size + kLanes);
   for (int64_t plane = 0; plane < grid.depth.size; ++plane) {
-    for (int64_t row = 0; row < grid.height.size; ++row) {
-      const int64_t first = (plane * grid.height.size + row) * grid.width.size;
-      int64_t distance[G::kRowShifts], shift_of[G::kRowShifts], shifts = 0;
-      for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-        const int64_t other_plane = plane + G::plane_shift(shift), other_row = row + G::shift_in_plane(shift);
-        if (other_plane < 0 || other_plane >= grid.depth.size || other_row < 0 || other_row >= grid.height.size)
-          continue;
-        shift_of[shifts] = shift;
-        distance[shifts++] = first + grid.distance(shift) - (kSide - 1);
-      }
-      const Stencil<G>* of_row = &stencils[grid.part(plane, row) * kShifts];
-      vectorized_by_size<float, 64>([=, &distance, &shift_of, of_z = z.values, of_r = r.values, to = sums.data(),
-                                     width = grid.width](auto bytes) EDGELOSS_LOOP {
-        constexpr int64_t kNumbers = decltype(bytes)::value / sizeof(double);
-        using V = typename Vector<decltype(bytes)::value>::type;
-        const Stencil<G>& between = of_row[kSide - 1];
-        for (int64_t i = width.begin(); i < width.end(); ++i) to[i] = between.constant;
-        for (int64_t s = 0; s < shifts; ++s) {
-          const double *a = of_z + distance[s], *b = of_r + distance[s];
-          const double *by_a = between.of_z[shift_of[s]], *by_b = between.of_r[shift_of[s]];
-          for (int64_t i = width.begin(); i < width.end(); i += kNumbers) {
-            V total, part = {}, next;
-            load(to + i, total);
+    for (int64_t row = 0; row < grid.height.size; ++row, slope += grid.width.size) {
+      vectorized_by_size<float, 64>([=, &grid, of_z = z.values, of_r = r.values, to = sums.data(), width = grid.width,
+                                     of_row = &stencils[grid.part(plane, row) * kShifts]](auto bytes) EDGELOSS_LOOP {
+        using Numbers = Lanes<decltype(bytes)::value>;
+        Numbers ends[kShifts];
+        const int64_t columns[kShifts] = {0, 1, 0, width.size - 2, width.size - 1};
+        std::fill(to + width.begin(), to + width.end(), of_row[kSide - 1].constant);
+        for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
+          const int64_t other = grid.shifted_row(plane, row, shift);
+          if (other < 0) continue;
+          const double *a = of_z + other * width.size - (kSide - 1), *b = of_r + other * width.size - (kSide - 1);
+          const double *by_a = of_row[kSide - 1].of_z[shift], *by_b = of_row[kSide - 1].of_r[shift];
+          for (int64_t i = width.begin(); i < width.end(); i += sizeof(typename Numbers::Vector) / sizeof(double)) {
+            typename Numbers::Vector of_a, of_b = {}, next;
+            Numbers::load(to + i, of_a);
             for (int64_t column = 0; column < kShifts; ++column) {
-              load(a + i + column, next);
-              total += by_a[column] * next;
-              load(b + i + column, next);
-              part += by_b[column] * next;
+              Numbers::load(a + i + column, next);
+              of_a += by_a[column] * next;
+              Numbers::load(b + i + column, next);
+              of_b += by_b[column] * next;
             }
-            total += part;
-            std::memcpy(to + i, &total, sizeof(total));
+            of_a += of_b;
+            std::memcpy(to + i, &of_a, sizeof(of_a));
+          }
+          for (int64_t part = 0; part < kShifts; ++part) {
+            ends[part].add(of_row[part].of_z[shift], a + columns[part]);
+            ends[part].add(of_row[part].of_r[shift], b + columns[part]);
           }
         }
-        for (int64_t i = 0; i < width.size; i = width.end_of_part(i)) {
-          if (i == width.begin() && i < width.end()) continue;
-          const Stencil<G>& here = of_row[width.part(i)];
-          Vectors<decltype(bytes)::value> total = {}, factor, next;
-          for (int64_t s = 0; s < shifts; ++s) {
-            for (const auto& [map, factors] : {std::pair(of_z, here.of_z), std::pair(of_r, here.of_r)}) {
-              load(map + distance[s] + i, next);
-              load(factors[shift_of[s]], factor);
-              for (size_t v = 0; v < total.size(); ++v) total[v] += factor[v] * next[v];
-            }
-          }
-          double lanes[kLanes];
-          std::memcpy(lanes, &total, sizeof(lanes));
-          to[i] = here.constant;
-          for (double lane : lanes) to[i] += lane;
+        for (int64_t i = 0; i < width.size; ++i) {
+          const int64_t part = width.part(i);
+          if (part != kSide - 1) to[i] = of_row[part].constant + ends[part].sum();
         }
-      });
-      vectorized([=, from = sums.data(), to = slope + first, n = grid.width.size]() EDGELOSS_LOOP {
         EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
+        for (int64_t i = 0; i < width.size; ++i) slope[i] = static_cast<A>(to[i]);
       });
     }
   }
@@ -383,7 +346,6 @@ template <bool kIsVolume, typename A>
 bool term(const RegionSize& size, const A* z, const A* r, double* value, A* slope) {
   using G = Grid<kIsVolume>;
   constexpr int64_t d = G::d;
-  constexpr double kUnit = kPool * kPool * (kIsVolume ? kPool : 1);  // of averages to their sums
   const G grid{{size.depth, G::kDepth}, {size.height, kSide}, {size.width, kSide}};
   *value = 0;
   if (slope) std::fill_n(slope, grid.averages(), A(0));
@@ -438,8 +400,8 @@ bool term(const RegionSize& size, const A* z, const A* r, double* value, A* slop
         of_z[i][j] += difference[k][i] * v[k][j];
         of_r[i][j] -= difference[k][i] * difference[k][j];
       }
-      of_z[i][j] /= kUnit * kUnit * range;
-      of_r[i][j] /= kUnit * kUnit * range;
+      of_z[i][j] /= G::kUnit * G::kUnit * range;
+      of_r[i][j] /= G::kUnit * G::kUnit * range;
     }
   }
   write_slopes(grid, labels, rest, stencils(grid, labels, rest, of_z, of_r), slope);

@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "../cpu/vectorize.h"
@@ -39,8 +40,9 @@ template <int64_t kDepth>
 struct Grid {
   static constexpr int64_t kRegionRows = kDepth * kSide;
   static constexpr int64_t d = kRegionRows * kSide;
-  static constexpr int64_t kRowShifts = (2 * kDepth - 1) * kShifts;          // as kShifts, of rows
-  static constexpr double kUnit = kPool * kPool * (kDepth > 1 ? kPool : 1);  // pixels of an average
+  static constexpr int64_t kRowShifts = (2 * kDepth - 1) * kShifts;            // as kShifts, of rows
+  static constexpr double kPixels = kPool * kPool * (kDepth > 1 ? kPool : 1);  // of an average
+  static constexpr double a = kNoise * kPixels * kPixels;                      // of sums, not averages
   using Square = Matrix<d>;
 
   Axis depth, height, width;
@@ -89,7 +91,7 @@ __attribute__((always_inline)) inline void load(const double* from, V& v) {
 
 // ------------------------------------------------------------------------------------------------- sums of products
 
-// A map less one of its averages, so that sums have more digits, and the mean of each member of the regions.
+// A map less one of its averages, which leaves sums more digits, and the mean of each member of the regions.
 template <typename G>
 struct Map {
   std::vector<double> memory;  // some before the first average and behind the last one are read, but not used
@@ -97,39 +99,31 @@ struct Map {
   std::array<double, G::d> mean = {};
 
   template <typename A>
-  Map(const G& grid, const A* given) : memory(grid.averages() + 3 * kPadding), values(&memory[kPadding]) {
+  Map(const G& grid, const A* given) : memory(grid.averages() + 2 * kPadding), values(&memory[kPadding]) {
     vectorized([=, to = &memory[kPadding], n = grid.averages(), some = given[grid.averages() / 2]]() EDGELOSS_LOOP {
       EDGELOSS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(given[i]) - some;
     });
-    grid.for_each_block(1, 1, [&](int64_t plane, int64_t row, int64_t, int64_t) {
-      for (int64_t i = 0; i < kSide; ++i) {
-        const double* from = values + (plane * grid.height.size + row) * grid.width.size + i;
-        const double part = sum(from, grid.width.regions()) / static_cast<double>(grid.regions());
-        for (int64_t k = 0; k < G::kRegionRows; ++k) {
-          if (grid.has_row(plane, row, k)) mean[k * kSide + i] += part;
-        }
-      }
-    });
+    std::vector<double> sums(grid.width.size);
+    grid.for_each_block(
+        grid.depth.size, grid.height.size, [&](int64_t plane, int64_t row, int64_t planes, int64_t rows) {
+          std::fill(sums.begin(), sums.end(), 0.0);
+          vectorized([=, height = grid.height.size, n = grid.width.size, from = values, to = sums.data()]()
+                         EDGELOSS_LOOP {
+                           for (int64_t i = 0; i < planes * rows; ++i) {
+                             const double* of_row = from + ((plane + i / rows) * height + row + i % rows) * n;
+                             EDGELOSS_INDEPENDENT
+                             for (int64_t j = 0; j < n; ++j) to[j] += of_row[j];
+                           }
+                         });
+          for (int64_t k = 0; k < G::d; ++k) {
+            if (!grid.has_row(plane, row, k / kSide)) continue;
+            const auto first = sums.begin() + k % kSide;
+            mean[k] += std::accumulate(first, first + grid.width.regions(), 0.0) / static_cast<double>(grid.regions());
+          }
+        });
   }
   Map(const Map&) = delete;
-
-  static double sum(const double* from, int64_t n) {
-    return vectorized_by_size([=](auto bytes) EDGELOSS_LOOP {
-      using V = typename VectorOf<decltype(bytes)::value>::type;
-      constexpr int64_t kNumbers = sizeof(V) / sizeof(double);
-      V sums = {}, next;
-      int64_t i = 0;
-      for (; i + kNumbers <= n; i += kNumbers) {
-        load(from + i, next);
-        sums += next;
-      }
-      double total = 0;
-      for (int64_t j = 0; j < kNumbers; ++j) total += sums[j];
-      for (; i < n; ++i) total += from[i];
-      return total;
-    });
-  }
 };
 
 // The sums over the regions along some rows of member i of a times member j of b, for all i and j of a row.
@@ -196,7 +190,7 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   for (int64_t k = 0; k < G::d; ++k) {
     for (int64_t l = 0; l < G::d; ++l) {
       const bool is_mirrored = is_symmetric && l / kSide < k / kSide;
-      result[k][l] = is_mirrored ? result[l][k] : (result[k][l] - n * a.mean[k] * b.mean[l]) / (G::kUnit * G::kUnit);
+      result[k][l] = is_mirrored ? result[l][k] : result[k][l] - n * a.mean[k] * b.mean[l];
     }
   }
   return result;
@@ -235,63 +229,54 @@ struct Slopes {
 
   template <typename A>
   void write(A* slope) const {
-    const int64_t last = grid.width.size - 1;
-    std::vector<double> sums(grid.width.size + kPadding);
-    grid.for_each_block(grid.depth.size, grid.height.size, [&](int64_t z0, int64_t y0, int64_t planes, int64_t rows) {
-      const Stencil<G> ends[] = {stencil(z0, y0, 0), stencil(z0, y0, 1), stencil(z0, y0, last - 1),
-                                 stencil(z0, y0, last)};
-      const Stencil<G> between = stencil(z0, y0, kSide - 1);
-      for (int64_t plane = z0; plane < z0 + planes; ++plane) {
-        for (int64_t row = y0; row < y0 + rows; ++row) {
-          write_row(plane, row, ends, between, sums.data(), slope + (plane * grid.height.size + row) * grid.width.size);
-        }
-      }
-    });
+    std::vector<double> sums(grid.width.size);
+    grid.for_each_block(grid.depth.size, grid.height.size,
+                        [&](int64_t plane, int64_t row, int64_t planes, int64_t rows) {
+                          std::array<Stencil<G>, kColumns> stencils;
+                          for (int64_t i = 0; i < kColumns; ++i) stencils[i] = stencil(plane, row, column(i));
+                          for (int64_t i = 0; i < planes * rows; ++i)
+                            write_row(plane + i / rows, row + i % rows, stencils, sums.data(), slope);
+                        });
   }
 
+  // The columns with stencils of their own, and the first of those between, which have the same.
+  static constexpr int64_t kColumns = 2 * kSide - 1;
+  int64_t column(int64_t i) const { return i < kSide ? i : grid.width.size - kColumns + i; }
+
   template <typename A>
-  void write_row(int64_t plane, int64_t row, const Stencil<G>* ends, const Stencil<G>& between, double* sums,
+  void write_row(int64_t plane, int64_t row, const std::array<Stencil<G>, kColumns>& stencils, double* sums,
                  A* slope) const {
-    vectorized_by_size([=, this, &between, width = grid.width](auto bytes) EDGELOSS_LOOP {
-      using V = typename VectorOf<decltype(bytes)::value>::type;
-      constexpr int64_t kNumbers = sizeof(V) / sizeof(double), kEnds = 2 * (kSide - 1);
-      const int64_t columns[kEnds] = {0, 1, width.size - 2, width.size - 1};
-      V of_end[kEnds][kPadding / kNumbers] = {}, factor, next;
+    vectorized([=, this, &stencils, width = grid.width]() EDGELOSS_LOOP {
+      double ends[kColumns][kPadding] = {};
+      const Stencil<G>& between = stencils[kSide - 1];
+      const int64_t end = width.regions();
       std::fill(sums, sums + width.size, between.constant);
       for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
         const int64_t other = grid.shifted(plane, row, shift);
         if (other < 0) continue;
-        const double *from_z = z.values + other * width.size - (kSide - 1),
-                     *from_r = r.values + other * width.size - (kSide - 1);
-        for (int64_t i = kSide - 1; i < width.regions(); i += kNumbers) {
-          V sum, part = {};
-          load(sums + i, sum);
-          for (int64_t j = 0; j < kShifts; ++j) {
-            load(from_z + i + j, next);
-            sum += between.of_z[shift][j] * next;
-            load(from_r + i + j, next);
-            part += between.of_r[shift][j] * next;
-          }
-          sum += part;
-          std::memcpy(sums + i, &sum, sizeof(sum));
+        const double* from_z = z.values + other * width.size - (kSide - 1);
+        const double* from_r = r.values + other * width.size - (kSide - 1);
+        const double *by_z = between.of_z[shift], *by_r = between.of_r[shift];
+        EDGELOSS_INDEPENDENT
+        for (int64_t i = kSide - 1; i < end; ++i) {
+          const double of_z = by_z[0] * from_z[i] + by_z[1] * from_z[i + 1] + by_z[2] * from_z[i + 2] +
+                              by_z[3] * from_z[i + 3] + by_z[4] * from_z[i + 4];
+          const double of_r = by_r[0] * from_r[i] + by_r[1] * from_r[i + 1] + by_r[2] * from_r[i + 2] +
+                              by_r[3] * from_r[i + 3] + by_r[4] * from_r[i + 4];
+          sums[i] += of_z + of_r;
         }
-        for (int64_t i = 0; i < kEnds; ++i) {
-          for (int64_t j = 0; j < kPadding; j += kNumbers) {
-            load(ends[i].of_z[shift] + j, factor);
-            load(from_z + columns[i] + j, next);
-            of_end[i][j / kNumbers] += factor * next;
-            load(ends[i].of_r[shift] + j, factor);
-            load(from_r + columns[i] + j, next);
-            of_end[i][j / kNumbers] += factor * next;
-          }
+        for (int64_t i = 0; i < kColumns; ++i) {
+          const double *a = from_z + column(i), *b = from_r + column(i);
+          const Stencil<G>& by = stencils[i];
+          for (int64_t j = 0; j < kPadding; ++j) ends[i][j] += by.of_z[shift][j] * a[j] + by.of_r[shift][j] * b[j];
         }
       }
-      for (int64_t i = 0; i < kEnds; ++i) {
-        sums[columns[i]] = ends[i].constant;
-        for (int64_t j = 0; j < kPadding; ++j) sums[columns[i]] += of_end[i][j / kNumbers][j % kNumbers];
+      for (int64_t i = 0; i < kColumns; ++i) {
+        sums[column(i)] = std::accumulate(ends[i], ends[i] + kPadding, stencils[i].constant);
       }
+      A* to = slope + (plane * grid.height.size + row) * width.size;
       EDGELOSS_INDEPENDENT
-      for (int64_t i = 0; i < width.size; ++i) slope[i] = static_cast<A>(sums[i]);
+      for (int64_t i = 0; i < width.size; ++i) to[i] = static_cast<A>(sums[i]);
     });
   }
 };
@@ -311,10 +296,10 @@ void factorize(Matrix<N>& m) {
 }
 
 // h of the Schur complement of the last d rows, from a Cholesky factor.
-template <int64_t d, size_t N>
+template <typename G, size_t N>
 double entropy(const Matrix<N>& factor) {
-  double h = -0.5 * d * std::log(kNoise);
-  for (size_t i = N - d; i < N; ++i) h += std::log(factor[i][i]);
+  double h = -0.5 * G::d * std::log(G::a);
+  for (size_t i = N - G::d; i < N; ++i) h += std::log(factor[i][i]);
   return h;
 }
 
@@ -345,12 +330,12 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   typename G::Square once = zz, twice = zz;
   for (int64_t i = 0; i < d; ++i) {
     for (double& number : twice[i]) number *= 2;
-    once[i][i] += kNoise;
-    twice[i][i] += kNoise;
+    once[i][i] += G::a;
+    twice[i][i] += G::a;
   }
   factorize(once);
   factorize(twice);
-  const double known = entropy<d>(once), range = 2 * known - entropy<d>(twice);  // H, H - f
+  const double known = entropy<G>(once), range = 2 * known - entropy<G>(twice);  // H, H - f
   if (!(range > kLeastKnown)) return false;
 
   const Map<G> r(grid, of_rest);
@@ -360,17 +345,17 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
     contrast += zz[i][i];
     excess += rr[i][i] - 2 * zr[i][i];
   }
-  const double noise = kNoise * (1 + std::max(0.0, excess / contrast));
+  const double noise = G::a * (1 + std::max(0.0, excess / contrast));
   Matrix<2 * d> joint;
   for (int64_t i = 0; i < d; ++i) {
     for (int64_t j = 0; j < d; ++j) {
       joint[i][j] = zz[i][j] - zr[i][j] - zr[j][i] + rr[i][j] + (i == j ? noise : 0);
       joint[d + i][j] = zr[j][i] - rr[i][j] - (i == j ? noise : 0);
-      joint[d + i][d + j] = rr[i][j] + (i == j ? kNoise + noise : 0);
+      joint[d + i][d + j] = rr[i][j] + (i == j ? G::a + noise : 0);
     }
   }
   factorize(joint);
-  *value = 1 + (entropy<d>(joint) - known) / range;
+  *value = 1 + (entropy<G>(joint) - known) / range;
   if (!slope) return true;
 
   // dU = ½ tr(VᵀV dJ), with V = (V_q, V_r) the last rows of the inverse factor of J. Since dR = -dQ, that is with
@@ -381,11 +366,10 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   for (int64_t k = 0; k < d; ++k) {
     for (int64_t i = 0; i < d; ++i) {
       difference[k][i] = v[k][i] - v[k][d + i];
-      of_noise += excess > 0 ? difference[k][i] * difference[k][i] * kNoise / contrast : 0;
+      of_noise += excess > 0 ? difference[k][i] * difference[k][i] * G::a / contrast : 0;
     }
   }
   Slopes<G> slopes{grid, z, r};
-  const double unit = G::kUnit * G::kUnit * range;
   for (int64_t i = 0; i < d; ++i) {
     for (int64_t j = 0; j < d; ++j) {
       double of_z = i == j ? of_noise : 0, of_r = -of_z;
@@ -393,8 +377,8 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
         of_z += difference[k][i] * v[k][j];
         of_r -= difference[k][i] * difference[k][j];
       }
-      slopes.of_z[i][j] = of_z / unit;
-      slopes.of_r[i][j] = of_r / unit;
+      slopes.of_z[i][j] = of_z / range;
+      slopes.of_r[i][j] = of_r / range;
     }
   }
   slopes.write(slope);

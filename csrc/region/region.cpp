@@ -3,8 +3,8 @@
 //     Q Qᵀ = Z Zᵀ - Z Rᵀ - R Zᵀ + R Rᵀ        Q Rᵀ = Z Rᵀ - R Rᵀ
 //
 // and where the prediction is good, nothing cancels. Sums are in double: float would lose the noise next to those of a
-// large image. They are formed by displacement: the products of a row and another one are the same for all rows of
-// regions that are as far apart, but that the first and the last rows of a map are not in all of them.
+// large image. They are formed by displacement: rows of regions that are as far apart have the same products, but for
+// the first and the last rows of a map, which are not in all of them.
 #include "region.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace edgeloss {
 namespace {
 
 constexpr int64_t kShifts = 2 * kSide - 1;  // places of an average relative to another one of its region, along an axis
-constexpr int64_t kPadding = 8;             // numbers of the longest vector
+constexpr int64_t kPadding = 8;             // numbers that are read around a map; at least kShifts, in whole vectors
 
 template <int64_t kHeight, int64_t kWidth = kHeight>
 using Matrix = std::array<std::array<double, kWidth>, kHeight>;
@@ -29,72 +29,102 @@ struct Axis {
   int64_t size, side;  // of a map and of a region, in averages
 
   int64_t regions() const { return size - side + 1; }
-  // Whether average i is member k of some region.
+  // Whether average i is member k of a region.
   bool has_member(int64_t i, int64_t k) const { return i >= k && i - k < regions(); }
-  // The end of the averages that are, from i on, the same members.
+  // The end of those from average i on that are the same members.
   int64_t end_of_same(int64_t i) const { return i >= side - 1 && i < regions() ? regions() : i + 1; }
 };
 
-// Maps of an image. A region has kDepth planes: 1 of images, which have one plane, else kSide.
+struct Block {
+  int64_t plane, row, planes, rows;
+};
+
+// Maps of an image. A region has kDepth planes: one in images, which have one plane, and kSide in volumes.
 template <int64_t kDepth>
 struct Grid {
-  static constexpr int64_t kRegionRows = kDepth * kSide;
-  static constexpr int64_t d = kRegionRows * kSide;
+  static constexpr int64_t kRegionRows = kDepth * kSide, d = kRegionRows * kSide;
   static constexpr int64_t kRowShifts = (2 * kDepth - 1) * kShifts;            // as kShifts, of rows
   static constexpr double kPixels = kPool * kPool * (kDepth > 1 ? kPool : 1);  // of an average
-  static constexpr double a = kNoise * kPixels * kPixels;                      // of sums, not averages
+  static constexpr double a = kNoise * kPixels * kPixels;                      // of sums in place of averages
   using Square = Matrix<d>;
 
   Axis depth, height, width;
 
   int64_t averages() const { return depth.size * height.size * width.size; }
-  int64_t regions() const { return depth.regions() * height.regions() * width.regions(); }
-  // Whether a row of the map is row k of some region.
-  bool has_row(int64_t plane, int64_t row, int64_t k) const {
-    return depth.has_member(plane, k / kSide) && height.has_member(row, k % kSide);
+  double regions() const { return static_cast<double>(depth.regions() * height.regions() * width.regions()); }
+  // Whether the rows of a block are row k of regions.
+  bool has_row(const Block& block, int64_t k) const {
+    return depth.has_member(block.plane, k / kSide) && height.has_member(block.row, k % kSide);
   }
-  // The index of the row at a shift from another one, of the map and of a region, or -1.
-  int64_t shifted(int64_t plane, int64_t row, int64_t shift) const {
-    return shifted(plane, row, shift, depth.size, height.size);
-  }
-  static int64_t shifted_in_region(int64_t k, int64_t shift) {
-    return shifted(k / kSide, k % kSide, shift, kDepth, kSide);
-  }
+  // The row at a shift from another one, of as many planes and rows, or -1.
   static int64_t shifted(int64_t plane, int64_t row, int64_t shift, int64_t planes, int64_t rows) {
     plane += shift / kShifts - (kDepth - 1);
     row += shift % kShifts - (kSide - 1);
     return plane >= 0 && plane < planes && row >= 0 && row < rows ? plane * rows + row : -1;
   }
-  // Calls body(plane, row, planes, rows) for blocks of rows that are the same rows of regions.
+  // Calls body(block) for blocks of rows that are the same rows of regions, small enough to stay in cache.
   template <typename F>
-  void for_each_block(int64_t most_planes, int64_t most_rows, const F& body) const {
-    for (int64_t plane = 0, planes; plane < depth.size; plane += planes) {
-      planes = std::min(most_planes, depth.end_of_same(plane) - plane);
-      for (int64_t row = 0, rows; row < height.size; row += rows) {
-        rows = std::min(most_rows, height.end_of_same(row) - row);
-        body(plane, row, planes, rows);
+  void for_each_block(const F& body) const {
+    for (Block block = {}; block.plane < depth.size; block.plane += block.planes) {
+      block.planes = std::min(depth.end_of_same(block.plane) - block.plane, int64_t{32});
+      for (block.row = 0; block.row < height.size; block.row += block.rows) {
+        block.rows = std::min(height.end_of_same(block.row) - block.row, int64_t{32});
+        body(block);
       }
     }
   }
 };
+
+// ------------------------------------------------------------------------------------------------- sums of products
 
 template <int64_t kBytes>
 struct VectorOf {
   typedef double type __attribute__((vector_size(kBytes)));
 };
 
-// By reference: how vectors are passed by value depends on the processor.
-template <typename V>
-__attribute__((always_inline)) inline void load(const double* from, V& v) {
-  std::memcpy(&v, from, sizeof(v));
+// The sum over the regions along the rows of a block of member i of a times member j of b, for all i and j of a row.
+// stride: from a row of b to the next one.
+template <typename G>
+Matrix<kSide> products(const G& grid, const Block& block, const double* a, const double* b, int64_t stride) {
+  return vectorized_by_size([=, height = grid.height.size, width = grid.width](auto bytes) EDGELOSS_LOOP {
+    constexpr int64_t kNumbers = decltype(bytes)::value / sizeof(double);
+    using Vector = typename VectorOf<decltype(bytes)::value>::type;
+    const int64_t regions = width.regions(), end = regions / kNumbers * kNumbers;
+    Vector sums[kSide][kSide] = {}, rest;
+    for (int64_t j = 0; j < kNumbers; ++j) rest[j] = end + j < regions ? 1.0 : 0.0;
+    const auto add = [&](const double* from_a, const double* from_b, const Vector& factor) EDGELOSS_LOOP {
+      Vector of_a[kSide], of_b;
+#pragma GCC unroll 3
+      for (int64_t i = 0; i < kSide; ++i) {
+        std::memcpy(&of_a[i], from_a + i, sizeof(Vector));
+        of_a[i] *= factor;
+      }
+#pragma GCC unroll 3
+      for (int64_t j = 0; j < kSide; ++j) {
+        std::memcpy(&of_b, from_b + j, sizeof(Vector));
+#pragma GCC unroll 3
+        for (int64_t i = 0; i < kSide; ++i) sums[i][j] += of_a[i] * of_b;
+      }
+    };
+    for (int64_t plane = block.plane; plane < block.plane + block.planes; ++plane) {
+      for (int64_t row = block.row; row < block.row + block.rows; ++row) {
+        const double *from_a = a + (plane * height + row) * width.size, *from_b = b + (plane * height + row) * stride;
+        for (int64_t i = 0; i < end; i += kNumbers) add(from_a + i, from_b + i, Vector{} + 1.0);
+        add(from_a + end, from_b + end, rest);
+      }
+    }
+    Matrix<kSide> result = {};
+    for (int64_t i = 0; i < kSide; ++i) {
+      for (int64_t j = 0; j < kSide * kNumbers; ++j) result[i][j / kNumbers] += sums[i][j / kNumbers][j % kNumbers];
+    }
+    return result;
+  });
 }
-
-// ------------------------------------------------------------------------------------------------- sums of products
 
 // A map less one of its averages, which leaves sums more digits, and the mean of each member of the regions.
 template <typename G>
 struct Map {
-  std::vector<double> memory;  // some before the first average and behind the last one are read, but not used
+  std::vector<double> memory;
   const double* values;
   std::array<double, G::d> mean = {};
 
@@ -104,83 +134,32 @@ struct Map {
       EDGELOSS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(given[i]) - some;
     });
-    std::vector<double> sums(grid.width.size);
-    grid.for_each_block(
-        grid.depth.size, grid.height.size, [&](int64_t plane, int64_t row, int64_t planes, int64_t rows) {
-          std::fill(sums.begin(), sums.end(), 0.0);
-          vectorized([=, height = grid.height.size, n = grid.width.size, from = values, to = sums.data()]()
-                         EDGELOSS_LOOP {
-                           for (int64_t i = 0; i < planes * rows; ++i) {
-                             const double* of_row = from + ((plane + i / rows) * height + row + i % rows) * n;
-                             EDGELOSS_INDEPENDENT
-                             for (int64_t j = 0; j < n; ++j) to[j] += of_row[j];
-                           }
-                         });
-          for (int64_t k = 0; k < G::d; ++k) {
-            if (!grid.has_row(plane, row, k / kSide)) continue;
-            const auto first = sums.begin() + k % kSide;
-            mean[k] += std::accumulate(first, first + grid.width.regions(), 0.0) / static_cast<double>(grid.regions());
-          }
-        });
+    const std::vector<double> ones(grid.width.size + kPadding, 1.0);
+    grid.for_each_block([&](const Block& block) {
+      const Matrix<kSide> sums = products(grid, block, values, ones.data(), 0);
+      for (int64_t k = 0; k < G::d; ++k) {
+        if (grid.has_row(block, k / kSide)) mean[k] += sums[k % kSide][0] / grid.regions();
+      }
+    });
   }
   Map(const Map&) = delete;
 };
 
-// The sums over the regions along some rows of member i of a times member j of b, for all i and j of a row.
-template <typename G>
-Matrix<kSide> products(const G& grid, const double* a, const double* b, int64_t planes, int64_t rows) {
-  return vectorized_by_size([=, height = grid.height.size, width = grid.width.size,
-                             regions = grid.width.regions()](auto bytes) EDGELOSS_LOOP {
-    using V = typename VectorOf<decltype(bytes)::value>::type;
-    constexpr int64_t kNumbers = sizeof(V) / sizeof(double);
-    const int64_t end = regions / kNumbers * kNumbers;
-    V sums[kSide][kSide] = {}, rest;
-    for (int64_t j = 0; j < kNumbers; ++j) rest[j] = end + j < regions ? 1.0 : 0.0;
-    for (int64_t plane = 0; plane < planes; ++plane) {
-      for (int64_t row = 0; row < rows; ++row) {
-        const int64_t first = (plane * height + row) * width;
-        const auto add = [&](int64_t region, const V& factor) EDGELOSS_LOOP {
-          V of_a[kSide], of_b;
-#pragma GCC unroll 3
-          for (int64_t i = 0; i < kSide; ++i) {
-            load(a + first + region + i, of_a[i]);
-            of_a[i] *= factor;
-          }
-#pragma GCC unroll 3
-          for (int64_t j = 0; j < kSide; ++j) {
-            load(b + first + region + j, of_b);
-#pragma GCC unroll 3
-            for (int64_t i = 0; i < kSide; ++i) sums[i][j] += of_a[i] * of_b;
-          }
-        };
-        for (int64_t region = 0; region < end; region += kNumbers) add(region, V{} + 1.0);
-        add(end, rest);
-      }
-    }
-    Matrix<kSide> result = {};
-    for (int64_t i = 0; i < kSide * kSide; ++i) {
-      for (int64_t j = 0; j < kNumbers; ++j) result[i / kSide][i % kSide] += sums[i / kSide][i % kSide][j];
-    }
-    return result;
-  });
-}
-
-// A Bᵀ of the centered regions of two maps, with labels of 0 and 1.
+// A Bᵀ of the centered regions of two maps.
 template <typename G>
 typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   const bool is_symmetric = &a == &b;
-  const double n = static_cast<double>(grid.regions());
+  const int64_t width = grid.width.size;
   typename G::Square result = {};
-  // Blocks that stay in cache.
-  grid.for_each_block(8, 16, [&](int64_t plane, int64_t row, int64_t planes, int64_t rows) {
-    const double* first = a.values + (plane * grid.height.size + row) * grid.width.size;
+  grid.for_each_block([&](const Block& block) {
+    const int64_t first = block.plane * grid.height.size + block.row;
     for (int64_t shift = is_symmetric ? G::kRowShifts / 2 : 0; shift < G::kRowShifts; ++shift) {
-      const int64_t other = grid.shifted(plane, row, shift);
+      const int64_t other = G::shifted(block.plane, block.row, shift, grid.depth.size, grid.height.size);
       if (other < 0) continue;
-      const Matrix<kSide> sums = products(grid, first, b.values + other * grid.width.size, planes, rows);
+      const Matrix<kSide> sums = products(grid, block, a.values, b.values + (other - first) * width, width);
       for (int64_t k = 0; k < G::kRegionRows; ++k) {
-        const int64_t l = G::shifted_in_region(k, shift);
-        if (l < 0 || !grid.has_row(plane, row, k)) continue;
+        const int64_t l = G::shifted(k / kSide, k % kSide, shift, G::kRegionRows / kSide, kSide);
+        if (l < 0 || !grid.has_row(block, k)) continue;
         for (int64_t i = 0; i < kSide * kSide; ++i) {
           result[k * kSide + i / kSide][l * kSide + i % kSide] += sums[i / kSide][i % kSide];
         }
@@ -190,7 +169,7 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   for (int64_t k = 0; k < G::d; ++k) {
     for (int64_t l = 0; l < G::d; ++l) {
       const bool is_mirrored = is_symmetric && l / kSide < k / kSide;
-      result[k][l] = is_mirrored ? result[l][k] : result[k][l] - n * a.mean[k] * b.mean[l];
+      result[k][l] = is_mirrored ? result[l][k] : result[k][l] - grid.regions() * a.mean[k] * b.mean[l];
     }
   }
   return result;
@@ -198,28 +177,32 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
 
 // ------------------------------------------------------------------------------------------------------------ slopes
 
-// The slope by an average: a sum of the averages around it, by row and place in the row, and a constant.
+// The slope by an average is the sum of the averages around it times these factors, by row and place in the row.
 template <typename G>
 struct Stencil {
   double of_z[G::kRowShifts][kPadding] = {}, of_r[G::kRowShifts][kPadding] = {}, constant = 0;
 };
 
-// The slopes by the members of a region, of_z Z + of_r R, and what they are of.
+// The slopes by the members of a region are of_z Z + of_r R.
 template <typename G>
 struct Slopes {
-  const G& grid;
+  const G grid;
   const Map<G>&z, &r;
   typename G::Square of_z = {}, of_r = {};
 
-  Stencil<G> stencil(int64_t plane, int64_t row, int64_t column) const {
+  // The columns that differ in which members of regions they are; those between have the stencil of the third one.
+  int64_t column(int64_t i) const { return i < kSide ? i : grid.width.size - kShifts + i; }
+
+  Stencil<G> stencil(const Block& block, int64_t column) const {
     Stencil<G> result;
     for (int64_t k = 0; k < G::d; ++k) {
-      if (!grid.has_row(plane, row, k / kSide) || !grid.width.has_member(column, k % kSide)) continue;
+      if (!grid.has_row(block, k / kSide) || !grid.width.has_member(column, k % kSide)) continue;
       for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-        const int64_t other = G::shifted_in_region(k / kSide, shift);
-        for (int64_t l = other * kSide; other >= 0 && l < (other + 1) * kSide; ++l) {
-          result.of_z[shift][l % kSide - k % kSide + kSide - 1] += of_z[k][l];
-          result.of_r[shift][l % kSide - k % kSide + kSide - 1] += of_r[k][l];
+        const int64_t row = G::shifted(k / kSide / kSide, k / kSide % kSide, shift, G::kRegionRows / kSide, kSide);
+        for (int64_t i = 0; row >= 0 && i < kSide; ++i) {
+          const int64_t l = row * kSide + i, place = i - k % kSide + kSide - 1;
+          result.of_z[shift][place] += of_z[k][l];
+          result.of_r[shift][place] += of_r[k][l];
           result.constant -= of_z[k][l] * z.mean[l] + of_r[k][l] * r.mean[l];
         }
       }
@@ -230,91 +213,109 @@ struct Slopes {
   template <typename A>
   void write(A* slope) const {
     std::vector<double> sums(grid.width.size);
-    grid.for_each_block(grid.depth.size, grid.height.size,
-                        [&](int64_t plane, int64_t row, int64_t planes, int64_t rows) {
-                          std::array<Stencil<G>, kColumns> stencils;
-                          for (int64_t i = 0; i < kColumns; ++i) stencils[i] = stencil(plane, row, column(i));
-                          for (int64_t i = 0; i < planes * rows; ++i)
-                            write_row(plane + i / rows, row + i % rows, stencils, sums.data(), slope);
-                        });
+    grid.for_each_block([&](const Block& block) {
+      Stencil<G> stencils[kShifts];
+      for (int64_t i = 0; i < kShifts; ++i) stencils[i] = stencil(block, column(i));
+      for (int64_t n = 0; n < block.planes * block.rows; ++n) {
+        write_row(block.plane + n / block.rows, block.row + n % block.rows, stencils, sums.data(), slope);
+      }
+    });
   }
 
-  // The columns with stencils of their own, and the first of those between, which have the same.
-  static constexpr int64_t kColumns = 2 * kSide - 1;
-  int64_t column(int64_t i) const { return i < kSide ? i : grid.width.size - kColumns + i; }
-
   template <typename A>
-  void write_row(int64_t plane, int64_t row, const std::array<Stencil<G>, kColumns>& stencils, double* sums,
-                 A* slope) const {
-    vectorized([=, this, &stencils, width = grid.width]() EDGELOSS_LOOP {
-      double ends[kColumns][kPadding] = {};
+  void write_row(int64_t plane, int64_t row, const Stencil<G>* stencils, double* sums, A* slope) const {
+    vectorized([=, slopes = this]() EDGELOSS_LOOP {
+      const G& grid = slopes->grid;
+      const int64_t width = grid.width.size, end = grid.width.regions();
       const Stencil<G>& between = stencils[kSide - 1];
-      const int64_t end = width.regions();
-      std::fill(sums, sums + width.size, between.constant);
+      double parts[kShifts][kPadding] = {};
+      std::fill(sums, sums + width, between.constant);
       for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-        const int64_t other = grid.shifted(plane, row, shift);
+        const int64_t other = G::shifted(plane, row, shift, grid.depth.size, grid.height.size);
         if (other < 0) continue;
-        const double* from_z = z.values + other * width.size - (kSide - 1);
-        const double* from_r = r.values + other * width.size - (kSide - 1);
-        const double *by_z = between.of_z[shift], *by_r = between.of_r[shift];
+        const double* z = slopes->z.values + other * width - (kSide - 1);
+        const double* r = slopes->r.values + other * width - (kSide - 1);
+        const double *of_z = between.of_z[shift], *of_r = between.of_r[shift];
         EDGELOSS_INDEPENDENT
         for (int64_t i = kSide - 1; i < end; ++i) {
-          const double of_z = by_z[0] * from_z[i] + by_z[1] * from_z[i + 1] + by_z[2] * from_z[i + 2] +
-                              by_z[3] * from_z[i + 3] + by_z[4] * from_z[i + 4];
-          const double of_r = by_r[0] * from_r[i] + by_r[1] * from_r[i + 1] + by_r[2] * from_r[i + 2] +
-                              by_r[3] * from_r[i + 3] + by_r[4] * from_r[i + 4];
-          sums[i] += of_z + of_r;
+          const double by_z = of_z[0] * z[i] + of_z[1] * z[i + 1] + of_z[2] * z[i + 2] + of_z[3] * z[i + 3];
+          const double by_r = of_r[0] * r[i] + of_r[1] * r[i + 1] + of_r[2] * r[i + 2] + of_r[3] * r[i + 3];
+          sums[i] += by_z + by_r + (of_z[4] * z[i + 4] + of_r[4] * r[i + 4]);
         }
-        for (int64_t i = 0; i < kColumns; ++i) {
-          const double *a = from_z + column(i), *b = from_r + column(i);
-          const Stencil<G>& by = stencils[i];
-          for (int64_t j = 0; j < kPadding; ++j) ends[i][j] += by.of_z[shift][j] * a[j] + by.of_r[shift][j] * b[j];
+        for (int64_t i = 0; i < kShifts; ++i) {
+          const double *by_z = stencils[i].of_z[shift], *by_r = stencils[i].of_r[shift];
+          const int64_t first = slopes->column(i);
+          for (int64_t j = 0; j < kPadding; ++j) parts[i][j] += by_z[j] * z[first + j] + by_r[j] * r[first + j];
         }
       }
-      for (int64_t i = 0; i < kColumns; ++i) {
-        sums[column(i)] = std::accumulate(ends[i], ends[i] + kPadding, stencils[i].constant);
+      for (int64_t i = 0; i < kShifts; ++i) {
+        sums[slopes->column(i)] = std::accumulate(parts[i], parts[i] + kPadding, stencils[i].constant);
       }
-      A* to = slope + (plane * grid.height.size + row) * width.size;
+      A* to = slope + (plane * grid.height.size + row) * width;
       EDGELOSS_INDEPENDENT
-      for (int64_t i = 0; i < width.size; ++i) to[i] = static_cast<A>(sums[i]);
+      for (int64_t i = 0; i < width; ++i) to[i] = static_cast<A>(sums[i]);
     });
   }
 };
 
 // ---------------------------------------------------------------------------------------------------------- the term
 
-// The Cholesky factor in place of the lower triangle; nan where there is none.
-template <size_t N>
-void factorize(Matrix<N>& m) {
+// Puts the Cholesky factor in place of the lower triangle, nan where there is none, and returns h of the Schur
+// complement of the last d rows.
+template <typename G, size_t N>
+double factorize(Matrix<N>& m) {
+  double h = 0;
   for (size_t i = 0; i < N; ++i) {
     for (size_t j = 0; j <= i; ++j) {
       double s = m[i][j];
       for (size_t k = 0; k < j; ++k) s -= m[i][k] * m[j][k];
       m[i][j] = i == j ? std::sqrt(s) : s / m[j][j];
     }
+    if (i >= N - G::d) h += std::log(m[i][i] / std::sqrt(G::a));
   }
-}
-
-// h of the Schur complement of the last d rows, from a Cholesky factor.
-template <typename G, size_t N>
-double entropy(const Matrix<N>& factor) {
-  double h = -0.5 * G::d * std::log(G::a);
-  for (size_t i = N - G::d; i < N; ++i) h += std::log(factor[i][i]);
   return h;
 }
 
-// The second half of the rows of the inverse of a Cholesky factor.
-template <size_t N>
-Matrix<N / 2, N> half_of_inverse(const Matrix<N>& factor) {
-  Matrix<N / 2, N> rows = {};
-  for (size_t i = 0; i < N / 2; ++i) {
-    rows[i][N / 2 + i] = 1;
-    for (size_t j = N / 2 + i + 1; j-- > 0;) {
-      rows[i][j] /= factor[j][j];
-      for (size_t k = 0; k < j; ++k) rows[i][k] -= rows[i][j] * factor[j][k];
+// h of factor ZZᵀ + aI.
+template <typename G>
+double entropy(typename G::Square zz, double factor) {
+  for (int64_t i = 0; i < G::d; ++i) {
+    for (int64_t j = 0; j < G::d; ++j) zz[i][j] = zz[i][j] * factor + (i == j ? G::a : 0);
+  }
+  return factorize<G>(zz);
+}
+
+// With V = (V_q, V_r), the last rows of the inverse of the Cholesky factor of J, dU = ½ tr(VᵀV dJ). As dR = -dQ, that
+// is with D = V_q - V_r the product of dQ and DᵀV_q Q + DᵀV_r R = DᵀV_q Z - DᵀD R, and of dQ and |D|² times the
+// derivative of half of a_q, of_noise (Z - R).
+template <typename G, size_t N>
+void set_slopes(const Matrix<N>& factor, double of_noise, double range, Slopes<G>& slopes) {
+  constexpr int64_t d = G::d;
+  Matrix<d, N> v = {};
+  typename G::Square difference;
+  double squares = 0;
+  for (int64_t k = 0; k < d; ++k) {
+    v[k][d + k] = 1;
+    for (int64_t j = d + k; j >= 0; --j) {
+      v[k][j] /= factor[j][j];
+      for (int64_t i = 0; i < j; ++i) v[k][i] -= v[k][j] * factor[j][i];
+    }
+    for (int64_t i = 0; i < d; ++i) {
+      difference[k][i] = v[k][i] - v[k][d + i];
+      squares += difference[k][i] * difference[k][i];
     }
   }
-  return rows;
+  for (int64_t i = 0; i < d; ++i) {
+    for (int64_t j = 0; j < d; ++j) {
+      double of_z = i == j ? of_noise * squares : 0, of_r = -of_z;
+      for (int64_t k = 0; k < d; ++k) {
+        of_z += difference[k][i] * v[k][j];
+        of_r -= difference[k][i] * difference[k][j];
+      }
+      slopes.of_z[i][j] = of_z / range;
+      slopes.of_r[i][j] = of_r / range;
+    }
+  }
 }
 
 template <int64_t kDepth, typename A>
@@ -327,15 +328,7 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   if (std::min({grid.depth.regions(), grid.height.regions(), grid.width.regions()}) < 1) return false;
   const Map<G> z(grid, of_labels);
   const typename G::Square zz = scatter(grid, z, z);
-  typename G::Square once = zz, twice = zz;
-  for (int64_t i = 0; i < d; ++i) {
-    for (double& number : twice[i]) number *= 2;
-    once[i][i] += G::a;
-    twice[i][i] += G::a;
-  }
-  factorize(once);
-  factorize(twice);
-  const double known = entropy<G>(once), range = 2 * known - entropy<G>(twice);  // H, H - f
+  const double known = entropy<G>(zz, 1), range = 2 * known - entropy<G>(zz, 2);  // H and H - f
   if (!(range > kLeastKnown)) return false;
 
   const Map<G> r(grid, of_rest);
@@ -345,43 +338,21 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
     contrast += zz[i][i];
     excess += rr[i][i] - 2 * zr[i][i];
   }
-  const double noise = G::a * (1 + std::max(0.0, excess / contrast));
-  Matrix<2 * d> joint;
+  Matrix<2 * d> joint;  // J, its lower triangle
   for (int64_t i = 0; i < d; ++i) {
     for (int64_t j = 0; j < d; ++j) {
-      joint[i][j] = zz[i][j] - zr[i][j] - zr[j][i] + rr[i][j] + (i == j ? noise : 0);
-      joint[d + i][j] = zr[j][i] - rr[i][j] - (i == j ? noise : 0);
-      joint[d + i][d + j] = rr[i][j] + (i == j ? G::a + noise : 0);
+      const double a = i == j ? G::a : 0, a_q = a * (1 + std::max(0.0, excess / contrast));
+      joint[i][j] = zz[i][j] - zr[i][j] - zr[j][i] + rr[i][j] + a_q;
+      joint[d + i][j] = zr[j][i] - rr[i][j] - a_q;
+      joint[d + i][d + j] = rr[i][j] + a + a_q;
     }
   }
-  factorize(joint);
-  *value = 1 + (entropy<G>(joint) - known) / range;
-  if (!slope) return true;
-
-  // dU = ½ tr(VᵀV dJ), with V = (V_q, V_r) the last rows of the inverse factor of J. Since dR = -dQ, that is with
-  // D = V_q - V_r the product of dQ and DᵀV_q Q + DᵀV_r R = DᵀV_q Z - DᵀD R, and of a_q a |D|² / tr ZZᵀ (Z - R).
-  const Matrix<d, 2 * d> v = half_of_inverse(joint);
-  typename G::Square difference;
-  double of_noise = 0;
-  for (int64_t k = 0; k < d; ++k) {
-    for (int64_t i = 0; i < d; ++i) {
-      difference[k][i] = v[k][i] - v[k][d + i];
-      of_noise += excess > 0 ? difference[k][i] * difference[k][i] * G::a / contrast : 0;
-    }
+  *value = 1 + (factorize<G>(joint) - known) / range;
+  if (slope) {
+    Slopes<G> slopes{grid, z, r};
+    set_slopes(joint, excess > 0 ? G::a / contrast : 0, range, slopes);
+    slopes.write(slope);
   }
-  Slopes<G> slopes{grid, z, r};
-  for (int64_t i = 0; i < d; ++i) {
-    for (int64_t j = 0; j < d; ++j) {
-      double of_z = i == j ? of_noise : 0, of_r = -of_z;
-      for (int64_t k = 0; k < d; ++k) {
-        of_z += difference[k][i] * v[k][j];
-        of_r -= difference[k][i] * difference[k][j];
-      }
-      slopes.of_z[i][j] = of_z / range;
-      slopes.of_r[i][j] = of_r / range;
-    }
-  }
-  slopes.write(slope);
   return true;
 }
 

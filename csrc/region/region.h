@@ -20,12 +20,13 @@ struct RegionSize {
   bool is_volume;
 };
 
-// Computes the term of a class, of which the image has valid pixels and of another one too; returns whether it has one.
+// Computes the term of a class, where the image has valid pixels of it and of another one, and returns whether there is
+// one; else value and slopes are 0.
 //
 // z: [size], the number of labels of the class under each average.
 // r: [size], the sum of z - q of the pixels under each average. One that is nan makes the value and all slopes nan.
-// value: (U - f) / (H - f), or 0 without a term.
-// slope: [size], the derivative of the value by q of a pixel under each average, or 0 without a term; may be null.
+// value: (U - f) / (H - f).
+// slope: [size], the derivative of the value by q of a pixel under each average; may be null.
 template <typename A>
 bool region_term(const RegionSize& size, const A* z, const A* r, double* value, A* slope);
 

@@ -180,7 +180,8 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
 // The slope by an average is the sum of the averages around it times these factors, by row and place in the row.
 template <typename G>
 struct Stencil {
-  double of_z[G::kRowShifts][kPadding] = {}, of_r[G::kRowShifts][kPadding] = {}, constant = 0;
+  Matrix<G::kRowShifts, kPadding> of_z = {}, of_r = {};
+  double constant = 0;
 };
 
 // The slopes by the members of a region are of_z Z + of_r R.
@@ -235,7 +236,7 @@ struct Slopes {
         if (other < 0) continue;
         const double* z = slopes->z.values + other * width - (kSide - 1);
         const double* r = slopes->r.values + other * width - (kSide - 1);
-        const double *of_z = between.of_z[shift], *of_r = between.of_r[shift];
+        const auto of_z = between.of_z[shift], of_r = between.of_r[shift];
         EDGELOSS_INDEPENDENT
         for (int64_t i = kSide - 1; i < end; ++i) {
           const double by_z = of_z[0] * z[i] + of_z[1] * z[i + 1] + of_z[2] * z[i + 2] + of_z[3] * z[i + 3];
@@ -243,7 +244,7 @@ struct Slopes {
           sums[i] += by_z + by_r + (of_z[4] * z[i + 4] + of_r[4] * r[i + 4]);
         }
         for (int64_t i = 0; i < kShifts; ++i) {
-          const double *by_z = stencils[i].of_z[shift], *by_r = stencils[i].of_r[shift];
+          const auto &by_z = stencils[i].of_z[shift], &by_r = stencils[i].of_r[shift];
           const int64_t first = slopes->column(i);
           for (int64_t j = 0; j < kPadding; ++j) parts[i][j] += by_z[j] * z[first + j] + by_r[j] * r[first + j];
         }

@@ -11,7 +11,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "../cpu/vectorize.h"
@@ -22,7 +21,7 @@ namespace {
 constexpr int64_t kShifts = 2 * kSide - 1;  // places of an average relative to another one of its region, along an axis
 constexpr int64_t kPadding = 8;             // numbers that are read around a map; at least kShifts, in whole vectors
 
-template <int64_t kHeight, int64_t kWidth = kHeight>
+template <size_t kHeight, size_t kWidth = kHeight>
 using Matrix = std::array<std::array<double, kWidth>, kHeight>;
 
 struct Axis {
@@ -52,15 +51,22 @@ struct Grid {
 
   int64_t averages() const { return depth.size * height.size * width.size; }
   double regions() const { return static_cast<double>(depth.regions() * height.regions() * width.regions()); }
-  // Whether the rows of a block are row k of regions.
-  bool has_row(const Block& block, int64_t k) const {
-    return depth.has_member(block.plane, k / kSide) && height.has_member(block.row, k % kSide);
-  }
-  // The row at a shift from another one, of as many planes and rows, or -1.
   static int64_t shifted(int64_t plane, int64_t row, int64_t shift, int64_t planes, int64_t rows) {
     plane += shift / kShifts - (kDepth - 1);
     row += shift % kShifts - (kSide - 1);
     return plane >= 0 && plane < planes && row >= 0 && row < rows ? plane * rows + row : -1;
+  }
+  // The row of a map at a shift from another one, or -1.
+  int64_t shifted_row(int64_t plane, int64_t row, int64_t shift) const {
+    return shifted(plane, row, shift, depth.size, height.size);
+  }
+  // Calls body(k, l) for the rows k of regions that the rows of a block are, with the row l of regions at a shift.
+  template <typename F>
+  void for_each_pair(const Block& block, int64_t shift, const F& body) const {
+    for (int64_t k = 0; k < kRegionRows; ++k) {
+      const int64_t l = shifted(k / kSide, k % kSide, shift, kDepth, kSide);
+      if (l >= 0 && depth.has_member(block.plane, k / kSide) && height.has_member(block.row, k % kSide)) body(k, l);
+    }
   }
   // Calls body(block) for blocks of rows that are the same rows of regions, small enough to stay in cache.
   template <typename F>
@@ -137,9 +143,9 @@ struct Map {
     const std::vector<double> ones(grid.width.size + kPadding, 1.0);
     grid.for_each_block([&](const Block& block) {
       const Matrix<kSide> sums = products(grid, block, values, ones.data(), 0);
-      for (int64_t k = 0; k < G::d; ++k) {
-        if (grid.has_row(block, k / kSide)) mean[k] += sums[k % kSide][0] / grid.regions();
-      }
+      grid.for_each_pair(block, G::kRowShifts / 2, [&](int64_t k, int64_t) {
+        for (int64_t i = 0; i < kSide; ++i) mean[k * kSide + i] += sums[i][0] / grid.regions();
+      });
     });
   }
   Map(const Map&) = delete;
@@ -154,16 +160,14 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   grid.for_each_block([&](const Block& block) {
     const int64_t first = block.plane * grid.height.size + block.row;
     for (int64_t shift = is_symmetric ? G::kRowShifts / 2 : 0; shift < G::kRowShifts; ++shift) {
-      const int64_t other = G::shifted(block.plane, block.row, shift, grid.depth.size, grid.height.size);
+      const int64_t other = grid.shifted_row(block.plane, block.row, shift);
       if (other < 0) continue;
       const Matrix<kSide> sums = products(grid, block, a.values, b.values + (other - first) * width, width);
-      for (int64_t k = 0; k < G::kRegionRows; ++k) {
-        const int64_t l = G::shifted(k / kSide, k % kSide, shift, G::kRegionRows / kSide, kSide);
-        if (l < 0 || !grid.has_row(block, k)) continue;
+      grid.for_each_pair(block, shift, [&](int64_t k, int64_t l) {
         for (int64_t i = 0; i < kSide * kSide; ++i) {
           result[k * kSide + i / kSide][l * kSide + i % kSide] += sums[i / kSide][i % kSide];
         }
-      }
+      });
     }
   });
   for (int64_t k = 0; k < G::d; ++k) {
@@ -177,87 +181,50 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
 
 // ------------------------------------------------------------------------------------------------------------ slopes
 
-// The slope by an average is the sum of the averages around it times these factors, by row and place in the row.
-template <typename G>
-struct Stencil {
-  Matrix<G::kRowShifts, kPadding> of_z = {}, of_r = {};
-  double constant = 0;
-};
-
-// The slopes by the members of a region are of_z Z + of_r R.
-template <typename G>
-struct Slopes {
-  const G grid;
-  const Map<G>&z, &r;
-  typename G::Square of_z = {}, of_r = {};
-
-  // The columns that differ in which members of regions they are; those between have the stencil of the third one.
-  int64_t column(int64_t i) const { return i < kSide ? i : grid.width.size - kShifts + i; }
-
-  Stencil<G> stencil(const Block& block, int64_t column) const {
-    Stencil<G> result;
-    for (int64_t k = 0; k < G::d; ++k) {
-      if (!grid.has_row(block, k / kSide) || !grid.width.has_member(column, k % kSide)) continue;
-      for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-        const int64_t row = G::shifted(k / kSide / kSide, k / kSide % kSide, shift, G::kRegionRows / kSide, kSide);
-        for (int64_t i = 0; row >= 0 && i < kSide; ++i) {
-          const int64_t l = row * kSide + i, place = i - k % kSide + kSide - 1;
-          result.of_z[shift][place] += of_z[k][l];
-          result.of_r[shift][place] += of_r[k][l];
-          result.constant -= of_z[k][l] * z.mean[l] + of_r[k][l] * r.mean[l];
+// The slope by member k of each region is row k of of_z Z + of_r R; the slope by an average is the sum of those of the
+// members that it is.
+template <typename G, typename A>
+void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const typename G::Square& of_z,
+                  const typename G::Square& of_r, A* slope) {
+  std::vector<double> sums(kSide * grid.width.size);  // of a row, by member along it; 0 where there is none
+  grid.for_each_block([&](const Block& block) {
+    Matrix<kSide> by_z[G::kRowShifts] = {}, by_r[G::kRowShifts] = {};
+    std::array<double, kSide> constant = {};
+    for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
+      grid.for_each_pair(block, shift, [&](int64_t k, int64_t l) {
+        for (int64_t n = 0; n < kSide * kSide; ++n) {
+          const int64_t i = k * kSide + n / kSide, j = l * kSide + n % kSide;
+          by_z[shift][n / kSide][n % kSide] += of_z[i][j];
+          by_r[shift][n / kSide][n % kSide] += of_r[i][j];
+          constant[n / kSide] -= of_z[i][j] * z.mean[j] + of_r[i][j] * r.mean[j];
         }
-      }
+      });
     }
-    return result;
-  }
-
-  template <typename A>
-  void write(A* slope) const {
-    std::vector<double> sums(grid.width.size);
-    grid.for_each_block([&](const Block& block) {
-      Stencil<G> stencils[kShifts];
-      for (int64_t i = 0; i < kShifts; ++i) stencils[i] = stencil(block, column(i));
-      for (int64_t n = 0; n < block.planes * block.rows; ++n) {
-        write_row(block.plane + n / block.rows, block.row + n % block.rows, stencils, sums.data(), slope);
-      }
-    });
-  }
-
-  template <typename A>
-  void write_row(int64_t plane, int64_t row, const Stencil<G>* stencils, double* sums, A* slope) const {
-    vectorized([=, slopes = this]() EDGELOSS_LOOP {
-      const G& grid = slopes->grid;
-      const int64_t width = grid.width.size, end = grid.width.regions();
-      const Stencil<G>& between = stencils[kSide - 1];
-      double parts[kShifts][kPadding] = {};
-      std::fill(sums, sums + width, between.constant);
-      for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-        const int64_t other = G::shifted(plane, row, shift, grid.depth.size, grid.height.size);
-        if (other < 0) continue;
-        const double* z = slopes->z.values + other * width - (kSide - 1);
-        const double* r = slopes->r.values + other * width - (kSide - 1);
-        const auto of_z = between.of_z[shift], of_r = between.of_r[shift];
+    for (int64_t n = 0; n < block.planes * block.rows; ++n) {
+      const int64_t plane = block.plane + n / block.rows, row = block.row + n % block.rows;
+      vectorized([&, grid, width = grid.width.size, regions = grid.width.regions(), to = sums.data()]() EDGELOSS_LOOP {
+        for (int64_t i = 0; i < kSide; ++i) std::fill_n(to + i * width + i, regions, constant[i]);
+        for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
+          const int64_t other = grid.shifted_row(plane, row, shift);
+          if (other < 0) continue;
+          const double *x = z.values + other * width, *y = r.values + other * width;
+          for (int64_t i = 0; i < kSide; ++i) {
+            const std::array<double, kSide> a = by_z[shift][i], b = by_r[shift][i];
+            double* sum = to + i * width + i;
+            EDGELOSS_INDEPENDENT
+            for (int64_t j = 0; j < regions; ++j) {
+              sum[j] +=
+                  (a[0] * x[j] + a[1] * x[j + 1] + a[2] * x[j + 2]) + (b[0] * y[j] + b[1] * y[j + 1] + b[2] * y[j + 2]);
+            }
+          }
+        }
+        A* to_slope = slope + (plane * grid.height.size + row) * width;
         EDGELOSS_INDEPENDENT
-        for (int64_t i = kSide - 1; i < end; ++i) {
-          const double by_z = of_z[0] * z[i] + of_z[1] * z[i + 1] + of_z[2] * z[i + 2] + of_z[3] * z[i + 3];
-          const double by_r = of_r[0] * r[i] + of_r[1] * r[i + 1] + of_r[2] * r[i + 2] + of_r[3] * r[i + 3];
-          sums[i] += by_z + by_r + (of_z[4] * z[i + 4] + of_r[4] * r[i + 4]);
-        }
-        for (int64_t i = 0; i < kShifts; ++i) {
-          const auto &by_z = stencils[i].of_z[shift], &by_r = stencils[i].of_r[shift];
-          const int64_t first = slopes->column(i);
-          for (int64_t j = 0; j < kPadding; ++j) parts[i][j] += by_z[j] * z[first + j] + by_r[j] * r[first + j];
-        }
-      }
-      for (int64_t i = 0; i < kShifts; ++i) {
-        sums[slopes->column(i)] = std::accumulate(parts[i], parts[i] + kPadding, stencils[i].constant);
-      }
-      A* to = slope + (plane * grid.height.size + row) * width;
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = 0; i < width; ++i) to[i] = static_cast<A>(sums[i]);
-    });
-  }
-};
+        for (int64_t j = 0; j < width; ++j) to_slope[j] = static_cast<A>(to[j] + to[width + j] + to[2 * width + j]);
+      });
+    }
+  });
+}
 
 // ---------------------------------------------------------------------------------------------------------- the term
 
@@ -289,32 +256,32 @@ double entropy(typename G::Square zz, double factor) {
 // With V = (V_q, V_r), the last rows of the inverse of the Cholesky factor of J, dU = ½ tr(VᵀV dJ). As dR = -dQ, that
 // is with D = V_q - V_r the product of dQ and DᵀV_q Q + DᵀV_r R = DᵀV_q Z - DᵀD R, and of dQ and |D|² times the
 // derivative of half of a_q, of_noise (Z - R).
-template <typename G, size_t N>
-void set_slopes(const Matrix<N>& factor, double of_noise, double range, Slopes<G>& slopes) {
-  constexpr int64_t d = G::d;
+template <size_t d, size_t N>
+void slopes_of_members(const Matrix<N>& factor, double of_noise, double range, Matrix<d>& of_z, Matrix<d>& of_r) {
   Matrix<d, N> v = {};
-  typename G::Square difference;
+  Matrix<d> difference;
   double squares = 0;
-  for (int64_t k = 0; k < d; ++k) {
+  for (size_t k = 0; k < d; ++k) {
     v[k][d + k] = 1;
-    for (int64_t j = d + k; j >= 0; --j) {
+    for (size_t j = d + k + 1; j-- > 0;) {
       v[k][j] /= factor[j][j];
-      for (int64_t i = 0; i < j; ++i) v[k][i] -= v[k][j] * factor[j][i];
+      for (size_t i = 0; i < j; ++i) v[k][i] -= v[k][j] * factor[j][i];
     }
-    for (int64_t i = 0; i < d; ++i) {
+    for (size_t i = 0; i < d; ++i) {
       difference[k][i] = v[k][i] - v[k][d + i];
       squares += difference[k][i] * difference[k][i];
     }
   }
-  for (int64_t i = 0; i < d; ++i) {
-    for (int64_t j = 0; j < d; ++j) {
-      double of_z = i == j ? of_noise * squares : 0, of_r = -of_z;
-      for (int64_t k = 0; k < d; ++k) {
-        of_z += difference[k][i] * v[k][j];
-        of_r -= difference[k][i] * difference[k][j];
+  for (size_t i = 0; i < d; ++i) {
+    for (size_t j = 0; j < d; ++j) {
+      of_z[i][j] = i == j ? of_noise * squares : 0;
+      of_r[i][j] = -of_z[i][j];
+      for (size_t k = 0; k < d; ++k) {
+        of_z[i][j] += difference[k][i] * v[k][j];
+        of_r[i][j] -= difference[k][i] * difference[k][j];
       }
-      slopes.of_z[i][j] = of_z / range;
-      slopes.of_r[i][j] = of_r / range;
+      of_z[i][j] /= range;
+      of_r[i][j] /= range;
     }
   }
 }
@@ -350,9 +317,9 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   }
   *value = 1 + (factorize<G>(joint) - known) / range;
   if (slope) {
-    Slopes<G> slopes{grid, z, r};
-    set_slopes(joint, excess > 0 ? G::a / contrast : 0, range, slopes);
-    slopes.write(slope);
+    typename G::Square of_z, of_r;
+    slopes_of_members(joint, excess > 0 ? G::a / contrast : 0, range, of_z, of_r);
+    write_slopes(grid, z, r, of_z, of_r, slope);
   }
   return true;
 }

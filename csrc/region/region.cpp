@@ -130,13 +130,12 @@ Matrix<kSide> products(const G& grid, const Block& block, const double* a, const
 // A map less one of its averages, which leaves sums more digits, and the mean of each member of the regions.
 template <typename G>
 struct Map {
-  std::vector<double> memory;
-  const double* values;
+  double* values;  // numbers around them, kPadding on either side, are read but not used
   std::array<double, G::d> mean = {};
 
   template <typename A>
-  Map(const G& grid, const A* given) : memory(grid.averages() + 2 * kPadding), values(&memory[kPadding]) {
-    vectorized([=, to = &memory[kPadding], n = grid.averages(), some = given[grid.averages() / 2]]() EDGELOSS_LOOP {
+  Map(const G& grid, const A* given, double* memory) : values(memory + kPadding) {
+    vectorized([=, to = values, n = grid.averages(), some = given[grid.averages() / 2]]() EDGELOSS_LOOP {
       EDGELOSS_INDEPENDENT
       for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(given[i]) - some;
     });
@@ -148,7 +147,6 @@ struct Map {
       });
     });
   }
-  Map(const Map&) = delete;
 };
 
 // A Bᵀ of the centered regions of two maps.
@@ -294,12 +292,14 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   *value = 0;
   if (slope) std::fill_n(slope, grid.averages(), A(0));
   if (std::min({grid.depth.regions(), grid.height.regions(), grid.width.regions()}) < 1) return false;
-  const Map<G> z(grid, of_labels);
+  const int64_t length = grid.averages() + 2 * kPadding;
+  std::vector<double> memory(2 * length);
+  const Map<G> z(grid, of_labels, &memory[0]);
   const typename G::Square zz = scatter(grid, z, z);
   const double known = entropy<G>(zz, 1), range = 2 * known - entropy<G>(zz, 2);  // H and H - f
   if (!(range > kLeastKnown)) return false;
 
-  const Map<G> r(grid, of_rest);
+  const Map<G> r(grid, of_rest, &memory[length]);
   const typename G::Square zr = scatter(grid, z, r), rr = scatter(grid, r, r);
   double contrast = 0, excess = 0;  // tr ZZᵀ and tr QQᵀ - tr ZZᵀ
   for (int64_t i = 0; i < d; ++i) {

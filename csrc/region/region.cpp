@@ -1,10 +1,7 @@
-// All comes from sums of products of z and r = z - q. With the centered regions Z and R,
-//
-//     Q Qᵀ = Z Zᵀ - Z Rᵀ - R Zᵀ + R Rᵀ        Q Rᵀ = Z Rᵀ - R Rᵀ
-//
-// and where the prediction is good, nothing cancels. Sums are in double: float would lose the noise next to those of a
-// large image. They are formed by displacement: rows of regions that are as far apart have the same products, but for
-// the first and the last rows of a map, which are not in all of them.
+// All comes from sums of products of z and r = z - q, in double: float would lose the noise next to those of a large
+// image. With the centered regions Z and R, QQᵀ = ZZᵀ - ZRᵀ - RZᵀ + RRᵀ and QRᵀ = ZRᵀ - RRᵀ, and where the prediction
+// is good, nothing cancels. Rows of regions that are as far apart have the same products, but for the first and the
+// last rows of a map, which are not in all regions: so blocks of rows are multiplied by those at each shift from them.
 #include "region.h"
 
 #include <algorithm>
@@ -45,20 +42,16 @@ struct Grid {
   static constexpr int64_t kRowShifts = (2 * kDepth - 1) * kShifts;            // as kShifts, of rows
   static constexpr double kPixels = kPool * kPool * (kDepth > 1 ? kPool : 1);  // of an average
   static constexpr double a = kNoise * kPixels * kPixels;                      // of sums in place of averages
-  using Square = Matrix<d>;
 
   Axis depth, height, width;
 
   int64_t averages() const { return depth.size * height.size * width.size; }
   double regions() const { return static_cast<double>(depth.regions() * height.regions() * width.regions()); }
+  // The row at a shift from another one, of so many planes and rows, or -1.
   static int64_t shifted(int64_t plane, int64_t row, int64_t shift, int64_t planes, int64_t rows) {
     plane += shift / kShifts - (kDepth - 1);
     row += shift % kShifts - (kSide - 1);
     return plane >= 0 && plane < planes && row >= 0 && row < rows ? plane * rows + row : -1;
-  }
-  // The row of a map at a shift from another one, or -1.
-  int64_t shifted_row(int64_t plane, int64_t row, int64_t shift) const {
-    return shifted(plane, row, shift, depth.size, height.size);
   }
   // Calls body(k, l) for the rows k of regions that the rows of a block are, with the row l of regions at a shift.
   template <typename F>
@@ -81,15 +74,13 @@ struct Grid {
   }
 };
 
-// ------------------------------------------------------------------------------------------------- sums of products
-
 template <int64_t kBytes>
 struct VectorOf {
   typedef double type __attribute__((vector_size(kBytes)));
 };
 
-// The sum over the regions along the rows of a block of member i of a times member j of b, for all i and j of a row.
-// stride: from a row of b to the next one.
+// Σ a(region, i) b(region, j) over the regions along the rows of a block, by members i and j of a row. `stride` is that
+// of the rows of b.
 template <typename G>
 Matrix<kSide> products(const G& grid, const Block& block, const double* a, const double* b, int64_t stride) {
   return vectorized_by_size([=, height = grid.height.size, width = grid.width](auto bytes) EDGELOSS_LOOP {
@@ -99,17 +90,16 @@ Matrix<kSide> products(const G& grid, const Block& block, const double* a, const
     Vector sums[kSide][kSide] = {}, rest;
     for (int64_t j = 0; j < kNumbers; ++j) rest[j] = end + j < regions ? 1.0 : 0.0;
     const auto add = [&](const double* from_a, const double* from_b, const Vector& factor) EDGELOSS_LOOP {
-      Vector of_a[kSide], of_b;
-#pragma GCC unroll 3
-      for (int64_t i = 0; i < kSide; ++i) {
-        std::memcpy(&of_a[i], from_a + i, sizeof(Vector));
-        of_a[i] *= factor;
-      }
-#pragma GCC unroll 3
+      Vector first, second, third, of_b;
+      std::memcpy(&first, from_a, sizeof(Vector));
+      std::memcpy(&second, from_a + 1, sizeof(Vector));
+      std::memcpy(&third, from_a + 2, sizeof(Vector));
       for (int64_t j = 0; j < kSide; ++j) {
         std::memcpy(&of_b, from_b + j, sizeof(Vector));
-#pragma GCC unroll 3
-        for (int64_t i = 0; i < kSide; ++i) sums[i][j] += of_a[i] * of_b;
+        of_b *= factor;
+        sums[0][j] += first * of_b;
+        sums[1][j] += second * of_b;
+        sums[2][j] += third * of_b;
       }
     };
     for (int64_t plane = block.plane; plane < block.plane + block.planes; ++plane) {
@@ -151,14 +141,14 @@ struct Map {
 
 // A Bᵀ of the centered regions of two maps.
 template <typename G>
-typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
+Matrix<G::d> scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   const bool is_symmetric = &a == &b;
   const int64_t width = grid.width.size;
-  typename G::Square result = {};
+  Matrix<G::d> result = {};
   grid.for_each_block([&](const Block& block) {
     const int64_t first = block.plane * grid.height.size + block.row;
     for (int64_t shift = is_symmetric ? G::kRowShifts / 2 : 0; shift < G::kRowShifts; ++shift) {
-      const int64_t other = grid.shifted_row(block.plane, block.row, shift);
+      const int64_t other = G::shifted(block.plane, block.row, shift, grid.depth.size, grid.height.size);
       if (other < 0) continue;
       const Matrix<kSide> sums = products(grid, block, a.values, b.values + (other - first) * width, width);
       grid.for_each_pair(block, shift, [&](int64_t k, int64_t l) {
@@ -177,13 +167,11 @@ typename G::Square scatter(const G& grid, const Map<G>& a, const Map<G>& b) {
   return result;
 }
 
-// ------------------------------------------------------------------------------------------------------------ slopes
-
 // The slope by member k of each region is row k of of_z Z + of_r R; the slope by an average is the sum of those of the
 // members that it is.
 template <typename G, typename A>
-void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const typename G::Square& of_z,
-                  const typename G::Square& of_r, A* slope) {
+void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const Matrix<G::d>& of_z, const Matrix<G::d>& of_r,
+                  A* slope) {
   std::vector<double> sums(kSide * grid.width.size);  // of a row, by member along it; 0 where there is none
   grid.for_each_block([&](const Block& block) {
     Matrix<kSide> by_z[G::kRowShifts] = {}, by_r[G::kRowShifts] = {};
@@ -203,7 +191,7 @@ void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const typenam
       vectorized([&, grid, width = grid.width.size, regions = grid.width.regions(), to = sums.data()]() EDGELOSS_LOOP {
         for (int64_t i = 0; i < kSide; ++i) std::fill_n(to + i * width + i, regions, constant[i]);
         for (int64_t shift = 0; shift < G::kRowShifts; ++shift) {
-          const int64_t other = grid.shifted_row(plane, row, shift);
+          const int64_t other = G::shifted(plane, row, shift, grid.depth.size, grid.height.size);
           if (other < 0) continue;
           const double *x = z.values + other * width, *y = r.values + other * width;
           for (int64_t i = 0; i < kSide; ++i) {
@@ -224,8 +212,6 @@ void write_slopes(const G& grid, const Map<G>& z, const Map<G>& r, const typenam
   });
 }
 
-// ---------------------------------------------------------------------------------------------------------- the term
-
 // Puts the Cholesky factor in place of the lower triangle, nan where there is none, and returns h of the Schur
 // complement of the last d rows.
 template <typename G, size_t N>
@@ -244,7 +230,7 @@ double factorize(Matrix<N>& m) {
 
 // h of factor ZZᵀ + aI.
 template <typename G>
-double entropy(typename G::Square zz, double factor) {
+double entropy(Matrix<G::d> zz, double factor) {
   for (int64_t i = 0; i < G::d; ++i) {
     for (int64_t j = 0; j < G::d; ++j) zz[i][j] = zz[i][j] * factor + (i == j ? G::a : 0);
   }
@@ -253,9 +239,9 @@ double entropy(typename G::Square zz, double factor) {
 
 // With V = (V_q, V_r), the last rows of the inverse of the Cholesky factor of J, dU = ½ tr(VᵀV dJ). As dR = -dQ, that
 // is with D = V_q - V_r the product of dQ and DᵀV_q Q + DᵀV_r R = DᵀV_q Z - DᵀD R, and of dQ and |D|² times the
-// derivative of half of a_q, of_noise (Z - R).
+// derivative of half of a_q, of_noise (Z - R). All is multiplied by `scale`.
 template <size_t d, size_t N>
-void slopes_of_members(const Matrix<N>& factor, double of_noise, double range, Matrix<d>& of_z, Matrix<d>& of_r) {
+void slopes_of_members(const Matrix<N>& factor, double of_noise, double scale, Matrix<d>& of_z, Matrix<d>& of_r) {
   Matrix<d, N> v = {};
   Matrix<d> difference;
   double squares = 0;
@@ -272,14 +258,12 @@ void slopes_of_members(const Matrix<N>& factor, double of_noise, double range, M
   }
   for (size_t i = 0; i < d; ++i) {
     for (size_t j = 0; j < d; ++j) {
-      of_z[i][j] = i == j ? of_noise * squares : 0;
+      of_z[i][j] = i == j ? of_noise * squares * scale : 0;
       of_r[i][j] = -of_z[i][j];
       for (size_t k = 0; k < d; ++k) {
-        of_z[i][j] += difference[k][i] * v[k][j];
-        of_r[i][j] -= difference[k][i] * difference[k][j];
+        of_z[i][j] += difference[k][i] * v[k][j] * scale;
+        of_r[i][j] -= difference[k][i] * difference[k][j] * scale;
       }
-      of_z[i][j] /= range;
-      of_r[i][j] /= range;
     }
   }
 }
@@ -295,12 +279,12 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   const int64_t length = grid.averages() + 2 * kPadding;
   std::vector<double> memory(2 * length);
   const Map<G> z(grid, of_labels, &memory[0]);
-  const typename G::Square zz = scatter(grid, z, z);
+  const Matrix<G::d> zz = scatter(grid, z, z);
   const double known = entropy<G>(zz, 1), range = 2 * known - entropy<G>(zz, 2);  // H and H - f
   if (!(range > kLeastKnown)) return false;
 
   const Map<G> r(grid, of_rest, &memory[length]);
-  const typename G::Square zr = scatter(grid, z, r), rr = scatter(grid, r, r);
+  const Matrix<G::d> zr = scatter(grid, z, r), rr = scatter(grid, r, r);
   double contrast = 0, excess = 0;  // tr ZZᵀ and tr QQᵀ - tr ZZᵀ
   for (int64_t i = 0; i < d; ++i) {
     contrast += zz[i][i];
@@ -317,8 +301,8 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   }
   *value = 1 + (factorize<G>(joint) - known) / range;
   if (slope) {
-    typename G::Square of_z, of_r;
-    slopes_of_members(joint, excess > 0 ? G::a / contrast : 0, range, of_z, of_r);
+    Matrix<G::d> of_z, of_r;
+    slopes_of_members(joint, excess > 0 ? G::a / contrast : 0, 1 / range, of_z, of_r);
     write_slopes(grid, z, r, of_z, of_r, slope);
   }
   return true;

@@ -1,363 +1,518 @@
-"""The loss and its gradient in long doubles, from docs/loss.md alone: dense matrices over all pairs of pixels."""
+"""The loss and its gradient in long doubles, from docs/loss.md alone, one image after another.
+
+Every result has a *unit*: by how much it may change if all that adds up in it is rounded once, relative to 1. A unit is
+a sum without signs, so that an error over unit and over the rounding of a dtype is the number of its roundings.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Array = Any
 WIDE = np.longdouble
-
-
-@dataclass
-class Problem:
-    """A call of the loss; arrays are of NumPy, in any dtype.
-
-    Attributes:
-        x: logits [B, C, *S'].
-        y: labels [B, *S], of a multilabel call [B, C, *S].
-        options: scalar options of ``edge_aware_loss``; radius and spacing per axis.
-        tensors: weight [C], edge_class_weight [C], pixel_weight [B, *S], distance [B, *S], where given; of a multilabel
-            call as it takes them.
-        normalizer: (W, E), where given.
-        upstream: the gradient of the map with ``reduction="none"``, in the shape of the labels.
-        dtype: float32 or float64, in which the loss is computed that is compared.
-    """
-
-    x: Array
-    y: Array
-    options: dict[str, Any]
-    tensors: dict[str, Array] = field(default_factory=dict)
-    normalizer: tuple[float, float] | None = None
-    upstream: Array = None
-    dtype: Any = np.float64
+NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
+NARROW = 49  # neighbors; in sums over more, the roundings of nearly equal ones have the same sign
+TRIALS = 2  # roundings of the logits that show how accurate the slopes of the region term can be
 
 
 @dataclass
 class Answer:
-    """What the loss must be.
+    """What a call must return, as pairs of a value and its unit.
 
     Attributes:
         loss: a number, or a map in the shape of the labels.
-        gradient: [B, C, *S'].
-        maps: by name, in the shape of the labels.
-        scale: per pixel the sum of what adds up in the gradient of its logits, without signs, [B, 1, *S'], of a
-            multilabel call [B, C, *S'].
-        slack: the part of it that may be lost, or arrive at the next pixel, in the arithmetic of the problem's dtype.
-        condition: by how much rounding of an input may grow: 1 + |q| max |t| + max d / decay.
-        floor: 1 / |q| where exponents q t reach 1, and a mean is computed by its logarithm, else 0: rounding of the
-            logarithm grows by as much.
-        top_gap: the least distance between the two largest logits of a pixel.
+        terms: numbers, by name.
+        maps: in the shape of the labels, by name; of exact ones the unit is 0.
+        gradient: in the shape of the logits.
+        lost: the part of the gradient that may be missing: what underflows, or is interpolated to the next pixel.
+        is_read: the logits that the loss depends on; the gradient of others is exactly 0.
+        is_rough: whether the roundings of the exponents decide which neighbor counts in the gradient.
+        has_regions: whether the region term takes part.
     """
 
-    loss: Array
-    gradient: Array
-    maps: dict[str, Array]
-    scale: Array
-    slack: Array
-    condition: float
-    floor: float
-    top_gap: float
+    loss: tuple[Array, Array]
+    terms: dict[str, tuple[Array, Array]]
+    maps: dict[str, tuple[Array, Array]]
+    gradient: tuple[Array, Array]
+    lost: Array
+    is_read: Array
+    is_rough: bool
+    has_regions: bool
 
 
-def log_sum_exp(values: Array, where: Array) -> Array:
-    """Return log Σ e^v over the last axis where the mask is set; -inf for an empty sum."""
-    top = values.max(-1, keepdims=True, initial=-np.inf, where=where)
-    top = np.where(np.isfinite(top), top, 0)
-    with np.errstate(divide="ignore"):
-        return top[..., 0] + np.log(of_pairs(np.exp, values - top, where).sum(-1))
-
-
-def of_pairs(function: Any, values: Array, where: Array) -> Array:
-    """Return a function of the values where the mask is set, 0 elsewhere: few pixels are neighbors."""
-    return function(values, out=np.zeros_like(values), where=where)
+# ----------------------------------------------------------------------------------------------------------- the pixels
 
 
 class Softmax:
-    """log p, log(1 - p) and the shares of the other classes, of pixels [N, C]."""
+    """Probabilities of pixels [N, C]; ``depth`` is 1 + the logit below the largest, which is what is rounded."""
 
-    def __init__(self, x: Array) -> None:
-        """Compute them."""
-        n, classes = x.shape
-        top = x.argmax(1)
-        m = x[np.arange(n), top]
-        others = ~np.eye(classes, dtype=bool)
-        rest = np.where(others[top], np.exp(x - m[:, None]), 0).sum(1)  # Σ e^(x - m) but for the top itself
-        self.log_p = (x - m[:, None]) - np.log1p(rest)[:, None]
-        self.p = np.exp(self.log_p)
-        among = np.where(others[None], x[:, None, :], -np.inf)  # [N, k, c]
-        most = among.max(2)
-        sums = np.exp(among - most[..., None])
-        total = sums.sum(2)
-        self.shares = sums / total[..., None]
-        large = (most - m[:, None]) + np.log(total) - np.log1p(rest)[:, None]
-        self.log_other = np.where(self.p < 0.5, np.log1p(-np.minimum(self.p, 0.5)), large)
+    def __init__(self, x: Array, interpolated: Array) -> None:
+        """Compute them; ``interpolated`` is the size of what added up in the logits."""
+        rows, top = np.arange(len(x)), x.argmax(1)
+        self.x, self.below = x, x - x[rows, top, None]
+        odds = np.exp(self.below)
+        odds[rows, top] = 0
+        rest = odds.sum(1, keepdims=True)
+        self.log_p = self.below - np.log1p(rest)
+        self.p, self.depth = np.exp(self.log_p), 1 - self.below + interpolated
 
-
-def power_mean(t: Array, log_w: Array, side: Array, q: float) -> tuple[Array, Array]:
-    """Return -log M_q and π of the pairs [R, N] on a side; both 0 where it is empty."""
-    nearest = log_w.max(1, keepdims=True, initial=-np.inf, where=side)
-    log_w = log_w - np.where(np.isfinite(nearest), nearest, 0)
-    t = np.where(side, t, 0)
-    exponent = log_w + WIDE(q) * t
-    log_sum = log_sum_exp(exponent, side)
-    empty = ~side.any(1)
-    pi = of_pairs(np.exp, exponent - np.where(empty, 0, log_sum)[:, None], side)
-    plain = of_pairs(np.exp, log_w, side)
-    plain = plain / np.where(empty, 1, plain.sum(1))[:, None]
-    mean = (plain * t).sum(1)
-    if q == 0:
-        return np.where(empty, 0, -mean), pi
-    # Where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something.
-    off = np.where(side, WIDE(q) * (t - mean[:, None]), 0)
-    near = np.abs(off).max(1) < 1
-    small = np.log1p((plain * of_pairs(np.expm1, off, side & near[:, None])).sum(1))
-    large = np.where(empty, 0, log_sum) - np.where(empty, 0, log_sum_exp(log_w, side))
-    value = -np.where(near, mean + small / WIDE(q), large / WIDE(q))
-    return np.where(empty, 0, value), pi
+    def others(self, rows: Array) -> tuple[Array, Array]:
+        """Return log(1 - p) of every class k of some pixels [M, k], and the shares of the other classes c, [M, k, c]."""
+        x, p = self.x[rows], self.p[rows]
+        among = np.where(np.eye(x.shape[1], dtype=bool), -np.inf, x[:, None])
+        most = among.max(2, keepdims=True)
+        sums = np.exp(among - most)
+        total = sums.sum(2, keepdims=True)
+        log_rest = (most[..., 0] - x) + np.log(total[..., 0]) + self.log_p[rows]
+        return np.where(p < 0.5, np.log1p(-np.minimum(p, 0.5)), log_rest), sums / total
 
 
-def interpolation(low: int, high: int) -> Array:
-    """Return the matrix [high, low] of linear interpolation with align_corners=False."""
-    matrix = np.zeros((high, low), dtype=WIDE)
-    for i in range(high):
-        at = max((WIDE(i) + WIDE(0.5)) * low / high - WIDE(0.5), WIDE(0))
-        first = min(int(at), low - 1)
-        matrix[i, first] += 1 - (at - first)
-        matrix[i, min(first + 1, low - 1)] += at - first
-    return matrix
-
-
-def position_rounding(low: int, high: int, eps: float) -> Array:
-    """Return by how much the elements of ``interpolation`` change where positions are rounded, [high, low].
+def interpolation(low: int, high: int) -> tuple[Array, Array]:
+    """Return the matrix [high, low] of linear interpolation, and by how much its elements change with a position.
 
     A position is (i + 1/2) · low / high - 1/2, and at most two roundings of its first part move it. Beyond an integer,
     which no rounding knows from its neighbors, it belongs to another pair of pixels.
     """
     at = np.maximum((np.arange(high, dtype=WIDE) + WIDE(0.5)) * low / high - WIDE(0.5), 0)[:, None]
-    return np.where(np.abs(np.arange(low) - at) < 1 + WIDE(1e-9), 2 * eps * (at + WIDE(0.5)), 0)
+    apart = np.abs(np.minimum(at, low - 1) - np.arange(low))
+    return np.maximum(1 - apart, 0), np.where(apart < 1 + WIDE(1e-6), 2 * (at + WIDE(0.5)), 0)
 
 
-def along_axes(x: Array, matrices: list[Array]) -> Array:
-    """Multiply the spatial axes of [B, C, *S] by a matrix each."""
-    for axis, matrix in enumerate(matrices, start=2):
+def along_axes(x: Array, matrices: Sequence[Array]) -> Array:
+    """Multiply the last axes of an array by a matrix each."""
+    for axis, matrix in enumerate(matrices, start=x.ndim - len(matrices)):
         x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
     return x
 
 
-class Pairs:
-    """Which pixels are neighbors, and how far they are from the nearest one of another class."""
-
-    def __init__(self, y: Array, valid: Array, radius: list[int], spacing: list[float]) -> None:
-        """Compute them, flat over the batch."""
-        size = y.shape[1:]
-        place = np.stack(np.meshgrid(*map(np.arange, y.shape), indexing="ij"), -1).reshape(-1, y.ndim)
-        apart = np.abs(place[:, None] - place[None])
-        flat, ok = y.ravel(), valid.ravel()
-        both = (apart[..., 0] == 0) & ok[:, None] & ok[None]
-        self.differ = flat[:, None] != flat[None]
-        within = (apart[..., 1:] <= np.array([min(r, 2**31) for r in radius])).all(-1)
-        self.neighbor = both & within & ~np.eye(len(flat), dtype=bool)
-        lengths = np.sqrt((apart[..., 1:].astype(WIDE) * np.array(spacing, dtype=WIDE)) ** 2 @ np.ones(len(size), WIDE))
-        self.distance = np.where(both & self.differ, lengths, np.inf).min(1, initial=np.inf)
-        ends = [min(r, s - 1) for r, s in zip(radius, size, strict=True)]
-        self.limit = 2 * math.hypot(*(e * s for e, s in zip(ends, spacing, strict=True)))
+# ------------------------------------------------------------------------------------------------------- the edge terms
 
 
-def solve(problems: Sequence[Problem]) -> list[Answer]:
-    """Return the loss, its maps and its gradient, of calls with the same logits, labels and neighbors.
+def window_pairs(size: Sequence[int], radius: Sequence[int]) -> tuple[Array, Array]:
+    """Return all pairs of pixels i, n within a window of each other, ordered by i."""
+    i = n = np.zeros(1, np.int64)
+    for length, r in zip(size, radius, strict=True):
+        place = np.arange(length)
+        a, b = np.nonzero(np.abs(place[:, None] - place) <= r)
+        i, n = (np.add.outer(length * whole, part).ravel() for whole, part in ((i, a), (n, b)))
+    order = np.argsort(i, kind="stable")
+    return i[order], n[order]
 
-    They differ in weights, smoothing, reduction and normalizer alone. A multilabel call is one binary call per class,
-    which share their denominators.
+
+def edge_distance(y: Array, valid: Array, spacing: Sequence[float]) -> Array:
+    """Return the distance of each pixel to the nearest valid one of another class, [N]; inf without one."""
+    squares = np.zeros((1, 1), WIDE)
+    for length, s in zip(y.shape, spacing, strict=True):
+        apart = (WIDE(s) * np.subtract.outer(np.arange(length), np.arange(length))) ** 2
+        squares = squares[:, None, :, None] + apart[None, :, None, :]
+        squares = squares.reshape(squares.shape[0] * length, -1)
+    is_other = (y.reshape(-1, 1) != y.ravel()) & valid.reshape(-1, 1) & valid.ravel()
+    return np.sqrt(np.where(is_other, squares, np.inf).min(1, initial=np.inf))
+
+
+def power_mean(t: Array, log_w: Array, i: Array, q: float) -> tuple[Array, Array, Array]:
+    """Return the centers of pairs that are ordered by center i, -log M_q of each, and the shares π of the pairs."""
+    is_first = np.diff(i, prepend=-1) != 0
+    starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+
+    def total(values: Array) -> Array:
+        return np.add.reduceat(values, starts)
+
+    def log_sum_exp(values: Array) -> Array:
+        top = np.maximum.reduceat(values, starts)
+        return top + np.log(total(np.exp(values - top[group])))
+
+    log_w = log_w - np.maximum.reduceat(log_w, starts)[group]
+    of_weights, of_all = log_sum_exp(log_w), log_sum_exp(log_w + WIDE(q) * t)
+    pi = np.exp(log_w + WIDE(q) * t - of_all[group])
+    plain = np.exp(log_w - of_weights[group])
+    value = total(plain * t)
+    if q:  # where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something
+        off = WIDE(q) * (t - value[group])
+        is_near = np.maximum.reduceat(np.abs(off), starts) < 1
+        small = np.log1p(total(plain * np.expm1(np.where(is_near[group], off, 0))))
+        value = np.where(is_near, value + small / WIDE(q), (of_all - of_weights) / WIDE(q))
+    return i[starts], -value, pi
+
+
+# ------------------------------------------------------------------------------------------------------ the region term
+
+
+def inverse(matrix: Array) -> tuple[Array, Array]:
+    """Return the inverse of positive matrices [K, d, d] by elimination, and half the logarithm of the determinant."""
+    result, half_log = matrix.copy(), np.zeros(len(matrix), WIDE)
+    for j in range(matrix.shape[1]):
+        column, row, pivot = result[:, :, j].copy(), result[:, j].copy(), result[:, j, j].copy()
+        half_log += np.log(pivot) / 2
+        result -= column[:, :, None] * (row / pivot[:, None])[:, None]
+        result[:, :, j], result[:, j] = -column / pivot[:, None], row / pivot[:, None]
+        result[:, j, j] = 1 / pivot
+    return result, half_log
+
+
+class Regions:
+    """The region terms of classes from z and q [K, *S], which are 0 at ignored pixels, in the form of docs/loss.md."""
+
+    def __init__(self, z: Array, q: Array, rng: np.random.Generator | None = None, eps: float = 0.0) -> None:
+        """Compute value [K] and slopes [K, *S] by q; ``rng`` rounds averages of z - q by eps, and sums to float64."""
+        self.axes = tuple(range(1, z.ndim))
+        self.pool = [self.averages(length) for length in z.shape[1:]]
+        z, q, off = (along_axes(values, self.pool) for values in (z, q, np.abs(z - q)))
+        if rng is not None:
+            q = q + off * rng.uniform(-eps, eps, q.shape)
+        zs, qs = self.regions(z), self.regions(q)
+        zz, qq, zq = (self.scatter(a, b, rng) for a, b in ((zs, zs), (qs, qs), (zs, qs)))
+        identity, d = np.eye(zz.shape[1], dtype=WIDE), zz.shape[1]
+        known, doubled = (inverse(k * zz + NOISE * identity)[1] - d * np.log(NOISE) / 2 for k in (1, 2))
+        scale = 2 * known - doubled  # H - f
+        self.has_term = scale > LEAST_KNOWN
+        contrast, limit = np.trace(qq, 0, 1, 2), np.where(self.has_term, np.trace(zz, 0, 1, 2), 1)
+        qq = qq + (NOISE * np.maximum(1, contrast / limit))[:, None, None] * identity
+        best = zq @ inverse(qq)[0]  # B
+        left = zz + NOISE * identity - best @ zq.swapaxes(1, 2)
+        precision, half_log = inverse(left)
+        back = best.swapaxes(1, 2) @ precision  # BᵀΣ⁻¹
+        slopes = -back @ (zs - best @ qs)
+        more_noise = NOISE * np.trace(back @ best, 0, 1, 2) / limit
+        slopes += np.where(contrast > limit, more_noise, 0)[:, None, None] * qs
+        scale = np.where(self.has_term, scale, 1)
+        self.value = np.where(self.has_term, (half_log - d * np.log(NOISE) / 2 - doubled + known) / scale, 0)
+        self.slopes = self.to_pixels(np.where(self.has_term, 1 / scale, 0)[:, None, None] * slopes)
+        summed = np.abs(zz) + np.abs(best) @ np.abs(qq) @ np.abs(best).swapaxes(1, 2)
+        self.rounding = np.where(self.has_term, (np.abs(precision) * summed).sum((1, 2)) / scale, 0)  # of float64 sums
+
+    @staticmethod
+    def averages(length: int) -> Array:
+        """Return the matrix of averages of 3 pixels, with one more before the first."""
+        start = POOL * np.arange((length - 1) // POOL + 1)[:, None] - POOL // 2
+        place = np.arange(length)
+        return ((place >= start) & (place < start + POOL)) / WIDE(POOL)
+
+    def regions(self, values: Array) -> Array:
+        """Return the centered regions [K, d, N] of averages."""
+        windows = np.lib.stride_tricks.sliding_window_view(values, (SIDE,) * len(self.axes), self.axes)
+        regions = windows.reshape(len(values), -1, SIDE ** len(self.axes)).swapaxes(1, 2)
+        return regions - regions.mean(2, keepdims=True)
+
+    def to_pixels(self, slopes: Array) -> Array:
+        """Return slopes of regions [K, d, N] as those of pixels."""
+        count = [len(matrix) - SIDE + 1 for matrix in self.pool]
+        averages = np.zeros((len(slopes), *map(len, self.pool)), WIDE)
+        for place, corner in enumerate(itertools.product(range(SIDE), repeat=len(count))):
+            window = (slice(c, c + n) for c, n in zip(corner, count, strict=True))
+            averages[(slice(None), *window)] += slopes[:, place].reshape(-1, *count)
+        return along_axes(averages, [matrix.T for matrix in self.pool])
+
+    @staticmethod
+    def scatter(a: Array, b: Array, rng: np.random.Generator | None) -> Array:
+        result = a @ b.swapaxes(1, 2)
+        if rng is not None:
+            noise = rng.uniform(-1, 1, result.shape)
+            noise = noise + noise.swapaxes(1, 2) if a is b else 2 * noise
+            result = result * (1 + noise * WIDE(2.0**-54))
+        return result
+
+
+# ------------------------------------------------------------------------------------------------------------ the image
+
+
+class Image:
+    """An image, or a class of one with labels per class: its terms, and their gradient once their factors are known."""
+
+    def __init__(self, x: Array, y: Array, o: dict[str, Any], dtype: Any) -> None:
+        """Compute the terms from logits [C, *S'], labels [*S] and options, with the class weights of this image."""
+        self.y, self.o, self.kind, self.size = y.ravel(), o, np.finfo(dtype), y.shape
+        self.classes, self.is_binary = max(2, len(x)), len(x) == 1
+        valid = (y != o["ignore_index"]) & (y >= 0) & (y < self.classes)
+        self.valid, self.y = valid.ravel(), np.where(valid, y, 0).ravel()
+        self.upsampled = x.shape[1:] != y.shape
+        self.matrices, moved = zip(*map(interpolation, x.shape[1:], y.shape), strict=True)
+        self.moved = [m + self.kind.eps * change for m, change in zip(self.matrices, moved, strict=True)]
+        reached = [(change > 0).astype(WIDE).T for change in moved] if self.upsampled else []
+        self.is_read = along_axes(valid.astype(WIDE), reached) > 0
+        x = np.where(self.is_read, x, 0).astype(WIDE)
+        self.interpolated = np.zeros((len(self.y), 1), WIDE)  # how much is rounded in the logits: themselves and places
+        if self.upsampled:
+            sizes, moved = (along_axes(np.abs(x), matrices) for matrices in (self.matrices, self.moved))
+            self.interpolated = (sizes + (moved - sizes) / self.kind.eps).max(0).reshape(-1, 1)
+            x = along_axes(x, self.matrices)
+        x = np.concatenate([0 * x, x]) if self.is_binary else x
+        self.softmax = Softmax(np.where(valid, x, 0).reshape(self.classes, -1).T, self.interpolated)
+        self.one_hot = np.eye(self.classes, dtype=WIDE)[self.y] * self.valid[:, None]
+        self.v, self.a = np.where(self.valid, 1 if o["pixel_weight"] is None else o["pixel_weight"], 0), o["weight"]
+        self.u = o["edge_class_weight"][self.y]
+        self.v = self.v.astype(WIDE)
+        self.of_pixels()
+        self.of_edges()
+        self.of_regions()
+
+    def of_pixels(self) -> None:
+        """Compute the cross-entropy of each pixel: its own class and, by smoothing, all."""
+        smoothing, nll = WIDE(self.o["label_smoothing"]), -self.softmax.log_p
+        self.own, self.all = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
+        share = np.where(self.valid[:, None], self.own[:, None] * self.one_hot + self.all, 0)
+        self.ce, self.ce_unit = (share * nll).sum(1), (share * (1 + nll + self.interpolated)).sum(1)
+
+    def of_edges(self) -> None:
+        """Compute the two edge terms, and the shares by which their gradient arrives at the neighbors."""
+        o, q, count = self.o, self.o["power"], len(self.y)
+        i, n = window_pairs(self.size, o["radius"])
+        keep = (i != n) & self.valid[i] & self.valid[n]
+        i, n = i[keep], n[keep]
+        self.is_edge = np.zeros(count, bool)
+        self.is_edge[i[self.y[i] != self.y[n]]] = True
+        i, n = i[self.is_edge[i]], n[self.is_edge[i]]
+        differ = self.y[i] != self.y[n]
+        distance = o["distance"]
+        if o["decay"] is not None and distance is None:
+            valid = self.valid.reshape(self.size)
+            distance = edge_distance(self.y.reshape(self.size), valid, o["spacing"])
+        log_w = np.zeros(count, WIDE) if o["decay"] is None else -distance / WIDE(o["decay"])
+        self.distance = distance
+        self.rows, place = np.unique(n[differ], return_inverse=True)
+        self.log_rest, self.shares = self.softmax.others(self.rows)
+        self.sides, largest = [], 0.0
+        for is_other in (False, True):
+            a, b = i[differ == is_other], n[differ == is_other]
+            t = self.log_rest[place, self.y[a]] if is_other else self.softmax.log_p[b, self.y[a]]
+            centers, mean, pi = power_mean(t, log_w[b], a, q)
+            value = np.zeros(count, WIDE)
+            value[centers] = mean
+            largest = max(largest, float(np.abs(t).max(initial=0)))
+            self.sides.append((value, a, b, pi, self.may_underflow(t, log_w[b], pi)))
+        reach = min(float(np.prod([min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True)])), count)
+        self.condition = (
+            1 + abs(q) * largest + float(-log_w[n].min(initial=0)) + float(self.interpolated[self.valid].max(initial=0))
+        )
+        self.condition *= max(1.0, reach / NARROW)
+        self.floor = 1 + (1 / abs(q) if abs(q) * largest >= 1 else 0.0)  # 1 / q magnifies a logarithm
+
+    def may_underflow(self, t: Array, log_w: Array, pi: Array) -> Array:
+        """Return which shares may be 0: they underflow before a weight multiplies them, or with power 1, p does."""
+        self.least, rounding = 2 * self.classes * WIDE(self.kind.tiny), 2 * self.classes * self.kind.eps
+        is_under = (t < np.log(self.least)) | (log_w < np.log(self.least))
+        return (is_under & (pi < rounding) & (self.o["power"] == 1)) | (pi < self.least)
+
+    def of_regions(self) -> None:
+        """Compute the sum of the region terms of the classes, their number, and the unit of their slopes."""
+        self.count, self.region, self.region_unit = 0, WIDE(0), WIDE(0)
+        if not self.o["region_weight"] or min(self.size) < POOL * (SIDE - 1) + 1:
+            return
+        taken = np.arange(self.classes) if self.classes > 2 else np.array([1])
+        counts = self.one_hot.sum(0)[taken]
+        taken = taken[(counts > 0) & (counts < self.valid.sum())]
+        if not len(taken):
+            return
+
+        def maps(values: Array) -> Array:
+            return np.where(self.valid[:, None], values, 0)[:, taken].T.reshape(-1, *self.size)
+
+        def of_pixels(values: Array) -> Array:
+            result = np.zeros((len(self.y), self.classes), WIDE)
+            result[:, taken] = values.reshape(len(taken), -1).T
+            return result
+
+        regions, rng = Regions(maps(self.one_hot), maps(self.softmax.p)), np.random.default_rng(len(self.y))
+        self.count, self.region = regions.has_term.sum(), regions.value.sum()
+        self.slopes, spread = of_pixels(regions.slopes), np.zeros(len(taken), WIDE)
+        for _ in range(TRIALS):
+            noise = rng.uniform(-1, 1, self.softmax.x.shape) * self.softmax.depth * self.kind.eps
+            p = Softmax(self.softmax.x + noise, 0).p
+            off = np.abs(Regions(maps(self.one_hot), maps(p), rng, self.kind.eps).slopes - regions.slopes)
+            spread = np.maximum(spread, off.max(tuple(range(1, off.ndim))) / self.kind.eps)
+        spread = of_pixels(np.broadcast_to(spread.reshape(-1, *[1] * len(self.size)), regions.slopes.shape))
+        self.slope_sizes = np.abs(self.slopes) + spread
+        in_sums = regions.rounding.sum() * 2.0**-53 / self.kind.eps
+        masses = self.through_softmax(np.abs(self.slopes), -1) * self.softmax.depth
+        self.region_unit = self.count + np.abs(self.region) + in_sums + masses.sum()
+
+    def through_softmax(self, slopes: Array, sign: int) -> Array:
+        """Return p_c Σ_k p_k (s_c - s_k): of the slopes by p those by the logits; with sign -1 what adds up in it."""
+        p = np.where(self.valid[:, None], self.softmax.p, 0)
+        if sign == 1:
+            return p * np.einsum("nk,nck->nc", p, slopes[:, :, None] - slopes[:, None])
+        rest = p @ (1 - np.eye(self.classes, dtype=WIDE))
+        return p * (slopes * rest + p * slopes @ (1 - np.eye(self.classes, dtype=WIDE)))
+
+    def gradient(self, ce: Array, edge: Array, region: Array) -> tuple[Array, Array, Array]:
+        """Return the gradient [C, *S'], its unit and what may be lost, for factors of the terms, [N], [N] and a number."""
+        o, p, depth = self.o, self.softmax.p, self.softmax.depth
+        ce, edge = np.where(self.valid, ce, 0)[:, None], np.where(self.valid, edge * self.u, 0)
+        own, whole = self.own[:, None] * self.one_hot, (self.own + self.all.sum())[:, None]
+        result = ce * (whole * p - own - self.all)
+        of_p, fixed = np.abs(ce) * whole * p, np.abs(ce) * (own + self.all)  # what adds up: as much as p is, and not
+        mass, unit, lost = of_p + fixed, of_p * depth + fixed, 0 * of_p
+        for is_other, name in enumerate(("same_side_weight", "other_side_weight")):
+            _, i, n, pi, may_be_0 = self.sides[is_other]
+            arrives = edge[i] * WIDE(o[name]) * pi
+            total, size, missing = (np.zeros_like(p) for _ in range(3))  # by neighbor and class of the center
+            for sums, values in ((total, arrives), (size, np.abs(arrives)), (missing, np.abs(arrives) * may_be_0)):
+                np.add.at(sums, (n, self.y[i]), values)
+            if is_other:
+                total, size, missing = total * p, size * p, missing * p
+                spread = np.zeros((2, *p.shape), WIDE)
+                spread[:, self.rows] = [np.einsum("nk,nkc->nc", s[self.rows], self.shares) for s in (total, size)]
+                result += total - spread[0]
+                of_p, fixed = size + spread[1], 0
+                lost += missing + missing.sum(1, keepdims=True)
+            else:
+                whole = total.sum(1, keepdims=True)
+                result += whole * p - total
+                of_p, fixed = size.sum(1, keepdims=True) * p, size
+                lost += missing.sum(1, keepdims=True)
+            mass, unit = mass + of_p + fixed, unit + self.condition * (of_p * depth + fixed)
+            lost += np.where(p < self.least, of_p, 0)
+        if self.count:
+            of_p = np.abs(region) * self.through_softmax(np.abs(self.slopes), -1)
+            result += region * self.through_softmax(self.slopes, 1)
+            unit = unit + np.abs(region) * self.through_softmax(self.slope_sizes, -1) * depth
+            mass, lost = mass + of_p, lost + np.where(p < self.least, of_p, 0)
+        result, unit, mass, lost = map(self.of_logits, (result, unit, mass, lost))
+        if self.upsampled:
+            result, unit, lost = (along_axes(values, [m.T for m in self.matrices]) for values in (result, unit, lost))
+            moved = [along_axes(mass, [m.T for m in matrices]) for matrices in (self.moved, self.matrices)]
+            lost = lost + moved[0] - moved[1]
+        return result, unit, lost
+
+    def of_logits(self, values: Array) -> Array:
+        """Return values of pixels [N, C] as [C, *S], of one logit those of class 1."""
+        values = np.where(self.valid[:, None], values, 0).T.reshape(-1, *self.size)
+        return values[1:] if self.is_binary else values
+
+    def weighted(self, name: str) -> Array:
+        """Return a map of a term and its unit, times the weights of the pixels in its sum, [2, N]."""
+        return self.v * (1 if name == "cross_entropy" else self.u * self.is_edge) * np.array(self.maps()[name])
+
+    def maps(self) -> dict[str, tuple[Array, Array]]:
+        """Return the maps of ``return_maps``, [N], with their units."""
+        o, (same, *_), (other, *_) = self.o, *self.sides
+        result = {"cross_entropy": (self.ce, self.ce_unit), "edge_mask": (self.is_edge, 0 * self.ce)}
+        edge = WIDE(o["other_side_weight"]) * other + WIDE(o["same_side_weight"]) * same
+        for name, mean in (("same_side", same), ("other_side", other), ("edge", edge)):
+            most = max(1.0, o["other_side_weight"] + o["same_side_weight"])
+            result[name] = mean, (most * self.floor + np.abs(mean)) * self.condition
+        if o["decay"] is not None:
+            ends = [min(r, s - 1) * d for r, s, d in zip(o["radius"], self.size, o["spacing"], strict=True)]
+            limit = np.inf if self.o["distance"] is not None else 2 * math.hypot(*ends) * (1 + WIDE(1e-12))
+            result["distance"] = np.where(self.distance > limit, np.inf, self.distance), 1 + np.abs(self.distance)
+        return result
+
+
+# -------------------------------------------------------------------------------------------------------------- the call
+
+
+def solve(x: Array, y: Array, options: dict[str, Any], upstream: Array, dtype: Any) -> Answer:
+    """Return what a call must return.
+
+    Args:
+        x: logits [B, C, *S'], in any dtype.
+        y: labels [B, *S], with ``multilabel`` [B, C, *S].
+        options: those of ``edge_aware_loss``, arrays for tensors, None for absent ones, radius and spacing per axis.
+        upstream: the gradient that arrives at the loss.
+        dtype: float32 or float64, in which the loss is computed that is compared.
     """
-    first, parts = problems[0], [problems]
-    if first.options["multilabel"]:
-        parts = [[of_class(problem, c) for problem in problems] for c in range(first.x.shape[1])]
-    images = [_Images(part[0]) for part in parts]
-
-    def answer(index: int) -> Answer:
-        calls = [_Call(part[index], image.terms) for part, image in zip(parts, images, strict=True)]
-        totals = problems[index].normalizer
-        if totals is None:
-            totals = tuple(np.sum([call.totals() for call in calls], 0))
-        answers = [image.answer(call, totals) for image, call in zip(images, calls, strict=True)]
-        return together(answers) if first.options["multilabel"] else answers[0]
-
-    return [answer(index) for index in range(len(problems))]
-
-
-def of_class(problem: Problem, c: int) -> Problem:
-    """Return the binary problem of a class of a multilabel one; its labels have weights of their own."""
-    tensors = {}
-    for name, values in problem.tensors.items():
-        if name in ("weight", "edge_class_weight"):
-            tensors[name] = np.array([values[c], values[c]]) if values.ndim == 1 else values[c]
-        else:
-            tensors[name] = values[:, c] if values.ndim == problem.y.ndim else values
-    parts = {"x": problem.x[:, c : c + 1], "y": problem.y[:, c], "upstream": problem.upstream[:, c], "tensors": tensors}
-    return replace(problem, **parts)
-
-
-def together(answers: Sequence[Answer]) -> Answer:
-    """Return the answer to a multilabel problem, from those of its classes."""
-    losses = [answer.loss for answer in answers]
-    joined = {
-        name: np.concatenate([getattr(answer, name) for answer in answers], 1)
-        for name in ("gradient", "scale", "slack")
-    }
+    tables = x.shape[1] if options["multilabel"] else 1
+    many_x, many_y = (
+        x.reshape(x.shape[0] * tables, x.shape[1] // tables, *x.shape[2:]),
+        y.reshape(x.shape[0] * tables, *y.shape[2 - x.ndim :]),
+    )
+    images = [
+        Image(
+            many_x[k],
+            many_y[k],
+            options_of(options, k, tables, *(len(many_y), many_y[0].size), max(2, many_x.shape[1])),
+            dtype,
+        )
+        for k in range(len(many_y) if y.size else 0)
+    ]
+    call = _Call(images, options, tables)
+    gradient, is_read = np.zeros((3, *many_x.shape), WIDE), np.zeros(many_x.shape, bool)
+    for k, image in enumerate(images):
+        gradient[:, k], is_read[k] = image.gradient(*call.factors(k, upstream)), image.is_read
+    result, unit, lost = gradient.reshape(3, *x.shape)
+    maps = [image.maps() for image in images]
+    of_pixels = (
+        {name: tuple(np.reshape([m[name][j] for m in maps], y.shape) for j in (0, 1)) for name in maps[0]}
+        if maps
+        else {}
+    )
     return Answer(
-        loss=np.stack(losses, 1) if losses[0].ndim else np.sum(losses),
-        maps={name: np.stack([answer.maps[name] for answer in answers], 1) for name in answers[0].maps},
-        condition=max(answer.condition for answer in answers),
-        floor=max(answer.floor for answer in answers),
-        top_gap=min(answer.top_gap for answer in answers),
-        **joined,
+        loss=tuple(call.loss(y.shape)),
+        terms={name: tuple(value) for name, value in call.terms.items()},
+        maps=of_pixels,
+        gradient=(result, unit),
+        lost=lost,
+        is_read=is_read.reshape(x.shape),
+        is_rough=any(image.condition * np.finfo(dtype).eps > 1e-3 for image in images),
+        has_regions=any(image.count for image in images),
     )
 
 
-class _Images:
-    """Logits, which may be of lower resolution than the labels, and what is equal in all calls with them."""
-
-    def __init__(self, problem: Problem) -> None:
-        o, self.y, self.dtype = problem.options, problem.y.astype(np.int64), problem.dtype
-        x = problem.x.astype(WIDE)
-        classes = max(2, x.shape[1])
-        self.binary, self.sizes = x.shape[1] == 1, list(zip(x.shape[2:], self.y.shape[1:], strict=True))
-        valid = (self.y != o["ignore_index"]) & (self.y >= 0) & (self.y < classes)
-        self.matrices = [interpolation(*size) for size in self.sizes]
-        self.upsampled = x.shape[2:] != self.y.shape[1:]
-        high = along_axes(x, self.matrices) if self.upsampled else x
-        if self.binary:
-            high = np.concatenate([np.zeros_like(high), high], 1)
-        flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
-        self.terms = _Terms(problem, Softmax(flat), np.where(valid, self.y, 0).ravel(), valid)
-        ordered = np.sort(flat, 1)
-        self.top_gap = float((ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf))
-
-    def image(self, values: Array, matrices: list[Array] | None = None) -> Array:
-        """Return values of pixels [N] or [N, C] in the shape of the logits; interpolation adds them up."""
-        first = 1 if self.binary and values.ndim == 2 else 0
-        values = np.moveaxis(values.reshape(*self.y.shape, -1), -1, 1)[:, first:]
-        return along_axes(values, [m.T for m in matrices or self.matrices]) if self.upsampled else values
-
-    def answer(self, call: _Call, totals: Sequence[Any]) -> Answer:
-        """Return the answer to a call with the given denominators."""
-        loss, factors = call.loss(*map(WIDE, totals))
-        gradient, scale, lost = call.gradient(factors)
-        slack = self.image(lost)
-        if self.upsampled:
-            eps = np.finfo(self.dtype).eps
-            moved = [m + position_rounding(*s, eps) for m, s in zip(self.matrices, self.sizes, strict=True)]
-            slack = slack + self.image(scale, moved) - self.image(scale)
-        maps = {name: values.reshape(self.y.shape) for name, values in call.maps.items()}
-        conditions = self.terms.condition, self.terms.floor, self.top_gap
-        return Answer(loss, self.image(gradient), maps, self.image(scale), slack, *conditions)
-
-
-class _Terms:
-    """What does not depend on weights: the power means of the pixels that have any."""
-
-    def __init__(self, problem: Problem, softmax: Softmax, y: Array, valid: Array) -> None:
-        self.softmax, self.y, self.valid = softmax, y, valid.ravel()
-        o, self.shape, self.classes = problem.options, problem.y.shape, softmax.log_p.shape[1]
-        self.one_hot = np.eye(self.classes, dtype=WIDE)[y]
-        pairs = Pairs(y.reshape(self.shape), valid, o["radius"], o["spacing"])
-        self.edge = (pairs.neighbor & pairs.differ).any(1)
-        given = problem.tensors.get("distance")
-        distance = pairs.distance if given is None else given.ravel().astype(WIDE)
-        log_w, read = np.zeros_like(distance), pairs.neighbor[self.edge].any(0)
-        if o["decay"] is not None:
-            log_w = np.where(read, -np.where(read, distance, 0) / WIDE(o["decay"]), 0)
-        self.values, self.maps = [], {"edge_mask": self.edge}
-        self.pi, self.lost = [], []  # of each edge pixel, the shares of its neighbors [R, N]
-        # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
-        # class that adds up in them, may be 0. With any power, so may a share that underflows before a weight
-        # multiplies it.
-        kind, q, used = np.finfo(problem.dtype), o["power"], 0.0
-        self.least, rounding = 2 * self.classes * WIDE(kind.tiny), 2 * self.classes * kind.eps
-        rows = np.flatnonzero(self.edge)
-        for differ, name in enumerate(("same_side", "other_side")):
-            side = pairs.neighbor[rows] & (pairs.differ[rows] == differ)
-            t = (softmax.log_other if differ else softmax.log_p)[:, y[rows]].T
-            weights = np.broadcast_to(log_w, side.shape)
-            mean, pi = power_mean(t, weights, side, q)
-            value = np.zeros(len(y), WIDE)
-            value[rows] = mean
-            under = (t < np.log(self.least)) | (weights < np.log(self.least))
-            used = max(used, float(np.abs(t[side]).max(initial=0)))
-            self.values.append(value)
-            self.pi.append(pi)
-            self.lost.append(np.where((under & (pi < rounding) & (q == 1)) | (pi < self.least), pi, 0))
-            self.maps[name] = value
-        self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
-        self.floor = 1 / abs(q) if abs(q) * used >= 1 else 0.0
-        if o["decay"] is not None and given is None:
-            self.maps["distance"] = np.where(pairs.distance <= pairs.limit * (1 + WIDE(1e-12)), pairs.distance, np.inf)
+def options_of(options: dict[str, Any], k: int, tables: int, images: int, pixels: int, classes: int) -> dict[str, Any]:
+    """Return the options of image k of B, or with labels per class of B · C, for which class weights are [C] or [C, 2]."""
+    o = dict(options)
+    for name in ("weight", "edge_class_weight"):
+        if o[name] is not None and o["multilabel"]:
+            o[name] = o[name][k % tables]
+        o[name] = np.broadcast_to(1 if o[name] is None else o[name], classes).astype(WIDE)
+    for name in ("pixel_weight", "distance"):
+        if o[name] is not None:
+            values = o[name].reshape(-1, pixels)
+            o[name] = values[k if len(values) == images else k // tables].astype(WIDE)
+    return o
 
 
 class _Call:
-    """The loss and its gradient, with weights."""
+    """The images of a call together: their sums [.., 2], values with their units, and what divides them."""
 
-    def __init__(self, problem: Problem, terms: _Terms) -> None:
-        self.problem, self.softmax, self.y, self.valid = problem, terms.softmax, terms.y, terms.valid
-        self.terms, self.edge, self.values, self.classes = terms, terms.edge, terms.values, terms.classes
-        given = {k: v.astype(WIDE) for k, v in problem.tensors.items()}
-        one = np.ones(self.classes, WIDE)
-        self.a, self.u = given.get("weight", one), given.get("edge_class_weight", one)[self.y]
-        self.v = given["pixel_weight"].ravel() if "pixel_weight" in given else np.ones(len(self.y), WIDE)
-        self.maps = terms.maps | {"cross_entropy": self.cross_entropy()}
+    def __init__(self, images: Sequence[Image], options: dict[str, Any], tables: int) -> None:
+        self.images, self.o, self.tables = images, options, tables
+        self.weights = np.array([(i.v * i.a[i.y]).sum() for i in images], WIDE).reshape(-1, tables).sum(1)  # W_b
+        totals = self.weights.sum(), sum(((i.v * i.u)[i.is_edge].sum() for i in images), WIDE(0))
+        totals = (1, 1) if options["reduction"] == "sum" else options["normalizer"] or totals
+        self.per_w, self.per_e = (WIDE(1) / WIDE(total) if total else WIDE(0) for total in totals)
+        regions = np.array([(i.region, i.region_unit, i.count) for i in images], WIDE).reshape(-1, tables, 3).sum(1)
+        self.count = np.maximum(regions[:, 2], 1)
+        self.regions = regions[:, :2] / self.count[:, None]  # R_b
+        self.terms = {"region": (self.regions * self.weights[:, None]).sum(0) * self.per_w}
+        for name in ("cross_entropy", "same_side", "other_side", "edge"):
+            factor = self.per_w if name == "cross_entropy" else self.per_e
+            self.terms[name] = factor * sum((i.weighted(name).sum(1) for i in images), np.zeros(2, WIDE))
+        edges, valid = (sum(getattr(i, name).sum() for i in images) for name in ("is_edge", "valid"))
+        self.terms["edge_fraction"] = np.full(2, edges / max(1, valid))
 
-    def cross_entropy(self) -> Array:
-        smoothing, nll = WIDE(self.problem.options["label_smoothing"]), -self.softmax.log_p
-        own = self.a[self.y] * nll[np.arange(len(self.y)), self.y]
-        ce = (1 - smoothing) * own
-        if smoothing:
-            ce = ce + smoothing / self.classes * (nll * self.a).sum(1)
-        return np.where(self.valid, ce, 0)
-
-    def totals(self) -> tuple[Array, Array]:
-        """Return the denominators of the cross-entropy and of the edge terms."""
-        return (self.v * self.a[self.y])[self.valid].sum(), (self.v * self.u)[self.edge].sum()
-
-    def loss(self, total_w: Array, total_e: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the loss, and the factors of cross-entropy and edge terms of each pixel in what is differentiated."""
-        o, ce_factor, edge_factor = self.problem.options, self.valid * self.v, self.valid * self.v
-        if o["reduction"] == "mean":
-            ce_factor = ce_factor / total_w if total_w else 0 * ce_factor
-            edge_factor = edge_factor / total_e if total_e else 0 * edge_factor
-        ce_factor, edge_factor = WIDE(o["ce_weight"]) * ce_factor, WIDE(o["edge_weight"]) * edge_factor
-        same, other = self.values
-        edge = WIDE(o["other_side_weight"]) * other + WIDE(o["same_side_weight"]) * same
-        value = ce_factor * self.maps["cross_entropy"] + edge_factor * self.u * edge
+    def loss(self, shape: Sequence[int]) -> Array:
+        """Return the loss and its unit, with reduction "none" as a map in the shape of the labels."""
+        weights = {name: WIDE(self.o[f"{name}_weight"]) for name in ("edge", "region")}
+        o, terms = self.o, self.terms
         if o["reduction"] != "none":
-            return value.sum(), (ce_factor, edge_factor)
-        upstream = self.problem.upstream.astype(WIDE).ravel()
-        return value.reshape(self.terms.shape), (ce_factor * upstream, edge_factor * upstream)
+            return WIDE(o["ce_weight"]) * terms["cross_entropy"] + sum(w * terms[name] for name, w in weights.items())
+        maps = []
+        for k, image in enumerate(self.images):
+            region = np.outer(self.regions[k // self.tables], image.v * image.a[image.y])
+            off_edges = WIDE(o["ce_weight"]) * image.weighted("cross_entropy") + weights["region"] * region
+            maps.append(off_edges + weights["edge"] * image.weighted("edge"))
+        return np.reshape(np.moveaxis(maps, 1, 0), (2, *shape)) if maps else np.zeros((2, *shape))
 
-    def gradient(self, factors: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        """Return the gradient [N, C], the sum of what adds up in it without signs, and what may be lost of it, [N]."""
-        o, p, (ce, edge) = self.problem.options, self.softmax.p, factors
-        one_hot, smoothing, terms = self.terms.one_hot, WIDE(o["label_smoothing"]), self.terms
-        own, uniform = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
-        result = ce[:, None] * ((own + uniform.sum())[:, None] * p - own[:, None] * one_hot - uniform)
-        scale = np.abs(ce) * (own + uniform.sum())
-        lost = np.zeros_like(scale)
-        rows = np.flatnonzero(self.edge)
-        for side, name in enumerate(("same_side_weight", "other_side_weight")):
-            upstream = (edge * WIDE(1) * o[name] * self.u)[rows, None]
-            arrives = terms.pi[side] * upstream  # [i, n]
-            lost += np.abs(terms.lost[side] * upstream).sum(0)
-            if side == 0:
-                share = arrives.sum(0)
-                result += share[:, None] * (p - one_hot)
-                scale += np.abs(arrives).sum(0)
-                continue
-            leak = (arrives.T @ one_hot[rows]) * p  # [n, k]
-            result += leak - np.einsum("nk,nkc->nc", leak, self.softmax.shares)
-            lost += np.where(p < terms.least, np.abs(leak), 0).sum(1)  # p may be 0 before a weight multiplies it
-            scale += (np.abs(arrives).T @ one_hot[rows] * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
-        return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0), np.where(self.valid, lost, 0)
+    def factors(self, k: int, upstream: Array) -> tuple[Array, Array, Array]:
+        """Return the factors of the terms of image k in what is differentiated."""
+        o, image, b = self.o, self.images[k], k // self.tables
+        if o["reduction"] == "none":
+            arrives = upstream.reshape(len(self.images), -1).astype(WIDE)
+            of_image = range(b * self.tables, (b + 1) * self.tables)
+            region = sum((arrives[j] * i.v * i.a[i.y]).sum() for j, i in ((j, self.images[j]) for j in of_image))
+            ce = edge = arrives[k] * image.v
+        else:
+            arrives = WIDE(upstream)
+            ce, edge, region = (
+                arrives * f for f in (image.v * self.per_w, image.v * self.per_e, self.weights[b] * self.per_w)
+            )
+        weights = o["ce_weight"], o["edge_weight"], o["region_weight"]
+        ce, edge, region = (WIDE(w) * f for w, f in zip(weights, (ce, edge, region), strict=True))
+        return ce, edge, region / self.count[b]

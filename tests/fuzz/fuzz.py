@@ -32,7 +32,7 @@ from torch import Tensor
 from edgeloss.functional import edge_aware_loss
 
 KINDS = ("loss", "terms", "gradient", "maps")  # of results
-LIMIT = 16  # roundings
+LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
 AT_ONCE = 40  # calls of a process between two messages
 SLOW = 150  # pixels, from which on windows are at most of radius 3
 SIZES = {  # bounds of the size along each axis, and how often they are drawn; where all reach 7 there are regions
@@ -259,11 +259,11 @@ def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndar
 def check(number: int) -> list[Row]:
     """Run a call on both backends; return for each its row of the table, its errors, and what failed."""
     case, rows = make_case(number), []
-    answer = right_answer(case)
+    answer, limit = right_answer(case), LIMITS[case.upstream.dtype]
     for backend in ("fused", "reference"):
         try:
             errors = compare(case, answer, run(case, answer.is_read, backend))
-            failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= LIMIT]
+            failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]
         except Exception as error:  # every one is a failure of this call
             errors, failed = {}, [f"{type(error).__name__}: {error}"]
         key = str(case.x.dtype)[6:], "yes" if answer.has_regions else "no", backend

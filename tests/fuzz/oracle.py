@@ -18,7 +18,7 @@ WIDE = np.longdouble
 NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
 SUMS = WIDE(2.0**-52)  # the rounding of its sums over regions, which are float64 for every dtype
 TRIALS = 2  # roundings of the logits that show how accurate its slopes can be
-NARROW = 49  # neighbors; in sums over more, the roundings of nearly equal ones have the same sign
+NARROW = 49  # neighbors or classes; in sums over more, the roundings of nearly equal ones have the same sign
 
 
 class Answer(NamedTuple):
@@ -222,7 +222,7 @@ class Image:
         self.softmax = Softmax(*self.interpolate(x, valid))
         smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
         share = ((1 - smoothing) * self.one_hot + smoothing / self.classes) * o["weight"] * self.valid[:, None]
-        unit = share * (1 + nll + self.softmax.rounding)
+        unit = share * (1 + nll + self.softmax.rounding) * max(1, self.classes / NARROW)
         self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
         self.of_edges()
         self.vu = self.v * o["edge_class_weight"][self.y] * self.is_edge

@@ -239,7 +239,8 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, floa
             with np.errstate(invalid="ignore"):  # infinite distances are equal
                 off = np.where(value == exact, 0, np.abs(value - exact))
             off = beyond_rounding(case, answer, value) if kind == "gradient" else off
-            ratio = off / (unit * wide.eps + wide.tiny)
+            underflow = wide.tiny * max(1, np.max(unit, initial=0))  # of a product, before a factor multiplies it
+            ratio = off / (unit * wide.eps + underflow)
             errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
     return errors
 

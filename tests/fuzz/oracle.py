@@ -18,7 +18,7 @@ WIDE = np.longdouble
 NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
 SUMS = WIDE(2.0**-52)  # the rounding of its sums over regions, which are float64 for every dtype
 TRIALS = 2  # roundings of the logits that show how accurate its slopes can be
-NARROW = 49  # neighbors or classes; in sums over more, the roundings of nearly equal ones have the same sign
+NARROW, FEW = 49, 16  # neighbors, classes: in sums over more, the roundings of nearly equal ones have the same sign
 
 
 class Answer(NamedTuple):
@@ -220,9 +220,11 @@ class Image:
         self.v = np.where(self.valid, o["pixel_weight"], 0)
         self.w = self.v * o["weight"][self.y]
         self.softmax = Softmax(*self.interpolate(x, valid))
+        self.others = 1 - np.eye(self.classes, dtype=WIDE)
         smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
         share = ((1 - smoothing) * self.one_hot + smoothing / self.classes) * o["weight"] * self.valid[:, None]
-        unit = share * (1 + nll + self.softmax.rounding) * max(1, self.classes / NARROW)
+        self.many = max(1, self.classes / FEW)
+        unit = share * (1 + nll + self.softmax.rounding) * self.many
         self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
         self.of_edges()
         self.vu = self.v * o["edge_class_weight"][self.y] * self.is_edge
@@ -303,16 +305,18 @@ class Image:
         self.count, self.slopes = len(value), right.slopes * has_term * sees
         self.slope_sizes = np.abs(self.slopes) + (spread + right.sizes * sums) * has_term * sees
         unit = self.count + np.abs(value).sum() + rounding * sums
-        unit += self.by_logits(np.abs(self.slopes), self.softmax.depth).sum()
+        parts = (self.softmax.depth, self.softmax.p), (1, self.softmax.p * self.softmax.depth)
+        unit += self.sum_by_logits(np.abs(self.slopes), *parts).sum()
         self.region = np.array([value.sum(), unit])
 
-    def by_logits(self, slopes: Array, depth: Array | None = None) -> Array:
-        """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p; with ``depth`` the unit of size |s|."""
-        p, others = self.softmax.p, 1 - np.eye(self.classes, dtype=WIDE)
-        if depth is None:
-            return p * (slopes * (p @ others) - (p * slopes) @ others)
-        weights = (depth, p), (1, p * depth)
-        return p * sum(factor * (slopes * (w @ others) + (w * slopes) @ others) for factor, w in weights)
+    def by_logits(self, slopes: Array) -> Array:
+        """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p."""
+        p = self.softmax.p
+        return p * (slopes * (p @ self.others) - (p * slopes) @ self.others)
+
+    def sum_by_logits(self, sizes: Array, *parts: tuple[Array, Array]) -> Array:
+        """Return p_c Σ_k w_k (|s_c| + |s_k|) for sizes |s| and weights w of the classes, times a factor each."""
+        return self.softmax.p * sum(f * (sizes * (w @ self.others) + (w * sizes) @ self.others) for f, w in parts)
 
     def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
         """Return what arrives at each neighbor for the class of the center, and what of it may be 0.
@@ -332,21 +336,21 @@ class Image:
         """
         p, depth, size = self.softmax.p, self.softmax.depth, np.abs(region)
         (toward, same_0), (away, other_0) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
-        toward += self.share * np.stack([ce, np.abs(ce), np.abs(ce)])[..., None]  # weights of -log p
+        toward += self.share * np.stack([ce, np.abs(ce), np.abs(ce) * self.many])[..., None]  # weights of -log p
         away, other_0 = away * p, other_0 * p  # of -log(1 - p)
         rest = np.zeros((4, *p.shape), WIDE)  # what passes to the other classes, by their shares of 1 - p
         passing = np.stack([*away, away[2] * depth])[:, self.rows]
         rest[:, self.rows] = np.einsum("ank,nkc->anc", passing, self.rest)
         through = toward.sum(2, keepdims=True) * p
         result = through[0] - toward[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
-        of_p, of_regions = through[1] + away[1] + rest[1], size * self.by_logits(np.abs(self.slopes), WIDE(0.5))
+        of_p = through[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
         unit = toward[2] + (through[2] + away[2] + rest[2]) * depth + rest[3]
-        unit += size * self.by_logits(self.slope_sizes, depth)
+        unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
         lost = np.where(p < self.least, of_p, 0) + (same_0 + other_0).sum(1, keepdims=True)
-        lost += np.where(self.by_logits(np.ones_like(p), WIDE(0.5)) < self.least, of_regions, 0)
+        lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))
         result, unit, lost, mass = (
             np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
-            for values in (result, unit, lost, toward[1] + of_p + of_regions)
+            for values in (result, unit, lost, toward[1] + of_p)
         )
         back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
         lost = along_axes(lost - mass, back) + along_axes(mass, moved)  # what is interpolated to the next pixel

@@ -37,7 +37,7 @@ void SlabGradient<A>::prepare(const Slab& slab, const Places& places) {
   const uint8_t* of_image = call_.has_term + image * maps;
   const double terms = static_cast<double>(std::count(of_image, of_image + maps, 1));
   const A factor = terms > 0 ? static_cast<A>(of_region_[image] / terms) : A(0);
-  regions_.value.resize(regions_.classes.size() * kTile);
+  regions_.start(g.classes);
   rows_.start(slab, g, regions_.classes.size());
   for (size_t of = 0; of < regions_.classes.size(); ++of) {
     const A* map = call_.slopes + (slab.image * g.classes + regions_.classes[of]) * averages_in(size);

@@ -213,7 +213,7 @@ struct Passes {
     const int64_t slice = Slab::first_average(slab.first_slice);
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
-    space.regions.value.resize(space.regions.classes.size() * kTile);
+    space.regions.start(g.classes);
     space.rows.start(slab, g, space.regions.classes.size());
     const bool rereads = !space.regions.classes.empty();
     const Smoothing<A> smoothing = call.smoothing(slab.image);

@@ -419,74 +419,50 @@ EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* sca
   }
 }
 
+// The gradient of class c of a tile, whose slopes are given where there are some: the share is in `out` then.
+template <bool HasSlopes, typename A>
+EDGELOSS_INLINE void gradient_of_class(const Pixels<A>& pixels, const Factors<A>& factors, const A* m, const A* r,
+                                       const A* scale, const A* slope, int32_t c, A* out) {
+  const int64_t n = pixels.tile.n;
+  const A *x = pixels.tile.x + c * pixels.tile.ld, *own = factors.own, *rest = factors.rest;
+  const int32_t* y = pixels.y;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A p = HasSlopes ? out[j] : exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j];
+    const A complement = is_likely(x[j], m[j], r[j]) ? of_rest : A(1) - p;
+    const A others = HasSlopes ? rest[j] + slope[j] : rest[j];
+    const A at_y = p * others - own[j] * complement, elsewhere = p * (own[j] + others);
+    const A value = y[j] == c ? at_y : elsewhere;
+    out[j] = y[j] < 0 ? A(0) : value;
+  }
+}
+
 // The gradient of more classes but for what single classes of single pixels add.
 template <typename A>
-EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, const Factors<A>& factors, const Smoothing<A>& smoothing,
-                                      const A* m, const A* r, TileRegions<A>* regions, A* g, int64_t ld) {
+EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, Factors<A>& factors, const Smoothing<A>& smoothing,
+                                      const A* m, const A* r, TileRegions<A>* regions, const int32_t* slot, A* g,
+                                      int64_t ld) {
   const Tile<A>& tile = pixels.tile;
-  const int64_t n = tile.n, classes = tile.classes;
-  const A *own = factors.own, *rest = factors.rest, *spread = factors.spread;
-  const int32_t* y = pixels.y;
-  A scale[kTile], of_all[kTile], at_y[kTile], base[kTile], inner[kTile];
+  const int64_t n = tile.n;
+  A scale[kTile], base[kTile], inner[kTile];
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
-  const bool has_slopes = regions->classes.size() > 0;
-  int32_t slots[INT8_MAX];
-  std::vector<int32_t> many;
-  int32_t* slot = slots;
-  if (has_slopes) {
-    if (classes > INT8_MAX) {
-      many.resize(classes);
-      slot = many.data();
-    }
-    std::fill_n(slot, classes, -1);
-    for (size_t of = 0; of < regions->classes.size(); ++of) slot[regions->classes[of]] = static_cast<int32_t>(of);
+  if (slot) {
     center_slopes(tile, m, scale, slot, regions, base, inner, g, ld);
     EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) of_all[j] = own[j] + (rest[j] - inner[j]);
-  } else {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) of_all[j] = (own[j] + rest[j]) * scale[j];
+    for (int64_t j = 0; j < n; ++j) factors.rest[j] -= inner[j];
   }
-  // Element y by itself: -own · (1 - p) + p · rest.
-  for (int64_t j = 0; j < n; ++j) at_y[j] = tile.x[std::max(y[j], 0) * tile.ld + j];
-  A slope_y[kTile];
-  for (int64_t j = 0; has_slopes && j < n; ++j) {
-    const int32_t of = slot[std::max(y[j], 0)];
-    slope_y[j] = (of < 0 ? base[j] : regions->of(of)[j]) - inner[j];
-  }
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) {
-    A p, complement;
-    probabilities(at_y[j], m[j], r[j], p, complement);
-    const A others = has_slopes ? rest[j] + slope_y[j] : rest[j];
-    at_y[j] = p * others - own[j] * complement;
-  }
-  for (int64_t c = 0; c < classes; ++c) {
+  for (int32_t c = 0; c < tile.classes; ++c) {
     A* out = g + c * ld;
-    if (has_slopes) {
+    if (slot) {
       const A* slope = slot[c] < 0 ? base : regions->of(slot[c]);
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) {
-        const A value = out[j] * (of_all[j] + slope[j]);
-        out[j] = y[j] < 0 ? A(0) : value;
-      }
+      gradient_of_class<true>(pixels, factors, m, r, scale, slope, c, out);
     } else {
-      const A* x = tile.x + c * tile.ld;
       prefetch_ahead(tile, c);
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) {
-        const A value = exp_negative(x[j] - m[j]) * of_all[j];
-        out[j] = y[j] < 0 ? A(0) : value;
-      }
+      gradient_of_class<false>(pixels, factors, m, r, scale, base, c, out);
     }
-  }
-  for (int64_t j = 0; j < n; ++j) {
-    if (y[j] >= 0) g[y[j] * ld + j] = at_y[j];
-  }
-  for (int64_t c = 0; smoothing.exists() && c < classes; ++c) {
-    const A of_class = smoothing.of_class(c);
-    A* out = g + c * ld;
+    if (!smoothing.exists()) continue;
+    const A of_class = smoothing.of_class(c), *spread = factors.spread;
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) out[j] -= spread[j] * of_class;
   }
@@ -548,8 +524,9 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
       if (!is_likely(others->x[i], others->m[i], others->r[i])) of.rest[others->j[i]] -= others->term[i];
     }
   }
-  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, regions = &regions]() EDGELOSS_LOOP {
-    gradient_of_many(*px, *of, *smoothing, m, r, regions, g, ld);
+  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, regions = &regions,
+                 slot = regions.classes.empty() ? nullptr : regions.slot.data()]() EDGELOSS_LOOP {
+    gradient_of_many(*px, *of, *smoothing, m, r, regions, static_cast<const int32_t*>(slot), g, ld);
   });
   if (others) add_others(pixels.tile, *others, g, ld);
 }

@@ -70,7 +70,15 @@ struct Pixels {
 template <typename A>
 struct TileRegions {
   std::vector<int32_t> classes;
-  std::vector<A> value;  // [classes, kTile]
+  std::vector<int32_t> slot;  // [C], the place of a class among them, or -1
+  std::vector<A> value;       // [classes, kTile]
+
+  // Makes room once the classes are set.
+  void start(int64_t all) {
+    value.resize(classes.size() * kTile);
+    slot.assign(all, -1);
+    for (size_t n = 0; n < classes.size(); ++n) slot[classes[n]] = static_cast<int32_t>(n);
+  }
 
   A* of(size_t n) { return value.data() + n * kTile; }
 };

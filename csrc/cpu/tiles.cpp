@@ -71,9 +71,9 @@ void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* til
       vectorized<A>([=, class_step = x.class_step, step = x.pixel_step, begin = x.binary ? 1 : 0]() EDGELOSS_LOOP {
         for (int64_t c = begin; c < classes; ++c) {
           const auto* row = first + (c - begin) * class_step;
-          // Of 2 bytes each, they are too short a piece of memory for the processor to foresee the next tile's.
+          // The next tile's: rows are too short a piece of memory for the processor to foresee them.
           const auto* next = row + n * step;
-          for (int64_t j = 0; j < n && sizeof(*next) == 2 && step == 1; j += 32) __builtin_prefetch(next + j);
+          for (int64_t j = 0; j < n && step == 1; j += 64 / static_cast<int64_t>(sizeof(*next))) __builtin_prefetch(next + j);
           widen_row(row, step, n, tile + c * ld);
         }
       });

@@ -11,7 +11,7 @@ from torch import Tensor
 IGNORED = 255
 
 SIZES = [(1, 1), (1, 9), (9, 1), (7, 7), (12, 15), (3, 5, 6), (7, 8, 10), (34, 65), (3, 300)]
-SMALL = [(1, 7), (6, 1), (5, 6), (7, 8), (8, 7), (2, 3, 4)]
+SMALL = [(1, 7), (6, 1), (5, 6), (7, 22), (12, 15), (2, 3, 4)]
 CLASSES = [1, 2, 3, 4, 5, 19, 150, "multilabel"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 PARTS: dict[str, dict[str, float]] = {

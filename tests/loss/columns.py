@@ -73,7 +73,7 @@ def exact(case: Case) -> Results:
     return results_of(case._replace(logits=logits), Column("reference"))
 
 
-def of_loops(case: Case, step: float = 1e-6) -> Results:
+def of_loops(case: Case, step: float = 1e-4) -> Results:
     """Return the results of loops in float64; of the gradient, its product with ``direction_of`` by differences."""
     x, size = case.logits.double().masked_fill(case.unread, 0.0), case.target.shape[-(case.logits.dim() - 2) :]
     options = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in case.options.items()}

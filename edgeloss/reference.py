@@ -106,8 +106,8 @@ def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
         mode = "bilinear" if len(size) == 2 else "trilinear"
         # Interpolation multiplies cells that it does not need by 0, and 0 · nan is nan: cells without support among the
         # valid pixels are set to 0 first. The support is the adjoint of the interpolation, applied to the valid pixels.
-        adjoint = getattr(torch.ops.aten, f"upsample_{mode}{len(size)}d_backward")
-        support = adjoint(valid[:, None].to(x.dtype), size, [len(x), 1, *x.shape[2:]], False)
+        adjoint = getattr(torch.ops.aten, f"upsample_{mode}{len(size)}d_backward").default
+        support = adjoint(valid[:, None].to(x.dtype), size, [x.shape[0], 1, *x.shape[2:]], False)
         x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
     return x
 

@@ -41,14 +41,8 @@ from torch import Tensor
 from baselines.recipes import RECIPES, Options, Progress, make
 from edgeloss.fields import boundary_distance
 from edgeloss.io import atomic_write
-from edgeloss.reference import (
-    cross_entropy_map,
-    find_edges,
-    labels,
-    neighbor_pairs,
-    side_terms,
-    within_reach,
-)
+from edgeloss.neighborhoods import find_edges, within_reach
+from edgeloss.reference import cross_entropy_map, labels, neighbor_pairs, side_terms
 from measure import processor
 from quality import ROOT
 from quality.arguments import RESULTS, option

@@ -59,7 +59,6 @@ class Call {
     STD_TORCH_CHECK(0 < logits.size(1) && logits.size(1) <= INT16_MAX, "logits: expected 1 to ", INT16_MAX,
                     " classes, but got ", logits.size(1));
     STD_TORCH_CHECK(is_evenly_spaced(logits), "logits: expected evenly spaced pixels; call .contiguous()");
-    axes("radius", radius);
     for (const int64_t each : radius) STD_TORCH_CHECK(each >= 0, "radius: expected at least 0, but got ", each);
   }
 
@@ -130,51 +129,34 @@ inline void weights(const Call& call, const Inputs& inputs, const Sizes& image, 
 
 inline void forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
                     const Options& options) {
-  const Call call(inputs.logits, options.radius);
-  call.axes("spacing", options.spacing);
+  const Call call(inputs.logits, {options.radius, options.radius + 3});
   call.target("target", target, kLabels);
   weights(call, inputs, sizes_of(target), options.tables);
   call.tensor("distance", distance, sizes_of(target), {call.real()});
 }
 
-// The state must be one that forward returns for some maps and terms.
-inline void backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, Options options) {
-  const Call call(inputs.logits, options.radius);
-  const Tensor& logits = inputs.logits;
+// The state must be one that forward returns.
+inline void backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved,
+                     const Options& options) {
+  const Call call(inputs.logits, {options.radius, options.radius + 3});
   call.target("label", saved.label, {ScalarType::Short});
   weights(call, inputs, sizes_of(saved.label), options.tables);
-  const int64_t pixels = saved.label.numel();
-  call.flat("grad_sums", gradients.sums, Row::kTerms, ScalarType::Double);
-  const std::optional<Tensor>* const maps[] = {&gradients.ce, &gradients.same, &gradients.other, &gradients.false_edge};
-  for (const auto* map : maps) {
-    if (*map) call.flat("gradient of a map", **map, pixels, call.real());
-  }
-  const int64_t in_place = logits_in_place(logits, saved.label, options);
-  const Tensor* const state[] = {&saved.flags, &saved.stats, &saved.edge_list, &saved.sides, &saved.field};
-  const char* const names[] = {"flags", "stats", "edge_list", "sides", "field"};
-  // Compared with the state of those maps and terms that fits best, so that the message names what does not.
-  std::array<Size, Output::kCount> best;
-  int least = 6;
-  for (int choice = 0; choice < 8; ++choice) {
-    const bool has_distance = choice & 1;
-    options.maps = choice & 2;
-    options.false_edges = choice & 4;
-    auto sizes = output_sizes(options, has_distance, in_place);
-    if (has_distance) sizes[Output::kField].per_pixel = 1;
-    int wrong = 0;
-    for (int n = 0; n < 5; ++n) wrong += state[n]->numel() != length_of(sizes[Output::kFlags + n], logits, saved.label);
-    if (wrong < least) best = sizes;
-    least = std::min(least, wrong);
-  }
-  for (int n = 0; n < 5; ++n) {
-    const Size& size = best[Output::kFlags + n];
-    call.flat(names[n], *state[n], length_of(size, logits, saved.label), dtype_of(size, logits));
-  }
+  const Geometry g = clipped_geometry(inputs.logits, saved.label, options);
+  call.flat("grad_terms", gradients.terms, Row::kTerms, ScalarType::Double);
+  if (gradients.region) call.flat("grad_region", *gradients.region, g.batch / g.tables, ScalarType::Double);
+  const StateSizes sizes(inputs.logits, g, options);
+  call.flat("stats", saved.stats, sizes.stats, call.real());
+  call.flat("field", saved.field, sizes.field, call.real());
+  call.flat("slopes", saved.slopes, sizes.slopes, call.real());
+  call.flat("has_term", saved.has_term, sizes.has_term, ScalarType::Byte);
+  call.flat("edge", saved.edge, sizes.edge, ScalarType::Byte);
+  call.flat("sides", saved.sides, sizes.sides, call.real());
 }
 
 inline void neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
                          const std::optional<Tensor>& mask, const std::vector<int64_t>& radius) {
   const Call call(logits, radius);
+  call.axes("radius", radius);
   const Sizes image = call.image();
   if (index.dim() == logits.dim()) {
     call.tensor("index", index, sizes_of(logits), {ScalarType::Bool, ScalarType::Byte}, false);

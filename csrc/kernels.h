@@ -8,7 +8,6 @@
 #include "options.h"
 #include "saved_state.h"
 #include "tensors.h"
-#include "upstream.h"
 
 namespace edgeloss {
 
@@ -16,6 +15,12 @@ namespace edgeloss {
 struct Inputs {
   const Tensor& logits;
   const std::optional<Tensor>&weight, &pixel_weight, &edge_class_weight;
+};
+
+// What arrives at the sums of the terms, [3] float64, and at the region terms of the images, [B / tables] float64.
+struct Gradients {
+  const Tensor& terms;
+  const std::optional<Tensor>& region;
 };
 
 using Forward = Outputs(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,

@@ -9,20 +9,18 @@
 #include "checks.h"
 #include "kernels.h"
 
-// validate: 0 counts labels out of range as ignored; 1 and 2 raise an error. tables: weight, edge_class_weight and
-// edge_counts are [tables, C], flat; image b has the table b % tables.
+// options.h has the meaning of integers and reals. tables: weight, edge_class_weight and edge_counts are [tables, C],
+// flat; image b has the table b % tables.
 STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
-      "Tensor? distance, int ignore_index, float label_smoothing, int[] radius, float power, float decay, float[] "
-      "spacing, bool edges, bool false_edges, bool maps, bool count_edges, int validate, int tables) -> (Tensor sums, "
-      "Tensor edge_counts, Tensor ce, Tensor same, Tensor other, Tensor false_edge, Tensor label, Tensor flags, "
-      "Tensor stats, Tensor edge_list, Tensor sides, Tensor field)");
+      "Tensor? distance, int[] integers, float[] reals) -> (Tensor sums, Tensor edge_counts, Tensor region, Tensor "
+      "region_weight, Tensor label, Tensor stats, Tensor field, Tensor slopes, Tensor has_term, Tensor edge, Tensor "
+      "sides)");
   m.def(
-      "edge_loss_backward(Tensor grad_sums, Tensor? grad_ce, Tensor? grad_same, Tensor? grad_other, Tensor? "
-      "grad_false_edge, Tensor logits, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, Tensor "
-      "label, Tensor flags, Tensor stats, Tensor edge_list, Tensor sides, Tensor field, float label_smoothing, "
-      "int[] radius, float power, float decay, int tables) -> Tensor");
+      "edge_loss_backward(Tensor grad_terms, Tensor? grad_region, Tensor logits, Tensor? weight, Tensor? "
+      "pixel_weight, Tensor? edge_class_weight, Tensor label, Tensor stats, Tensor field, Tensor slopes, Tensor "
+      "has_term, Tensor edge, Tensor sides, int[] integers, float[] reals) -> Tensor");
   m.def(
       "neighbor_nll(Tensor logits, Tensor index, Tensor weight, Tensor? mask, int[] radius) -> (Tensor value, "
       "Tensor stats, Tensor largest, Tensor sides)");
@@ -36,41 +34,30 @@ namespace {
 
 using Optional = std::optional<Tensor>;
 using Results =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <Forward& forward>
 Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
-                  const Optional& edge_class_weight, const Optional& distance, int64_t ignore_index,
-                  double label_smoothing, std::vector<int64_t> radius, double power, double decay,
-                  std::vector<double> spacing, bool edges, bool false_edges, bool maps, bool count_edges,
-                  int64_t validate, int64_t tables) {
+                  const Optional& edge_class_weight, const Optional& distance, std::vector<int64_t> integers,
+                  std::vector<double> reals) {
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
-  const Options options = {ignore_index, label_smoothing, radius, power,       decay,    spacing,
-                           edges,        false_edges,     maps,   count_edges, validate, tables};
+  const Options options(integers, reals);
   checks::forward(inputs, target, distance, options);
-  const auto [sums, edge_counts, ce, same, other, false_edge, saved] = forward(inputs, target, distance, options);
-  return {sums,        edge_counts,     ce,          same,       other, false_edge, saved.label, saved.flags,
-          saved.stats, saved.edge_list, saved.sides, saved.field};
+  const auto [sums, counts, region, region_weight, saved] = forward(inputs, target, distance, options);
+  return {sums,        counts,       region,         region_weight, saved.label, saved.stats,
+          saved.field, saved.slopes, saved.has_term, saved.edge,    saved.sides};
 }
 
 template <Backward& backward>
-Tensor edge_loss_backward(const Tensor& grad_sums, const Optional& grad_ce, const Optional& grad_same,
-                          const Optional& grad_other, const Optional& grad_false_edge, const Tensor& logits,
+Tensor edge_loss_backward(const Tensor& grad_terms, const Optional& grad_region, const Tensor& logits,
                           const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
-                          const Tensor& label, const Tensor& flags, const Tensor& stats, const Tensor& edge_list,
-                          const Tensor& sides, const Tensor& field, double label_smoothing, std::vector<int64_t> radius,
-                          double power, double decay, int64_t tables) {
-  const Gradients gradients = {grad_sums, grad_ce, grad_same, grad_other, grad_false_edge};
-  const SavedState saved = {label, flags, stats, edge_list, sides, field};
-  Options options = {};
-  options.label_smoothing = label_smoothing;
-  options.radius = radius;
-  options.power = power;
-  options.decay = decay;
-  options.tables = tables;
-  options.edges = saved.has_edges();
-  options.false_edges = saved.has_false_edges(options);
+                          const Tensor& label, const Tensor& stats, const Tensor& field, const Tensor& slopes,
+                          const Tensor& has_term, const Tensor& edge, const Tensor& sides,
+                          std::vector<int64_t> integers, std::vector<double> reals) {
+  const Gradients gradients = {grad_terms, grad_region};
+  const SavedState saved = {label, stats, field, slopes, has_term, edge, sides};
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
+  const Options options(integers, reals);
   checks::backward(gradients, inputs, saved, options);
   return backward(gradients, inputs, saved, options);
 }
@@ -89,36 +76,6 @@ Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, con
   checks::neighbor_nll_backward(grad_value, logits, index, weight, stats, largest, sides, radius);
   return backward(grad_value, logits, index, weight, stats, largest, sides, radius);
 }
-
-// For the fake kernel: (type, constant, per_pixel, per_row, per_class) of each result of edge_loss.
-PyObject* get_output_sizes(PyObject*, PyObject* arguments) {
-  static const char* const types[] = {"real", "float64", "int64", "int32", "int16", "uint8"};
-  int edges, false_edges, maps, count_edges, has_distance;
-  Options options = {};
-  long long logits, tables;
-  if (!PyArg_ParseTuple(arguments, "ddpppppLL", &options.power, &options.decay, &edges, &false_edges, &maps,
-                        &count_edges, &has_distance, &logits, &tables)) {
-    return nullptr;
-  }
-  options.tables = tables;
-  options.edges = edges;
-  options.false_edges = false_edges;
-  options.maps = maps;
-  options.count_edges = count_edges;
-  PyObject* result = PyTuple_New(Output::kCount);
-  Py_ssize_t position = 0;
-  for (const Size& size : output_sizes(options, has_distance, logits)) {
-    PyObject* item = Py_BuildValue("(sLLLL)", types[size.type], static_cast<long long>(size.constant),
-                                   static_cast<long long>(size.per_pixel), static_cast<long long>(size.per_row),
-                                   static_cast<long long>(size.per_class));
-    PyTuple_SetItem(result, position++, item);
-  }
-  return result;
-}
-
-PyMethodDef functions[] = {{"output_sizes", get_output_sizes, METH_VARARGS,
-                            "Return (type, constant, per_pixel, per_row, per_class) of each result of edge_loss."},
-                           {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 }  // namespace edgeloss
@@ -141,6 +98,6 @@ STABLE_TORCH_LIBRARY_IMPL(edgeloss, CUDA, m) {
 
 PyMODINIT_FUNC PyInit__C() {
   static PyModuleDef module = {
-      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, edgeloss::functions, nullptr, nullptr, nullptr, nullptr};
+      PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

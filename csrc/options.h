@@ -1,6 +1,9 @@
 // The options of the loss, as its operator takes them, and the order of the sums that it returns.
 #pragma once
 
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -12,7 +15,6 @@ struct Row {
     kCrossEntropy,
     kSameSide,
     kOtherSide,
-    kFalseEdge,
     kWeight,
     kEdgeWeight,
     kValid,
@@ -23,16 +25,38 @@ struct Row {
   };
 };
 
+// Two lists of numbers cross the operator, in the order of edgeloss/fused.py, which makes them.
 struct Options {
   int64_t ignore_index;
-  double label_smoothing;
-  std::vector<int64_t> radius;  // per axis
-  double power, decay;          // decay 0: all neighbors weigh the same
-  std::vector<double> spacing;  // per axis
-  bool edges, false_edges, maps;
+  int64_t validate;  // 0 counts labels out of range as ignored; 1 and 2 raise an error
+  int64_t tables;    // of class weights, as in Geometry
+  bool edges;        // with the edge terms
   bool count_edges;  // per class
-  int64_t validate;
-  int64_t tables;  // of class weights, as in Geometry
+  bool regions;      // with the region term
+  bool gathers;      // the edge terms by pairs of pixels, as in neighbors/gather.h, not by weights from the labels
+  bool keeps_state;  // for a backward pass
+  int64_t radius[3];
+  double label_smoothing, power;
+  double decay;  // 0: all neighbors weigh the same
+  double spacing[3];
+
+  Options(const std::vector<int64_t>& integers, const std::vector<double>& reals) {
+    STD_TORCH_CHECK(integers.size() == 11 && reals.size() == 6, "options: expected 11 integers and 6 reals, but got ",
+                    integers.size(), " and ", reals.size());
+    ignore_index = integers[0];
+    validate = integers[1];
+    tables = integers[2];
+    edges = integers[3];
+    count_edges = integers[4];
+    regions = integers[5];
+    gathers = integers[6];
+    keeps_state = integers[7];
+    std::copy_n(&integers[8], 3, radius);
+    label_smoothing = reals[0];
+    power = reals[1];
+    decay = reals[2];
+    std::copy_n(&reals[3], 3, spacing);
+  }
 
   bool has_decay() const { return edges && decay > 0; }
 };

@@ -82,13 +82,13 @@ inline Geometry geometry_of(const Tensor& logits, const std::vector<int64_t>& ra
   return geometry_of(logits, logits, radius);
 }
 
-// The same for a call, with a radius that ends with the image: a larger one may not fit into sums of it.
+// The same for a call of the loss, with a radius that ends with the image: a larger one may not fit into sums of it.
 inline Geometry clipped_geometry(const Tensor& logits, const Tensor& image, const Options& options) {
-  Geometry g = geometry_of(logits, image, options.radius);
+  Geometry g = geometry_of(logits, image, {0, 0, 0});
   g.tables = options.tables;
   const int64_t size[3] = {g.depth, g.height, g.width};
   for (int axis = 0; axis < 3; ++axis) {
-    g.radius[axis] = std::min(g.radius[axis], std::max<int64_t>(size[axis] - 1, 0));
+    g.radius[axis] = std::min(options.radius[axis], std::max<int64_t>(size[axis] - 1, 0));
   }
   return g;
 }

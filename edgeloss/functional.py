@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from edgeloss import fused, library, reference, region
+from edgeloss.from_labels import balanced_edge_class_weight as balanced_edge_class_weight
+from edgeloss.from_labels import check_distance
+from edgeloss.from_labels import edge_weights as edge_weights
+from edgeloss.from_labels import normalizers as normalizers
 from edgeloss.inputs import (
     Inputs,
-    check_class_weight,
     check_inputs,
-    check_label_map,
     check_labels,
-    check_non_negative,
     check_values,
-    check_weight,
-    flat_class_weight,
-    is_checked,
-    labels,
-    valid_pixel_weight,
 )
-from edgeloss.inputs import label_maps as checked_targets
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
 from edgeloss.options import (
     Backend,
     Options,
     Reduction,
     Validate,
-    is_integer,
-    is_number,
-    radius_per_axis,
     spacing_per_axis,
     suggest_keywords,
 )
 from edgeloss.reduction import (
     Evaluation,
     LossMaps,
-    Regions,
     Result,
-    balanced_weight,
-    count_edge_pixels,
-    denominators,
-    edge_pixel_weight,
-    places_of_labels,
     reduce,
 )
 
-__all__ = ["balanced_edge_class_weight", "edge_aware_loss", "loss_maps", "neighbor_nll", "normalizers"]
+__all__ = [
+    "balanced_edge_class_weight",
+    "edge_aware_loss",
+    "edge_weights",
+    "loss_maps",
+    "neighbor_nll",
+    "normalizers",
+]
 
 
 @suggest_keywords
@@ -196,40 +189,29 @@ def loss_and_evaluation(
         **tensors: the tensor arguments of :func:`edge_aware_loss`.
     """
     inputs = check_inputs(logits, target, options, **tensors)
-    _check_distance(inputs, options)
+    check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
-    evaluation, regions = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     given = {"return_maps": return_maps, "return_terms": return_terms}
-    return reduce(evaluation, inputs, options, edge_scale, regions, **given), evaluation
+    return reduce(evaluation, inputs, options, edge_scale, **given), evaluation
 
 
-def _evaluate(
-    inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool
-) -> tuple[Evaluation, Regions | None]:
+def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
     reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths)
-    if reason:
-        check_values("logits", inputs.logits)
-    if reason and options.validate != "never":  # the kernels check the labels themselves
+    if not reason and not maps:  # the kernels return sums, and check the labels themselves
+        return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
+    check_values("logits", inputs.logits)
+    if options.validate != "never":
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
-    evaluate = reference.evaluate if reason else fused.evaluate
     regions = None
     if options.region_weight > 0:
         inputs, regions = region.evaluate(inputs, options)
-    evaluation = evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
-    return evaluation, regions
-
-
-def _check_distance(inputs: Inputs, options: Options) -> None:
-    distance, target = inputs.distance, inputs.target
-    if distance is not None and is_checked(distance, options.validate):
-        y, valid = labels(target, inputs.logits.shape[1], options.ignore_index)
-        radius = radius_per_axis(options.radius, target.dim() - 1)
-        read = valid & reference.within_reach(reference.find_edges(y, valid, radius), radius)
-        check_non_negative("distance", inputs.as_given(distance), where=inputs.as_given(read))
+    evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    return evaluation._replace(regions=regions)
 
 
 @suggest_keywords
@@ -311,155 +293,3 @@ def loss_maps(
             return_maps=True,
         )
     return cast("tuple[Tensor, LossMaps]", result)[1]
-
-
-@suggest_keywords
-def normalizers(
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    edge_class_weight: Tensor | None = None,
-    ignore_index: int | None = -100,
-    multilabel: bool = False,
-    radius: int | Sequence[int] = 1,
-    validate: Validate = "async",
-    pixel_weight: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the denominators (W, E) of the mean, from labels alone.
-
-    For exact gradient accumulation, pass their sums over several crops as ``normalizer`` of each crop's call: the
-    losses of the crops then add up to the loss of all crops in one batch.
-    :meth:`edgeloss.EdgeAwareLoss.step_normalizer` adds them up with the options of the module. Without class weights
-    the number of classes is unknown here, and every label ≥ 0 but ``ignore_index`` counts.
-
-    Args:
-        target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
-        weight: class weights [C] of the cross-entropy; with ``multilabel`` also [C, 2], for labels 0 and 1.
-        edge_class_weight: class weights of the edge terms, as ``weight``.
-        ignore_index: label of pixels to ignore; None for none.
-        multilabel: take each class as a binary loss of its own, with labels per class.
-        radius: of the neighborhood in pixels, or one per axis.
-        validate: ``"sync"`` raises an error for out-of-range labels; so does ``"async"``, except for CUDA tensors,
-            where the loss raises it. With ``"never"`` such pixels are ignored.
-        pixel_weight: [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
-
-    Returns:
-        W = Σ v · weight[y] over valid pixels and E = Σ v · edge_class_weight[y] over edge pixels, 0-d float64, with
-        v = ``pixel_weight`` or 1.
-
-    Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if a shape, device or value does not fit.
-
-    Example:
-        >>> import torch
-        >>> from edgeloss.functional import edge_aware_loss, normalizers
-        >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
-        >>> w, e = normalizers(target)
-        >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=(w, e)) for i in (0, 2)]
-        >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
-    """
-    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate=validate)
-    w, e, _ = label_totals(
-        target, options, weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight
-    )
-    return w, e
-
-
-def label_totals(
-    target: Tensor,
-    options: Options,
-    *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    pixel_weight: Tensor | None,
-    count_edges: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
-
-    They can be counted with class weights or of a multilabel target only: other labels do not show the number of
-    classes. Those of a multilabel target are [C, 2].
-    """
-    validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
-    check_label_map(target, multilabel=multilabel)
-    tables, classes = target.shape[1] if multilabel else None, 2 if multilabel else None
-    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
-    for name, values in class_weights.items():
-        if values is not None:
-            check_weight(values, validate, name=name, multilabel=multilabel)
-            classes = len(values) if classes is None else classes
-            check_class_weight(values, tables or classes, target.device, name=name, multilabel=multilabel)
-            class_weights[name] = flat_class_weight(values, multilabel=multilabel)
-    y = target.long()
-    if is_checked(y, validate):
-        check_labels(y, 1 if multilabel else classes, ignore_index)
-    valid = y >= 0 if ignore_index is None else (y != ignore_index) & (y >= 0)
-    if classes is not None:
-        valid &= y < classes
-    if pixel_weight is not None:
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64, multilabel=multilabel)
-    if multilabel:
-        y, valid = y.flatten(0, 1), valid.flatten(0, 1)
-        pixel_weight = None if pixel_weight is None else pixel_weight.flatten(0, 1)
-    mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
-    place = places_of_labels(y, tables or 1)
-    vu = edge_pixel_weight(place, mask, pixel_weight, class_weights["edge_class_weight"])
-    w, e = denominators(place, valid, mask, class_weights["weight"], pixel_weight, vu)
-    counts = count_edge_pixels(y, mask, classes, tables) if count_edges and classes is not None else None
-    return w.detach(), e.detach(), counts
-
-
-@suggest_keywords
-def balanced_edge_class_weight(
-    targets: Iterable[Tensor],
-    num_classes: int,
-    *,
-    exponent: float = 1.0,
-    ignore_index: int | None = -100,
-    multilabel: bool = False,
-    radius: int | Sequence[int] = 1,
-) -> Tensor:
-    """Compute class weights of the edge terms that give the edges of rare classes more weight.
-
-    A class with n edge pixels gets (1 / n)^exponent, scaled so that the mean weight over all edge pixels is 1; a class
-    without edge pixels gets 1. By default every class contributes the same share of the sum.
-
-    Args:
-        targets: label maps [B, *S], such as those of a data loader; with ``multilabel`` [B, C, *S].
-        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
-        exponent: in [0, 1]; 1 gives equal shares of the sum, 0 equal weights.
-        ignore_index: label of pixels to ignore; None for none.
-        multilabel: take each class as a binary loss of its own, with labels per class.
-        radius: of the neighborhood in pixels, or one per axis.
-
-    Returns:
-        [C] float32, on the CPU. With ``multilabel`` [C, 2]: labels 0 and 1 of each class are then 2 C classes.
-
-    Raises:
-        TypeError: if labels have the wrong type.
-        ValueError: if labels are out of range, or an argument does not fit.
-
-    Example:
-        >>> import torch
-        >>> from edgeloss.functional import balanced_edge_class_weight
-        >>> target = torch.zeros(1, 5, 9, dtype=torch.long)
-        >>> target[:, 2, 1:] = 1  # 8 pixels, all at the edge, as are 19 around them
-        >>> balanced_edge_class_weight([target], 3)
-        tensor([0.7105, 1.6875, 1.0000])
-    """
-    least = 1 if multilabel else 2
-    if not is_integer(num_classes) or num_classes < least:
-        raise ValueError(f"num_classes: expected an int, at least {least}, but got {num_classes!r}")
-    if not is_number(exponent) or not 0 <= exponent <= 1:
-        raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
-    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius)  # checks them
-    classes = 2 if multilabel else num_classes  # of the labels
-    counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
-    for target in checked_targets(targets, multilabel=multilabel):
-        if multilabel and target.shape[1] != num_classes:
-            raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
-        check_labels(target.long(), 1 if multilabel else classes, ignore_index)
-        y, valid = labels(target.flatten(0, 1) if multilabel else target, classes, ignore_index)
-        mask = reference.find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
-        counts += count_edge_pixels(y, mask, classes, num_classes if multilabel else None).cpu()
-    return balanced_weight(counts, exponent=exponent)

@@ -10,16 +10,19 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import library
+from edgeloss import library, region
 from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.neighborhoods import FAR
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, TermMaps, weighted_sum
-from edgeloss.reference import FAR, NO_POWER
+from edgeloss.reduction import Evaluation, weighted_sum
+from edgeloss.reference import NO_POWER
 
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
+_ROWS = [0, 1, 2, 4, 5, 6, 7, 8]
 _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
 
 
@@ -71,8 +74,11 @@ class Outputs(NamedTuple):
         return cls(sums, edge_counts, cross_entropy, same_side, other_side, unused, SavedState(*saved))
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
+    regions = None
+    if options.region_weight > 0:
+        inputs, regions = region.evaluate(inputs, options)
     logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
     decay, unit = _decay_and_unit(options)
     distance = inputs.distance
@@ -94,7 +100,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
         [s / unit for s in spacing_per_axis(options.spacing, dims)],
         edges,
         False,
-        maps,
+        False,
         count_edges,
         _VALIDATE[options.validate],
         inputs.tables,
@@ -104,15 +110,23 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
     else:
         with torch._C._AutoDispatchBelowAutograd():
             outputs = Outputs.from_tensors(operators.edge_loss.default(*given))
-        weigh = partial(_EdgeLoss.apply, given.logits, given, outputs)
-        if maps:
-            differentiable = _EdgeLoss.apply(given.logits, given, outputs, None, None)  # type: ignore[no-untyped-call]
-            outputs = Outputs.from_tensors([*outputs[:2], *differentiable, *outputs.saved])
-    terms = _term_maps(outputs, inputs, options, edges) if maps else None
+        weigh = partial(_weigh, given, outputs, regions)
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
-    return Evaluation(outputs.sums, terms, counts, weigh)
+    return Evaluation(outputs.sums[_ROWS], None, counts, weigh, regions)
+
+
+def _weigh(
+    given: _EdgeLossInputs,
+    outputs: Outputs,
+    regions: Any,  # noqa: ANN401
+    factors: Tensor,
+    of_regions: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    loss: Tensor = _EdgeLoss.apply(given.logits, given, outputs, factors, dtype)  # type: ignore[no-untyped-call]
+    return loss if regions is None else loss + torch.dot(regions.value, of_regions).to(dtype)  # type: ignore[arg-type]
 
 
 def _contiguous(values: Tensor | None) -> Tensor | None:
@@ -125,30 +139,6 @@ def _decay_and_unit(options: Options) -> tuple[float, float]:
         return 0.0, 1.0
     unit = 2.0 ** math.ceil(math.log2(options.decay))
     return options.decay / unit, unit
-
-
-def _term_maps(outputs: Outputs, inputs: Inputs, options: Options, edges: bool) -> TermMaps:
-    cross_entropy = outputs.cross_entropy.view(inputs.target.shape)
-
-    def term(part: Tensor, there: bool) -> Tensor:
-        return part.view_as(cross_entropy) if there else torch.zeros_like(cross_entropy)
-
-    edge_mask = torch.zeros_like(cross_entropy, dtype=torch.bool)
-    if edges:
-        edge_mask = outputs.saved.flags.view_as(cross_entropy) == 1
-    distance = inputs.distance
-    if distance is None and options.decay is not None:
-        field = outputs.saved.field
-        _, unit = _decay_and_unit(options)
-        distance = field.view_as(cross_entropy) * unit if edges else torch.full_like(cross_entropy, math.inf)
-    return TermMaps(
-        cross_entropy=cross_entropy,
-        same_side=term(outputs.same_side, edges),
-        other_side=term(outputs.other_side, edges),
-        edge_mask=edge_mask,
-        # A copy: the backward pass needs the field as it is.
-        distance=None if distance is None else distance.to(cross_entropy.dtype, copy=True),
-    )
 
 
 def is_evenly_spaced(x: Tensor) -> bool:
@@ -230,7 +220,7 @@ def _edge_loss_backward(
     unused: Tensor | None = None,
     *saved: None,
 ) -> tuple[Tensor | None, ...]:
-    terms = None if sums is None else sums[TERM_ROWS].contiguous()
+    terms = None if sums is None else sums[:4].contiguous()
     return _only(_gradient(ctx, ctx.saved_tensors, terms, ce, same, other, unused), len(_EdgeLossInputs._fields))
 
 
@@ -267,12 +257,12 @@ class _EdgeLoss(torch.autograd.Function):
         ctx.factors = factors
         ctx.set_materialize_grads(factors is not None)
         if factors is not None:
-            return weighted_sum(outputs.sums, factors, dtype)
+            return weighted_sum(outputs.sums[_ROWS], None, factors, None, dtype)
         return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.unused
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        terms, maps = (None, grads) if ctx.factors is None else (grads[0] * ctx.factors, [None] * 4)
+        terms, maps = (None, grads) if ctx.factors is None else (F.pad(grads[0] * ctx.factors, [0, 1]), [None] * 4)
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
             return _only(_gradient(ctx, state, terms, *maps), 5)

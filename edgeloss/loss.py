@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from edgeloss.functional import label_totals, loss_and_evaluation
+from edgeloss.from_labels import label_totals
+from edgeloss.functional import loss_and_evaluation
 from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import (

@@ -21,9 +21,10 @@ from edgeloss.inputs import (
     check_that,
     check_values,
 )
+from edgeloss.neighborhoods import Grid, offsets
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Backend, check_option, radius_per_axis, suggest_keywords
-from edgeloss.reference import Grid, gathered, log_sum_of_chosen, negative_log_mean, offsets, take
+from edgeloss.reference import gathered, log_sum_of_chosen, negative_log_mean, take
 
 
 @suggest_keywords

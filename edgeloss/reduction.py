@@ -26,17 +26,16 @@ class SumRow(IntEnum):
     CROSS_ENTROPY = 0  # Σ v · CE
     SAME_SIDE = 1  # Σ_E v · u · S
     OTHER_SIDE = 2  # Σ_E v · u · O
-    UNUSED = 3  # 0; the kernels have it among the terms
-    WEIGHT = 4  # W = Σ_valid v · weight[y]
-    EDGE_WEIGHT = 5  # Σ_E v · u
-    VALID = 6  # the number of valid pixels
-    EDGES = 7  # |E|
-    WRONG = 8  # the number of labels out of range; of the kernels only
+    WEIGHT = 3  # W = Σ_valid v · weight[y]
+    EDGE_WEIGHT = 4  # Σ_E v · u
+    VALID = 5  # the number of valid pixels
+    EDGES = 6  # |E|
+    WRONG = 7  # the number of labels out of range; of the kernels only
 
 
-EDGE_ROWS = slice(SumRow.SAME_SIDE, SumRow.EDGE_WEIGHT + 1)  # those of the edge terms and their weight, with others
-DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.EDGE_WEIGHT + 1)  # W and Σ_E v · u
-TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.UNUSED + 1)  # the rows that are terms of the loss
+TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.WEIGHT)  # the rows that are terms of the loss
+DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.VALID)  # W and Σ_E v · u
+EDGE_ROWS = slice(SumRow.SAME_SIDE, SumRow.VALID)  # those of the edge terms, and the denominators
 
 
 class LossMaps(NamedTuple):
@@ -73,22 +72,6 @@ class TermMaps(NamedTuple):
     distance: Tensor | None
 
 
-class Evaluation(NamedTuple):
-    """What a backend returns.
-
-    Attributes:
-        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
-        maps: None unless asked for.
-        edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
-        weigh: returns :func:`weighted_sum` of the sums, differentiable; None if these are differentiable.
-    """
-
-    sums: Tensor
-    maps: TermMaps | None
-    edge_counts: Tensor | None = None
-    weigh: Callable[[Tensor, torch.dtype], Tensor] | None = None
-
-
 class Regions(NamedTuple):
     """The region term of a batch.
 
@@ -101,6 +84,24 @@ class Regions(NamedTuple):
     weight: Tensor
 
 
+class Evaluation(NamedTuple):
+    """What a backend returns.
+
+    Attributes:
+        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
+        maps: None unless asked for.
+        edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
+        weigh: returns :func:`weighted_sum` of the sums and regions, differentiable; None if these are differentiable.
+        regions: None where the region term has no weight.
+    """
+
+    sums: Tensor
+    maps: TermMaps | None
+    edge_counts: Tensor | None = None
+    weigh: Callable[[Tensor, Tensor | None, torch.dtype], Tensor] | None = None
+    regions: Regions | None = None
+
+
 Number = TypeVar("Number", Tensor, float)
 Terms: TypeAlias = dict[str, Tensor]
 Result: TypeAlias = Tensor | tuple[Tensor, LossMaps] | tuple[Tensor, Terms] | tuple[Tensor, LossMaps, Terms]
@@ -111,15 +112,15 @@ def reduce(
     inputs: Inputs,
     options: Options,
     edge_scale: Tensor | float | None = None,
-    regions: Regions | None = None,
     *,
     return_maps: bool,
     return_terms: bool,
 ) -> Result:
     """Return the loss, followed by its maps and its terms if they are asked for.
 
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d; ``regions`` are None where the region term has no weight.
+    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
+    regions = evaluation.regions
     denominators, dtype = shared_denominators(evaluation.sums, inputs, options), result_dtype(inputs.logits)
     maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
     if options.reduction == "none" and maps is not None:
@@ -127,11 +128,9 @@ def reduce(
         loss = inputs.as_given(loss).to(dtype)
     else:
         factors = term_factors(denominators, options, edge_scale)
-        weigh = evaluation.weigh or partial(weighted_sum, evaluation.sums)
-        loss = weigh(factors, dtype)
-        if regions is not None:
-            of_regions = options.region_weight * region_factors(regions, denominators)
-            loss = loss + torch.dot(regions.value, of_regions).to(dtype)
+        of_regions = None if regions is None else options.region_weight * region_factors(regions, denominators)
+        weigh = evaluation.weigh or partial(weighted_sum, evaluation.sums, regions)
+        loss = weigh(factors, of_regions, dtype)
     if not return_maps and not return_terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
@@ -292,7 +291,7 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Tensor:
         options: of the call.
         classes: C ≥ 2.
     """
-    same_side, other_side, _, _, e = _numbers(sums[EDGE_ROWS])
+    same_side, other_side, _, e = _numbers(sums[EDGE_ROWS])
     uniform = _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
     weight = options.other_side_weight + options.same_side_weight
     return _tensor([_edge_term(other_side, same_side, options), e * uniform, e * weight], sums)
@@ -346,29 +345,6 @@ _keep.register_fake(torch.empty_like)
 # ---------------------------------------------------------------------------------------------------- the terms as sums
 
 
-def sum_rows(maps: TermMaps, y: Tensor, valid: Tensor, inputs: Inputs) -> Tensor:
-    """Return the sums of an :class:`Evaluation`; float32 is not enough beyond some 10^8 pixels."""
-    v, wide = inputs.pixel_weight, widest(y.device)
-    place = places_of_labels(y, inputs.tables)
-    vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    w, e = denominators(place, valid, maps.edge_mask, inputs.weight, v, vu)
-
-    def total_of(values: Tensor, weight: Tensor | None) -> Tensor:
-        return (values if weight is None else values * weight).sum(dtype=wide)
-
-    rows = {
-        SumRow.CROSS_ENTROPY: total_of(maps.cross_entropy, v),
-        SumRow.SAME_SIDE: total_of(maps.same_side, vu),
-        SumRow.OTHER_SIDE: total_of(maps.other_side, vu),
-        SumRow.UNUSED: torch.zeros_like(w),
-        SumRow.WEIGHT: w,
-        SumRow.EDGE_WEIGHT: e,
-        SumRow.VALID: valid.sum(dtype=wide),
-        SumRow.EDGES: maps.edge_mask.sum(dtype=wide),
-    }
-    return torch.stack([rows[row] for row in sorted(rows)])
-
-
 def term_weights(options: Options) -> dict[str, float]:
     """Return the weight of each term in the loss, in the order of ``TERM_ROWS``."""
     return {
@@ -379,7 +355,7 @@ def term_weights(options: Options) -> dict[str, float]:
 
 
 def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | float | None) -> Tensor:
-    """Return the factor of each term in the loss, [4]: its weight over its denominator, 0 over nothing.
+    """Return the factor of each term in the loss, [3]: its weight over its denominator, 0 over nothing.
 
     Args:
         denominators: W and Σ_E v · u, [2].
@@ -390,12 +366,25 @@ def term_factors(denominators: Tensor, options: Options, edge_scale: Tensor | fl
     if edge_scale is not None:
         per_e = per_e * edge_scale
     ce_weight, *edge_weights = term_weights(options).values()
-    return _tensor([ce_weight * per_w, *[weight * per_e for weight in [*edge_weights, 0.0]]], denominators)
+    return _tensor([ce_weight * per_w, *[weight * per_e for weight in edge_weights]], denominators)
 
 
-def weighted_sum(sums: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of the terms among the sums of an :class:`Evaluation`, times a factor each, 0-d."""
-    return torch.dot(sums[TERM_ROWS], factors).to(dtype)
+def weighted_sum(
+    sums: Tensor, regions: Regions | None, factors: Tensor, of_regions: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return the sum of the terms among the sums of an :class:`Evaluation` and its regions, times a factor each, 0-d.
+
+    Args:
+        sums: a row for each :class:`SumRow`.
+        regions: None without a region term.
+        factors: of the terms, [3].
+        of_regions: the factors of the values of the regions, [B].
+        dtype: of the result.
+    """
+    total = torch.dot(sums[TERM_ROWS], factors)
+    if regions is not None and of_regions is not None:
+        total = total + torch.dot(regions.value, of_regions)
+    return total.to(dtype)
 
 
 def region_factors(regions: Regions, denominators: Tensor) -> Tensor:
@@ -417,8 +406,8 @@ def term_values(sums: Tensor, denominators: Tensor, options: Options, regions: R
     ``denominators`` are W and Σ_E v · u, [2]; without regions their term is 0.
     """
     w, e = denominators.unbind()
-    counts = torch.stack([w, e, e, e])
-    cross_entropy, same_side, other_side, _ = torch.where(counts > 0, sums[TERM_ROWS] / counts, 0.0)
+    counts = torch.stack([w, e, e])
+    cross_entropy, same_side, other_side = torch.where(counts > 0, sums[TERM_ROWS] / counts, 0.0)
     return {
         "cross_entropy": cross_entropy,
         "same_side": same_side,

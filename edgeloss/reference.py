@@ -29,7 +29,6 @@ Lists of pixels hold their indices in the flattened batch, 0 ... B·|S| - 1.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,13 +39,21 @@ from torch import Tensor
 
 from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
+from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
 from edgeloss.opaque import opaque_to_compilers
-from edgeloss.options import Options, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import Evaluation, TermMaps, count_edge_pixels, places_of_labels, sum_rows
+from edgeloss.options import Options, radius_per_axis
+from edgeloss.reduction import (
+    Evaluation,
+    TermMaps,
+    count_edge_pixels,
+    denominators,
+    edge_pixel_weight,
+    places_of_labels,
+)
 from edgeloss.reduction import LossMaps as LossMaps
+from edgeloss.weights import weigh_neighbors
 
 NO_POWER = 1e-30  # smaller exponents are treated as 0
-FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
 
 def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool = False) -> Evaluation:
@@ -60,24 +67,31 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
         count_edges: return the number of edge pixels of each class too.
     """
     y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
-    x = readable_logits(inputs.logits, valid)
+    x, place, v = readable_logits(inputs.logits, valid), places_of_labels(y, inputs.tables), inputs.pixel_weight
     radius, power = clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
-    distance = inputs.distance
-    if options.decay is not None and distance is None:
-        # The loss reads d at neighbors of edge pixels only; the map shows it wherever it is defined.
-        read = valid if maps else valid & within_reach(mask, radius)
-        distance = distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
-    same_side, other_side = edge_terms(x, y, valid, mask, log_weights(distance, options.decay), radius, power)
-    terms = TermMaps(
-        cross_entropy=cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables),
-        same_side=same_side,
-        other_side=other_side,
-        edge_mask=mask,
-        distance=None if distance is None else distance.to(x.dtype, copy=True),
-    )
+    vu = edge_pixel_weight(place, mask, v, inputs.edge_class_weight)
+    distance = neighbor_distance(y, valid, mask, radius, options, inputs.distance, everywhere=maps)
+    log_w = log_weights(distance, options.decay)
+    cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
+    if maps or abs(power) > NO_POWER:
+        sides = edge_terms(x, y, valid, mask, log_w, radius, power)
+        of_edges = torch.stack([weighted_total(side, vu) for side in sides])
+    else:
+        of_edges = edge_sums(x, y, valid, mask, log_w, vu, radius)
+    w, e = denominators(place, valid, mask, inputs.weight, v, vu)
+    counted = [w, e, *(pixels.sum(dtype=w.dtype) for pixels in (valid, mask))]
+    sums = torch.cat([weighted_total(cross_entropy, v)[None], of_edges, torch.stack(counted)])
     counts = count_edge_pixels(y, mask, x.shape[1], inputs.multilabel_classes) if count_edges else None
-    return Evaluation(sum_rows(terms, y, valid, inputs), terms if maps else None, counts)
+    if not maps:
+        return Evaluation(sums, None, counts)
+    shown = None if distance is None else distance.to(x.dtype, copy=True)
+    return Evaluation(sums, TermMaps(cross_entropy, *sides, mask, shown), counts)
+
+
+def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Return the sum of a map, times a weight of each pixel, 0-d; float32 is not enough beyond some 10^8 pixels."""
+    return (values if weight is None else values * weight).sum(dtype=widest(values.device))
 
 
 # ------------------------------------------------------------------------------------------------------------- the maps
@@ -120,38 +134,16 @@ def cross_entropy_map(
     Of several ``tables`` of class weights, image b has the one of b % tables.
     """
     # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
-    shifted, log_sum = _shifted(torch.where(valid[:, None], x, 0.0))
+    log_p = torch.where(valid[:, None], x, 0.0).log_softmax(1)
     label = torch.where(valid, y, 0)
-    ce = log_sum - shifted.gather(1, label[:, None]).squeeze(1)
+    ce = -log_p.gather(1, label[:, None]).squeeze(1)
     if weight is not None:
         ce = ce * weight[places_of_labels(label, tables)]
     if label_smoothing:
-        nll = log_sum[:, None] - shifted
         if weight is not None:
-            nll = nll * weight.view(tables, -1).repeat(len(x) // tables, 1).view(*x.shape[:2], *[1] * (y.dim() - 1))
-        ce = (1 - label_smoothing) * ce + label_smoothing * nll.sum(1) / x.shape[1]
+            log_p = log_p * weight.view(tables, -1).repeat(len(x) // tables, 1).view(*x.shape[:2], *[1] * (y.dim() - 1))
+        ce = (1 - label_smoothing) * ce - label_smoothing * log_p.sum(1) / x.shape[1]
     return torch.where(valid, ce, 0.0)
-
-
-def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return E as a bool mask [B, *S]."""
-    # Some label in the window differs from that of the center if and only if the largest or the smallest one does.
-    label = y.to(widest(y.device))
-    largest = _window_max(torch.where(valid, label, -math.inf), radius)
-    smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
-    return valid & ((largest > label) | (smallest < label))
-
-
-def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
-    """Return log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
-    if distance is None or decay is None:
-        return None
-    return -(distance.to(widest(distance.device)) / decay).clamp(max=FAR)
-
-
-def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return the pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
-    return _window_max(mask.to(torch.float32), radius) > 0
 
 
 @opaque_to_compilers(lambda x, y, *_: (x.new_empty(y.shape), x.new_empty(y.shape)))
@@ -172,6 +164,29 @@ def edge_terms(
         empty.index_copy(0, pairs.center, same_side).view_as(y),
         empty.index_copy(0, pairs.center, other_side).view_as(y),
     )
+
+
+@opaque_to_compilers(lambda x, y, *_: x.new_empty(2, dtype=widest(y.device)))
+def edge_sums(
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    vu: Tensor | None,
+    radius: Sequence[int],
+) -> Tensor:
+    """Return Σ_E v u S and Σ_E v u O with power 0, [2]; vu is [B, *S], or None for ones."""
+    weights = weigh_neighbors(y, valid, mask, log_w, vu, radius, x.shape[1])
+    same_side = weights.same_side.flatten()
+    own = same_side.nonzero().squeeze(1)
+    margin = margins(x, torch.cat([own, weights.pixel]), torch.cat([y.flatten()[own], weights.other_class]))
+    of_own, of_other = torch.split(margin, [len(own), len(weights.pixel)])
+    sums = [
+        torch.dot(weight, -F.logsigmoid(m).to(weight.dtype))
+        for weight, m in ((same_side[own], of_own), (weights.other_side, -of_other))
+    ]
+    return torch.stack(sums)
 
 
 class Pairs(NamedTuple):
@@ -200,12 +215,7 @@ def neighbor_pairs(
     """Return the pairs of the pixels of the mask; log_w is [B, *S], or None for equal weights."""
     center = mask.flatten().nonzero().squeeze(1)
     y_flat = y.flatten()
-    reach = clipped(radius, y.shape)
-    grid = Grid(valid, reach)
-    place = grid.place(center)
-    parts = [grid.neighbors(place, offset) for offset in offsets(reach)] or [(center[:0], center[:0])]
-    row, n = (torch.cat(part) for part in zip(*parts, strict=True))
-
+    row, n = Grid(valid, clipped(radius, y.shape)).pairs(center)
     k = y_flat[center][row]
     is_same = y_flat[n] == k
     t = log_terms(x, n, k, is_same)
@@ -215,11 +225,9 @@ def neighbor_pairs(
 
 def log_terms(x: Tensor, n: Tensor, k: Tensor, is_same: Tensor) -> Tensor:
     """Return log p_n(k) of pairs of a pixel n and a class k that are on the same side, log(1 - p_n(k)) of others."""
-    logits, shifted, log_sum, at = gathered(x, n)
-    a = take(shifted.flatten(), at * x.shape[1] + k) - take(log_sum, at)
-    other = (~is_same).nonzero().squeeze(1)
-    b = _log_one_minus_p(take(a, other), k[other], at[other], logits, log_sum)
-    return a.index_copy(0, other, b)
+    keys, at = torch.unique(n * x.shape[1] + k, return_inverse=True)  # a pixel is the neighbor of many
+    margin = take(margins(x, keys // x.shape[1], keys % x.shape[1]), at)
+    return F.logsigmoid(torch.where(is_same, margin, -margin))
 
 
 def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
@@ -230,99 +238,6 @@ def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
         return negative_log_mean(take(t, at), pairs.log_w[at], pairs.row[at], len(pairs.center), power)
 
     return term(pairs.is_same), term(~pairs.is_same)
-
-
-@opaque_to_compilers(lambda y, *_: y.new_empty(y.shape, dtype=widest(y.device)))
-def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """Return d [B, *S] at the pixels of the bool mask ``read``, inf elsewhere; see :func:`local_distance`."""
-    at = read.flatten().nonzero().squeeze(1)
-    distance = torch.full((y.numel(),), math.inf, dtype=widest(y.device), device=y.device)
-    distance[at] = local_distance(y, valid, at, radius, spacing)
-    return distance.view_as(y)
-
-
-def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
-    """Return d at the valid pixels ``at``, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
-
-    A neighbor n of an edge pixel i is never beyond: n is within ‖radius · spacing‖ of i, and so is some pixel j with
-    y_j ≠ y_i; y_i or y_j differs from y_n.
-    """
-
-    def length(offset: Sequence[int]) -> float:
-        return math.hypot(*(o * s for o, s in zip(offset, spacing, strict=True)))
-
-    limit = 2 * length(radius)
-    reach = clipped([math.ceil(limit / s) for s in spacing], y.shape)
-    window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
-    grid, y_flat = Grid(valid, reach), y.flatten()
-    d = torch.full(at.shape, math.inf, dtype=widest(y.device), device=y.device)
-    left, place, label = torch.arange(len(at), device=y.device), grid.place(at), y_flat[at]
-    for distance, ring in itertools.groupby(window, key=length):  # from near to far
-        for offset in ring:
-            row, n = grid.neighbors(place, offset)
-            d[left[row[y_flat[n] != label[row]]]] = distance
-        still = d[left].isinf()
-        left, place, label = left[still], place[still], label[still]
-        if not len(left):
-            break
-    return d
-
-
-# ------------------------------------------------------------------------------------------------------- neighborhoods
-
-
-def offsets(radius: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the K = ∏(2 · radius_a + 1) - 1 offsets of a neighborhood, row-major, without the center."""
-    window = itertools.product(*(range(-r, r + 1) for r in radius))
-    return [offset for offset in window if any(offset)]
-
-
-class Grid:
-    """Look up the neighbors of pixels.
-
-    A table holds the index of each pixel, or -1 where it does not exist, with a margin of -1 around each image: every
-    neighbor is then at a constant step in the table.
-
-    Args:
-        exists: [B, *S] bool.
-        reach: the largest offset along each axis.
-    """
-
-    def __init__(self, exists: Tensor, reach: Sequence[int]) -> None:
-        """Build the table."""
-        self._shape, self._reach = exists.shape, reach
-        numbers = torch.arange(exists.numel(), device=exists.device).view_as(exists)
-        table = F.pad(torch.where(exists, numbers, -1), [r for r in reversed(reach) for _ in range(2)], value=-1)
-        self._strides, self._table = table.stride(), table.flatten()
-
-    def place(self, pixels: Tensor) -> Tensor:
-        """Return the positions of pixels [M] in the table, [M] int64."""
-        places = torch.unravel_index(pixels, self._shape)
-        shifts = (0, *self._reach)
-        return torch.stack([(p + r) * s for p, r, s in zip(places, shifts, self._strides, strict=True)]).sum(0)
-
-    def neighbors(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the pixels n at the offset from those at ``place``, as (row of place, n): [P] int64 each."""
-        n = self._table[place + sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))]
-        row = (n >= 0).nonzero().squeeze(1)
-        return row, n[row]
-
-
-def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return the largest of values [B, *S] in the window of each pixel, without pixels outside."""
-    if not values.numel():
-        return values
-    pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
-    windows = values[:, None]
-    for axis, reach in enumerate(clipped(radius, values.shape)):  # one after another: a wide window takes no square
-        padding = [reach if a == axis else 0 for a in range(len(radius))]
-        windows = pool(windows, [2 * r + 1 for r in padding], stride=1, padding=padding)
-    return windows[:, 0]
-
-
-def clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Return the radius, clipped to what an image of shape (B, *S) needs."""
-    return [min(r, max(length - 1, 0)) for r, length in zip(radius, shape[1:], strict=True)]
 
 
 # ----------------------------------------------------------------------------------------------------------- logarithms
@@ -358,27 +273,25 @@ def log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
     return (top[:, 0] - logits.amax(1).detach()) + (x - top).exp().sum(1).log()
 
 
-def _log_one_minus_p(log_p: Tensor, k: Tensor, at: Tensor, logits: Tensor, log_sum: Tensor) -> Tensor:
-    """Return b = log(1 - p(k)) of each pair, [P], exact for every p.
+def margins(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
+    """Return x_n(k) - log Σ_{c ≠ k} exp x_n(c), [M].
+
+    log p_n(k) is its log-sigmoid, and log(1 - p_n(k)) that of its negative: no digit of the values or of the gradient
+    is lost for any p, as 1 - p would lose for p near 1.
 
     Args:
-        log_p: a = log p(k), [P].
-        k: the class, [P].
-        at: the row of the pixel of the pair in logits and log_sum, [P].
-        logits: [M, C].
-        log_sum: [M].
+        x: [B, C, *S].
+        n: pixels, [M].
+        k: a class of each, [M].
     """
-    likely = log_p > -math.log(2)
-    # For p ≤ 1/2. Elsewhere this branch reads a harmless -1, so that its gradient is finite.
-    b = torch.log1p(-torch.where(likely, -1.0, log_p).exp())
-    # For p > 1/2, 1 - p would cancel: sum the other classes instead, once for all pairs of the same pixel and class.
-    classes = logits.shape[1]
-    rows = likely.nonzero().squeeze(1)
-    keys, back = torch.unique(at[rows] * classes + k[rows], return_inverse=True)
-    at, k = keys // classes, keys % classes
-    others = torch.ones(len(at), classes, dtype=torch.bool, device=k.device).scatter(1, k[:, None], False)
-    rest = log_sum_of_chosen(take(logits, at), others) - take(log_sum, at)
-    return b.index_copy(0, rows, take(rest, back))
+    classes, pixels = x.shape[1], math.prod(x.shape[2:])
+    first = n + n // pixels * (classes - 1) * pixels
+    place = first[:, None] + pixels * torch.arange(classes, device=n.device)
+    logits = take(x.flatten(), place.flatten()).view(-1, classes)
+    others = logits.scatter(1, k[:, None], -math.inf)
+    top = others.detach().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+    rest = (others - top).exp().sum(1).clamp(min=1)  # it is at least 1, but 0 where all others are -inf
+    return (logits.gather(1, k[:, None]) - top).squeeze(1) - rest.log()
 
 
 def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:

@@ -25,7 +25,7 @@ from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
-from edgeloss.reference import find_edges
+from edgeloss.neighborhoods import find_edges
 
 Options = dict[str, Any]
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss.reference import find_edges
+from edgeloss.neighborhoods import find_edges
 
 BINS = 15  # of equal width
 

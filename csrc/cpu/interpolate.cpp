@@ -83,9 +83,11 @@ Upsample<A>::Upsample(const Axis<A>& z, const Axis<A>& y, const Axis<A>& x)
   slots = left + *std::max_element(count[1].begin(), count[1].end());
   pixel.assign(slots * cells, -1);
   weight.assign(slots * cells, A(0));
+  home.resize(x.high);
   for_each_pixel([&](int64_t i, int64_t cell, int side, int64_t n) {
     const int64_t at = (side ? left + n : n) * cells + cell;
     pixel[at] = static_cast<int32_t>(i);
+    home[i] = static_cast<int32_t>(at);
     weight[at] = column[i].weight;
   });
 }

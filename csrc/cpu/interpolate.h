@@ -44,6 +44,7 @@ struct Upsample {
   int64_t cells, slots, left;               // of a row; the slots on the left
   std::vector<int32_t> pixel;               // [slots, cells], of the row, or -1
   std::vector<A> weight;                    // [slots, cells], of the second of the two that it is mixed from
+  std::vector<int32_t> home;                // [W], the place of each pixel in `pixel`
 
   Upsample(const Axis<A>& z, const Axis<A>& y, const Axis<A>& x);
 
@@ -52,6 +53,13 @@ struct Upsample {
 
   // The pixels of a block, in the order of its tile.
   void list_pixels(const Block& block, int32_t* places) const;
+
+  // Where a pixel of the row is in the tile of a block; -1 if it is in another one.
+  int64_t place_in(const Block& block, int64_t pixel) const {
+    const int64_t slot = home[pixel] / cells - block.first_slot, cell = home[pixel] % cells - block.first_cell;
+    if (slot < 0 || slot >= block.last_slot - block.first_slot || cell < 0 || cell >= block.cells()) return -1;
+    return slot * block.cells() + cell;
+  }
 
   // Class c of a pixel, the same as in a tile.
   A at(const Stored<A>& x, int64_t pixel, int64_t c) const;

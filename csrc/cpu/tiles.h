@@ -64,8 +64,8 @@ struct Tile {
   int64_t ld, classes, n;
 };
 
-// Whether tiles can be used where they lie. The loops over many classes read each logit once, in order: they take no
-// harm where the classes of a tile lie a power of two apart, and evict each other from the cache.
+// Whether tiles can be used where they lie, by loops that read each logit once: of many classes, the rows of a tile may
+// lie a power of two apart and evict each other from the cache.
 template <typename A>
 bool is_in_place(const Stored<A>& x) {
   return x.type == kScalarType<A> && !x.binary && x.pixel_step == 1;
@@ -105,75 +105,5 @@ EDGELOSS_INLINE void narrow_labels(const int32_t* y, int64_t n, int16_t* label) 
 
 // The labels of n pixels from the first on, kIgnored where they do not count; returns how many are out of range.
 int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y);
-
-// m, r and -log p(y) of a tile; nll is 0 where y is none of the classes.
-template <typename A>
-void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll);
-
-// m and r of two classes alone: so quick to form that they are not kept.
-template <typename A>
-void statistics_of_two(const A* first, const A* second, int64_t n, A* m, A* r);
-
-// The first of the classes that reach the max; kIgnored where y is.
-template <typename A>
-void tile_prediction(const Tile<A>& tile, const int32_t* y, const A* m, int16_t* predicted);
-
-// Σ value, in parts whose order is fixed.
-template <typename A>
-double row_sum(const A* value, int64_t n);
-
-// Σ value · weight, in parts whose order is fixed.
-template <typename A>
-double weighted_sum(const A* value, const A* weight, int64_t n);
-
-struct CrossEntropy {
-  double sum, valid;  // valid: pixels
-};
-
-// Σ nll, and how many y are a class.
-template <typename A>
-CrossEntropy tile_cross_entropy(const A* nll, const int32_t* y, int64_t n);
-
-// Class weights and label smoothing.
-template <typename A>
-struct Smoothing {
-  const A* weight;  // [C], or null for ones
-  int64_t classes;
-  A smoothing;
-  A total;  // Σ weight
-
-  Smoothing(const A* weight, int64_t classes, A smoothing)
-      : weight(weight), classes(classes), smoothing(smoothing), total(0) {
-    for (int64_t c = 0; c < classes; ++c) total += of_class(c);
-  }
-  EDGELOSS_INLINE A of_class(int64_t c) const { return weight ? weight[c] : A(1); }
-  A of_others() const { return smoothing / static_cast<A>(classes); }
-  bool exists() const { return of_others() != A(0); }
-};
-
-// Makes of nll in `ce` the cross-entropy with class weights and smoothing; w = weight(y), or 0 where y is no class.
-template <typename A>
-void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, const A* r, const Smoothing<A>& smoothing,
-                          A* ce, A* w);
-
-// The gradient of a tile is alpha · p(c) - at_y · [c = y] - uniform · weight(c), but for corrections. Without smoothing
-// `uniform` is not set.
-template <typename A>
-struct Factors {
-  A alpha[kTile], at_y[kTile], uniform[kTile];
-  int32_t y[kTile];
-};
-
-// y of n pixels, and the factors, 0 where it is no class, from what arrives at the cross-entropy, or `everywhere` where
-// that is null, and the shares of the same side, which may be null.
-template <typename A>
-void fill_factors(const int16_t* label, int64_t n, A everywhere, const A* arrives, const A* same,
-                  const Smoothing<A>& smoothing, Factors<A>& factors);
-
-// The gradient to g[c · ld_g + j] where y is a class; exactly 0 elsewhere, for any logits. m and r of few classes are
-// not read.
-template <typename A>
-void tile_softmax(const Tile<A>& tile, const Factors<A>& factors, const Smoothing<A>& smoothing, const A* m, const A* r,
-                  A* g, int64_t ld_g);
 
 }  // namespace edgeloss

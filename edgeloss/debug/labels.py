@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss import inputs, reference
+from edgeloss import inputs, neighborhoods
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
 from edgeloss.debug.stats import MAX_VALUES, first_index
@@ -65,7 +65,7 @@ class Labels(NamedTuple):
         if ignore_index is not None:
             valid = valid & (y != ignore_index)
             outside = wrong = outside & (y != ignore_index)
-        edge_mask = reference.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
+        edge_mask = neighborhoods.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
         return cls(y, valid, outside, wrong, edge_mask, classes, multilabel_classes)
 
     def as_given(self, values: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import reference
+from edgeloss import neighborhoods, reference
 from edgeloss.functional import loss_maps
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import radius_per_axis
@@ -95,8 +95,8 @@ class _Batch(NamedTuple):
         x = reference.readable_logits(logits.detach(), valid)
         names = ("ignore_index", "radius", "decay", "spacing", "validate", "backend")
         maps = loss_maps(x, target, **{name: getattr(criterion, name) for name in names})
-        mask, log_w = maps.edge_mask, reference.log_weights(maps.distance, criterion.decay)
-        radius = reference.clipped(radius_per_axis(criterion.radius, 2), y.shape)
+        mask, log_w = maps.edge_mask, neighborhoods.log_weights(maps.distance, criterion.decay)
+        radius = neighborhoods.clipped(radius_per_axis(criterion.radius, 2), y.shape)
         power = 0.0 if abs(criterion.power) <= reference.NO_POWER else criterion.power
         return cls(x, y, valid, mask, mask.flatten().nonzero().squeeze(1), log_w, tuple(radius), power)
 

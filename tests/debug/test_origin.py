@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from debug_losses import leaky_edges, line_of, scene
 from torch import Tensor, nn
 
-from edgeloss import EdgeAwareLoss, reference
+from edgeloss import EdgeAwareLoss, neighborhoods
 from edgeloss.debug import diagnose
 from edgeloss.functional import edge_aware_loss
 
@@ -68,7 +68,7 @@ def test_masked_root_is_reported_with_operation_and_line() -> None:
 
 def test_common_place_of_bad_pixels() -> None:
     x, y = scene()
-    off_edges = ~reference.find_edges(y, y >= 0, [1, 1])
+    off_edges = ~neighborhoods.find_edges(y, y >= 0, [1, 1])
 
     def poisoned(logits: Tensor, target: Tensor, where: Tensor) -> Tensor:
         return torch.where(where[:, None], logits / (~where[:, None]), 0.0).nan_to_num(0, 0, 0).sum()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeloss import backends, inputs, reduction, reference
+from edgeloss import backends, inputs, neighborhoods, reduction, reference
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
@@ -52,8 +52,12 @@ def test_a_wrong_result_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert any(("maps" if name in ("cross_entropy", "edge_mask") else name) in failure for failure in found)
 
 
-def without_rest(log_p: Tensor, *_: Any) -> Tensor:
-    return torch.log1p(-log_p.exp().clamp(max=1 - 1e-7))
+def without_rest(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
+    """Compute 1 - p where it cancels."""
+    return torch.logit(MARGINS(x, n, k).sigmoid(), eps=1e-7)
+
+
+MARGINS = reference.margins
 
 
 def without_small_shares(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:
@@ -69,7 +73,7 @@ def of_narrow_windows(radius: Sequence[int]) -> list[tuple[int, ...]]:
     return OFFSETS([min(r, 3) for r in radius])
 
 
-OFFSETS = reference.offsets
+OFFSETS = neighborhoods.offsets
 
 
 def with_labels_swapped(weight: Tensor, *, multilabel: bool) -> Tensor:
@@ -88,11 +92,11 @@ def with_weights_of_the_image(y: Tensor, tables: int) -> Tensor:
 @pytest.mark.parametrize(
     ("number", "kind", "result", "where", "name", "mutant"),
     [
-        (224, "plain", "gradient", reference, "_log_one_minus_p", without_rest),
+        (4, "plain", "gradient", reference, "margins", without_rest),
         (829, "plain", "gradient", reference, "negative_log_mean", without_small_shares),
         (7, "multilabel", "loss", inputs, "flat_class_weight", with_labels_swapped),
         (10, "multilabel", "loss", reduction, "places_of_labels", with_weights_of_the_image),
-        (8, "wide", "maps", reference, "offsets", of_narrow_windows),
+        (8, "wide", "maps", neighborhoods, "offsets", of_narrow_windows),
     ],
 )
 def test_a_wrong_formula_is_found(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -177,3 +178,20 @@ def region_of_class(x: Any, y: Any, label: int, ignore_index: int | None) -> flo
     known, left = entropy(zz), entropy(zz - zq @ np.linalg.inv(qq + of_noise) @ zq.T)
     floor = entropy(2 * eye - noise**2 * np.linalg.inv(zz))
     return (left - floor) / (known - floor)
+
+
+def edge_weights(
+    y: Any, w: Any, vu: Any, *, ignore_index: int = -100, radius: tuple[int, ...]
+) -> tuple[Any, dict[tuple[int, int], float]]:
+    """Return A [*S] and B as {(pixel, class): weight} of one image, from arrays y, w and v · u [*S]."""
+    same_side, other_side = np.zeros(y.shape), defaultdict(float)
+    pixels = {p for p in np.ndindex(y.shape) if y[p] != ignore_index}
+    for i in pixels:
+        window = itertools.product(*(range(a - r, a + r + 1) for a, r in zip(i, radius, strict=True)))
+        neighbors = [n for n in window if n != i and n in pixels]
+        same, other = ([n for n in neighbors if (y[n] == y[i]) == is_same] for is_same in (True, False))
+        for n in same if other else []:
+            same_side[n] += vu[i] * w[n] / sum(w[m] for m in same)
+        for n in other:
+            other_side[int(np.ravel_multi_index(n, y.shape)), int(y[i])] += vu[i] * w[n] / sum(w[m] for m in other)
+    return same_side, other_side

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
-from edgeloss.reference import Grid, offsets
+from edgeloss.neighborhoods import Grid, offsets
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 

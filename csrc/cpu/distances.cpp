@@ -1,10 +1,10 @@
-// The search of row_search.h.
-#include "row_search.h"
+// The search of distances.h.
+#include "distances.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "labels.h"
 #include "vectorize.h"
 
 namespace edgeloss {
@@ -15,7 +15,7 @@ constexpr int32_t kNone = 1 << 30;  // farther than any pixel of a row
 
 }  // namespace
 
-RowSearch::RowSearch(const Geometry& g, const Options& options) : g_(g), search_(g, options) {
+Distances::Distances(const Geometry& g, const Options& options) : g_(g), search_(g, options) {
   for (Side& side : sides_) {
     side.label.resize(g.batch * g.pixels);
     side.nearest.resize(g.batch * g.pixels);
@@ -23,14 +23,15 @@ RowSearch::RowSearch(const Geometry& g, const Options& options) : g_(g), search_
   }
 }
 
-void RowSearch::prepare(const Chunk& chunk, const int16_t* label) {
-  for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
+void Distances::prepare(const Slab& slab, const int16_t* label) {
+  for_each_row(slab, [&](int64_t z, int64_t y) {
+    const int64_t row = z * g_.height + y;
     const int16_t* own = label + row * g_.width;
     for (int s = 0; s < 2; ++s) {
       int16_t last = -1;
       int32_t nearest = kNone, next = kNone;
       for (int64_t j = 0; j < g_.width; ++j) {
-        const int64_t x = s ? g_.width - 1 - j : j, i = chunk.image * g_.pixels + row * g_.width + x;
+        const int64_t x = s ? g_.width - 1 - j : j, i = slab.image * g_.pixels + row * g_.width + x;
         nearest += nearest < kNone;
         next += next < kNone;
         if (own[x] >= 0) {
@@ -43,19 +44,30 @@ void RowSearch::prepare(const Chunk& chunk, const int16_t* label) {
         sides_[s].next[i] = next;
       }
     }
-  }
+  });
 }
 
 template <typename A>
-void RowSearch::find(int64_t image, int64_t row, const int16_t* label, const uint8_t* seen, A* distance) const {
-  const int64_t z = quotient(row, g_.height), y = row - z * g_.height, width = g_.width;
+void Distances::find(const Slab& slab, const int16_t* label, A* distance) const {
+  for_each_row(slab, [&](int64_t z, int64_t y) { find_row(slab.image, z, y, label, distance); });
+}
+
+template <typename A>
+void Distances::find_row(int64_t image, int64_t z, int64_t y, const int16_t* label, A* distance) const {
+  const int64_t width = g_.width, row = z * g_.height + y;
   const double along_row = search_.spacing[2];
   for (int64_t x = 0; x < width; x += kAtOnce) {
     const int64_t n = std::min(kAtOnce, width - x);
-    if (!std::memchr(seen + x, 1, n)) continue;
+    int64_t first[3] = {z, y, x}, last[3] = {z + 1, y + 1, x + n};
+    const int64_t size[3] = {g_.depth, g_.height, width};
+    for (int a = 0; a < 3; ++a) {  // what decides whether an edge pixel sees one of them
+      first[a] = std::max<int64_t>(0, first[a] - 2 * g_.radius[a]);
+      last[a] = std::min(size[a], last[a] + 2 * g_.radius[a]);
+    }
+    if (is_uniform(g_, label, first, last)) continue;
     const int16_t* own = label + row * width + x;
     double nearest[kAtOnce], farthest = search_.limit;
-    for (int64_t j = 0; j < n; ++j) nearest[j] = seen[x + j] && own[j] >= 0 ? search_.limit : 0;
+    for (int64_t j = 0; j < n; ++j) nearest[j] = own[j] >= 0 ? search_.limit : 0;
     search_.along(0, z, g_.depth, 0, farthest, [&](int64_t v, double across) {
       search_.along(1, y, g_.height, across, farthest, [&](int64_t u, double square) {
         const int64_t first = image * g_.pixels + (v * g_.height + u) * width + x;
@@ -75,12 +87,12 @@ void RowSearch::find(int64_t image, int64_t row, const int16_t* label, const uin
     });
     for (int64_t j = 0; j < n; ++j) {
       const bool is_found = own[j] >= 0 && nearest[j] < search_.limit;
-      distance[x + j] = is_found ? static_cast<A>(std::sqrt(nearest[j]) * search_.unit) : A(INFINITY);
+      distance[row * width + x + j] = is_found ? static_cast<A>(std::sqrt(nearest[j]) * search_.unit) : A(INFINITY);
     }
   }
 }
 
-template void RowSearch::find(int64_t, int64_t, const int16_t*, const uint8_t*, float*) const;
-template void RowSearch::find(int64_t, int64_t, const int16_t*, const uint8_t*, double*) const;
+template void Distances::find(const Slab&, const int16_t*, float*) const;
+template void Distances::find(const Slab&, const int16_t*, double*) const;
 
 }  // namespace edgeloss

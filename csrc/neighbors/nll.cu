@@ -4,7 +4,7 @@
 
 #include "../kernels.h"
 #include "device.h"
-#include "math.h"
+#include "nll.h"
 
 namespace edgeloss {
 namespace {

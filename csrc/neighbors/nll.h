@@ -16,9 +16,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "../geometry.h"
 #include "../math.h"
 #include "../tensors.h"
+#include "window.h"
 
 #ifdef __CUDA_ARCH__
 #define EDGELOSS_UNROLL _Pragma("unroll")
@@ -27,32 +27,6 @@
 #endif
 
 namespace edgeloss {
-
-// The largest number of a neighbor, K - 1.
-EDGELOSS_INLINE int64_t last_number(const Geometry& g) {
-  return (2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1) - 2;
-}
-
-// The other pixels of the window around pixel `column` of `row`, with their numbers among the K in row-major order:
-// calls body(pixel, number). Seen from that pixel, this one has the number K - 1 - number.
-template <typename F>
-EDGELOSS_INLINE void for_each_numbered_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
-  const int64_t z = quotient(row, g.height), y = row - z * g.height, center = row * g.width + column;
-  const int64_t span_y = 2 * g.radius[1] + 1, span_x = 2 * g.radius[2] + 1;
-  const int64_t first_z = z < g.radius[0] ? 0 : z - g.radius[0], first_y = y < g.radius[1] ? 0 : y - g.radius[1];
-  const int64_t first_x = column < g.radius[2] ? 0 : column - g.radius[2];
-  for (int64_t v = first_z; v < g.depth && v <= z + g.radius[0]; ++v) {
-    for (int64_t u = first_y; u < g.height && u <= y + g.radius[1]; ++u) {
-      // The number in the whole window of what stands in column 0, were it part of it.
-      const int64_t start = ((v - z + g.radius[0]) * span_y + (u - y + g.radius[1])) * span_x + g.radius[2] - column;
-      const int64_t first = (v * g.height + u) * g.width;
-      for (int64_t x = first_x; x < g.width && x <= column + g.radius[2]; ++x) {
-        const int64_t n = first + x;
-        if (n != center) body(n, start + x - (n > center));  // the center has no number
-      }
-    }
-  }
-}
 
 // The classes that each pixel of an image chooses: one by its index, or those that its indicator sets.
 struct Choice {

@@ -1,14 +1,15 @@
 // neighbor_nll on the CPU, in passes over chunks of rows: the formulas of math.h, with the exponentials of many classes
 // or pairs formed together, so that they vectorize. Each pixel is computed by itself, so the number of threads
 // changes no bit.
+#include "nll.h"
+
 #include <algorithm>
 #include <vector>
 
 #include "../cpu/parallel.h"
 #include "../cpu/tiles.h"
-#include "../cpu/vectorize.h"
 #include "../kernels.h"
-#include "math.h"
+#include "exponentials.h"
 
 namespace edgeloss {
 namespace {
@@ -18,38 +19,6 @@ constexpr int64_t kPairs = 512;  // of a center and a neighbor
 
 template <typename A, typename W>
 using Image = NeighborNll<Stored<A>, A, W>;
-
-// v = e^v for v ≤ 0.
-template <typename A>
-void exponentials(A* v, int64_t n) {
-  vectorized<A>([=]() EDGELOSS_LOOP {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) v[j] = exp_negative(v[j]);
-  });
-}
-
-// The neighbors of a row's pixels, one number after another: calls body(number, shift, first, last), where pixels
-// first to last - 1 of the row have the neighbor of that number, `shift` pixels on.
-template <typename F>
-EDGELOSS_INLINE void for_each_shift(const Geometry& g, int64_t row, const F& body) {
-  const int64_t at[3] = {row / g.height, row % g.height, 0}, size[3] = {g.depth, g.height, g.width};
-  int64_t low[3], high[3], span[3];  // of the shift along an axis, as far as a pixel of the row has it inside the image
-  for (int a = 0; a < 3; ++a) {
-    span[a] = 2 * g.radius[a] + 1;
-    low[a] = -std::min(g.radius[a], a == 2 ? g.width - 1 : at[a]);
-    high[a] = std::min(g.radius[a], size[a] - 1 - at[a]);
-  }
-  for (int64_t dz = low[0]; dz <= high[0]; ++dz) {
-    for (int64_t dy = low[1]; dy <= high[1]; ++dy) {
-      for (int64_t dx = low[2]; dx <= high[2]; ++dx) {
-        const int64_t number = ((dz + g.radius[0]) * span[1] + dy + g.radius[1]) * span[2] + dx + g.radius[2];
-        const int64_t shift = (dz * g.height + dy) * g.width + dx;
-        if (shift == 0) continue;
-        body(number - (shift > 0), shift, std::max<int64_t>(0, -dx), std::min(g.width, g.width - dx));
-      }
-    }
-  }
-}
 
 // Pass 1, as NeighborNll::find_largest.
 template <typename A, typename W>

@@ -1,0 +1,63 @@
+// The gradient of a slab, tile by tile, wherever it goes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "slab_tiles.h"
+
+namespace edgeloss {
+
+// What the backward pass of a thread works in.
+template <typename A>
+class SlabGradient {
+ public:
+  SlabGradient(const Call<A>& call, const Gradients& gradients, const SavedState& saved);
+
+  // Calls body(gradient [C, tile()], pixels, where they are) for each tile.
+  template <typename F>
+  void for_each_tile(const Slab& slab, const F& body) {
+    const Places places(slab, call_.g.width, call_.up.has_value());
+    prepare(slab, places);
+    const bool rereads = !regions_.classes.empty();
+    const Smoothing<A> smoothing = call_.smoothing(slab.image);
+    const EdgeWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
+    tiles_.for_each(slab, weights, places, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
+      A own_m[kTile], own_r[kTile];
+      const A *m = own_m, *r = own_r;
+      if (call_.m && !at.place) {
+        m = call_.m + at.start;
+        r = call_.r + at.start;
+      } else {
+        read_statistics(pixels, at, own_m, own_r);
+      }
+      if (rereads) rows_.read(regions_, pixels.tile.n, at);
+      tile_gradient(pixels, factors_, smoothing, m, r, regions_, gradient_.data(), call_.tile());
+      body(gradient_.data(), pixels, at);
+    });
+  }
+
+ private:
+  // The weights of the edge terms and the slopes of the region term.
+  void prepare(const Slab& slab, const Places& places);
+  void collect_shares(const Slab& slab, const Places& places);
+  void read_statistics(const Pixels<A>& pixels, const TilePlace& at, A* m, A* r) const;
+
+  const Call<A>& call_;
+  TermFactors<A> factors_;
+  const double* of_region_;
+  Gather<A> gather_;
+  EdgeWindows<A> windows_;
+  EdgeWeights<A> weights_;
+  SlabTiles<A> tiles_;
+  TileRegions<A> regions_;
+  RegionRows<A> rows_;
+  std::vector<A> gradient_, own_;
+  std::vector<Entry<A>> entries_;
+};
+
+// The gradient of logits to be upsampled.
+template <typename A>
+void upsampled_backward(const Call<A>& call, const Gradients& gradients, const SavedState& saved, const Tensor& grad);
+
+}  // namespace edgeloss

@@ -1,0 +1,93 @@
+// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i) and u = v · u(y),
+//
+//     Σ_E u S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { u_i / D_i  : i ∈ N(n), y_i = y_n }
+//     Σ_E u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { u_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
+//
+// where D_i and D'_i are Σ w over the neighbors of i on its own side and across the edge.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../geometry.h"
+#include "../labels.h"
+#include "slabs.h"
+
+namespace edgeloss {
+
+// B_n(k) of one pixel and class.
+template <typename A>
+struct OtherWeight {
+  int32_t place;  // of the pixel, in Places
+  int32_t k;
+  A weight;
+};
+
+// Of a slab.
+template <typename A>
+struct EdgeWeights {
+  std::vector<A> same;   // A_n, by place
+  std::vector<A> other;  // B_n of two classes, by place
+  std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of the multiples of Places::kAligned
+  bool any;                            // whether there is an edge nearby; else nothing is set
+};
+
+// What counts for the edge pixels of a slab.
+struct EdgeTotals {
+  double weight = 0;            // Σ_E u
+  std::vector<int64_t> counts;  // of edge pixels, per class
+};
+
+// What the weights of an image come from.
+template <typename A>
+struct LabelMap {
+  const int16_t* label;  // kIgnored where a pixel does not count
+  const A* pixel_weight;  // v, or null
+  const A* class_weight;  // u of each class, or null
+  const A* field;         // d, or null: all neighbors weigh the same
+  A per_decay;
+};
+
+// Whether all labels of a box of an image, [first, last) along each axis, are the same.
+bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last);
+
+// Forms the weights of slabs, one after another, in memory of its own.
+template <typename A>
+class EdgeWindows {
+ public:
+  explicit EdgeWindows(const Geometry& g) : g_(g) {}
+
+  // weights and totals: each may be null.
+  void form(const LabelMap<A>& map, const Slab& slab, const Places& places, EdgeWeights<A>* weights,
+            EdgeTotals* totals);
+
+ private:
+  // A box of the image with a margin, where numbers lie in rows: pixel (z, y, x) of the image at
+  // (z - origin[0]) · step[0] + (y - origin[1]) · step[1] + (x - origin[2]).
+  struct Box {
+    int64_t origin[3], size[3], step[3], radius[3], count;
+    int64_t at(int64_t z, int64_t y, int64_t x) const {
+      return (z - origin[0]) * step[0] + (y - origin[1]) * step[1] + x - origin[2];
+    }
+  };
+  // Numbers of each pixel of a box.
+  struct Arrays {
+    int32_t* label;
+    A *w, *u, *same, *across, *chosen, *sum, *part, *sides[2], *all[2];
+  };
+
+  void load(const LabelMap<A>& map, const Box& box, const int64_t* first, const int64_t* last, const Arrays& arrays);
+  void form_block(const LabelMap<A>& map, const int64_t* first, const int64_t* last, EdgeWeights<A>* weights,
+                  EdgeTotals* totals, const Slab& slab, const Places& places);
+  void count_edges(const Box& box, const Arrays& arrays, const int64_t* first, const int64_t* last, EdgeTotals& totals);
+  void collect(const LabelMap<A>& map, const Box& box, const Arrays& arrays, int32_t k, const int64_t* first,
+               const int64_t* last, const Slab& slab, const Places& places, EdgeWeights<A>& weights);
+  void sort(const Places& places, std::vector<OtherWeight<A>>& others);
+
+  const Geometry& g_;
+  std::vector<A> numbers_;
+  std::vector<int32_t> labels_, starts_;
+  std::vector<OtherWeight<A>> unsorted_;
+};
+
+}  // namespace edgeloss

@@ -1,0 +1,566 @@
+// The loops of pixels.h.
+#include "pixels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "vectorize.h"
+
+namespace edgeloss {
+namespace {
+
+constexpr int64_t kClassBlock = 8;  // classes at a time: a pixel's logits of a block stay in registers
+
+// Asks for a row of a tile ahead of the loops, in the next tile behind the last: a tile's rows are pieces of memory too
+// short for the processor to foresee.
+template <typename A>
+EDGELOSS_INLINE void prefetch_ahead(const Tile<A>& tile, int64_t c) {
+  const int64_t ahead = c + std::min(kClassBlock, tile.classes), behind = ahead - tile.classes;
+  const A* row = behind < 0 ? tile.x + ahead * tile.ld : tile.x + tile.n + behind * tile.ld;
+  for (int64_t j = 0; j < tile.n; j += 64 / sizeof(A)) __builtin_prefetch(row + j);
+}
+
+// Calls body(the first class, how many) for blocks of classes of nearly the same size.
+template <typename F>
+EDGELOSS_INLINE void for_each_class_block(int64_t classes, const F& body) {
+  const int64_t blocks = (classes + kClassBlock - 1) / kClassBlock;
+  int64_t first = 0;
+  for (int64_t block = 1; block <= blocks; ++block) {
+    const int64_t last = classes * block / blocks;
+    switch (last - first) {
+      case 8:
+        body(first, std::integral_constant<int, 8>());
+        break;
+      case 7:
+        body(first, std::integral_constant<int, 7>());
+        break;
+      case 6:
+        body(first, std::integral_constant<int, 6>());
+        break;
+      case 5:
+        body(first, std::integral_constant<int, 5>());
+        break;
+      case 4:
+        body(first, std::integral_constant<int, 4>());
+        break;
+      default:  // a single class
+        body(first, std::integral_constant<int, 1>());
+    }
+    first = last;
+  }
+}
+
+// What is known of a tile's pixels from the classes so far: x_y is the logit of y.
+template <typename A>
+struct RunningTile {
+  A *m, *r, *lost, *x_y;
+};
+
+// Adds N classes from `first` on; Starts: the first ones.
+template <bool Starts, int N, typename A>
+EDGELOSS_INLINE void add_classes(const Tile<A>& tile, int64_t first, const int32_t* y, const RunningTile<A>& sums) {
+  const int64_t n = tile.n, ld = tile.ld;
+  const A* x = tile.x + first * ld;
+  A *m = sums.m, *r = sums.r, *lost = sums.lost, *x_y = sums.x_y;
+  for (int c = 0; c < N; ++c) prefetch_ahead(tile, first + c);
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A logit[N], own = Starts ? A(0) : x_y[j];
+    for (int c = 0; c < N; ++c) {
+      logit[c] = x[c * ld + j];
+      own = y[j] == static_cast<int32_t>(first) + c ? logit[c] : own;
+    }
+    RunningSoftmax<A> softmax;
+    if constexpr (Starts) {
+      softmax.start(logit);
+    } else {
+      softmax = {m[j], r[j], lost[j]};
+      softmax.add(logit);
+    }
+    m[j] = softmax.m;
+    r[j] = softmax.r;
+    lost[j] = softmax.lost;
+    x_y[j] = own;
+  }
+}
+
+template <typename A>
+EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  A lost[kTile], x_y[kTile];
+  const RunningTile<A> sums = {m, r, lost, x_y};
+  for_each_class_block(tile.classes, [&](int64_t first, auto count) EDGELOSS_LOOP {
+    constexpr int kCount = decltype(count)::value;
+    first == 0 ? add_classes<true, kCount>(tile, first, y, sums) : add_classes<false, kCount>(tile, first, y, sums);
+  });
+  const int64_t n = tile.n;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A value = log1p_positive(r[j]) - (x_y[j] - m[j]);
+    nll[j] = y[j] < 0 ? A(0) : value;
+  }
+}
+
+// The same for C classes, few enough to hold a pixel's logits in registers.
+template <int C, typename A>
+EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  const int64_t n = tile.n, ld = tile.ld;
+  const A* x = tile.x;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A logit[C], x_y = 0;
+    for (int c = 0; c < C; ++c) logit[c] = x[c * ld + j];
+    RunningSoftmax<A> softmax;
+    if constexpr (C == 2) {
+      softmax_of_pair(logit[0], logit[1], softmax.m, softmax.r);
+    } else {
+      softmax.start(logit);
+    }
+    for (int c = 0; c < C; ++c) {
+      const A below = logit[c] - softmax.m;
+      x_y = y[j] == c ? below : x_y;
+    }
+    m[j] = softmax.m;
+    r[j] = softmax.r;
+    const A value = (C == 2 ? log1p_of_unit(softmax.r) : log1p_positive(softmax.r)) - x_y;
+    nll[j] = y[j] < 0 ? A(0) : value;
+  }
+}
+
+// Compilers vectorize a choice for AVX2 where what is chosen from has been read before it.
+
+// w = weight(y), where weight may be null for ones; 0 where y is no class.
+template <typename A>
+EDGELOSS_INLINE void weights_of(const A* weight, const int32_t* y, int64_t n, A* w) {
+  if (weight) {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      const A of_y = weight[y[j] < 0 ? 0 : y[j]];
+      w[j] = y[j] < 0 ? A(0) : of_y;
+    }
+  } else {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : A(1);
+  }
+}
+
+template <typename A>
+EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
+  double parts[16] = {};
+  int64_t j = 0;
+  for (; j + 16 <= n; j += 16) {
+    for (int64_t l = 0; l < 16; ++l) parts[l] += static_cast<double>(value[j + l]);
+  }
+  for (; j < n; ++j) parts[0] += static_cast<double>(value[j]);
+  double sum = 0;
+  for (double part : parts) sum += part;
+  return sum;
+}
+
+// Σ value · weight, where what has no weight does not count, in parts whose order is fixed.
+template <typename A>
+double weighted_sum(const A* value, const A* weight, int64_t n) {
+  return vectorized<A>([=]() EDGELOSS_LOOP {
+    double product[kTile];
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      const double each = static_cast<double>(value[j]) * static_cast<double>(weight[j]);
+      product[j] = weight[j] == A(0) ? 0 : each;
+    }
+    return sum_in_parts(product, n);
+  });
+}
+
+template <typename A>
+double row_sum(const A* value, int64_t n) {
+  return vectorized<A>([=]() EDGELOSS_LOOP { return sum_in_parts(value, n); });
+}
+
+template <typename A>
+void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, const A* r, const Smoothing<A>& smoothing,
+                          A* ce) {
+  vectorized<A>([=, weight = smoothing.weight, own = A(1) - smoothing.smoothing, uniform = smoothing.of_others(),
+                 total = smoothing.total]() EDGELOSS_LOOP {
+    const int64_t n = tile.n;
+    A w[kTile];
+    weights_of(weight, y, n, w);
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) ce[j] *= w[j];
+    if (uniform == A(0)) return;
+    A every[kTile];
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) every[j] = total * log1p_positive(r[j]);
+    for (int64_t c = 0; c < tile.classes; ++c) {
+      const A* row = tile.x + c * tile.ld;
+      const A of_class = weight ? weight[c] : A(1);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) every[j] -= of_class * (row[j] - m[j]);
+    }
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      const A value = own * ce[j] + uniform * every[j];
+      ce[j] = y[j] < 0 ? A(0) : value;
+    }
+  });
+}
+
+}  // namespace
+
+template <typename A>
+void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    if (tile.classes == 2) return statistics_of<2>(tile, y, m, r, nll);
+    if (tile.classes == 3) return statistics_of<3>(tile, y, m, r, nll);
+    if (tile.classes == 4) return statistics_of<4>(tile, y, m, r, nll);
+    statistics_of_many(tile, y, m, r, nll);
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------------- forward
+
+namespace {
+
+// What the numbers of `others` are computed from.
+template <typename A>
+void read_others(const Tile<A>& tile, const A* m, const A* r, TileOthers<A>& of) {
+  of.resize(std::max<size_t>(of.j.size(), of.padded()));
+  for (int64_t i = of.count; i < of.padded(); ++i) of.j[i] = of.k[i] = 0;
+  for (int64_t i = 0; i < of.padded(); ++i) {
+    of.x[i] = tile.x[of.k[i] * tile.ld + of.j[i]];
+    of.m[i] = m[of.j[i]];
+    of.r[i] = r[of.j[i]];
+  }
+}
+
+// A tile's logits one by one.
+template <typename A>
+Logits<A, A> logits_of(const Tile<A>& tile) {
+  return {tile.x, tile.ld, 1, false};
+}
+
+// Σ b · -log(1 - p(k)).
+template <typename A>
+double sum_of_others(const Tile<A>& tile, const A* m, const A* r, TileOthers<A>& of) {
+  if (of.count == 0) return 0;
+  read_others(tile, m, r, of);
+  vectorized<A>([n = of.padded(), x = of.x.data(), m = of.m.data(), r = of.r.data(), term = of.term.data()]()
+                    EDGELOSS_LOOP {
+                      EDGELOSS_INDEPENDENT
+                      for (int64_t i = 0; i < n; ++i) {
+                        A p, complement;
+                        probabilities(x[i], m[i], r[i], p, complement);
+                        const A lost = is_likely(x[i], m[i], r[i]) ? A(0) : lost_by_rounding(-p, complement);
+                        term[i] = log_positive(complement) + lost;
+                      }
+                    });
+  double sum = 0;
+  for (int64_t i = 0; i < of.count; ++i) {
+    if (is_likely(of.x[i], of.m[i], of.r[i]) && !is_exact(of.r[i])) {
+      of.term[i] = log_rest(logits_of(tile), of.j[i], tile.classes, of.k[i], of.m[i], of.r[i]) - log1p_positive(of.r[i]);
+    }
+    sum -= static_cast<double>(of.b[i]) * static_cast<double>(of.term[i]);
+  }
+  return sum;
+}
+
+}  // namespace
+
+template <typename A>
+TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r) {
+  const Tile<A>& tile = pixels.tile;
+  const int64_t n = tile.n;
+  A nll[kTile], ce[kTile];
+  tile_statistics(tile, pixels.y, m, r, nll);
+  const A* of_pixels = nll;
+  if (smoothing.weight || smoothing.exists()) {
+    std::memcpy(ce, nll, n * sizeof(A));
+    smooth_cross_entropy(tile, pixels.y, m, r, smoothing, ce);
+    of_pixels = ce;
+  }
+  TermSums sums;
+  sums.cross_entropy = pixels.weight ? weighted_sum(of_pixels, pixels.weight, n) : row_sum(of_pixels, n);
+  if (pixels.same) sums.same = weighted_sum(nll, pixels.same, n);
+  if (pixels.other) sums.other = weighted_sum(nll, pixels.other, n);
+  if (pixels.others) sums.other += sum_of_others(tile, m, r, *pixels.others);
+  return sums;
+}
+
+template <typename A>
+void tile_residuals(const Pixels<A>& pixels, const A* m, const A* r, TileRegions<A>& regions) {
+  const Tile<A>& tile = pixels.tile;
+  vectorized<A>([=, classes = regions.classes.data(), count = regions.classes.size(), value = regions.value.data(),
+                 y = pixels.y, n = tile.n]() EDGELOSS_LOOP {
+    A scale[kTile];
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
+    for (size_t of = 0; of < count; ++of) {
+      const int32_t c = classes[of];
+      const A* x = tile.x + c * tile.ld;
+      A* out = value + of * kTile;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A e = exp_negative(x[j] - m[j]), p = e * scale[j], rest = r[j] * scale[j];
+        const A complement = ((e == A(1)) & (r[j] < A(1))) ? rest : A(1) - p;
+        const A residual = y[j] == c ? complement : -p;
+        out[j] = y[j] < 0 ? A(0) : residual;
+      }
+    }
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+namespace {
+
+// What the gradient of each pixel of a tile is made of: p(c) · (own + rest), less own at y, less spread · weight(c).
+template <typename A>
+struct Factors {
+  A own[kTile], rest[kTile], spread[kTile];
+};
+
+template <typename A>
+EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing,
+                                  Factors<A>& out) {
+  const int64_t n = pixels.tile.n;
+  const int32_t* y = pixels.y;
+  const A everywhere = factors.cross_entropy, of_y = A(1) - smoothing.smoothing, uniform = smoothing.of_others();
+  A *own = out.own, *rest = out.rest, *spread = out.spread;
+  weights_of(smoothing.weight, y, n, own);
+  if (pixels.weight) {
+    const A* v = pixels.weight;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      const A value = everywhere * v[j];
+      spread[j] = y[j] < 0 ? A(0) : value;
+    }
+  } else {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) spread[j] = y[j] < 0 ? A(0) : everywhere;
+  }
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    own[j] *= spread[j] * of_y;
+    spread[j] *= uniform;
+    rest[j] = spread[j] * smoothing.total;
+  }
+  const auto add = [&](const A* weight, A factor) EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) own[j] += factor * weight[j];
+  };
+  if (pixels.same) add(pixels.same, factors.same);
+  if (pixels.other) add(pixels.other, factors.other);
+}
+
+// The gradient of two classes; slope: of the second one, or null.
+template <typename A>
+EDGELOSS_INLINE void gradient_of_two(const Pixels<A>& pixels, const Factors<A>& factors, const Smoothing<A>& smoothing,
+                                     const A* slope, A* g, int64_t ld) {
+  const A *first = pixels.tile.x, *second = first + pixels.tile.ld, *own = factors.own, *spread = factors.spread;
+  const int32_t* y = pixels.y;
+  const int64_t n = pixels.tile.n;
+  A* second_g = g + ld;
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A p, q;  // of the first, of the second
+    probabilities_of_pair(first[j] - second[j], p, q);
+    const A at = own[j], value = y[j] == 0 ? -at * q : at * p;
+    g[j] = y[j] < 0 ? A(0) : value;
+    second_g[j] = -g[j];
+  }
+  if (slope) {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      A p, q;
+      probabilities_of_pair(first[j] - second[j], p, q);
+      const A value = slope[j] * p * q, to_second = y[j] < 0 ? A(0) : value;
+      g[j] -= to_second;
+      second_g[j] += to_second;
+    }
+  }
+  if (!smoothing.exists()) return;
+  const A total = smoothing.total, of_first = smoothing.of_class(0), of_second = smoothing.of_class(1);
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A p, q;
+    probabilities_of_pair(first[j] - second[j], p, q);
+    const A even = spread[j];
+    const A to_first = even * (total * p - of_first), to_second = even * (total * q - of_second);
+    g[j] += y[j] < 0 ? A(0) : to_first;
+    second_g[j] += y[j] < 0 ? A(0) : to_second;
+  }
+}
+
+// The slopes of the region term less that of the likeliest class of each pixel, which then is 0: nothing cancels where
+// a pixel is nearly sure. base: 0 less it, of classes without a slope; inner: Σ p g. The shares are left in g.
+template <typename A>
+EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* scale, const int32_t* slot,
+                                   TileRegions<A>* regions, A* base, A* inner, A* g, int64_t ld) {
+  const int64_t n = tile.n, count = static_cast<int64_t>(regions->classes.size());
+  A* slopes = regions->value.data();
+  std::fill_n(base, n, A(0));
+  std::fill_n(inner, n, A(0));
+  for (int64_t of = 0; of < count; ++of) {
+    const A *x = tile.x + regions->classes[of] * tile.ld, *slope = slopes + of * kTile;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) base[j] = x[j] == m[j] ? -slope[j] : base[j];
+  }
+  for (int64_t of = 0; of < count; ++of) {
+    A* slope = slopes + of * kTile;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) slope[j] += base[j];
+  }
+  for (int64_t c = 0; c < tile.classes; ++c) {
+    const A *x = tile.x + c * tile.ld, *slope = slot[c] < 0 ? base : slopes + slot[c] * kTile;
+    A* p = g + c * ld;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) {
+      p[j] = exp_negative(x[j] - m[j]) * scale[j];
+      inner[j] += p[j] * slope[j];
+    }
+  }
+}
+
+// The gradient of more classes but for what single classes of single pixels add.
+template <typename A>
+EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, const Factors<A>& factors, const Smoothing<A>& smoothing,
+                                      const A* m, const A* r, TileRegions<A>* regions, A* g, int64_t ld) {
+  const Tile<A>& tile = pixels.tile;
+  const int64_t n = tile.n, classes = tile.classes;
+  const A *own = factors.own, *rest = factors.rest, *spread = factors.spread;
+  const int32_t* y = pixels.y;
+  A scale[kTile], of_all[kTile], at_y[kTile], base[kTile], inner[kTile];
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
+  const bool has_slopes = regions->classes.size() > 0;
+  int32_t slots[INT8_MAX];
+  std::vector<int32_t> many;
+  int32_t* slot = slots;
+  if (has_slopes) {
+    if (classes > INT8_MAX) {
+      many.resize(classes);
+      slot = many.data();
+    }
+    std::fill_n(slot, classes, -1);
+    for (size_t of = 0; of < regions->classes.size(); ++of) slot[regions->classes[of]] = static_cast<int32_t>(of);
+    center_slopes(tile, m, scale, slot, regions, base, inner, g, ld);
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) of_all[j] = own[j] + (rest[j] - inner[j]);
+  } else {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) of_all[j] = (own[j] + rest[j]) * scale[j];
+  }
+  // Element y by itself: -own · (1 - p) + p · rest.
+  for (int64_t j = 0; j < n; ++j) at_y[j] = tile.x[std::max(y[j], 0) * tile.ld + j];
+  A slope_y[kTile];
+  for (int64_t j = 0; has_slopes && j < n; ++j) {
+    const int32_t of = slot[std::max(y[j], 0)];
+    slope_y[j] = (of < 0 ? base[j] : regions->of(of)[j]) - inner[j];
+  }
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    A p, complement;
+    probabilities(at_y[j], m[j], r[j], p, complement);
+    const A others = has_slopes ? rest[j] + slope_y[j] : rest[j];
+    at_y[j] = p * others - own[j] * complement;
+  }
+  for (int64_t c = 0; c < classes; ++c) {
+    A* out = g + c * ld;
+    if (has_slopes) {
+      const A* slope = slot[c] < 0 ? base : regions->of(slot[c]);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A value = out[j] * (of_all[j] + slope[j]);
+        out[j] = y[j] < 0 ? A(0) : value;
+      }
+    } else {
+      const A* x = tile.x + c * tile.ld;
+      prefetch_ahead(tile, c);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A value = exp_negative(x[j] - m[j]) * of_all[j];
+        out[j] = y[j] < 0 ? A(0) : value;
+      }
+    }
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    if (y[j] >= 0) g[y[j] * ld + j] = at_y[j];
+  }
+  for (int64_t c = 0; smoothing.exists() && c < classes; ++c) {
+    const A of_class = smoothing.of_class(c);
+    A* out = g + c * ld;
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) out[j] -= spread[j] * of_class;
+  }
+}
+
+// b p / (1 - p) of `others`, of likely ones b p.
+template <typename A>
+void find_slopes(const Tile<A>& tile, const A* m, const A* r, A factor, TileOthers<A>& of) {
+  read_others(tile, m, r, of);
+  vectorized<A>([=, n = of.padded(), x = of.x.data(), m = of.m.data(), r = of.r.data(), b = of.b.data(),
+                 term = of.term.data()]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) {
+      A p, complement;
+      probabilities(x[i], m[i], r[i], p, complement);
+      const A quotient = p / complement;
+      term[i] = factor * b[i] * (is_likely(x[i], m[i], r[i]) ? p : quotient);
+    }
+  });
+}
+
+// Adds what others give to their own class, and likely ones to all classes.
+template <typename A>
+void add_others(const Tile<A>& tile, const TileOthers<A>& of, A* g, int64_t ld) {
+  for (int64_t i = 0; i < of.count; ++i) {
+    const int64_t j = of.j[i], k = of.k[i];
+    g[k * ld + j] += of.term[i];
+    if (!is_likely(of.x[i], of.m[i], of.r[i])) continue;
+    // The others' shares, from logits that may lie so far below the top that r is 0.
+    LogSumExp<A> rest = {of.m[i], of.r[i]};
+    if (!is_near(rest.sum)) rest = sum_others<A>(logits_of(tile), j, tile.classes, k);
+    const A scale = of.term[i] / rest.sum;
+    for (int64_t c = 0; c < tile.classes; ++c) {
+      if (c != k) g[c * ld + j] -= scale * exp_negative(tile.x[c * tile.ld + j] - rest.max);
+    }
+  }
+}
+
+}  // namespace
+
+template <typename A>
+void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing, const A* m,
+                   const A* r, TileRegions<A>& regions, A* g, int64_t ld) {
+  Factors<A> of;
+  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]() EDGELOSS_LOOP {
+    fill_factors(*px, factors, *smoothing, *of);
+  });
+  if (pixels.tile.classes == 2) {
+    vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of,
+                   slope = regions.classes.empty() ? nullptr : regions.of(0)]() EDGELOSS_LOOP {
+      gradient_of_two(*px, *of, *smoothing, static_cast<const A*>(slope), g, ld);
+    });
+    return;
+  }
+  TileOthers<A>* others = pixels.others;
+  if (others && others->count > 0) {
+    find_slopes(pixels.tile, m, r, factors.other, *others);
+    for (int64_t i = 0; i < others->count; ++i) {
+      if (!is_likely(others->x[i], others->m[i], others->r[i])) of.rest[others->j[i]] -= others->term[i];
+    }
+  }
+  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, regions = &regions]() EDGELOSS_LOOP {
+    gradient_of_many(*px, *of, *smoothing, m, r, regions, g, ld);
+  });
+  if (others) add_others(pixels.tile, *others, g, ld);
+}
+
+#define EDGELOSS_INSTANTIATE(A)                                                                                     \
+  template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                                        \
+  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                      \
+  template void tile_residuals(const Pixels<A>&, const A*, const A*, TileRegions<A>&);                              \
+  template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*,     \
+                              TileRegions<A>&, A*, int64_t);
+EDGELOSS_INSTANTIATE(float)
+EDGELOSS_INSTANTIATE(double)
+
+}  // namespace edgeloss

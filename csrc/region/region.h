@@ -1,0 +1,32 @@
+// The region term of a class of an image: maps of averages -> how much of what the labels say about small regions the
+// prediction leaves open, and its slopes. Symbols and formulas are those of docs/loss.md and edgeloss/region.py.
+#pragma once
+
+#include <cstdint>
+
+namespace edgeloss {
+
+constexpr int64_t kPool = 3;         // pixels per axis that are averaged
+constexpr int64_t kSide = 3;         // averages per axis of a region
+constexpr double kNoise = 5e-4;      // a
+constexpr double kLeastKnown = 0.1;  // of H - f, else a class has no term
+
+// The number of averages along an axis of `size` pixels.
+inline int64_t averages_of(int64_t size) { return (size - 1) / kPool + 1; }
+
+// The size of a map of averages; the depth of that of an image is 1.
+struct RegionSize {
+  int64_t depth, height, width;
+  bool is_volume;
+};
+
+// Computes the term of a class, of which the image has valid pixels and of another one too; returns whether it has one.
+//
+// z: [size], the number of labels of the class under each average.
+// r: [size], the sum of z - q of the pixels under each average. One that is nan makes the value and all slopes nan.
+// value: (U - f) / (H - f), or 0 without a term.
+// slope: [size], the derivative of the value by q of a pixel under each average, or 0 without a term; may be null.
+template <typename A>
+bool region_term(const RegionSize& size, const A* z, const A* r, double* value, A* slope);
+
+}  // namespace edgeloss

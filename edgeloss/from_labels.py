@@ -1,0 +1,289 @@
+"""What the loss takes from the labels alone, as functions: denominators, class weights and weights of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from edgeloss.inputs import (
+    Inputs,
+    check_class_weight,
+    check_inputs,
+    check_label_map,
+    check_labels,
+    check_non_negative,
+    check_weight,
+    flat_class_weight,
+    is_checked,
+    label_maps,
+    labels,
+    valid_pixel_weight,
+    widest,
+)
+from edgeloss.neighborhoods import find_edges, log_weights, neighbor_distance, within_reach
+from edgeloss.options import Options, Validate, is_integer, is_number, radius_per_axis, suggest_keywords
+from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight, places_of_labels
+from edgeloss.weights import EdgeWeights, weigh_neighbors
+
+
+@suggest_keywords
+def normalizers(
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    edge_class_weight: Tensor | None = None,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
+    radius: int | Sequence[int] = 1,
+    validate: Validate = "async",
+    pixel_weight: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the denominators (W, E) of the mean, from labels alone.
+
+    For exact gradient accumulation, pass their sums over several crops as ``normalizer`` of each crop's call: the
+    losses of the crops then add up to the loss of all crops in one batch.
+    :meth:`edgeloss.EdgeAwareLoss.step_normalizer` adds them up with the options of the module. Without class weights
+    the number of classes is unknown here, and every label ≥ 0 but ``ignore_index`` counts.
+
+    Args:
+        target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
+        weight: class weights [C] of the cross-entropy; with ``multilabel`` also [C, 2], for labels 0 and 1.
+        edge_class_weight: class weights of the edge terms, as ``weight``.
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
+        radius: of the neighborhood in pixels, or one per axis.
+        validate: ``"sync"`` raises an error for out-of-range labels; so does ``"async"``, except for CUDA tensors,
+            where the loss raises it. With ``"never"`` such pixels are ignored.
+        pixel_weight: [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
+
+    Returns:
+        W = Σ v · weight[y] over valid pixels and E = Σ v · edge_class_weight[y] over edge pixels, 0-d float64, with
+        v = ``pixel_weight`` or 1.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if a shape, device or value does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import edge_aware_loss, normalizers
+        >>> logits, target = torch.randn(4, 3, 8, 8), torch.randint(3, (4, 8, 8))
+        >>> w, e = normalizers(target)
+        >>> parts = [edge_aware_loss(logits[i : i + 2], target[i : i + 2], normalizer=(w, e)) for i in (0, 2)]
+        >>> torch.testing.assert_close(sum(parts), edge_aware_loss(logits, target))
+    """
+    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate=validate)
+    w, e, _ = label_totals(
+        target, options, weight=weight, edge_class_weight=edge_class_weight, pixel_weight=pixel_weight
+    )
+    return w, e
+
+
+def label_totals(
+    target: Tensor,
+    options: Options,
+    *,
+    weight: Tensor | None,
+    edge_class_weight: Tensor | None,
+    pixel_weight: Tensor | None,
+    count_edges: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
+
+    They can be counted with class weights or of a multilabel target only: other labels do not show the number of
+    classes. Those of a multilabel target are [C, 2].
+    """
+    validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
+    check_label_map(target, multilabel=multilabel)
+    tables, classes = target.shape[1] if multilabel else None, 2 if multilabel else None
+    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
+    for name, values in class_weights.items():
+        if values is not None:
+            check_weight(values, validate, name=name, multilabel=multilabel)
+            classes = len(values) if classes is None else classes
+            check_class_weight(values, tables or classes, target.device, name=name, multilabel=multilabel)
+            class_weights[name] = flat_class_weight(values, multilabel=multilabel)
+    y = target.long()
+    if is_checked(y, validate):
+        check_labels(y, 1 if multilabel else classes, ignore_index)
+    valid = y >= 0 if ignore_index is None else (y != ignore_index) & (y >= 0)
+    if classes is not None:
+        valid &= y < classes
+    if pixel_weight is not None:
+        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64, multilabel=multilabel)
+    if multilabel:
+        y, valid = y.flatten(0, 1), valid.flatten(0, 1)
+        pixel_weight = None if pixel_weight is None else pixel_weight.flatten(0, 1)
+    mask = find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
+    place = places_of_labels(y, tables or 1)
+    vu = edge_pixel_weight(place, mask, pixel_weight, class_weights["edge_class_weight"])
+    w, e = denominators(place, valid, mask, class_weights["weight"], pixel_weight, vu)
+    counts = count_edge_pixels(y, mask, classes, tables) if count_edges and classes is not None else None
+    return w.detach(), e.detach(), counts
+
+
+@suggest_keywords
+def edge_weights(
+    target: Tensor,
+    num_classes: int,
+    *,
+    edge_class_weight: Tensor | None = None,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
+    radius: int | Sequence[int] = 1,
+    decay: float | None = None,
+    spacing: float | Sequence[float] | None = None,
+    validate: Validate = "async",
+    pixel_weight: Tensor | None = None,
+    distance: Tensor | None = None,
+) -> EdgeWeights:
+    """Compute how much the edge terms look at each pixel, from labels alone.
+
+    With ``power=0``, the default, the edge terms are a sum over pixels whose weights do not depend on the logits:
+
+        Σ_E v u S = Σ_n A_n · -log p_n(y_n)   and   Σ_E v u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))
+
+    The arguments are those of :func:`edge_aware_loss`. Waits for the device.
+
+    Args:
+        target: [B, *S] class indices; with ``multilabel`` [B, C, *S] of 0 and 1.
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        edge_class_weight: u, class weights [C] of the edge terms, ≥ 0; with ``multilabel`` also [C, 2].
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
+        radius: of the neighborhood in pixels, or one per axis.
+        decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
+        spacing: size of a pixel, or one per axis.
+        validate: ``"sync"`` raises an error for out-of-range labels; so does ``"async"``, except for CUDA tensors. With
+            ``"never"`` such pixels are ignored.
+        pixel_weight: v [B, *S] ≥ 0, floating; with ``multilabel`` also [B, C, *S].
+        distance: ≥ 0, floating, in the shape of the target; a distance field to use instead of that of the labels.
+            Requires ``decay``.
+
+    Returns:
+        :class:`edgeloss.weights.EdgeWeights`: A, B and E, in float64.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if a shape, device or value does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import edge_weights
+        >>> weights = edge_weights(torch.tensor([[[0, 0, 0, 1, 1]]]), 2)
+        >>> weights.same_side  # that of the pixels two away from the border: one edge pixel has it as its neighbor
+        tensor([[[0., 1., 0., 0., 1.]]], dtype=torch.float64)
+        >>> weights.pixel, weights.other_class  # pixel 2 is of class 0, next to an edge pixel of class 1
+        (tensor([2, 3]), tensor([1, 0]))
+        >>> weights.other_side, weights.total
+        (tensor([1., 1.], dtype=torch.float64), tensor(2., dtype=torch.float64))
+    """
+    _check_class_count(num_classes, multilabel=multilabel)
+    options = Options(
+        ignore_index=ignore_index,
+        multilabel=multilabel,
+        radius=radius,
+        decay=decay,
+        spacing=spacing,
+        validate=validate,
+    )
+    check_label_map(target, multilabel=multilabel)
+    # Logits of no memory, whose number of classes the arguments are checked against.
+    logits = torch.zeros((), dtype=widest(target.device), device=target.device)
+    inputs = check_inputs(
+        logits.expand(target.shape[0], num_classes, *target.shape[1 + multilabel :]),
+        target,
+        options,
+        weight=None,
+        edge_class_weight=edge_class_weight,
+        pixel_weight=pixel_weight,
+        distance=distance,
+        normalizer=None,
+    )
+    if is_checked(target, validate):
+        check_labels(target.long(), inputs.logits.shape[1], ignore_index)
+    check_distance(inputs, options)
+    y, valid = labels(inputs.target, inputs.logits.shape[1], ignore_index)
+    reach = radius_per_axis(radius, y.dim() - 1)
+    mask = find_edges(y, valid, reach)
+    field = neighbor_distance(y, valid, mask, reach, options, inputs.distance)
+    place = places_of_labels(y, inputs.tables)
+    vu = edge_pixel_weight(place, mask, inputs.pixel_weight, inputs.edge_class_weight)
+    weights = weigh_neighbors(y, valid, mask, log_weights(field, decay), vu, reach, max(2, inputs.logits.shape[1]))
+    return weights._replace(same_side=inputs.as_given(weights.same_side))
+
+
+def check_distance(inputs: Inputs, options: Options) -> None:
+    """Check the values of a distance field where the loss reads them.
+
+    Raises:
+        ValueError: if one is negative or not finite.
+    """
+    distance, target = inputs.distance, inputs.target
+    if distance is not None and is_checked(distance, options.validate):
+        y, valid = labels(target, inputs.logits.shape[1], options.ignore_index)
+        radius = radius_per_axis(options.radius, target.dim() - 1)
+        read = valid & within_reach(find_edges(y, valid, radius), radius)
+        check_non_negative("distance", inputs.as_given(distance), where=inputs.as_given(read))
+
+
+@suggest_keywords
+def balanced_edge_class_weight(
+    targets: Iterable[Tensor],
+    num_classes: int,
+    *,
+    exponent: float = 1.0,
+    ignore_index: int | None = -100,
+    multilabel: bool = False,
+    radius: int | Sequence[int] = 1,
+) -> Tensor:
+    """Compute class weights of the edge terms that give the edges of rare classes more weight.
+
+    A class with n edge pixels gets (1 / n)^exponent, scaled so that the mean weight over all edge pixels is 1; a class
+    without edge pixels gets 1. By default every class contributes the same share of the sum.
+
+    Args:
+        targets: label maps [B, *S], such as those of a data loader; with ``multilabel`` [B, C, *S].
+        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
+        exponent: in [0, 1]; 1 gives equal shares of the sum, 0 equal weights.
+        ignore_index: label of pixels to ignore; None for none.
+        multilabel: take each class as a binary loss of its own, with labels per class.
+        radius: of the neighborhood in pixels, or one per axis.
+
+    Returns:
+        [C] float32, on the CPU. With ``multilabel`` [C, 2]: labels 0 and 1 of each class are then 2 C classes.
+
+    Raises:
+        TypeError: if labels have the wrong type.
+        ValueError: if labels are out of range, or an argument does not fit.
+
+    Example:
+        >>> import torch
+        >>> from edgeloss.functional import balanced_edge_class_weight
+        >>> target = torch.zeros(1, 5, 9, dtype=torch.long)
+        >>> target[:, 2, 1:] = 1  # 8 pixels, all at the edge, as are 19 around them
+        >>> balanced_edge_class_weight([target], 3)
+        tensor([0.7105, 1.6875, 1.0000])
+    """
+    _check_class_count(num_classes, multilabel=multilabel)
+    if not is_number(exponent) or not 0 <= exponent <= 1:
+        raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
+    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius)  # checks them
+    classes = 2 if multilabel else num_classes  # of the labels
+    counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
+    for target in label_maps(targets, multilabel=multilabel):
+        if multilabel and target.shape[1] != num_classes:
+            raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
+        check_labels(target.long(), 1 if multilabel else classes, ignore_index)
+        y, valid = labels(target.flatten(0, 1) if multilabel else target, classes, ignore_index)
+        mask = find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
+        counts += count_edge_pixels(y, mask, classes, num_classes if multilabel else None).cpu()
+    return balanced_weight(counts, exponent=exponent)
+
+
+def _check_class_count(num_classes: int, *, multilabel: bool) -> None:
+    least = 1 if multilabel else 2
+    if not is_integer(num_classes) or num_classes < least:
+        raise ValueError(f"num_classes: expected an int, at least {least}, but got {num_classes!r}")

@@ -1,0 +1,162 @@
+"""Neighborhoods, edges and distances, from the labels alone.
+
+Symbols are those of :mod:`edgeloss.reference`. Lists of pixels hold their indices in the flattened batch,
+0 ... B·|S| - 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgeloss.inputs import widest
+from edgeloss.opaque import opaque_to_compilers
+from edgeloss.options import Options, spacing_per_axis
+
+FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
+
+
+def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return E as a bool mask [B, *S]."""
+    # Some label in the window differs from that of the center if and only if the largest or the smallest one does.
+    label = y.to(widest(y.device))
+    largest = _window_max(torch.where(valid, label, -math.inf), radius)
+    smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
+    return valid & ((largest > label) | (smallest < label))
+
+
+def neighbor_distance(
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    radius: Sequence[int],
+    options: Options,
+    distance: Tensor | None,
+    *,
+    everywhere: bool = False,
+) -> Tensor | None:
+    """Return d [B, *S] at the neighbors of the pixels of the mask, or everywhere; None without decay.
+
+    ``distance`` is the field of the user, which is returned as it is.
+    """
+    if options.decay is None or distance is not None:
+        return distance
+    read = valid if everywhere else valid & within_reach(mask, radius)
+    return distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
+
+
+def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
+    """Return log w = -d / decay [B, *S], finite also where d is not; None for equal weights."""
+    if distance is None or decay is None:
+        return None
+    return -(distance.to(widest(distance.device)) / decay).clamp(max=FAR)
+
+
+def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return the pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
+    return _window_max(mask.to(torch.float32), radius) > 0
+
+
+@opaque_to_compilers(lambda y, *_: y.new_empty(y.shape, dtype=widest(y.device)))
+def distance_map(y: Tensor, valid: Tensor, read: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
+    """Return d [B, *S] at the pixels of the bool mask ``read``, inf elsewhere; see :func:`local_distance`."""
+    at = read.flatten().nonzero().squeeze(1)
+    distance = torch.full((y.numel(),), math.inf, dtype=widest(y.device), device=y.device)
+    distance[at] = local_distance(y, valid, at, radius, spacing)
+    return distance.view_as(y)
+
+
+def local_distance(y: Tensor, valid: Tensor, at: Tensor, radius: Sequence[int], spacing: Sequence[float]) -> Tensor:
+    """Return d at the valid pixels ``at``, [len(at)], by a search in the labels; inf beyond 2 ‖radius · spacing‖.
+
+    A neighbor n of an edge pixel i is never beyond: n is within ‖radius · spacing‖ of i, and so is some pixel j with
+    y_j ≠ y_i; y_i or y_j differs from y_n.
+    """
+
+    def length(offset: Sequence[int]) -> float:
+        return math.hypot(*(o * s for o, s in zip(offset, spacing, strict=True)))
+
+    limit = 2 * length(radius)
+    reach = clipped([math.ceil(limit / s) for s in spacing], y.shape)
+    window = sorted((o for o in offsets(reach) if length(o) <= limit), key=length)
+    grid, y_flat = Grid(valid, reach), y.flatten()
+    d = torch.full(at.shape, math.inf, dtype=widest(y.device), device=y.device)
+    left, place, label = torch.arange(len(at), device=y.device), grid.place(at), y_flat[at]
+    for distance, ring in itertools.groupby(window, key=length):  # from near to far
+        for offset in ring:
+            row, n = grid.neighbors(place, offset)
+            d[left[row[y_flat[n] != label[row]]]] = distance
+        still = d[left].isinf()
+        left, place, label = left[still], place[still], label[still]
+        if not len(left):
+            break
+    return d
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+
+
+def offsets(radius: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the K = ∏(2 · radius_a + 1) - 1 offsets of a neighborhood, row-major, without the center."""
+    window = itertools.product(*(range(-r, r + 1) for r in radius))
+    return [offset for offset in window if any(offset)]
+
+
+class Grid:
+    """Look up the neighbors of pixels.
+
+    A table holds the index of each pixel, or -1 where it does not exist, with a margin of -1 around each image: every
+    neighbor is then at a constant step in the table.
+
+    Args:
+        exists: [B, *S] bool.
+        reach: the largest offset along each axis.
+    """
+
+    def __init__(self, exists: Tensor, reach: Sequence[int]) -> None:
+        """Build the table."""
+        self._shape, self._reach = exists.shape, reach
+        numbers = torch.arange(exists.numel(), device=exists.device).view_as(exists)
+        table = F.pad(torch.where(exists, numbers, -1), [r for r in reversed(reach) for _ in range(2)], value=-1)
+        self._strides, self._table = table.stride(), table.flatten()
+
+    def place(self, pixels: Tensor) -> Tensor:
+        """Return the positions of pixels [M] in the table, [M] int64."""
+        places = torch.unravel_index(pixels, self._shape)
+        shifts = (0, *self._reach)
+        return torch.stack([(p + r) * s for p, r, s in zip(places, shifts, self._strides, strict=True)]).sum(0)
+
+    def neighbors(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the pixels n at the offset from those at ``place``, as (row of place, n): [P] int64 each."""
+        n = self._table[place + sum(o * s for o, s in zip(offset, self._strides[1:], strict=True))]
+        row = (n >= 0).nonzero().squeeze(1)
+        return row, n[row]
+
+    def pairs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all neighbors n of pixels [M] within reach, as (row of pixels, n): [P] int64 each."""
+        place = self.place(pixels)
+        parts = [self.neighbors(place, offset) for offset in offsets(self._reach)] or [(pixels[:0], pixels[:0])]
+        row, n = (torch.cat(part) for part in zip(*parts, strict=True))
+        return row, n
+
+
+def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
+    """Return the largest of values [B, *S] in the window of each pixel, without pixels outside."""
+    if not values.numel():
+        return values
+    pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
+    windows = values[:, None]
+    for axis, reach in enumerate(clipped(radius, values.shape)):  # one after another: a wide window takes no square
+        padding = [reach if a == axis else 0 for a in range(len(radius))]
+        windows = pool(windows, [2 * r + 1 for r in padding], stride=1, padding=padding)
+    return windows[:, 0]
+
+
+def clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return the radius, clipped to what an image of shape (B, *S) needs."""
+    return [min(r, max(length - 1, 0)) for r, length in zip(radius, shape[1:], strict=True)]

@@ -1,0 +1,102 @@
+"""The edge terms with power 0 as a sum over pixels, with weights that come from the labels alone.
+
+Symbols are those of :mod:`edgeloss.reference`, v = ``pixel_weight`` and u = ``edge_class_weight``. The logarithm of a
+neighbor n is read by the edge pixels i around it, each with its share of a mean. Sorted by n instead of by i,
+
+    Σ_E v u S = Σ_n A_n · -log p_n(y_n)               A_n    = w_n · Σ { v_i u_i / D_i  : n ∈ N(i), y_i = y_n }
+    Σ_E v u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))     B_n(k) = w_n · Σ { v_i u_i / D'_i : n ∈ N(i), y_i = k ≠ y_n }
+
+where i ∈ E, and D_i and D'_i are the sums of w over the neighbors of i on its own side and on the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from edgeloss.inputs import widest
+from edgeloss.neighborhoods import Grid, clipped, offsets
+
+PART = 2**22  # pairs that are looked at together
+
+
+class EdgeWeights(NamedTuple):
+    """How much the edge terms with ``power=0`` look at each pixel, from the labels alone.
+
+    Attributes:
+        same_side: A, the weight of -log p_n(y_n) at each pixel n, [B, *S]; of a multilabel target [B, C, *S]. Adds up
+            to E, but for edge pixels without a neighbor of their own class.
+        pixel: n, the pixels that the other side looks at, once for each class k of the edge pixels around it, as
+            indices in the flattened target, [L] int64 in ascending order.
+        other_class: k, [L] int64.
+        other_side: B, the weight of -log(1 - p_n(k)), > 0, [L]. Adds up to E.
+        total: E = Σ_E v · u, 0-d, by which ``reduction="mean"`` divides.
+    """
+
+    same_side: Tensor
+    pixel: Tensor
+    other_class: Tensor
+    other_side: Tensor
+    total: Tensor
+
+
+def weigh_neighbors(
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    vu: Tensor | None,
+    radius: Sequence[int],
+    classes: int,
+) -> EdgeWeights:
+    """Return A, B and E.
+
+    Args:
+        y: [B, *S] int64.
+        valid: [B, *S] bool.
+        mask: the edge pixels, [B, *S] bool.
+        log_w: [B, *S], None for equal weights.
+        vu: v · u at the edge pixels, [B, *S]; None for ones.
+        radius: of the neighborhood, one per axis.
+        classes: C, above every label.
+    """
+    reach = clipped(radius, y.shape)
+    center, label, wide = mask.flatten().nonzero().squeeze(1), y.flatten(), widest(y.device)
+    weight = torch.ones_like(center, dtype=wide) if vu is None else vu.flatten()[center].to(wide)
+    same_side, grid = torch.zeros_like(label, dtype=wide), Grid(valid, reach)
+    key, other_side = center[:0], weight[:0]  # n · C + k
+    size = max(1, PART // max(1, len(offsets(reach))))
+    for i, of_i in zip(torch.split(center, size), torch.split(weight, size), strict=True):
+        row, n = grid.pairs(i)
+        k = label[i][row]
+        is_same = label[n] == k
+        share = side_shares(row, is_same, None if log_w is None else log_w.flatten()[n], len(i), wide) * of_i[row]
+        same_side.index_add_(0, n[is_same], share[is_same])
+        across = ~is_same
+        key, place = torch.unique(torch.cat([key, (n * classes + k)[across]]), return_inverse=True)
+        other_side = torch.zeros_like(key, dtype=wide).index_add_(0, place, torch.cat([other_side, share[across]]))
+    key, other_side = key[other_side > 0], other_side[other_side > 0]
+    return EdgeWeights(same_side.view_as(y), key // classes, key % classes, other_side, weight.sum())
+
+
+def side_shares(row: Tensor, is_same: Tensor, log_w: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
+    """Return w_n over the sum of w on the same side of the edge pixel, of each pair, [P].
+
+    Args:
+        row: the number of the edge pixel, [P] int64.
+        is_same: whether n is on its own side, [P] bool.
+        log_w: log w_n, [P]; None for equal weights.
+        count: of edge pixels.
+        dtype: of the result.
+    """
+    side = 2 * row + is_same
+    sums = torch.zeros(2 * count, dtype=dtype, device=row.device)
+    w = torch.ones_like(side, dtype=dtype)
+    if log_w is not None:  # relative to the largest of the side: all may be below the smallest number
+        largest = torch.full_like(sums, -math.inf).scatter_reduce_(0, side, log_w, "amax")
+        w = (log_w - largest[side]).exp()
+    return w / sums.index_add_(0, side, w)[side]

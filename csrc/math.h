@@ -320,15 +320,20 @@ EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, int64_t k
   return (others.max - m) + std::log(others.sum);
 }
 
-// t of the edge terms on the other side, b_n: log(1 - p(k)), as log_one_minus_p has it, but by one logarithm.
+// t of the edge terms on the other side, b_n: log(1 - p(k)), as log_one_minus_p has it, but by one logarithm. Undefined
+// where k is likely and r underflowed.
+template <typename A>
+EDGELOSS_INLINE A other_term(A x_k, A m, A r) {
+  A p, complement;
+  probabilities(x_k, m, r, p, complement);
+  return log_positive(complement) + (is_likely(x_k, m, r) ? A(0) : lost_by_rounding(-p, complement));
+}
+// The same everywhere, from the logits.
 template <typename X, typename A>
 EDGELOSS_INLINE A other_term(const X& x, int64_t pixel, int64_t classes, int64_t k, A m, A r) {
   const A x_k = x.at(pixel, k);
-  const bool likely = is_likely(x_k, m, r);
-  if (likely && !is_exact(r)) return log_rest(x, pixel, classes, k, m, r) - log1p_positive(r);
-  A p, complement;
-  probabilities(x_k, m, r, p, complement);
-  return log_positive(complement) + (likely ? A(0) : lost_by_rounding(-p, complement));
+  if (!is_likely(x_k, m, r) || is_exact(r)) return other_term(x_k, m, r);
+  return log_rest(x, pixel, classes, k, m, r) - log1p_positive(r);
 }
 
 // The same of both sides: a_n on the same side, log p(k).

@@ -4,152 +4,85 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import library, region
+from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
-from edgeloss.neighborhoods import FAR
+from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import Evaluation, weighted_sum
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum
 from edgeloss.reference import NO_POWER
+from edgeloss.region import POOL, SIDE
 
 operators = torch.ops.edgeloss
 _VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
-_ROWS = [0, 1, 2, 4, 5, 6, 7, 8]
 _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
+_FEW_CLASSES = 8  # as kFewClasses of csrc/saved_state.h
+_MOST_DECAYS = 25  # the span of distances over which weights of neighbors have a common scale in float32
 
 
-class SavedState(NamedTuple):
-    """What ``edge_loss`` leaves to its backward pass: all but ``label`` are flat.
+class Numbers(NamedTuple):
+    """The options of a call, as they cross into the library, where csrc/options.h reads them in this order."""
 
-    Attributes:
-        label: [B, *S] int16, the class k of a pixel, -1 where it does not count.
-        flags: uint8, 1 at edges; empty where nothing reads it.
-        stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
-        edge_list: int32, the edge pixels row by row.
-        sides: numbers of both sides of each edge pixel.
-        field: the distance of each pixel; empty where the kernels do not search for it.
-    """
+    ignore_index: int
+    validate: int
+    tables: int
+    edges: int
+    count_edges: int
+    regions: int
+    gathers: int  # the edge terms by pairs of pixels: their weights do not come from the labels alone
+    keeps_state: int
+    radius: tuple[int, ...]
+    label_smoothing: float
+    power: float
+    decay: float  # 0 for none
+    spacing: tuple[float, ...]
 
-    label: Tensor
-    flags: Tensor
-    stats: Tensor
-    edge_list: Tensor
-    sides: Tensor
-    field: Tensor
+    @property
+    def integers(self) -> list[int]:
+        """All before ``label_smoothing``, with a radius of 3 axes."""
+        return [*self[:8], *(0,) * (3 - len(self.radius)), *self.radius]
+
+    @property
+    def reals(self) -> list[float]:
+        """The others, with a spacing of 3 axes."""
+        return [self.label_smoothing, self.power, self.decay, *(1.0,) * (3 - len(self.spacing)), *self.spacing]
 
 
 class Outputs(NamedTuple):
-    """What ``edge_loss`` returns: sums and counts, the maps if asked for, and what the backward pass reads.
+    """What ``edge_loss`` returns; the tensors after ``region_weight`` are the state that its backward pass reads.
 
     Attributes:
-        sums: [9] float64, a row for each :class:`edgeloss.reduction.SumRow`.
+        sums: [8] float64, a row for each :class:`edgeloss.reduction.SumRow`.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [2C], or empty where not asked for.
-        cross_entropy: [pixels], or empty where not asked for, like every map.
-        same_side: as cross_entropy.
-        other_side: as cross_entropy.
-        unused: empty.
-        saved: what the backward pass reads.
+        region: R of each image [B] float64, or empty where not asked for, like its weight.
+        region_weight: Σ_valid v · weight[y] of each image [B] float64.
+        label: [B, *S] int16, the class k of a pixel, -1 where it does not count.
+        stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
+        field: the distance of each pixel; empty without ``decay``.
+        slopes: the derivative of R by the shares under each average, [B, C, *A].
+        has_term: uint8, whether a class has a region term, [B, C].
+        edge: uint8, 1 at edges, where the edge terms are those of pairs.
+        sides: numbers of both sides of each edge pixel, where the edge terms are those of pairs.
     """
 
     sums: Tensor
     edge_counts: Tensor
-    cross_entropy: Tensor
-    same_side: Tensor
-    other_side: Tensor
-    unused: Tensor
-    saved: SavedState
-
-    @classmethod
-    def from_tensors(cls, tensors: Sequence[Tensor]) -> Outputs:
-        """Name the results of the operator."""
-        sums, edge_counts, cross_entropy, same_side, other_side, unused, *saved = tensors
-        return cls(sums, edge_counts, cross_entropy, same_side, other_side, unused, SavedState(*saved))
-
-
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
-    """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
-    regions = None
-    if options.region_weight > 0:
-        inputs, regions = region.evaluate(inputs, options)
-    logits, target, dims = inputs.logits, inputs.target, inputs.target.dim() - 1
-    decay, unit = _decay_and_unit(options)
-    distance = inputs.distance
-    if distance is not None:
-        wide = (distance.to(widest(distance.device)) / unit).clamp(max=FAR)
-        distance = wide.to(result_dtype(logits)).contiguous()
-    given = _EdgeLossInputs(
-        logits if is_evenly_spaced(logits) else logits.contiguous(),
-        target.contiguous(),
-        _contiguous(inputs.weight),
-        _contiguous(inputs.pixel_weight),
-        _contiguous(inputs.edge_class_weight),
-        distance,
-        _NO_LABEL if options.ignore_index is None else options.ignore_index,
-        options.label_smoothing,
-        radius_per_axis(options.radius, dims),
-        0.0 if abs(options.power) <= NO_POWER else options.power,
-        decay,
-        [s / unit for s in spacing_per_axis(options.spacing, dims)],
-        edges,
-        False,
-        False,
-        count_edges,
-        _VALIDATE[options.validate],
-        inputs.tables,
-    )
-    if torch.compiler.is_compiling():  # the operator has its own derivative
-        outputs, weigh = Outputs.from_tensors(operators.edge_loss(*given)), None
-    else:
-        with torch._C._AutoDispatchBelowAutograd():
-            outputs = Outputs.from_tensors(operators.edge_loss.default(*given))
-        weigh = partial(_weigh, given, outputs, regions)
-    counts = None
-    if count_edges:
-        counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
-    return Evaluation(outputs.sums[_ROWS], None, counts, weigh, regions)
-
-
-def _weigh(
-    given: _EdgeLossInputs,
-    outputs: Outputs,
-    regions: Any,  # noqa: ANN401
-    factors: Tensor,
-    of_regions: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    loss: Tensor = _EdgeLoss.apply(given.logits, given, outputs, factors, dtype)  # type: ignore[no-untyped-call]
-    return loss if regions is None else loss + torch.dot(regions.value, of_regions).to(dtype)  # type: ignore[arg-type]
-
-
-def _contiguous(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.contiguous()
-
-
-def _decay_and_unit(options: Options) -> tuple[float, float]:
-    """Return the decay, 0 for none, in a unit of length that suits it: a power of two, so that nothing is rounded."""
-    if options.decay is None:
-        return 0.0, 1.0
-    unit = 2.0 ** math.ceil(math.log2(options.decay))
-    return options.decay / unit, unit
-
-
-def is_evenly_spaced(x: Tensor) -> bool:
-    """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
-    if x.is_contiguous():
-        return True
-    axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
-    return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
-
-
-# What torch needs to know of the operators: the shapes they return, and their derivatives.
+    region: Tensor
+    region_weight: Tensor
+    label: Tensor
+    stats: Tensor
+    field: Tensor
+    slopes: Tensor
+    has_term: Tensor
+    edge: Tensor
+    sides: Tensor
 
 
 class _EdgeLossInputs(NamedTuple):
@@ -161,88 +94,91 @@ class _EdgeLossInputs(NamedTuple):
     pixel_weight: Tensor | None
     edge_class_weight: Tensor | None
     distance: Tensor | None
-    ignore_index: int
-    label_smoothing: float
-    radius: list[int]
-    power: float
-    decay: float
-    spacing: list[float]
-    edges: bool
-    false_edges: bool  # False
-    maps: bool
-    count_edges: bool
-    validate: int
-    tables: int
+    integers: list[int]
+    reals: list[float]
 
 
-def _edge_loss_fake(
-    *args: Any,  # noqa: ANN401
-    output_sizes: Callable[..., Sequence[tuple[str, int, int, int, int]]],
-    **kwargs: Any,  # noqa: ANN401
-) -> tuple[Tensor, ...]:
-    inputs = _EdgeLossInputs(*args, **kwargs)
-    logits, target = inputs.logits, inputs.target
-    in_place = int(logits.shape[1]) if logits.shape[2:] == target.shape[1:] else 0  # 0 of upsampled logits
-    options = inputs.power, inputs.decay, inputs.edges, inputs.false_edges, inputs.maps, inputs.count_edges
-    sizes = output_sizes(*options, inputs.distance is not None, in_place, inputs.tables)
-    *returned, saved = Outputs.from_tensors([_empty_output(size, logits, target) for size in sizes])
-    return (*returned, *saved._replace(label=saved.label.new_empty(target.shape)))
+def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
+    """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
+    logits = inputs.logits
+    numbers = _numbers(inputs, options, edges=edges, count_edges=count_edges)
+    distance = inputs.distance
+    if distance is not None:
+        wide = (distance.to(widest(distance.device)) / _unit(options)).clamp(max=FAR)
+        distance = wide.to(result_dtype(logits)).contiguous()
+    given = _EdgeLossInputs(
+        logits if is_evenly_spaced(logits) else logits.contiguous(),
+        inputs.target.contiguous(),
+        _contiguous(inputs.weight),
+        _contiguous(inputs.pixel_weight),
+        _contiguous(inputs.edge_class_weight),
+        distance,
+        numbers.integers,
+        numbers.reals,
+    )
+    if torch.compiler.is_compiling():  # the operator has its own derivative
+        outputs, weigh = Outputs(*operators.edge_loss(*given)), None
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            outputs = Outputs(*operators.edge_loss.default(*given))
+        weigh = partial(_weigh, given, outputs)
+    counts = None
+    if count_edges:
+        counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
+    regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
+    return Evaluation(outputs.sums, None, counts, weigh, regions)
 
 
-def _empty_output(size: tuple[str, int, int, int, int], logits: Tensor, target: Tensor) -> Tensor:
-    dtype, constant, per_pixel, per_row, per_class = size
-    pixels, rows, classes = target.numel(), math.prod(target.shape[:-1]), max(2, logits.shape[1])
-    return logits.new_empty(
-        constant + per_pixel * pixels + per_row * rows + per_class * classes,
-        dtype=result_dtype(logits) if dtype == "real" else getattr(torch, dtype),
+def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
+    dims, unit = inputs.target.dim() - 1, _unit(options)
+    radius, spacing = radius_per_axis(options.radius, dims), spacing_per_axis(options.spacing, dims)
+    power = 0.0 if abs(options.power) <= NO_POWER else options.power
+    decay = 0.0 if options.decay is None else options.decay / unit
+    farthest = 2 * math.hypot(*(r * s / unit for r, s in zip(clipped(radius, inputs.target.shape), spacing, strict=True)))
+    is_spread = decay > 0 and (inputs.distance is not None or farthest > _MOST_DECAYS * decay)
+    return Numbers(
+        ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
+        validate=_VALIDATE[options.validate],
+        tables=inputs.tables,
+        edges=edges,
+        count_edges=count_edges,
+        regions=options.region_weight > 0,
+        gathers=edges and (power != 0 or is_spread),
+        keeps_state=torch.compiler.is_compiling() or (torch.is_grad_enabled() and inputs.logits.requires_grad),
+        radius=tuple(radius),
+        label_smoothing=options.label_smoothing,
+        power=power,
+        decay=decay,
+        spacing=tuple(s / unit for s in spacing),
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    _save(ctx, _EdgeLossInputs(*inputs), Outputs.from_tensors(output).saved)
+def _unit(options: Options) -> float:
+    """Return a unit of length that suits the decay: a power of two, so that nothing is rounded."""
+    return 1.0 if options.decay is None else 2.0 ** math.ceil(math.log2(options.decay))
 
 
-def _save(ctx: Any, given: _EdgeLossInputs, saved: SavedState) -> None:  # noqa: ANN401
-    if given.distance is not None:
-        saved = saved._replace(field=given.distance)
-    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *saved)
-    ctx.options = given.label_smoothing, given.radius, given.power, given.decay, given.tables
-    ctx.set_materialize_grads(False)
+def _contiguous(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.contiguous()
 
 
-def _edge_loss_backward(
-    ctx: Any,  # noqa: ANN401
-    sums: Tensor | None,
-    edge_counts: None = None,
-    ce: Tensor | None = None,
-    same: Tensor | None = None,
-    other: Tensor | None = None,
-    unused: Tensor | None = None,
-    *saved: None,
-) -> tuple[Tensor | None, ...]:
-    terms = None if sums is None else sums[:4].contiguous()
-    return _only(_gradient(ctx, ctx.saved_tensors, terms, ce, same, other, unused), len(_EdgeLossInputs._fields))
+def is_evenly_spaced(x: Tensor) -> bool:
+    """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
+    if x.is_contiguous():
+        return True
+    axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
+    return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
 
-def _gradient(
-    ctx: Any,  # noqa: ANN401
-    state: tuple[Tensor, ...],
-    terms: Tensor | None,
-    *maps: Tensor | None,
+def _weigh(
+    given: _EdgeLossInputs, outputs: Outputs, factors: Tensor, of_regions: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Return the gradient of the logits from those of the sums of the terms, and of the maps."""
-    if terms is None:
-        terms = state[0].new_zeros(len(maps), dtype=torch.float64)
-    of_maps = [None if grad is None or not grad.numel() else grad.contiguous() for grad in maps]
-    gradient: Tensor = operators.edge_loss_backward.default(terms, *of_maps, *state, *ctx.options)
-    return gradient
+    loss: Tensor = _EdgeLoss.apply(given.logits, given, outputs, factors, of_regions, dtype)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _EdgeLoss(torch.autograd.Function):
-    """What the operator ``edge_loss`` has returned as a function of its logits, with less work around each call.
-
-    With a factor of each term the weighted sum of the terms; without factors the maps.
-    """
+    """What the operator ``edge_loss`` has returned, weighted, as a function of its logits: less work around each call."""
 
     @staticmethod
     def forward(
@@ -250,24 +186,86 @@ class _EdgeLoss(torch.autograd.Function):
         logits: Tensor,
         given: _EdgeLossInputs,
         outputs: Outputs,
-        factors: Tensor | None,
+        factors: Tensor,
+        of_regions: Tensor | None,
         dtype: torch.dtype,
-    ) -> Tensor | tuple[Tensor, ...]:
-        _save(ctx, given, outputs.saved)
-        ctx.factors = factors
-        ctx.set_materialize_grads(factors is not None)
-        if factors is not None:
-            return weighted_sum(outputs.sums[_ROWS], None, factors, None, dtype)
-        return outputs.cross_entropy, outputs.same_side, outputs.other_side, outputs.unused
+    ) -> Tensor:
+        _save(ctx, given, outputs)
+        ctx.factors, ctx.of_regions = factors, of_regions
+        return weighted_sum(outputs.sums, Regions(outputs.region, outputs.region_weight), factors, of_regions, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        terms, maps = (None, grads) if ctx.factors is None else (F.pad(grads[0] * ctx.factors, [0, 1]), [None] * 4)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override] # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
+        of_regions = None if ctx.of_regions is None else grad.double() * ctx.of_regions
+        arrives = grad.double() * ctx.factors, of_regions
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, state, terms, *maps), 5)
+            return _only(_gradient(ctx, state, *arrives), 6)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, state, terms, *maps), 5)
+            return _only(_gradient(ctx, state, *arrives), 6)
+
+
+# What torch needs to know of the operators: the shapes they return, and their derivatives.
+
+
+def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    inputs = _EdgeLossInputs(*args, **kwargs)
+    logits, target = inputs.logits, inputs.target
+    _, _, tables, edges, count_edges, regions, gathers, keeps_state, *_ = inputs.integers
+    real, pixels, batch, size = result_dtype(logits), target.numel(), target.shape[0], target.shape[1:]
+    classes, averages = max(2, logits.shape[1]), [(length - 1) // POOL + 1 for length in size]
+    forms_again = logits.shape[2:] == size and classes <= _FEW_CLASSES
+    has_slopes = bool(regions and keeps_state) and all(length >= SIDE for length in averages) and pixels > 0
+
+    def empty(length: int, dtype: torch.dtype = real) -> Tensor:
+        return logits.new_empty(length, dtype=dtype)
+
+    images = batch // tables if regions else 0
+    maps = batch * classes if has_slopes else 0
+    return Outputs(
+        sums=empty(len(SumRow), torch.float64),
+        edge_counts=empty(tables * classes if count_edges else 0, torch.int64),
+        region=empty(images, torch.float64),
+        region_weight=empty(images, torch.float64),
+        label=logits.new_empty(target.shape, dtype=torch.int16),
+        stats=empty(2 * pixels if gathers or (keeps_state and not forms_again) else 0),
+        field=empty(pixels if edges and inputs.reals[2] > 0 else 0),
+        slopes=empty(maps * math.prod(averages)),
+        has_term=empty(maps, torch.uint8),
+        edge=empty(pixels if gathers else 0, torch.uint8),
+        sides=empty(6 * pixels if gathers else 0),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    _save(ctx, _EdgeLossInputs(*inputs), Outputs(*output))
+    ctx.set_materialize_grads(False)
+
+
+def _save(ctx: Any, given: _EdgeLossInputs, outputs: Outputs) -> None:  # noqa: ANN401
+    state = outputs[4:] if given.distance is None else outputs._replace(field=given.distance)[4:]
+    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
+    ctx.numbers = given.integers, given.reals
+
+
+def _edge_loss_backward(
+    ctx: Any,  # noqa: ANN401
+    sums: Tensor | None,
+    edge_counts: None = None,
+    region: Tensor | None = None,
+    *others: None,
+) -> tuple[Tensor | None, ...]:
+    state = ctx.saved_tensors
+    terms = state[0].new_zeros(3, dtype=torch.float64) if sums is None else sums[TERM_ROWS]
+    return _only(_gradient(ctx, state, terms, region), len(_EdgeLossInputs._fields))
+
+
+def _gradient(ctx: Any, state: Sequence[Tensor], terms: Tensor, region: Tensor | None) -> Tensor:  # noqa: ANN401
+    """Return the gradient of the logits from those of the sums of the terms, and of R of each image."""
+    gradient: Tensor = operators.edge_loss_backward.default(
+        terms.contiguous(), _contiguous(region), *state, *ctx.numbers
+    )
+    return gradient
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
@@ -303,17 +301,11 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
     raise RuntimeError("the fused loss can't be differentiated twice; pass backend='reference'")
 
 
-def register(namespace: str, compiled: Any) -> None:  # noqa: ANN401
-    """Register shapes and derivatives of the operators.
-
-    Args:
-        namespace: of the operators.
-        compiled: the module that holds them.
-    """
-    fake = partial(_edge_loss_fake, output_sizes=compiled.output_sizes)
-    torch.library.register_fake(f"{namespace}::edge_loss", fake)
+def register(namespace: str) -> None:
+    """Register shapes and derivatives of the operators of a namespace."""
+    torch.library.register_fake(f"{namespace}::edge_loss", _edge_loss_fake)
     torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
-    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[5]))
+    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[2]))
     torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
     torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
     torch.library.register_autograd(
@@ -324,4 +316,5 @@ def register(namespace: str, compiled: Any) -> None:  # noqa: ANN401
 
 
 if not library.MISSING:
-    register("edgeloss", importlib.import_module("edgeloss._C"))
+    importlib.import_module("edgeloss._C")
+    register("edgeloss")

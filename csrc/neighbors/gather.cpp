@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "../cpu/vectorize.h"
 #include "window.h"
@@ -32,13 +31,13 @@ struct Pairs {
   const bool is_same_side;
   int64_t count = 0;
   std::vector<int32_t> edge, neighbor;
-  std::vector<A> x, m, r, t, d, log_w, log_share;  // x: the neighbor's logit of class k
+  std::vector<A> x, m, r, t, d, w, share;  // x: the neighbor's logit of class k
 
   Pairs(const Gather<A>& gather, const Reader<A>& logits, int64_t image, bool is_same_side)
       : gather(gather), logits(logits), base(image * gather.g.pixels), is_same_side(is_same_side) {
     const int64_t most = kPairs + last_number(gather.g) + 1;
     for (auto* numbers : {&edge, &neighbor}) numbers->resize(most);
-    for (auto* numbers : {&x, &m, &r, &t, &d, &log_w, &log_share}) numbers->resize(most);
+    for (auto* numbers : {&x, &m, &r, &t, &d, &w, &share}) numbers->resize(most);
   }
 
   void add(int64_t i, int64_t n) {
@@ -58,10 +57,15 @@ struct Pairs {
     const bool is_undefined = vectorized<A>(
         [n = count, same = is_same_side, x = x.data(), m = m.data(), r = r.data(), t = t.data()]() EDGELOSS_LOOP {
           int32_t any = 0;
+          if (same) {
+            EDGELOSS_INDEPENDENT
+            for (int64_t j = 0; j < n; ++j) t[j] = log_p(x[j], m[j], r[j]);
+            return false;
+          }
           EDGELOSS_INDEPENDENT
           for (int64_t j = 0; j < n; ++j) {
-            t[j] = same ? log_p(x[j], m[j], r[j]) : other_term(x[j], m[j], r[j]);
-            any |= !same & (x[j] == m[j]) & !is_exact(r[j]);
+            t[j] = other_term(x[j], m[j], r[j]);
+            any |= (x[j] == m[j]) & !is_exact(r[j]);
           }
           return any != 0;
         });
@@ -70,91 +74,80 @@ struct Pairs {
     }
   }
 
+  // The logarithm of the j-th pair's share. By rounding it may be more than that of the largest: not 1e20 decays away.
   void find_log_share(const typename Gather<A>::Side& side, int64_t j) {
     const A below = gather.power == A(0) || t[j] == side.t ? A(0) : t[j] - side.t;  // both may be infinite
-    log_share[j] = (side.d - d[j]) * gather.per_decay + gather.power * below - side.log_sum;
+    share[j] = smaller_or_nan(A(0), (side.d - d[j]) * gather.per_decay + gather.power * below) - side.log_sum;
   }
 };
 
-// One side of some edge pixels: those of the e-th are the pairs from ends[e - 1] to ends[e].
+// One side of an edge pixel: its pairs, and what comes of them.
 template <typename A>
-struct SideTerms {
-  struct Term {
-    typename Gather<A>::Side side = {0, 0, 0};
-    A nearest = 0;  // the least d
-    A value = 0;
-  };
-
-  Pairs<A> pairs;
-  std::vector<int64_t> ends;
-  std::vector<Term> terms;
-
-  // The terms of all edge pixels, whose pairs are removed.
-  void take() {
-    terms.assign(ends.size(), Term());
-    pairs.read();
-    for_each([&](Term& term, int64_t first, int64_t last) { find_largest(term, first, last); });
-    exponentials(pairs.log_w.data(), pairs.count);
-    exponentials(pairs.log_share.data(), pairs.count);
-    for_each([&](Term& term, int64_t first, int64_t last) { find_mean(term, first, last); });
-    pairs.count = 0;
-    ends.clear();
-  }
-
- private:
-  template <typename F>
-  void for_each(const F& body) {
-    for (size_t e = 0; e < ends.size(); ++e) {
-      const int64_t first = e == 0 ? 0 : ends[e - 1];
-      if (first < ends[e]) body(terms[e], first, ends[e]);
-    }
-  }
-
-  // Finds log w, and the shares but for their sum.
-  void find_largest(Term& term, int64_t first, int64_t last) {
-    const A q = pairs.gather.power;
-    term.nearest = *std::min_element(pairs.d.begin() + first, pairs.d.begin() + last);
-    A largest = -INFINITY;
-    for (int64_t j = first; j < last; ++j) {
-      pairs.log_w[j] = (term.nearest - pairs.d[j]) * pairs.gather.per_decay;
-      const A v = pairs.log_w[j] + (q == A(0) ? A(0) : q * pairs.t[j]);
-      if (!(v > largest)) continue;
-      largest = v;
-      term.side = {pairs.t[j], A(0), pairs.d[j]};
-    }
-    for (int64_t j = first; j < last; ++j) pairs.find_log_share(term.side, j);
-  }
-
-  // -log M_q{e^t; w}, given the exponentials of the above.
-  //
-  // log M = c + log(Σ w e^(q (t - c)) / Σ w) / q for any constant c. With the mean of t for c, and where the exponents
-  // are small, the quotient is 1 + Σ w expm1(...) / Σ w, and no digits are lost for 1/q to magnify. Else c is the t
-  // that counts most.
-  void find_mean(Term& term, int64_t first, int64_t last) {
-    const A q = pairs.gather.power, *const t = pairs.t.data(), *const w = pairs.log_w.data();
-    A weights = 0, mean = 0, sum = 0, largest = 0, small = 0;
-    for (int64_t j = first; j < last; ++j) {
-      weights += w[j];
-      mean += w[j] * t[j];
-      sum += pairs.log_share[j];
-    }
-    mean /= weights;
-    term.side.log_sum = std::log(sum);
-    for (int64_t j = first; j < last; ++j) {
-      const A exponent = std::abs(q * (t[j] - mean));
-      if (!(exponent <= largest)) largest = exponent;
-    }
-    A log_m = mean;
-    if (q != A(0) && largest <= A(1)) {
-      for (int64_t j = first; j < last; ++j) small += w[j] * expm1_of_unit(q * (t[j] - mean));
-      log_m += std::log1p(small / weights) / q;
-    } else if (q != A(0)) {
-      const A log_weights = std::log(weights) + (term.side.d - term.nearest) * pairs.gather.per_decay;
-      log_m = term.side.t + (term.side.log_sum - log_weights) / q;
-    }
-    term.value = log_m > A(0) ? A(0) : A(0) - log_m;  // M ≤ 1: rounding may not make the loss negative
-  }
+struct Term {
+  int64_t first, last;
+  typename Gather<A>::Side side;
+  A nearest, value;  // the least d; -log M_q{e^t; w}
 };
+
+// Finds log w, and the shares' logarithms but for that of their sum.
+template <typename A>
+void find_largest(Pairs<A>& pairs, Term<A>& term) {
+  const A q = pairs.gather.power;
+  term.nearest = *std::min_element(pairs.d.begin() + term.first, pairs.d.begin() + term.last);
+  A largest = -INFINITY;
+  for (int64_t j = term.first; j < term.last; ++j) {
+    pairs.w[j] = (term.nearest - pairs.d[j]) * pairs.gather.per_decay;
+    const A v = pairs.w[j] + (q == A(0) ? A(0) : q * pairs.t[j]);
+    if (!(v > largest)) continue;
+    largest = v;
+    term.side = {pairs.t[j], pairs.d[j], A(0)};
+  }
+  for (int64_t j = term.first; j < term.last; ++j) pairs.find_log_share(term.side, j);
+}
+
+// Finds the value, from w and the shares.
+//
+// log M = c + log(Σ w e^(q (t - c)) / Σ w) / q for any constant c. With the mean of t for c, and where the exponents
+// are small, the quotient is 1 + Σ w expm1(...) / Σ w, and no digits are lost for 1/q to magnify. Else c is the t that
+// counts most.
+template <typename A>
+void find_value(const Pairs<A>& pairs, Term<A>& term) {
+  const A q = pairs.gather.power, *const t = pairs.t.data(), *const w = pairs.w.data();
+  A weights = 0, mean = 0, sum = 0, largest = 0, small = 0;
+  for (int64_t j = term.first; j < term.last; ++j) {
+    weights += w[j];
+    mean += w[j] * t[j];
+    sum += pairs.share[j];
+  }
+  mean /= weights;
+  term.side.log_sum = std::log(sum);
+  for (int64_t j = term.first; j < term.last; ++j) {
+    const A exponent = std::abs(q * (t[j] - mean));
+    if (!(exponent <= largest)) largest = exponent;  // nan too
+  }
+  A log_m = mean;
+  if (q != A(0) && largest <= A(1)) {
+    for (int64_t j = term.first; j < term.last; ++j) small += w[j] * expm1_of_unit(q * (t[j] - mean));
+    log_m += std::log1p(small / weights) / q;
+  } else if (q != A(0)) {
+    const A log_weights = std::log(weights) + (term.side.d - term.nearest) * pairs.gather.per_decay;
+    log_m = term.side.t + (term.side.log_sum - log_weights) / q;
+  }
+  term.value = log_m > A(0) ? A(0) : A(0) - log_m;  // M ≤ 1: rounding may not make the loss negative
+}
+
+template <typename A>
+void find_values(Pairs<A>& pairs, std::vector<Term<A>>& terms) {
+  pairs.read();
+  for (Term<A>& term : terms) {
+    if (term.first < term.last) find_largest(pairs, term);
+  }
+  exponentials(pairs.w.data(), pairs.count);
+  exponentials(pairs.share.data(), pairs.count);
+  for (Term<A>& term : terms) {
+    if (term.first < term.last) find_value(pairs, term);
+  }
+}
 
 // Marks the edge pixels of a row.
 void find_edges(const Geometry& g, const int16_t* label, int64_t row, uint8_t* edge) {
@@ -176,43 +169,41 @@ void find_near(const Geometry& g, const uint8_t* edge, int64_t row, uint8_t* nea
   });
 }
 
-// Calls body(place) where a mask of n bytes is 1.
-template <typename F>
-void for_each_set(const uint8_t* mask, int64_t n, const F& body) {
-  const uint8_t* at = mask;
-  while ((at = static_cast<const uint8_t*>(std::memchr(at, 1, mask + n - at)))) body(at++ - mask);
-}
-
 }  // namespace
 
 template <typename A>
 void Gather<A>::add_terms(const Reader<A>& x, const Chunk& chunk, double* same_side, double* other_side) const {
   const int64_t base = chunk.image * g.pixels;
-  SideTerms<A> of_side[2] = {{{*this, x, chunk.image, true}, {}, {}}, {{*this, x, chunk.image, false}, {}, {}}};
+  Pairs<A> of_side[2] = {{*this, x, chunk.image, true}, {*this, x, chunk.image, false}};
+  std::vector<Term<A>> terms[2];
   std::vector<int64_t> pixels;
   const auto flush = [&] {
     for (int s = 0; s < 2; ++s) {
-      of_side[s].take();
+      find_values(of_side[s], terms[s]);
       for (size_t e = 0; e < pixels.size(); ++e) {
-        const auto& term = of_side[s].terms[e];
-        *(s ? other_side : same_side) += static_cast<double>(edge_weight(chunk.image, pixels[e])) * term.value;
-        sides[2 * (base + pixels[e]) + s] = term.side;
+        const A weight = edge_weight(chunk.image, pixels[e]);
+        *(s ? other_side : same_side) += static_cast<double>(weight) * terms[s][e].value;
+        sides[2 * (base + pixels[e]) + s] = terms[s][e].side;
       }
+      of_side[s].count = 0;
+      terms[s].clear();
     }
     pixels.clear();
   };
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     uint8_t* row_edge = edge + base + row * g.width;
     find_edges(g, label + base, row, row_edge);
-    for_each_set(row_edge, g.width, [&](int64_t column) {
+    for (int64_t column = 0; column < g.width; ++column) {
+      if (!row_edge[column]) continue;
       const int64_t i = row * g.width + column;
+      for (int s = 0; s < 2; ++s) terms[s].push_back({of_side[s].count, 0, {}, 0, 0});
       for_each_neighbor(g, row, column, [&](int64_t n) {
-        if (label[base + n] >= 0) of_side[label[base + n] != label[base + i]].pairs.add(i, n);
+        if (label[base + n] >= 0) of_side[label[base + n] != label[base + i]].add(i, n);
       });
+      for (int s = 0; s < 2; ++s) terms[s].back().last = of_side[s].count;
       pixels.push_back(i);
-      for (SideTerms<A>& side : of_side) side.ends.push_back(side.pairs.count);
-      if (std::max(of_side[0].pairs.count, of_side[1].pairs.count) >= kPairs) flush();
-    });
+      if (std::max(of_side[0].count, of_side[1].count) >= kPairs) flush();
+    }
   }
   flush();
 }
@@ -228,10 +219,10 @@ void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, s
       for (int64_t j = 0; j < pairs.count; ++j) {
         pairs.find_log_share(sides[2 * (base + pairs.edge[j]) + !pairs.is_same_side], j);
       }
-      exponentials(pairs.log_share.data(), pairs.count);
+      exponentials(pairs.share.data(), pairs.count);
       for (int64_t j = 0; j < pairs.count; ++j) {
         const int32_t pixel = static_cast<int32_t>(pairs.neighbor[j] - start);
-        const A weight = pairs.log_share[j] * edge_weight(chunk.image, pairs.edge[j]);
+        const A weight = pairs.share[j] * edge_weight(chunk.image, pairs.edge[j]);
         if (pairs.is_same_side) {
           own[pixel] += weight;
           continue;
@@ -249,14 +240,14 @@ void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, s
   std::vector<uint8_t> near(g.width);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     find_near(g, edge + base, row, near.data());
-    for_each_set(near.data(), g.width, [&](int64_t column) {
+    for (int64_t column = 0; column < g.width; ++column) {
       const int64_t n = row * g.width + column;
-      if (label[base + n] < 0) return;
+      if (!near[column] || label[base + n] < 0) continue;
       for_each_neighbor(g, row, column, [&](int64_t i) {
         if (edge[base + i]) of_side[label[base + i] != label[base + n]].add(i, n);
       });
       if (std::max(of_side[0].count, of_side[1].count) >= kPairs) flush();
-    });
+    }
   }
   flush();
 }

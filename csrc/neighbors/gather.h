@@ -31,7 +31,7 @@ template <typename A>
 struct Gather {
   // What backward needs of one side of an edge pixel; see above.
   struct Side {
-    A t, log_sum, d;
+    A t, d, log_sum;
   };
 
   const Geometry& g;  // its radius ends with the image

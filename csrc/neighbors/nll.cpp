@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../cpu/parallel.h"
-#include "../cpu/tiles.h"
+#include "../cpu/pixels.h"
 #include "../kernels.h"
 #include "exponentials.h"
 

@@ -29,10 +29,10 @@ def loss(
     normalizer: tuple[float, float] | None = None,
     ignore_index: int | None = -100,
     **options: Any,
-) -> tuple[Any, dict[str, float]]:
-    """Return the loss and its terms, from arrays x [B, C, *S] and y [B, *S], or [B, C, *S] of a multilabel loss."""
-    ce, edge, same, other, of_region, w, e = (np.zeros(y.shape) for _ in range(7))  # maps, of W and E too
-    edges = np.zeros(y.shape, dtype=bool)
+) -> tuple[Any, dict[str, float], dict[str, Any]]:
+    """Return the loss, its terms and its maps, from arrays x [B, C, *S] and y [B, *S], with multilabel [B, C, *S]."""
+    names = ("cross_entropy", "same_side", "other_side", "edge_mask")
+    of_loss, (v, w, e, of_region) = {name: np.zeros(y.shape) for name in names}, np.zeros((4, *y.shape))
     for image in np.ndindex(y.shape[: 1 + multilabel]):  # (b,) or (b, c)
         logits, valid = x[image][None] if multilabel else x[image], y[image] != ignore_index
         logits = np.concatenate([0 * logits, logits]) if len(logits) == 1 else logits
@@ -40,32 +40,27 @@ def loss(
             np.broadcast_to(1.0 if given is None else given[image[1:]] if multilabel else given, len(logits))
             for given in (weight, edge_class_weight)
         )
-        v = np.where(valid, 1.0 if pixel_weight is None else pixel_weight[image], 0.0)
-        of_image = maps(
-            logits,
-            y[image],
-            weight=a.tolist(),
-            distance=None if distance is None else distance[image],
-            ignore_index=ignore_index,
-            **options,
+        options["distance"] = None if distance is None else distance[image]
+        of_image = maps(logits, y[image], weight=a.tolist(), ignore_index=ignore_index, **options)
+        for name in names:
+            of_loss[name][image] = of_image[name]
+        label, v[image] = (
+            np.where(valid, y[image], 0),
+            np.where(valid, 1.0 if pixel_weight is None else pixel_weight[image], 0),
         )
-        label, edges[image] = np.where(valid, y[image], 0), of_image["edge_mask"]
-        ce[image], w[image], e[image] = v * of_image["cross_entropy"], v * a[label], v * u[label] * edges[image]
-        same[image], other[image] = (e[image] * of_image[side] for side in ("same_side", "other_side"))
+        w[image], e[image] = v[image] * a[label], v[image] * u[label] * of_image["edge_mask"]
     if region_weight:
         for b in range(len(y)):
             of_region[b] = w[b] * region(x[b], y[b], ignore_index=ignore_index, multilabel=multilabel)
-    edge = other_side_weight * other + same_side_weight * same
-    by_w, by_e = normalizer or (w.sum(), e.sum())
-    if reduction == "sum":
-        by_w = by_e = 1.0
-    sums = {"cross_entropy": (ce, by_w), "same_side": (same, by_e), "other_side": (other, by_e), "edge": (edge, by_e)}
-    sums |= {"region": (of_region, by_w), "edge_fraction": (1.0 * edges, (y != ignore_index).sum())}
+    of_loss["edge"] = other_side_weight * of_loss["other_side"] + same_side_weight * of_loss["same_side"]
+    by_w, by_e = (1.0, 1.0) if reduction == "sum" else normalizer or (w.sum(), e.sum())
+    sums = {name: (e * of_loss[name], by_e) for name in ("same_side", "other_side", "edge")}
+    sums |= {"cross_entropy": (v * of_loss["cross_entropy"], by_w), "region": (of_region, by_w)}
+    sums |= {"edge_fraction": (of_loss["edge_mask"], (y != ignore_index).sum())}
     terms = {name: values.sum() / count if count else 0.0 for name, (values, count) in sums.items()}
-    if reduction == "none":
-        return ce_weight * ce + edge_weight * edge + region_weight * of_region, terms
     factors = {"cross_entropy": ce_weight, "edge": edge_weight, "region": region_weight}
-    return np.array(sum(factor * terms[name] for name, factor in factors.items())), terms
+    parts = {name: sums[name][0] if reduction == "none" else terms[name] for name in factors}
+    return np.asarray(sum(factor * parts[name] for name, factor in factors.items())), terms, of_loss
 
 
 def logsumexp(values: list[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from pairwise import pairwise
 from torch import Tensor
 
@@ -20,6 +21,7 @@ PARTS: dict[str, dict[str, float]] = {
     "no cross-entropy": {"region_weight": 3.0, "ce_weight": 0.0},
     "no edges": {"region_weight": 3.0, "edge_weight": 0.0},
     "cross-entropy": {"edge_weight": 0.0, "ce_weight": 0.7},
+    "all": {"other_side_weight": 0.7, "same_side_weight": 1.3, "ce_weight": 0.9, "edge_weight": 0.4},
     "same side": {"other_side_weight": 0.0, "edge_weight": 0.4},
     "other side": {"same_side_weight": 0.0, "ce_weight": 0.0},
 }
@@ -27,8 +29,8 @@ PARTS: dict[str, dict[str, float]] = {
 
 VALUES: dict[str, list[Any]] = {
     "labels": ["blocks", "noise", "line", "one class", "all ignored"],
-    "logits": ["normal", "right", "large", "offset"],
-    "layout": ["contiguous", "channels last", "transposed", "reversed", "expanded", "constant", "sliced"],
+    "logits": ["normal", "right", "large", "offset", "extreme", "extremely wrong"],
+    "layout": ["contiguous", "channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped"],
     "target": [torch.int64, torch.int32, torch.int16, torch.uint8],
     "target_layout": ["contiguous", "transposed", "expanded"],
     "ignore_index": [IGNORED, -100, None, 1],
@@ -56,15 +58,15 @@ class Row(NamedTuple):
     target: torch.dtype
     target_layout: str
     ignore_index: int | None
-    radius: str
-    power: float
-    field: str
-    weights: str
-    pixels: str
-    label_smoothing: float
-    reduction: str
-    resolution: str
-    parts: str
+    radius: str = "1"
+    power: float = 0.0
+    field: str = "none"
+    weights: str = "none"
+    pixels: str = "none"
+    label_smoothing: float = 0.0
+    reduction: str = "mean"
+    resolution: str = "same"
+    parts: str = "defaults"
 
 
 class Case(NamedTuple):
@@ -90,7 +92,16 @@ def rows(sizes: list[tuple[int, ...]], classes: list[int | str], dtypes: list[to
     return [Row(**dict(zip(axes, row, strict=True))) for row in pairwise(*axes.values(), exhaustive=False)]
 
 
-ROWS = rows(SIZES, CLASSES, DTYPES)
+# Many classes around a pixel; windows wider than a row of pixels that is computed at once; more classes than pixels.
+_MANY = Row((12, 15), 150, torch.float32, "noise", "normal", "contiguous", torch.int64, "contiguous", IGNORED, "15")
+_MANY = _MANY._replace(field="decay")
+_WIDE = _MANY._replace(size=(3, 300), classes=3, labels="line", radius="150")
+ROWS = [
+    *rows(SIZES, CLASSES, DTYPES),
+    *(row._replace(power=power) for row in (_MANY, _WIDE) for power in (0.0, -1.0)),
+    _MANY._replace(classes=1000, radius="1", dtype=torch.float64),
+    _MANY._replace(size=(34, 65), classes=19, radius="9", field="none"),
+]
 # Where loops over pixels take little time, and where their differences have digits.
 SMALL_ROWS = rows(
     SMALL, [1, 2, 3, 5, "multilabel"], [torch.float64], power=[0.0, 1.0, -1.0, 0.3], logits=["normal", "right", "large"]
@@ -154,7 +165,7 @@ def with_unread(case: Case, value: float) -> Case:
 def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
     """Return logits at the resolution of the labels."""
     mode = "bilinear" if len(size) == 2 else "trilinear"
-    return torch.nn.functional.interpolate(x, size, mode=mode, align_corners=False)
+    return F.interpolate(x, size, mode=mode, align_corners=False)
 
 
 def _sizes(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -196,7 +207,11 @@ def _logits(row: Row, y: Tensor, shape: tuple[int, ...]) -> Tensor:
         is_label = label[:, None]
     else:
         is_label = torch.zeros_like(x).scatter_(1, label[:, None], 1.0)
-    x += (20 * (torch.rand(is_label.shape) < 0.9) if row.logits == "right" else 1) * (2 * is_label - 1)
+    right = 2 * is_label - 1
+    if row.logits.startswith("extreme"):
+        top = torch.finfo(row.dtype).max if row.dtype == torch.float16 else 1e30
+        return right * (top if row.logits == "extreme" else -top)
+    x += right * (20 * (torch.rand(is_label.shape) < 0.9) if row.logits == "right" else 1)
     # The constants of half precision would leave nothing of the logits.
     return x + 1e6 * (row.logits == "offset" and shape[1] > 1 and row.dtype.itemsize > 2 and y.dim() < x.dim())
 
@@ -238,6 +253,9 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
         return values[:1].expand(values.shape)
     if layout == "constant":
         return values[..., :1].expand(values.shape)
+    if layout == "cropped":
+        channels = values.shape[1]
+        return F.pad(torch.cat([values] * 3, 1), [1, 1])[:, channels : 2 * channels, ..., 1:-1]
     if layout == "sliced":
         return torch.stack([values, values], -1).flatten(-2)[..., ::2]
     return values

@@ -67,29 +67,29 @@ def results_of(case: Case, column: Column) -> Results:
     return results
 
 
-def exact(case: Case) -> Results:
-    """Return the results of the reference in float64, with the logits that nothing may read at 0."""
-    logits = case.logits.double().masked_fill(case.unread, 0.0)
-    return results_of(case._replace(logits=logits), Column("reference"))
+def exact(case: Case) -> Case:
+    """Return the case in float64, with the logits that nothing may read at 0."""
+    return case._replace(logits=case.logits.double().masked_fill(case.unread, 0.0))
 
 
 def of_loops(case: Case, step: float = 1e-4) -> Results:
     """Return the results of loops in float64; of the gradient, its product with ``direction_of`` by differences."""
-    x, size = case.logits.double().masked_fill(case.unread, 0.0), case.target.shape[-(case.logits.dim() - 2) :]
+    x, size = exact(case).logits, case.target.shape[2 - case.logits.dim() :]
     options = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in case.options.items()}
     dims, upsample = len(size), options.pop("upsample")
     radius = options.pop("radius")
     options["radius"] = tuple(min(r, 20) for r in ([radius] * dims if isinstance(radius, int) else radius))
 
-    def loss(x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def loss(x: Tensor) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
         x = interpolated(x, size) if upsample else x
-        value, terms = brute_force.loss(x.numpy(), case.target.long().numpy(), **options)
-        return torch.from_numpy(value), terms
+        value, *others = brute_force.loss(x.numpy(), case.target.long().numpy(), **options)
+        return torch.from_numpy(value), *others
 
-    (value, terms), direction = loss(x), step * direction_of(case)
+    (value, terms, maps), direction = loss(x), step * direction_of(case)
     slope = (loss(x + direction)[0] - loss(x - direction)[0]) / (2 * step)
-    terms = {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()}
-    return {"value": value, "slope": (slope * upstream_of(value)).sum(), **terms}
+    results = {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()}
+    results |= {f"map {name}": torch.from_numpy(values) for name, values in maps.items()}
+    return {"value": value, "slope": (slope * upstream_of(value)).sum(), **results}
 
 
 def direction_of(case: Case) -> Tensor:

@@ -12,7 +12,7 @@ from columns import Column, Results, direction_of, each_column, exact, of_loops,
 
 @cache
 def exact_results(row: Row) -> Results:
-    return exact(make_case(row))
+    return results_of(exact(make_case(row)), Column("reference"))
 
 
 def assert_agree(found: Results, expected: Results, case: Case) -> None:
@@ -55,11 +55,13 @@ def test_every_column_agrees_with_the_reference_in_float64(row: Row, column: Col
 
 @pytest.mark.parametrize("row", SMALL_ROWS, ids=[*range(len(SMALL_ROWS))])
 def test_the_reference_in_float64_agrees_with_loops(row: Row) -> None:
-    case, expected = make_case(row), exact_results(row)
+    case, expected = make_case(row), dict(exact_results(row))
     found = of_loops(case)
     slope = (direction_of(case) * expected["gradient"]).sum()
     torch.testing.assert_close(found.pop("slope"), slope, rtol=1e-6, atol=1e-7)
-    assert len(found) == 7
+    _, maps = Column("reference").loss(exact(case).logits, case.target, return_maps=True, **case.options)
+    expected |= {f"map {name}": values.double() for name, values in maps._asdict().items() if values is not None}
+    assert len(found) == 12
     for name, value in found.items():
         torch.testing.assert_close(
             value, expected[name], rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}\n{row}"

@@ -27,8 +27,6 @@ def assert_agree(found: Results, expected: Results, case: Case) -> None:
         is_gradient, eps = name.startswith("gradient"), torch.finfo(dtype).eps
         # What adds up in a gradient is of the order of its largest element, or of the weight of a pixel.
         unit = max(float(expected[name].abs().max()), 1 / case.target.numel()) if is_gradient else 1.0
-        if is_gradient and dtype.itemsize == 2 and "region_weight" in options:  # two gradients are added up
-            atol = eps
         assert value.dtype == (dtype if is_gradient or exactly else torch.float32)
         torch.testing.assert_close(
             value.double(),

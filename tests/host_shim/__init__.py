@@ -80,5 +80,5 @@ def load(library: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    fused.register("edgeloss_host", module)
+    fused.register("edgeloss_host")
     return module

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from columns import COLUMNS, Column, each_column
+from recorded import operators_of
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from edgeloss import EdgeAwareLoss
@@ -175,37 +175,19 @@ def test_counts_do_not_depend_on_threads() -> None:
     assert all(torch.equal(counts, found[0]) for counts in found)
 
 
-class Recorded(TorchDispatchMode):
-    """Record the calls of the operators of the library."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "edgeloss":
-            assert not kwargs
-            self.calls.append((func, args))
-        return func(*args, **(kwargs or {}))
-
-
 @each_call
 def test_operators_match_their_registration(call: str) -> None:
     x, loss = loss_of(call)
-    with Recorded() as recorded:
-        gradient(loss(x), x)
-    assert {func._schema.name for func, _ in recorded.calls} >= {"edgeloss::edge_loss", "edgeloss::edge_loss_backward"}
-    for func, args in recorded.calls:
-        is_forward = not func._schema.name.endswith("backward")
-        given = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
-        if is_forward:
+    calls = operators_of(lambda: gradient(loss(x), x))
+    assert {operator._schema.name for operator, _ in calls} >= {"edgeloss::edge_loss", "edgeloss::edge_loss_backward"}
+    # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: what forward leaves to backward is
+    # filled only where backward reads it.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for operator, arguments in calls:
+        given = [value.detach() if isinstance(value, Tensor) else value for value in arguments.values()]
+        if not operator._schema.name.endswith("backward"):
             given[0] = given[0].requires_grad_()
-        # Not compared between eager and compiled, as test_aot_dispatch_dynamic would: what forward leaves to backward
-        # is filled only where backward reads it.
-        torch.library.opcheck(
-            func, tuple(given), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
-        )
+        torch.library.opcheck(operator, tuple(given), test_utils=tests)
 
 
 # The first use of forward mode in a process scripts torch's own decompositions.

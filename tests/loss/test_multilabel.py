@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import brute_force
 import pytest
 import torch
-from pairwise import pairwise
 from ranks import run_ranks
 from stateless import stateless_loss
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from edgeloss import EdgeAwareLoss, LossMaps
-from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, loss_maps, normalizers
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
 from edgeloss.viz import panel
 
 IGNORE = 255
-TERMS: dict[str, dict[str, Any]] = {
-    "logarithms": {},
-    "means": {"power": 1.0, "label_smoothing": 0.1},
-    "powers, decay": {"power": -0.7, "decay": 1.5, "radius": 2},
-    "own distance": {"decay": 0.8, "other_side_weight": 0.3, "same_side_weight": 2.0},
-    "cross-entropy": {"edge_weight": 0.0, "label_smoothing": 0.2},
-}
 
 
 def scene(size: tuple[int, ...], classes: int, low: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
@@ -36,165 +26,6 @@ def scene(size: tuple[int, ...], classes: int, low: tuple[int, ...] | None = Non
     y[:, :, : size[0] // 2] = 0  # another share of edges in each half
     y[torch.rand(y.shape) < 0.15] = IGNORE
     return x, y
-
-
-def of_class(values: Any, c: int) -> Any:
-    """Return class weights [C] or [C, 2] of one class, as [2], or a map [B, C, *S] or [B, *S] of it."""
-    if not isinstance(values, Tensor):
-        return values
-    return values[c].expand(2) if values.dim() <= 2 else values[:, c]
-
-
-def binary_losses(
-    x: Tensor,
-    y: Tensor,
-    reduction: str,
-    weights: dict[str, Any],
-    options: dict[str, Any],
-    distance: Tensor | None = None,
-) -> Tensor:
-    """Return the loss by a call of the reference for each class, with the denominators of all of them."""
-    classes = range(x.shape[1])
-    names = ("weight", "edge_class_weight")
-    by_class = [
-        {
-            name: of_class(values, c) if name in names or values.dim() == y.dim() else values
-            for name, values in weights.items()
-        }
-        for c in classes
-    ]
-    of_labels = [
-        normalizers(y[:, c], ignore_index=IGNORE, radius=options.get("radius", 1), **by_class[c]) for c in classes
-    ]
-    w, e = (torch.stack(each).sum() for each in zip(*of_labels, strict=True))
-    normalizer = None if reduction == "sum" else (w, e)
-    losses = [
-        edge_aware_loss(
-            x[:, c : c + 1],
-            y[:, c],
-            ignore_index=IGNORE,
-            reduction=cast("Any", reduction),
-            normalizer=normalizer,
-            backend="reference",
-            distance=of_class(distance, c),
-            **by_class[c],
-            **options,
-        )
-        for c in classes
-    ]
-    return torch.stack(losses, 1) if reduction == "none" else torch.stack(losses).sum()
-
-
-@pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize(
-    ("size", "classes", "terms", "reduction", "class_axes", "map_axes", "low", "dtype"),
-    pairwise(
-        [(7, 9), (3, 5, 6)],
-        [1, 3],
-        list(TERMS),
-        ["mean", "sum", "none"],
-        [0, 1, 2],
-        [None, "pixels", "classes"],
-        ["same", "lower", "channels last"],
-        [torch.float64, torch.float32, torch.bfloat16],
-    ),
-)
-def test_it_is_the_sum_of_binary_losses(
-    size: tuple[int, ...],
-    classes: int,
-    terms: str,
-    reduction: Any,
-    class_axes: int,
-    map_axes: str | None,
-    low: str,
-    dtype: torch.dtype,
-) -> None:
-    options = TERMS[terms] | {"upsample": low == "lower"}
-    x, y = scene(size, classes, tuple((s + 1) // 2 for s in size) if low == "lower" else None)
-    if low == "same":
-        x[y == IGNORE] = torch.nan
-    x = x.to(dtype)
-    if low == "channels last":
-        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
-    weights: dict[str, Any] = {}
-    if class_axes:
-        shape = (classes, 2)[:class_axes]
-        weights = {name: torch.rand(shape, dtype=torch.float64) + 0.1 for name in ("weight", "edge_class_weight")}
-    if map_axes:
-        weights["pixel_weight"] = torch.rand((2, *size) if map_axes == "pixels" else y.shape, dtype=torch.float64)
-    own = {"distance": torch.rand(y.shape, dtype=torch.float64) * 3} if terms == "own distance" else {}
-    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    given = {"reduction": reduction, "ignore_index": IGNORE, **weights, **options, **own}
-    loss = cast("Tensor", edge_aware_loss(leaf, y, multilabel=True, **given))
-    expected = binary_losses(exact, y, reduction, weights, options, **own)
-    tolerance = {"rtol": 1e-11, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
-    torch.testing.assert_close(loss.double(), expected, **tolerance)
-    (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-    (exact_gradient,) = torch.autograd.grad(expected.sum(), exact)
-    assert gradient.isfinite().all()
-    if low == "same":
-        assert not gradient[y == IGNORE].any()
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(
-        gradient.double(), exact_gradient, rtol=2 * eps, atol=max(1e-12, 1e-5 * (dtype != torch.float64))
-    )
-
-
-@pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize("options", [{}, {"power": 0.5, "decay": 1.0}, {"label_smoothing": 0.1}])
-def test_maps_equal_loops_over_pixels(options: dict[str, Any]) -> None:
-    x, y = scene((5, 6), 2)
-    weight = torch.tensor([[1.0, 2.0], [0.5, 3.0]], dtype=torch.float64)
-    maps = loss_maps(x, y, weight=weight, ignore_index=IGNORE, multilabel=True, **options)
-    for b, c in ((0, 0), (0, 1), (1, 1)):
-        pair = torch.stack([torch.zeros_like(x[b, c]), x[b, c]]).numpy()
-        expected = brute_force.maps(
-            pair, y[b, c].numpy(), ignore_index=IGNORE, radius=(1, 1), weight=weight[c].tolist(), **options
-        )
-        for name in ("cross_entropy", "same_side", "other_side", "edge_mask"):
-            torch.testing.assert_close(
-                getattr(maps, name)[b, c], torch.from_numpy(expected[name]), rtol=1e-11, atol=1e-12
-            )
-
-
-@pytest.mark.usefixtures("each_backend")
-def test_gradient_by_differences() -> None:
-    x, y = scene((4, 5), 2)
-    weight = torch.tensor([[1.0, 2.0], [0.5, 3.0]], dtype=torch.float64)
-    given = {"multilabel": True, "ignore_index": IGNORE, "weight": weight, "edge_class_weight": weight.sqrt()}
-    assert torch.autograd.gradcheck(
-        lambda x: edge_aware_loss(x, y, label_smoothing=0.1, **given), x.requires_grad_(), fast_mode=True
-    )
-
-
-@pytest.mark.usefixtures("each_backend")
-def test_terms_are_those_of_all_classes() -> None:
-    x, y = scene((7, 9), 3)
-    given: dict[str, Any] = {"ignore_index": IGNORE, "return_maps": True, "return_terms": True}
-    loss, maps, terms = cast(
-        "tuple[Tensor, LossMaps, dict[str, Tensor]]", edge_aware_loss(x, y, multilabel=True, **given)
-    )
-    valid, mask = y != IGNORE, maps.edge_mask
-    assert maps.edge.shape == y.shape
-    torch.testing.assert_close(terms["cross_entropy"], maps.cross_entropy.sum() / valid.sum())
-    torch.testing.assert_close(terms["edge"], maps.edge[mask].mean())
-    torch.testing.assert_close(terms["edge_fraction"], mask.sum() / valid.sum().double())
-    torch.testing.assert_close(loss, terms["cross_entropy"] + terms["edge"])
-
-
-@pytest.mark.usefixtures("each_backend")
-def test_no_images_and_nothing_valid() -> None:
-    for x, y in (
-        (torch.zeros(0, 3, 4, 5), torch.zeros(0, 3, 4, 5).long()),
-        (torch.zeros(1, 3, 4, 5), torch.full((1, 3, 4, 5), IGNORE)),
-    ):
-        leaf = x.requires_grad_()
-        loss, maps = cast(
-            "tuple[Tensor, LossMaps]", edge_aware_loss(leaf, y, multilabel=True, ignore_index=IGNORE, return_maps=True)
-        )
-        assert loss == 0
-        assert maps.edge.shape == y.shape
-        assert not torch.autograd.grad(loss, leaf)[0].any()
 
 
 # --------------------------------------------------------------------------------------------- what the module keeps
@@ -325,31 +156,6 @@ def test_the_loss_of_one_class() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ compile, export
-
-
-@pytest.mark.parametrize("options", [{}, {"upsample": True}, {"backend": "reference"}])
-@pytest.mark.parametrize("training", [False, True])
-def test_compiled(options: dict[str, Any], training: bool) -> None:
-    torch._dynamo.reset()
-    criterion = EdgeAwareLoss(multilabel=True, ignore_index=IGNORE, **options).train(training)
-    criterion(*scene((5, 5), 3))
-    compiled = torch.compile(copy.deepcopy(criterion), fullgraph=True, backend="aot_eager", dynamic=True)
-    for size in ((7, 9), (8, 6)):
-        x, y = scene(size, 3, tuple((s + 1) // 2 for s in size) if options.get("upsample") else None)
-        x.requires_grad_()
-        loss, expected = compiled(x, y), criterion(x, y)
-        torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(expected, x))
-    assert torch.equal(compiled.edge_counts, criterion.edge_counts)
-
-
-def test_exported() -> None:
-    criterion = EdgeAwareLoss(multilabel=True, ignore_index=IGNORE).eval()
-    x, y = scene((7, 9), 3)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(criterion, (x, y), dynamic_shapes={"logits": {0: batch}, "target": {0: batch}})
-    x, y = (torch.cat([each, each.flip(0)[:1]]) for each in (x, y))
-    torch.testing.assert_close(program.module()(x, y), criterion(x, y))
 
 
 # ------------------------------------------------------------------------------------------------------- wrong calls

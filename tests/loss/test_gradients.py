@@ -28,11 +28,6 @@ def neighbor_nll_cases(**more: Any) -> Iterator[tuple[torch.Tensor, Callable[[to
         yield x, partial(neighbor_nll, index=index, weight=weight, **more)
 
 
-def test_gradcheck_neighbor_nll() -> None:
-    for x, value in neighbor_nll_cases():
-        assert torch.autograd.gradcheck(value, x)
-
-
 @reference_alone
 def test_gradgradcheck_neighbor_nll() -> None:
     for x, value in neighbor_nll_cases(backend="reference"):

@@ -161,61 +161,6 @@ def test_the_loss_of_one_class() -> None:
 # ------------------------------------------------------------------------------------------------------- wrong calls
 
 
-@pytest.mark.parametrize(
-    ("target", "given", "message"),
-    [
-        (
-            (2, 7, 9),
-            {},
-            r"target: expected \[2, 3, 7, 9\] .* got \[2, 7, 9\]; pass labels for each class, or multilabel=False",
-        ),
-        ((2, 4, 7, 9), {}, r"target: expected \[2, 3, 7, 9\] for logits .*, but got \[2, 4, 7, 9\]$"),
-        (
-            (2, 3, 9, 9),
-            {},
-            r"target: .*\[2, 3, 9, 9\]; for logits of lower resolution than the target pass upsample=True",
-        ),
-        (
-            (2, 3, 6, 9),
-            {"upsample": True},
-            r"target: expected \[2, 3, \*size\] of at least the logits' resolution \[7, 9\]",
-        ),
-        (
-            (2, 3, 7, 9),
-            {"weight": torch.ones(2)},
-            r"weight: expected \[3\], or \[3, 2\] for labels 0 and 1 .* got \[2\]",
-        ),
-        ((2, 3, 7, 9), {"weight": torch.ones(3, 3)}, r"weight: expected \[3\], or \[3, 2\] for labels .* got \[3, 3\]"),
-        (
-            (2, 3, 7, 9),
-            {"weight": torch.ones(3, 2, 1)},
-            r"weight: expected a floating tensor \[C\] or \[C, 2\] of class",
-        ),
-        ((2, 3, 7, 9), {"edge_class_weight": torch.ones(4, 2)}, r"edge_class_weight: expected \[3\], or \[3, 2\]"),
-        (
-            (2, 3, 7, 9),
-            {"pixel_weight": torch.ones(2, 9, 9)},
-            r"pixel_weight: expected \[2, 7, 9\], but got \[2, 9, 9\]",
-        ),
-        ((2, 3, 7, 9), {"pixel_weight": torch.ones(2, 1, 7, 9)}, r"pixel_weight: expected \[2, 3, 7, 9\], but got"),
-        ((2, 3, 7, 9), {"distance": torch.ones(2, 7, 9), "decay": 1.0}, r"distance: expected \[2, 3, 7, 9\], but got"),
-    ],
-)
-def test_wrong_shapes(target: tuple[int, ...], given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        edge_aware_loss(torch.zeros(2, 3, 7, 9), torch.zeros(target, dtype=torch.long), multilabel=True, **given)
-
-
-@pytest.mark.usefixtures("each_backend")
-def test_wrong_labels_are_found_where_they_are() -> None:
-    y = torch.zeros(2, 3, 7, 9, dtype=torch.long)
-    y[1, 2, 0, 4] = 2
-    with pytest.raises(
-        ValueError, match=r"expected labels 0 or 1 .*, or ignore_index=-100, but got 2 at .*\[1, 2, 0, 4\]"
-    ):
-        edge_aware_loss(torch.zeros(2, 3, 7, 9), y, multilabel=True, validate="sync")
-
-
 def test_wrong_targets_of_normalizers() -> None:
     with pytest.raises(
         ValueError, match=r"target: expected \[B, C, H, W\] or \[B, C, D, H, W\], but got \[3, 7, 9\]; .*unsqueeze"

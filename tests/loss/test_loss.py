@@ -25,10 +25,6 @@ def scene(*size: int, classes: int = 4, batch: int = 2, ignore: float = 0.2) -> 
     return x, y
 
 
-# A row and a column of pixels, a radius wider than the image, anisotropic ones, 3-D with and without depth; every
-# branch of power, with and without distance weights.
-
-
 def test_own_distance_field_is_read_beside_edges_only() -> None:
     x, y = torch.randn(1, 3, 4, 12), torch.zeros(1, 4, 12, dtype=torch.long)
     y[..., 0] = 1  # edge pixels in columns 0 and 1, their neighbors up to column 2

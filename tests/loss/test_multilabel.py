@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
 from stateless import stateless_loss
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
@@ -26,9 +23,6 @@ def scene(size: tuple[int, ...], classes: int, low: tuple[int, ...] | None = Non
     y[:, :, : size[0] // 2] = 0  # another share of edges in each half
     y[torch.rand(y.shape) < 0.15] = IGNORE
     return x, y
-
-
-# --------------------------------------------------------------------------------------------- what the module keeps
 
 
 @pytest.mark.usefixtures("each_backend")
@@ -72,57 +66,6 @@ def test_parts_of_a_step_add_up() -> None:
         assert 0 < float(whole.current_edge_weight) <= 1
 
 
-def train(network: nn.Module, mine: slice, *, sync_normalizer: bool) -> dict[str, Any]:
-    """Train for four steps on a part of each batch; return the losses, the weights and what the loss has counted."""
-    torch.manual_seed(1)
-    weight = torch.rand(3, 2) + 0.5
-    given: dict[str, Any] = {"multilabel": True, "ignore_index": IGNORE, "edge_focus": 1.0}
-    criterion = EdgeAwareLoss(weight, sync_normalizer=sync_normalizer, **given)
-    optimizer, losses = torch.optim.SGD(network.parameters(), lr=0.1), []
-    for step in range(4):
-        x, y = scene((7, 9), 3)
-        if step == 1:
-            y[1] = 1  # no edge in one of the images
-        if step == 2:
-            y[0] = IGNORE
-        x = x / 3 + 3.0 * y.where(y != IGNORE, 0) - 1.5  # the first prediction is better than a uniform one
-        v = torch.rand(2, 7, 9)
-        loss = criterion(network(x[mine]), y[mine], pixel_weight=v[mine])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return {
-        "losses": losses,
-        "parameters": [p.detach() for p in network.parameters()],
-        "kept": criterion.state_dict(),
-        "edge_weight": criterion.current_edge_weight,
-    }
-
-
-def network_of_classes() -> nn.Module:
-    torch.manual_seed(0)
-    network = nn.Conv2d(3, 3, 3, padding=1).double()
-    nn.init.dirac_(network.weight)
-    return network
-
-
-def one_rank(rank: int, folder: Path) -> None:
-    network = DistributedDataParallel(network_of_classes())
-    torch.save(train(network, slice(rank, rank + 1), sync_normalizer=True), folder / f"{rank}.pt")
-
-
-def test_two_ranks_train_as_one_process(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, one_rank, tmp_path)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    whole = train(network_of_classes(), slice(2), sync_normalizer=False)
-    losses = [(first + second) / 2 for first, second in zip(*(rank.pop("losses") for rank in ranks), strict=True)]
-    torch.testing.assert_close(losses, whole.pop("losses"))
-    for rank in ranks:
-        torch.testing.assert_close(rank, whole)
-    assert 0.1 < whole["edge_weight"] < 0.9
-
-
 def test_a_state_continues() -> None:
     criterion, other = (EdgeAwareLoss(multilabel=True, ignore_index=IGNORE) for _ in range(2))
     x, y = scene((7, 9), 3)
@@ -155,12 +98,6 @@ def test_the_loss_of_one_class() -> None:
         EdgeAwareLoss().of_class(0)
 
 
-# ------------------------------------------------------------------------------------------------------ compile, export
-
-
-# ------------------------------------------------------------------------------------------------------- wrong calls
-
-
 def test_wrong_targets_of_normalizers() -> None:
     with pytest.raises(
         ValueError, match=r"target: expected \[B, C, H, W\] or \[B, C, D, H, W\], but got \[3, 7, 9\]; .*unsqueeze"
@@ -168,9 +105,6 @@ def test_wrong_targets_of_normalizers() -> None:
         normalizers(torch.zeros(3, 7, 9, dtype=torch.long), multilabel=True)
     with pytest.raises(ValueError, match=r"targets: expected \[B, 2, \*S\], but got \[1, 3, 7, 9\]"):
         balanced_edge_class_weight([torch.zeros(1, 3, 7, 9, dtype=torch.long)], 2, multilabel=True)
-
-
-# --------------------------------------------------------------------------------------------------- no ignore_index
 
 
 @pytest.mark.usefixtures("each_backend")

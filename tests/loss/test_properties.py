@@ -22,7 +22,7 @@ IGNORE = 255
 @st.composite
 def scenes(draw: st.DrawFn, max_classes: int = 5, min_classes: int = 2) -> tuple[Tensor, Tensor]:
     """Draw float64 logits, and labels with ignored pixels: noise or one region, 2-D or 3-D, down to one pixel."""
-    size = draw(st.one_of(*(st.tuples(*[st.integers(1, 5)] * dims) for dims in (2, 3))))
+    size = draw(st.one_of(*(st.tuples(*[st.integers(1, most)] * dims) for dims, most in ((2, 12), (3, 5)))))
     classes, batch = draw(st.integers(min_classes, max_classes)), draw(st.integers(1, 2))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     x = torch.randn(batch, classes, *size, generator=random, dtype=torch.float64) * draw(
@@ -40,6 +40,7 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
             "power": st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
             "decay": st.sampled_from([None, 0.1, 2.0]),
             "label_smoothing": st.sampled_from([0.0, 0.1]),
+            "region_weight": st.sampled_from([0.0, 3.0]),
         }
     )
 
@@ -128,8 +129,10 @@ def test_flips_and_turns_turn_the_maps(scene: tuple[Tensor, Tensor], options: di
     def moved(values: Tensor) -> Tensor:
         return values.flip(-1) if move == "flip" else torch.rot90(values, 1, (-2, -1))
 
-    maps = loss_maps(x, y, ignore_index=IGNORE, **options)
-    for value, other in zip(maps, loss_maps(moved(x), moved(y), ignore_index=IGNORE, **options), strict=True):
+    def maps(x: Tensor, y: Tensor) -> Any:
+        return edge_aware_loss(x, y, ignore_index=IGNORE, return_maps=True, **options)[1]
+
+    for value, other in zip(maps(x, y), maps(moved(x), moved(y)), strict=True):
         if value is not None:
             torch.testing.assert_close(other, moved(value))
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss import backends, region
-from edgeloss.functional import edge_aware_loss, normalizers
+from edgeloss.functional import edge_aware_loss
 
 VOID = 255
 ALONE: dict[str, Any] = {"ce_weight": 0.0, "edge_weight": 0.0, "region_weight": 1.0, "ignore_index": VOID}
@@ -191,26 +191,6 @@ def test_a_single_pixel_has_a_whole_term_or_none(size: tuple[int, ...], backend:
 
 
 @by_backend
-def test_images_do_not_depend_on_each_other(backend: str) -> None:
-    x, y = scene((10, 13), 3, batch=4)
-    order = [2, 0, 3, 1]
-    given: dict[str, Any] = {"reduction": "none", "backend": backend}
-    values = alone(x, y, **given)
-    torch.testing.assert_close(alone(x[order], y[order], **given), values[order], rtol=0, atol=0)
-    for b in range(4):
-        torch.testing.assert_close(alone(x[b : b + 1], y[b : b + 1], **given)[0], values[b], rtol=0, atol=0)
-
-
-@by_backend
-def test_the_order_of_classes_does_not_matter(backend: str) -> None:
-    x, y = scene((10, 13), 3)
-    permuted = torch.tensor([2, 0, 1])
-    other = torch.where(y == VOID, VOID, permuted[y.where(y != VOID, 0)])
-    value = alone(torch.empty_like(x).index_copy_(1, permuted, x), other, backend=backend)
-    torch.testing.assert_close(value, alone(x, y, backend=backend), rtol=1e-12, atol=0)
-
-
-@by_backend
 @pytest.mark.parametrize("size", [(9, 12), (12, 31), (7, 9, 12)])
 def test_the_last_pixel_of_a_multiple_of_three_has_no_average(size: tuple[int, ...], backend: str) -> None:
     x, y = scene(size, 3)
@@ -220,23 +200,6 @@ def test_the_last_pixel_of_a_multiple_of_three_has_no_average(size: tuple[int, .
     for axis, length in enumerate(size, 2):
         assert found.select(axis, length - 1).any() == (length % 3 != 0)
         assert found.select(axis, length - 2).any()
-
-
-# ------------------------------------------------------------------------------------------ reductions and denominators
-
-
-@by_backend
-def test_crops_with_the_denominators_of_the_step_add_up(backend: str) -> None:
-    x, y = scene((8, 10), 3, batch=4)
-    weight, v = torch.rand(3).double(), torch.rand(y.shape).double()
-    x.requires_grad_()
-    given: dict[str, Any] = {"weight": weight, "backend": backend}
-    whole = alone(x, y, pixel_weight=v, **given)
-    total = normalizers(y, weight=weight, pixel_weight=v, ignore_index=VOID)
-    parts = zip(x.split([1, 3]), y.split([1, 3]), v.split([1, 3]), strict=True)
-    loss = sum(alone(a, b, pixel_weight=c, normalizer=total, **given) for a, b, c in parts)
-    torch.testing.assert_close(loss, whole, rtol=1e-12, atol=0)
-    torch.testing.assert_close(gradient(loss, x), gradient(whole, x), rtol=1e-12, atol=1e-15)
 
 
 # -------------------------------------------------------------------------------------------------------- the gradients
@@ -278,66 +241,10 @@ def test_parts_have_the_same_values_and_gradients(
         torch.testing.assert_close(found, results[0], rtol=1e-12, atol=1e-18)
 
 
-def test_autocast_changes_nothing() -> None:
-    x, y = scene((40, 43), 4)
-    x = x.float().requires_grad_()
-    value = alone(x, y)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = alone(x, y)
-    torch.testing.assert_close(found, value, rtol=0, atol=0)
-    torch.testing.assert_close(gradient(found, x), gradient(value, x), rtol=0, atol=0)
-
-
-# ---------------------------------------------------------------------------------------------------------- the limits
-
-
 @by_backend
-@pytest.mark.parametrize("classes", [1, 3])
-@pytest.mark.parametrize("kind", ["large", "zero", "right", "wrong", "one label", "no label", "float16"])
-def test_value_and_gradient_are_finite(kind: str, classes: int, backend: str) -> None:
-    x, y = scene((10, 13), classes)
-    if kind == "large":
-        x = 1e30 * x.sign()
-    elif kind == "float16":
-        x = 65504 * x.sign().half()
-    elif kind == "zero":
-        x = 0 * x
-    elif kind in ("right", "wrong"):
-        label = y.where(y != VOID, 0)
-        right = (2.0 * label - 1)[:, None] if classes == 1 else 2.0 * F.one_hot(label, classes).movedim(-1, 1) - 1
-        x = (1e30 if kind == "right" else -1e30) * right.double()
-    else:
-        y = torch.full_like(y, VOID if kind == "no label" else 1)
-    x.requires_grad_()
-    value = alone(x, y, backend=backend)
-    assert value.isfinite()
-    slope = gradient(value, x)
-    assert slope.isfinite().all()
-    assert value <= 1 + 1e-9
-    if kind in ("right", "one label", "no label"):
-        assert abs(value.item()) < 1e-9
-    elif kind == "zero" and classes == 3:
-        assert value > 0.1
-    if kind in ("one label", "no label"):
-        assert not slope.any()
-
-
-@by_backend
-@pytest.mark.parametrize("size", [(1, 1), (6, 30), (30, 6), (6, 8, 9), (9, 8, 6)])
-def test_images_too_small_for_a_region(size: tuple[int, ...], backend: str) -> None:
+@pytest.mark.parametrize("size", [(1, 1), (6, 30), (30, 6), (6, 8, 9), (9, 8, 6), (7, 8, 9)])
+def test_images_without_two_regions(size: tuple[int, ...], backend: str) -> None:
     x, y = scene(size, 3)
-    loss = edge_aware_loss(x.requires_grad_(), y, ignore_index=VOID, region_weight=1.0, backend=backend)
-    plain = edge_aware_loss(x, y, ignore_index=VOID, backend=backend)
-    torch.testing.assert_close(loss, plain, rtol=0, atol=0)
-    torch.testing.assert_close(gradient(loss, x), gradient(plain, x), rtol=0, atol=0)
-    value = alone(x, y, backend=backend)
-    assert value == 0
-    assert not gradient(value, x).any()
-
-
-@by_backend
-def test_one_place_of_a_region_is_constant(backend: str) -> None:
-    x, y = scene((7, 8, 9), 3)
     value = alone(x.requires_grad_(), y, backend=backend)
     torch.testing.assert_close(value, torch.zeros_like(value), rtol=0, atol=1e-12)
     torch.testing.assert_close(gradient(value, x), torch.zeros_like(x), rtol=0, atol=1e-12)
@@ -363,6 +270,3 @@ def test_labels_out_of_range_are_ignored_or_raise(backend: str) -> None:
     with pytest.raises(ValueError, match="expected labels 0 to 2"):
         alone(x, wrong, **given)
     torch.testing.assert_close(alone(x, wrong, **given, validate="never"), alone(x, y, backend=backend), rtol=0, atol=0)
-
-
-# --------------------------------------------------------------------------------------------- resolutions and graphs

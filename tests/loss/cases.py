@@ -95,7 +95,7 @@ def rows(sizes: list[tuple[int, ...]], classes: list[int | str], dtypes: list[to
 # Many classes around a pixel; windows wider than a row of pixels that is computed at once; more classes than pixels.
 _MANY = Row((12, 15), 150, torch.float32, "noise", "normal", "contiguous", torch.int64, "contiguous", IGNORED, "15")
 _MANY = _MANY._replace(field="decay")
-_WIDE = _MANY._replace(size=(3, 300), classes=3, labels="line", radius="150")
+_WIDE = _MANY._replace(size=(3, 300), classes=3, labels="line", radius="150", field="none")
 ROWS = [
     *rows(SIZES, CLASSES, DTYPES),
     *(row._replace(power=power) for row in (_MANY, _WIDE) for power in (0.0, -1.0)),

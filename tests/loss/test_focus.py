@@ -258,13 +258,3 @@ def test_only_the_module_has_it() -> None:
     assert "edge_weight" in inspect.signature(command).parameters
     assert "edge_focus" not in inspect.signature(command).parameters
     assert "edge_focus=0.7" in repr(focused())
-
-
-def test_the_factor_has_no_gradient() -> None:
-    criterion, ((x, y), _) = focused(backend="reference", reduction="sum"), steps(2, (3, 4))
-    criterion(x, y)
-
-    def loss(x: Tensor) -> Tensor:
-        return copy.deepcopy(criterion)(x, y)
-
-    assert torch.autograd.gradcheck(loss, (x,))

@@ -36,7 +36,7 @@ def graph_of(how: str, eager: Call, *tensors: Tensor, axes: dict[int, Any] | Non
         shapes = {"tensors": tuple(axes for _ in tensors)} if axes else None
         return torch.export.export(eager, tensors, dynamic_shapes=shapes).module()
     torch._dynamo.reset()
-    return torch.compile(eager, fullgraph=True, dynamic=True if axes else None, backend="aot_eager")
+    return torch.compile(eager, fullgraph=True, dynamic=True if axes is not None else None, backend="aot_eager")
 
 
 def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
@@ -69,7 +69,7 @@ def test_loss(call: str, how: str, column: Column) -> None:
             for labels in (y, torch.full_like(y, -100), torch.zeros_like(y)):
                 assert_same(graph, eager, x, labels)
         with pytest.raises((RuntimeError, ValueError), match="target: expected labels"):
-            graph(x, torch.full_like(y, 7))
+            graph(x.requires_grad_(), torch.full_like(y, 7))
 
 
 TENSORS: dict[str, tuple[Any, Any, str]] = {
@@ -111,14 +111,19 @@ def test_every_tensor_is_checked(how: str) -> None:
 @pytest.mark.parametrize("kind", ["index", "indicator", "mask"])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_neighbor_nll(backend: str, kind: str, how: str) -> None:
+    def tensors(*size: int) -> tuple[Tensor, ...]:
+        index = torch.randint(3, (2, *size))
+        if kind == "indicator":
+            index = nn.functional.one_hot(index, 3).movedim(-1, 1)
+        mask = (torch.rand(2, *size) > 0.3,) if kind == "mask" else ()
+        return torch.randn(2, 3, *size), index, torch.rand(2, 8, *size), *mask
+
     eager = Call(neighbor_nll, {"backend": backend})
-    x, weight = torch.randn(2, 3, 5, 6), torch.rand(2, 8, 5, 6)
-    index = torch.randint(3, (2, 5, 6))
-    if kind == "indicator":
-        index = nn.functional.one_hot(index, 3).movedim(-1, 1)
-    mask = (torch.rand(2, 5, 6) > 0.3,) if kind == "mask" else ()
-    graph = graph_of(how, eager, x, index, weight, *mask)
-    assert_same(graph, eager, x, index, weight, *mask)
+    graph = graph_of(how, eager, *tensors(5, 6), axes={} if how == "compile" else None)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in [(5, 6), *([(20, 9), (33, 40)] if how == "compile" else [])]:
+            x, index, weight, *mask = tensors(*size)
+            assert_same(graph, eager, x, index, weight, *mask)
     message = "expected an indicator" if kind == "indicator" else "index: expected labels in range"
     with pytest.raises(RuntimeError, match=message):
         graph(x, index + 7, weight, *mask)

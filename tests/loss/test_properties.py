@@ -11,8 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
-from edgeloss.neighborhoods import Grid, offsets
+from edgeloss.functional import edge_aware_loss, loss_maps
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -87,82 +86,6 @@ def test_finite_and_never_negative(scene: tuple[Tensor, Tensor], options: dict[s
         assert all((value >= 0).all() for value in maps[:5])
 
 
-@given(scenes(), options(), st.floats(-1e4, 1e4))
-def test_adding_a_constant_to_a_pixel_changes_nothing(
-    scene: tuple[Tensor, Tensor], options: dict[str, Any], constant: float
-) -> None:
-    x, y = scene
-    shift = torch.linspace(-1, 1, y.numel(), dtype=x.dtype).view_as(y)[:, None] * constant
-    # The tolerance is the rounding of x + shift itself.
-    torch.testing.assert_close(
-        edge_aware_loss(x + shift, y, ignore_index=IGNORE, **options),
-        edge_aware_loss(x, y, ignore_index=IGNORE, **options),
-        rtol=1e-9,
-        atol=1e-9,
-    )
-
-
-@given(scenes(), options(), st.randoms(use_true_random=False))
-def test_permuting_classes_changes_nothing(scene: tuple[Tensor, Tensor], options: dict[str, Any], random: Any) -> None:
-    x, y = scene
-    weight = torch.linspace(0.5, 2.0, x.shape[1], dtype=x.dtype)
-    order = torch.tensor(random.sample(range(x.shape[1]), x.shape[1]))
-    place = torch.argsort(order)
-    renamed = torch.where(y == IGNORE, IGNORE, place[torch.where(y == IGNORE, 0, y)])
-    torch.testing.assert_close(
-        edge_aware_loss(
-            x[:, order],
-            renamed,
-            weight=weight[order],
-            edge_class_weight=weight.flip(0)[order],
-            ignore_index=IGNORE,
-            **options,
-        ),
-        edge_aware_loss(x, y, weight=weight, edge_class_weight=weight.flip(0), ignore_index=IGNORE, **options),
-    )
-
-
-@given(scenes(), options(), st.sampled_from(["flip", "turn"]))
-def test_flips_and_turns_turn_the_maps(scene: tuple[Tensor, Tensor], options: dict[str, Any], move: str) -> None:
-    x, y = scene
-
-    def moved(values: Tensor) -> Tensor:
-        return values.flip(-1) if move == "flip" else torch.rot90(values, 1, (-2, -1))
-
-    def maps(x: Tensor, y: Tensor) -> Any:
-        return edge_aware_loss(x, y, ignore_index=IGNORE, return_maps=True, **options)[1]
-
-    for value, other in zip(maps(x, y), maps(moved(x), moved(y)), strict=True):
-        if value is not None:
-            torch.testing.assert_close(other, moved(value))
-
-
-@given(scenes(), options())
-def test_sums_over_a_batch_add_up(scene: tuple[Tensor, Tensor], options: dict[str, Any]) -> None:
-    x, y = scene
-
-    def total(a: Tensor, b: Tensor) -> Tensor:
-        return edge_aware_loss(a, b, ignore_index=IGNORE, reduction="sum", **options)
-
-    torch.testing.assert_close(sum(total(x[i : i + 1], y[i : i + 1]) for i in range(len(x))), total(x, y))
-
-
-@given(scenes(max_classes=2), st.sampled_from([1, 2]))
-def test_other_side_is_the_writeups_line_for_two_classes(scene: tuple[Tensor, Tensor], radius: int) -> None:
-    x, y = scene
-    radii = [radius] * (y.dim() - 1)
-    grid, weight = Grid(y != IGNORE, radii), torch.zeros(len(y), len(offsets(radii)), y[0].numel(), dtype=x.dtype)
-    center = (y != IGNORE).flatten().nonzero().squeeze(1)
-    for k, offset in enumerate(offsets(radii)):
-        row, n = grid.neighbors(grid.place(center), offset)
-        i = center[row][y.flatten()[center[row]] != y.flatten()[n]]
-        weight[i // y[0].numel(), k, i % y[0].numel()] = 1
-    flipped = torch.where(y == IGNORE, 0, 1 - y)
-    line = neighbor_nll(x, flipped, weight.view(len(y), -1, *y.shape[1:]), radius=radius)
-    maps = loss_maps(x, y, ignore_index=IGNORE, radius=radius, power=1.0)
-    torch.testing.assert_close(maps.other_side, line, rtol=1e-12, atol=1e-12)
-
-
 @given(scenes(), st.sampled_from([None, 0.5]), st.floats(-3, 3), st.floats(0.01, 3))
 def test_terms_fall_as_power_rises(
     scene: tuple[Tensor, Tensor], decay: float | None, power: float, step: float
@@ -183,24 +106,3 @@ def test_power_zero_is_the_limit(scene: tuple[Tensor, Tensor], decay: float | No
     near = loss_maps(x, y, ignore_index=IGNORE, decay=decay, power=sign * 1e-7)
     # The difference is q/2 times the variance of the logarithms.
     torch.testing.assert_close(near.edge, at.edge, rtol=1e-5, atol=1e-9)
-
-
-@given(scenes(), st.floats(-3, 3), st.sampled_from([None, 0.5]))
-def test_equal_neighbors_give_the_same_for_every_power(
-    scene: tuple[Tensor, Tensor], power: float, decay: float | None
-) -> None:
-    x, y = scene
-    assume(abs(power) > 1e-3)
-    x = x.flatten(2)[..., :1].expand(-1, -1, y[0].numel()).view_as(x)  # one logit vector for all pixels
-    every = loss_maps(x, y, ignore_index=IGNORE, power=power, decay=decay)
-    zero = loss_maps(x, y, ignore_index=IGNORE, power=0.0, decay=decay)
-    torch.testing.assert_close(every.edge, zero.edge, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("size", [(6, 7), (3, 4, 5)])
-def test_void_grows_no_edges(size: tuple[int, ...]) -> None:
-    y = torch.zeros(1, *size, dtype=torch.long)
-    y[..., 2:4] = IGNORE  # wider than the radius
-    y[..., 4:] = 1
-    assert not loss_maps(torch.randn(1, 3, *size), y, ignore_index=IGNORE).edge_mask.any()
-    assert loss_maps(torch.randn(1, 3, *size), y, ignore_index=IGNORE, radius=3).edge_mask.any()

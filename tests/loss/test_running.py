@@ -178,13 +178,3 @@ def test_only_the_module_takes_running() -> None:
     with pytest.raises(ValueError, match="edge_class_weight: expected a tensor, 'running' or None, but got 'balanced'"):
         EdgeAwareLoss(edge_class_weight="balanced")  # type: ignore[arg-type]
     assert repr(running()).startswith("EdgeAwareLoss(edge_class_weight='running', ignore_index=255")
-
-
-def test_fixed_weights_compile_to_one_graph() -> None:
-    torch._dynamo.reset()
-    criterion = EdgeAwareLoss(torch.rand(C), edge_class_weight=torch.rand(C), ignore_index=IGNORE, backend="fused")
-    x, y = steps(1)[0]
-    total = criterion.step_normalizer([y])
-    v = torch.rand(y.shape)
-    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
-    assert compiled(x, y, pixel_weight=v, normalizer=total) == criterion(x, y, pixel_weight=v, normalizer=total)

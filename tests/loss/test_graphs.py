@@ -46,7 +46,7 @@ def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
 
 
 CALLS: dict[str, dict[str, Any]] = {
-    "map": {"power": 1.0, "radius": 2, "decay": 2.0, "spacing": (1.0, 2.0), "reduction": "none"},
+    "power": {"power": 1.0, "radius": 2, "decay": 2.0, "spacing": (1.0, 2.0)},
     "upsampled": {"upsample": True, "region_weight": 3.0},
     "multilabel": {"multilabel": True, "region_weight": 3.0},
 }

@@ -90,10 +90,11 @@ test-frameworks: setup  ## install the frameworks of docs/frameworks.md and run 
 	@CI=true FRAMEWORKS=installed $(WITH_FRAMEWORKS) -m pytest -W default tests/integrations
 
 MINUTES ?= 3
+JOBS ?= 1
 
-fuzz: setup  ## compare random calls of the loss with long doubles; for hours: make fuzz MINUTES=120
+fuzz: setup  ## compare random calls of the loss with long doubles; for hours: make fuzz MINUTES=120 JOBS=4
 	@echo "==> comparing random calls of the loss with an independent computation, for $(MINUTES) min"
-	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) $(if $(FIRST),--first $(FIRST))
+	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(if $(FIRST),--first $(FIRST))
 
 bench: setup  ## measure time and memory of the loss and of cross-entropy
 	@$(BIN)/python benchmarks/speed.py

@@ -74,7 +74,7 @@ EDGELOSS_INLINE float exp_negative(float x) {
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
-// The larger and the smaller of two numbers, in one instruction on CUDA.
+// The larger of two numbers, in one instruction on CUDA.
 EDGELOSS_INLINE float larger(float a, float b) {
 #ifdef __CUDA_ARCH__
   return fmaxf(a, b);
@@ -83,8 +83,6 @@ EDGELOSS_INLINE float larger(float a, float b) {
 #endif
 }
 EDGELOSS_INLINE double larger(double a, double b) { return b > a ? b : a; }
-EDGELOSS_INLINE float smaller(float a, float b) { return -larger(-a, -b); }
-EDGELOSS_INLINE double smaller(double a, double b) { return -larger(-a, -b); }
 
 // The smaller of two numbers, or nan where the second one is.
 EDGELOSS_INLINE float smaller_or_nan(float a, float b) {
@@ -164,12 +162,6 @@ EDGELOSS_INLINE float log1p_of_unit(float r) {
   return r * r * q + r;
 }
 EDGELOSS_INLINE double log1p_of_unit(double r) { return std::log1p(r); }
-
-// Of two classes, z = x(y) - x(the other one): -log p(y).
-template <typename A>
-EDGELOSS_INLINE A nll_of_pair(A z) {
-  return log1p_of_unit(exp_negative(-std::abs(z))) - (z < A(0) ? z : A(0));
-}
 
 // Of two classes p(y) and 1 - p(y), each with all its digits.
 template <typename A>
@@ -320,8 +312,7 @@ EDGELOSS_INLINE A log_rest(const X& x, int64_t pixel, int64_t classes, int64_t k
   return (others.max - m) + std::log(others.sum);
 }
 
-// t of the edge terms on the other side, b_n: log(1 - p(k)), as log_one_minus_p has it, but by one logarithm. Undefined
-// where k is likely and r underflowed.
+// t of the edge terms on the other side, b_n = log(1 - p(k)), undefined where k is likely and r underflowed.
 template <typename A>
 EDGELOSS_INLINE A other_term(A x_k, A m, A r) {
   A p, complement;
@@ -336,95 +327,10 @@ EDGELOSS_INLINE A other_term(const X& x, int64_t pixel, int64_t classes, int64_t
   return log_rest(x, pixel, classes, k, m, r) - log1p_positive(r);
 }
 
-// The same of both sides: a_n on the same side, log p(k).
-template <typename X, typename A>
-EDGELOSS_INLINE A term(const X& x, int64_t pixel, int64_t classes, int64_t k, bool same, A m, A r) {
-  return same ? log_p(x.at(pixel, k), m, r) : other_term(x, pixel, classes, k, m, r);
-}
-
-// What the backward pass needs of one side of an edge pixel: a term's share of the gradient is
-// π_n = e^(log w_n + q (t_n - first) - log_sum), with log w_n = (nearest - d_n) / decay; or, where the mean is a plain
-// one, w_n · inverse of the logarithms (q = 0), w_n e^(t_n) · inverse of probabilities (q = 1).
-template <typename A>
-struct Side {
-  A first = 0;  // the t that counts most, kept apart from log_sum for its digits
-  A log_sum = 0;
-  A nearest = 0;  // least d on this side: a common factor of the weights cancels
-  A inverse = 0;  // 0 where the mean is not a plain one
-};
-
-// Whether one number, `inverse`, is what backward needs of a side; of probabilities not where float can't hold them.
-EDGELOSS_INLINE bool is_plain_mean(double q) { return q == 0 || q == 1; }
-
-// π_n where the mean is a plain one of power 0.
-template <typename A>
-EDGELOSS_INLINE A plain_share(A inverse, A log_w) {
-  return log_w == A(0) ? inverse : inverse * exp_negative(log_w);
-}
-
-// π_n; e^t and t are those of the neighbor, log_w = (side.nearest - d_n) / decay. t() is called only where it is
-// needed.
-template <typename A, typename F>
-EDGELOSS_INLINE A share(const Side<A>& side, A q, A e_t, A log_w, const F& t) {
-  if (side.inverse > A(0)) return plain_share(q == A(0) ? side.inverse : e_t * side.inverse, log_w);
-  return exp_negative(log_w + q * (t() - side.first) - side.log_sum);
-}
-
 // -log M_1 from the weighted mean of what is averaged and the mean of its complement to 1: exact near 0 and near 1.
 template <typename A>
 EDGELOSS_INLINE A negative_log(A mean, A complement) {
   return mean < A(0.5) ? -log_positive(mean) : -log1p_positive(-complement);
-}
-
-// -log M_0 from Σ w t and Σ w; 0 where there is nothing to average.
-template <typename A>
-EDGELOSS_INLINE A negative_mean(A sum, A weights) {
-  return weights == A(0) || sum > A(0) ? A(0) : A(0) - ratio(sum, weights);  // rounding may not make the loss negative
-}
-
-// -log M_q{e^t; w} of n terms t ≤ 0, q ≠ 0, by logarithms; with what backward needs of it.
-//
-// log M = c + log(Σ π e^(q (t - c))) / q for any constant c. With the mean of t for c, and where the exponents are
-// small, the sum is 1 + Σ π expm1(...), and no digits are lost for 1/q to magnify. Else c is the t that counts most.
-//
-// The terms are not kept: for_each_term(body) calls body(t, log w) for each of them, each time again. n may be 0.
-template <typename A, typename F>
-EDGELOSS_INLINE A negative_log_mean(const F& for_each_term, A q, Side<A>& side) {
-  A weights = 0, mean = 0, first = q > A(0) ? -INFINITY : INFINITY;
-  for_each_term([&](A t, A log_w) {
-    const A w = exp_negative(log_w);
-    weights += w;
-    mean += w * t;
-    first = (q > A(0)) == (t > first) ? t : first;
-  });
-  if (weights == A(0)) return A(0);
-  mean /= weights;
-  side.first = first;
-  A largest = 0;
-  LogSumExp<A> sum;
-  for_each_term([&](A t, A log_w) {
-    const A exponent = std::abs(q * (t - mean));
-    largest = exponent > largest ? exponent : largest;
-    sum.add(log_w + q * (t - first));
-  });
-  side.log_sum = sum.value();
-  A log_m;
-  if (largest <= A(1)) {
-    A small = 0;
-    for_each_term([&](A t, A log_w) { small += exp_negative(log_w) * std::expm1(q * (t - mean)); });
-    log_m = mean + std::log1p(small / weights) / q;
-  } else {
-    log_m = first + (side.log_sum - std::log(weights)) / q;
-  }
-  return log_m > A(0) ? A(0) : A(0) - log_m;  // M ≤ 1: rounding may not make the loss negative
-}
-template <typename A>
-EDGELOSS_INLINE A negative_log_mean(const A* t, const A* log_w, int64_t n, A q, Side<A>& side) {
-  return negative_log_mean(
-      [&](const auto& body) {
-        for (int64_t i = 0; i < n; ++i) body(t[i], log_w[i]);
-      },
-      q, side);
 }
 
 }  // namespace edgeloss

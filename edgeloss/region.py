@@ -100,9 +100,10 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     is_read = valid & has_term.any(1).to(y.device).view(-1, *[1] * (y.dim() - 1))
     x, r = _by_parts(_residual_averages, of_image, x, y, is_read)
     joint = _by_parts(_joint_scatter, of_map, r.to(home).flatten(0, 1), z)[1]
-    contrast = _trace(joint[:, :d, :d]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
+    # tr QQᵀ - tr ZZᵀ of small r, since the difference of the two has no digits where r is below those of z.
+    excess = -_trace(2 * joint[:, :d, d:] + joint[:, d:, d:]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
     of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
-    joint = joint + contrast.clamp(min=1.0).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
+    joint = joint + (1 + excess.relu()).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
     left = _entropy(joint, d).view(shape)
     share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, scale, 1.0), 0.0)
     total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))

@@ -86,8 +86,8 @@ struct Call {
   LabelMap<A> label_map(int64_t image) const {
     const int64_t first = image * g.pixels;
     return {label + first, pixel_weight ? pixel_weight + first : nullptr,
-            edge_class_weight ? edge_class_weight + g.table(image) : nullptr, field ? field + first : nullptr,
-            per_decay()};
+            edge_class_weight ? edge_class_weight + g.table(image) : nullptr,
+            field && !options.gathers ? field + first : nullptr, per_decay()};
   }
   // Whether the edge terms come from weights of the labels.
   bool has_label_weights() const { return options.edges && !options.gathers; }

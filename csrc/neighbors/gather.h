@@ -1,14 +1,11 @@
 // The edge terms from the logits around each edge pixel, one neighbor after another: for powers other than 0, and for
-// distances whose weights have no common scale. A neighbor n of edge pixel i has the share
+// distances whose weights have no common scale. A neighbor n of an edge pixel i has the share
 //
 //     π_n = w_n e^(q t_n) / Σ w e^(q t) = e^((d - d_n) / decay + q (t_n - t) - log_sum)
 //
-// of the gradient, where t_n is log p_n(y_i) on the same side and log(1 - p_n(y_i)) on the other, t and d are those of
-// the neighbor with the largest share, and log_sum is log Σ of the rest of the exponents. So all numbers keep their
-// digits, however far apart the weights and the terms are.
-//
-// Forward has the terms of a chunk's edge pixels, when the softmax statistics of all pixels are known. Backward
-// collects the shares of a chunk's pixels: they are the weights of -log p(y) and -log(1 - p(k)) in its gradient.
+// of the gradient, with t_n = log p_n(y_i) on the same side and log(1 - p_n(y_i)) on the other. t and d are those of
+// the neighbor with the largest share, and log_sum is the logarithm of the sum of all shares over it. So no digits are
+// lost, however far apart weights and terms are.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +16,7 @@
 
 namespace edgeloss {
 
-// The weight of -log(1 - p(k)) of a pixel, counted from the chunk's first.
+// The weight of -log(1 - p(k)) at a pixel, which is counted from the first of its chunk.
 template <typename A>
 struct Entry {
   int32_t pixel;
@@ -29,7 +26,7 @@ struct Entry {
 
 template <typename A>
 struct Gather {
-  // What backward needs of one side of an edge pixel; see above.
+  // What backward needs of one side of an edge pixel.
   struct Side {
     A t, d, log_sum;
   };
@@ -37,18 +34,18 @@ struct Gather {
   const Geometry& g;  // its radius ends with the image
   A power, per_decay;
   const int16_t* label;        // [B, P]
-  const A *m, *r;              // [B, P], of math.h
+  const A *m, *r;              // [B, P], the softmax statistics of math.h
   const A* distance;           // [B, P], or null: all neighbors weigh the same
   const A* pixel_weight;       // [B, P] or null
   const A* edge_class_weight;  // [tables, C] or null
-  uint8_t* edge;               // [B, P], set in forward: 1 on edge pixels
-  Side* sides;                 // [B, P, 2], the same and the other side; set on edge pixels
+  uint8_t* edge;               // [B, P], set by add_terms: 1 on edge pixels
+  Side* sides;                 // [B, P, 2], the same and the other side; set by add_terms on edge pixels alone
 
-  // Adds Σ v u S and Σ v u O of the chunk's edge pixels to the sums.
+  // Adds Σ v u S and Σ v u O of the edge pixels of a chunk to the two sums.
   void add_terms(const Reader<A>& x, const Chunk& chunk, double* same_side, double* other_side) const;
 
-  // Adds Σ v u π of each pixel on the side of its own class to own[pixel - first of the chunk], and lists those of
-  // other classes, by pixel.
+  // The weights of the terms in a chunk's gradient, Σ v u π over the edge pixels around a pixel: adds those of its own
+  // class, of -log p(y), to own[pixel - first of the chunk], and appends those of other classes in the order of pixels.
   void collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, std::vector<Entry<A>>& others) const;
 
   A edge_weight(int64_t image, int64_t pixel) const {

@@ -1,8 +1,7 @@
 // neighbor_nll at one pixel: its value, what that leaves to backward, and the gradient. One copy for every kernel.
 //
-//     value_i = -log(Σ_n w_in P_in / Σ_n w_in),   P_in = Σ p_n(c) over the
-//     classes c that pixel i chooses ∂value_i / ∂x_n(c) = -π_in ([i chooses c]
-//     p_n(c) / P_in - p_n(c)),   π_in = w_in P_in / Σ_n w_in P_in
+//     value_i = -log(Σ_n w_in P_in / Σ_n w_in),   P_in = Σ p_n(c) over the classes c that pixel i chooses
+//     ∂value_i / ∂x_n(c) = -π_in ([i chooses c] p_n(c) / P_in - p_n(c)),   π_in = w_in P_in / Σ_n w_in P_in
 //
 // over the neighbors n of a center i inside the image with w_in > 0. A center counts where its mask is set, it has
 // such a neighbor, and it chooses a class. Every pass looks at pixels from where it writes: at the neighbors of a
@@ -47,17 +46,18 @@ struct Choice {
   }
 };
 
-// Everything of one image. X: its logits; A: the type to compute in; W: that of the weights.
-template <typename X, typename A, typename W>
+// Everything of one image. T: the type of its logits; A: the type to compute in; W: that of the weights.
+template <typename T, typename A, typename W>
 struct NeighborNll {
   const Geometry& g;
-  X x;
+  Logits<T, A> x;
   Logits<W, W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
-  const uint8_t* mask;           // null: set everywhere
-  A *m, *r;                      // of the pixels that are neighbors of centers that count
-  W* largest;                    // weight of any neighbor; 0 where the center does not count
-  A *first, *log_sum, *inverse;  // Side of the centers that count
+  const uint8_t* mask;  // null: set everywhere
+  A *m, *r;             // of the pixels that are neighbors of centers that count
+  W* largest;           // weight of any neighbor; 0 where the center does not count
+  A* inverse;           // of the centers that count: 1 / Σ (w / largest) P, or 0 where A can't hold it
+  A *first, *log_sum;   // there: of log (w / largest) P the largest, and log Σ of the others over it
 
   // Whether a sum over classes is so large that what underflowed of them does not matter to it.
   EDGELOSS_INLINE bool is_exact_sum(A sum) const { return is_exact(sum / static_cast<A>(g.logits)); }
@@ -163,22 +163,22 @@ struct NeighborNll {
   // The value from Σ w P and Σ w (1 - P), and what backward needs of it.
   EDGELOSS_INLINE A finish(int64_t row, int64_t column, A right, A wrong) const {
     const int64_t i = row * g.width + column;
-    Side<A> side;
-    A result = right;  // nan where the logits are
+    inverse[i] = A(0);
     if (is_exact_sum(right)) {
-      side.inverse = A(1) / right;
-      result = negative_log(right / (right + wrong), wrong / (right + wrong));
-    } else if (right == right) {  // so small that the type has no digits of it left, but of its logarithm
-      result = negative_log_mean(
-          [&](const auto& body) {
-            for_each_weighted(row, column, [&](int64_t n, W w) { body(log_p_chosen(i, n), log_relative(w, i)); });
-          },
-          A(1), side);
+      inverse[i] = A(1) / right;
+      return negative_log(right / (right + wrong), wrong / (right + wrong));
     }
-    inverse[i] = side.inverse;
-    first[i] = side.first;
-    log_sum[i] = side.log_sum;
-    return result;
+    if (right != right) return right;  // nan where the logits are
+    // So small that the type has no digits of it left, but of its logarithm.
+    A weights = 0;
+    LogSumExp<A> sum;
+    for_each_weighted(row, column, [&](int64_t n, W w) {
+      weights += relative(w, i);
+      sum.add(log_relative(w, i) + log_p_chosen(i, n));
+    });
+    first[i] = sum.max;
+    log_sum[i] = std::log(sum.sum);
+    return std::log(weights) - sum.value();
   }
 
   // The gradient that center i gives to pixel n, where g is that of its value: push · e(c) for the classes that it does
@@ -189,11 +189,8 @@ struct NeighborNll {
     bool is_near;      // its max is m
   };
   EDGELOSS_INLINE Pull pull(int64_t i, int64_t n, W w, const Chosen& chosen_n, A g_i) const {
-    const Side<A> side = {first[i], log_sum[i], A(0), inverse[i]};
-    const bool by_logarithms = !(side.inverse > A(0));
-    const A log_w = by_logarithms ? log_relative(w, i) : A(0);
-    const A weighted = by_logarithms ? A(0) : relative(w, i) * chosen_n.p;
-    const A pi = share(side, A(1), weighted, log_w, [&] { return log_p_chosen(i, n); });
+    const A pi = inverse[i] > A(0) ? relative(w, i) * chosen_n.p * inverse[i]
+                                   : exp_negative(log_relative(w, i) + log_p_chosen(i, n) - first[i] - log_sum[i]);
     Pull gives = {
         pi * g_i / (A(1) + r[n]), pi * g_i * chosen_n.complement, {m[n], chosen_n.sum}, is_near(chosen_n.sum)};
     if (!choice.is_index() && !gives.is_near) gives.sum = sum_chosen(i, n);
@@ -205,36 +202,26 @@ struct NeighborNll {
     return -gives.pull * (gives.is_near ? e : exp_negative(x.at(n, c) - gives.sum.max)) / gives.sum.sum;
   }
 
-  // The gradient at a pixel that is read, given that of the value: calls write(c, gradient) for each class. The classes
-  // are visited kBlock at a time, whose sums over the centers stay in registers.
-  template <int kBlock, typename F>
-  EDGELOSS_INLINE void gradient(int64_t row, int64_t column, const A* upstream, const F& write) const {
+  // Adds the gradient at a pixel that is read, given that of the value, to the sums of `block` classes from `begin` on,
+  // whose e^(x - m) are given; e_at(c) is that of any class.
+  template <typename E>
+  EDGELOSS_INLINE void add_gradient(int64_t row, int64_t column, const A* upstream, int64_t begin, int block,
+                                    const A* e, A* sum, const E& e_at) const {
     const int64_t n = row * g.width + column;
-    const auto e_at = [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); };
-    for (int64_t begin = 0; begin < g.logits; begin += kBlock) {
-      A e[kBlock], sum[kBlock];
-      EDGELOSS_UNROLL
-      for (int b = 0; b < kBlock; ++b) {
-        e[b] = begin + b < g.logits ? e_at(begin + b) : A(0);
-        sum[b] = A(0);
-      }
-      for_each_center(row, column, [&](int64_t i, W w) {
-        const Pull gives = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
-        const int64_t k = choice.is_index() ? choice.index(i) - begin : -1;
+    for_each_center(row, column, [&](int64_t i, W w) {
+      const Pull gives = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
+      if (choice.is_index()) {
+        const int k = static_cast<int>(choice.index(i) - begin);
         EDGELOSS_UNROLL
-        for (int b = 0; b < kBlock; ++b) {
-          if (choice.is_index()) {
-            sum[b] += b == k ? -gives.pull : gives.push * e[b];
-          } else if (begin + b < g.logits) {
-            sum[b] += choice.has(i, begin + b) ? at_chosen(gives, n, begin + b, e[b]) : gives.push * e[b];
-          }
-        }
-      });
-      EDGELOSS_UNROLL
-      for (int b = 0; b < kBlock; ++b) {
-        if (begin + b < g.logits) write(begin + b, sum[b]);
+        for (int b = 0; b < block; ++b) sum[b] += b == k ? -gives.pull : gives.push * e[b];
+        return;
       }
-    }
+      EDGELOSS_UNROLL
+      for (int b = 0; b < block; ++b) {
+        if (begin + b >= g.logits) continue;
+        sum[b] += choice.has(i, begin + b) ? at_chosen(gives, n, begin + b, e[b]) : gives.push * e[b];
+      }
+    });
   }
 };
 
@@ -246,127 +233,109 @@ struct NeighborNllTensors {
   const Tensor* mask;
   Tensor stats;    // [2, B·P]: m, r
   Tensor largest;  // [1, B·P], as the weights
-  Tensor sides;    // [3, B·P]: first, log_sum, inverse
+  Tensor sides;    // [3, B·P]: inverse, first, log_sum
 };
 
-// In place of a type of logits: whichever they have, looked up where they are read.
-struct AnyType {};
-
-// The view of each image b of a batch.
+// All images of a call. The value is written, or read as its gradient, that of the logits is written.
 template <typename T, typename A, typename W>
 struct NeighborNllBatch {
-  using Logit = T;
   using Value = A;
-  static constexpr bool kAnyType = std::is_same_v<T, AnyType>;
 
   Geometry g;
-  const void* x;
-  ScalarType type;  // of the logits
-  int64_t bytes;    // of a logit
+  const T* x;
   const W* weight;
   const char* choice;
   const uint8_t* mask;
-  A *stats, *sides;
+  A *stats, *sides, *value;
   W* largest;
-  Steps x_steps, weight_steps, choice_steps;
+  T* grad;
+  Steps x_steps, weight_steps, choice_steps, grad_steps;
   int64_t index_bytes;  // 0 for an indicator
 
-  NeighborNllBatch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius)
+  NeighborNllBatch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius, const Tensor& value,
+                   const Tensor& grad)
       : g(geometry_of(tensors.logits, radius)),
-        x(tensors.logits.const_data_ptr()),
-        type(tensors.logits.scalar_type()),
-        bytes(tensors.logits.element_size()),
+        x(static_cast<const T*>(tensors.logits.const_data_ptr())),
         weight(static_cast<const W*>(tensors.weight.const_data_ptr())),
         choice(static_cast<const char*>(tensors.index.const_data_ptr())),
         mask(tensors.mask ? static_cast<const uint8_t*>(tensors.mask->const_data_ptr()) : nullptr),
         stats(static_cast<A*>(tensors.stats.mutable_data_ptr())),
         sides(static_cast<A*>(tensors.sides.mutable_data_ptr())),
+        value(static_cast<A*>(value.mutable_data_ptr())),
         largest(static_cast<W*>(tensors.largest.mutable_data_ptr())),
+        grad(static_cast<T*>(grad.mutable_data_ptr())),
         x_steps(tensors.logits),
         weight_steps(tensors.weight),
         choice_steps(tensors.index),
+        grad_steps(grad),
         index_bytes(tensors.index.dim() == tensors.logits.dim() ? 0 : tensors.index.element_size()) {}
 
-  EDGELOSS_INLINE auto logits(int64_t b) const {
-    if constexpr (kAnyType) {
-      const void* data = static_cast<const char*>(x) + b * x_steps.image * bytes;
-      return Stored<A>{data, type, x_steps.channel, x_steps.pixel, false};
-    } else {
-      return Logits<T, A>{static_cast<const T*>(x) + b * x_steps.image, x_steps.channel, x_steps.pixel, false};
-    }
-  }
-  EDGELOSS_INLINE auto image(int64_t b) const {
+  EDGELOSS_INLINE NeighborNll<T, A, W> image(int64_t b) const {
     const int64_t base = b * g.pixels, all = g.batch * g.pixels;
     const int64_t chosen = index_bytes ? base * index_bytes : b * choice_steps.image;
-    const auto x = logits(b);
-    return NeighborNll<std::decay_t<decltype(x)>, A, W>{
-        g,
-        x,
-        {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
-        {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
-        mask ? mask + base : nullptr,
-        stats + base,
-        stats + all + base,
-        largest + base,
-        sides + base,
-        sides + all + base,
-        sides + 2 * all + base};
+    return {g,
+            {x + b * x_steps.image, x_steps.channel, x_steps.pixel, false},
+            {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
+            {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
+            mask ? mask + base : nullptr,
+            stats + base,
+            stats + all + base,
+            largest + base,
+            sides + base,
+            sides + all + base,
+            sides + 2 * all + base};
+  }
+
+  EDGELOSS_INLINE void write_gradient(int64_t b, int64_t pixel, int64_t c, A gradient) const {
+    grad[b * grad_steps.image + pixel * grad_steps.pixel + c * grad_steps.channel] = static_cast<T>(gradient);
   }
 };
 
-// Calls body(T(), A(), W()) with the types of a call; T is AnyType where kAnyType is set.
-template <bool kAnyType, typename F>
-auto by_types(const Tensor& logits, const Tensor& weight, const F& body) {
-  const auto with_weight = [&](auto t, auto a) {
-    return weight.scalar_type() == ScalarType::Double ? body(t, a, double()) : body(t, a, float());
+// Calls body(batch) with the types of a call.
+template <typename F>
+void with_batch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius, const Tensor& value,
+                const Tensor& grad, const F& body) {
+  by_type(tensors.logits, [&](auto t, auto a) {
+    using T = decltype(t);
+    using A = decltype(a);
+    if (tensors.weight.scalar_type() == ScalarType::Double) {
+      body(NeighborNllBatch<T, A, double>(tensors, radius, value, grad));
+    } else {
+      body(NeighborNllBatch<T, A, float>(tensors, radius, value, grad));
+    }
+  });
+}
+
+// The passes are those of a device, each over all pixels. Returns value [B, *S], stats, largest, sides.
+template <typename Passes>
+std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll_forward(const Tensor& logits, const Tensor& index,
+                                                                const Tensor& weight, const std::optional<Tensor>& mask,
+                                                                const std::vector<int64_t>& radius,
+                                                                const Passes& passes) {
+  const Geometry g = geometry_of(logits, radius);
+  const ScalarType real = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  std::vector<int64_t> shape = {g.batch};
+  for (int64_t axis = 2; axis < logits.dim(); ++axis) shape.push_back(logits.size(axis));
+  const auto empty = [&](int64_t count, ScalarType type) {
+    return new_tensor(logits, {count, g.batch * g.pixels}, type);
   };
-  if constexpr (kAnyType) {
-    return by_arithmetic(logits, [&](auto a) { return with_weight(AnyType(), a); });
-  } else {
-    return by_type(logits, with_weight);
-  }
+  const Tensor value = new_tensor(logits, shape, real);
+  const NeighborNllTensors tensors = {
+      logits, index, weight, mask ? &*mask : nullptr, empty(2, real), empty(1, weight.scalar_type()), empty(3, real)};
+  with_batch(tensors, radius, value, logits, [&](const auto& batch) {
+    passes.find_largest(batch);
+    passes.find_statistics(batch);
+    passes.find_values(batch);
+  });
+  return {value, tensors.stats, tensors.largest, tensors.sides};
 }
 
-using NeighborNllForward = std::tuple<Tensor, Tensor, Tensor,
-                                      Tensor>;  // value [B, *S], stats, largest, sides
-
-// Allocates the results and calls fill(batch, data of the value) with the types of the call.
-template <bool kAnyType, typename F>
-NeighborNllForward neighbor_nll_forward(const Tensor& logits, const Tensor& index, const Tensor& weight,
-                                        const std::optional<Tensor>& mask, const std::vector<int64_t>& radius,
-                                        const F& fill) {
-  return by_types<kAnyType>(logits, weight, [&](auto t, auto a, auto w) -> NeighborNllForward {
-    using A = decltype(a);
-    const Geometry g = geometry_of(logits, radius);
-    const auto empty = [&](int64_t count, ScalarType type) {
-      return torch::stable::new_empty(logits, {count, g.batch * g.pixels}, type);
-    };
-    std::vector<int64_t> shape = {g.batch};
-    for (int64_t axis = 2; axis < logits.dim(); ++axis) shape.push_back(logits.size(axis));
-    Tensor value = torch::stable::new_empty(logits, shape, kScalarType<A>);
-    const NeighborNllTensors tensors = {logits,
-                                        index,
-                                        weight,
-                                        mask ? &*mask : nullptr,
-                                        empty(2, kScalarType<A>),
-                                        empty(1, weight.scalar_type()),
-                                        empty(3, kScalarType<A>)};
-    fill(NeighborNllBatch<decltype(t), A, decltype(w)>(tensors, radius), static_cast<A*>(value.mutable_data_ptr()));
-    return {value, tensors.stats, tensors.largest, tensors.sides};
-  });
-}
-
-// Allocates the gradient and calls fill(batch, data of the value's gradient, gradient of the logits).
-template <bool kAnyType, typename F>
-Tensor neighbor_nll_backward(const Tensor& upstream, const NeighborNllTensors& tensors,
-                             const std::vector<int64_t>& radius, const F& fill) {
-  return by_types<kAnyType>(tensors.logits, tensors.weight, [&](auto t, auto a, auto w) {
-    using A = decltype(a);
-    Tensor grad = torch::stable::empty_like(tensors.logits);
-    fill(NeighborNllBatch<decltype(t), A, decltype(w)>(tensors, radius),
-         static_cast<const A*>(upstream.const_data_ptr()), grad);
-    return grad;
-  });
+template <typename Passes>
+Tensor neighbor_nll_gradient(const Tensor& upstream, const NeighborNllTensors& tensors,
+                             const std::vector<int64_t>& radius, const Passes& passes) {
+  Tensor grad = torch::stable::empty_like(tensors.logits);
+  with_batch(tensors, radius, upstream, grad, [&](const auto& batch) { passes.find_gradient(batch); });
+  return grad;
 }
 
 }  // namespace edgeloss

@@ -20,12 +20,10 @@ struct RegionSize {
   bool is_volume;
 };
 
-// Computes the term of a class, of which the image has valid pixels and of another one too; returns whether it has one.
-//
-// z: [size], the number of labels of the class under each average.
-// r: [size], the sum of z - q of the pixels under each average. One that is nan makes the value and all slopes nan.
-// value: (U - f) / (H - f), or 0 without a term.
-// slope: [size], the derivative of the value by q of a pixel under each average, or 0 without a term; may be null.
+// Returns whether a class has a term, in an image with valid pixels of it and of another one; else value and slope are
+// 0. Of the pixels under each average, z [size] is the number of labels of the class, r [size] the sum of z - q, and
+// slope [size], which may be null, the derivative of the value, (U - f) / (H - f), by the q of one of them. If r has a
+// nan, the value and all slopes are nan.
 template <typename A>
 bool region_term(const RegionSize& size, const A* z, const A* r, double* value, A* slope);
 

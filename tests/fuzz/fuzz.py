@@ -1,477 +1,352 @@
 #!/usr/bin/env python3
 """Compare the loss with an independent computation in long doubles, on random calls.
 
-Every case has a number, from which its shapes, values, options, dtypes and memory layouts follow: logits, labels and
-neighbors, and several calls with them, which differ in all that the oracle can take from the same terms. Even numbers
-have a second case, with labels per class, and one number in eight has one with wide windows. It compares loss, maps and
-gradient of the fused kernels, and in some cases those of the reference, with oracle.py, and stops with status 1 if one
-differs by more than rounding explains.
+Every number is a call: its logits, labels, options, dtypes and memory layouts follow from it. Loss, terms and gradient
+of the fused kernels and of the reference, and in some calls the maps of the reference, are compared with oracle.py. A
+call fails where one differs by more roundings than are allowed, or raises an error. The exit status is then 1.
+
+Errors are in roundings of float32, or of float64 for float64 logits, of the units that docs/loss.md describes. A
+gradient of half precision may differ by half a unit of its last place more: it is rounded once.
+
+  make fuzz MINUTES=60 JOBS=2                               as long as you like
+  python tests/fuzz/fuzz.py --first 0 --count 1e6 --jobs 2  a million calls in two processes
+  python tests/fuzz/fuzz.py --number 1234                   one call again, with its arguments and errors
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import multiprocessing
+import signal
 import sys
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from oracle import Answer, Problem, solve
+from oracle import Answer, solve
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss
 
-EXAMPLES = """\
-examples:
-  make fuzz MINUTES=60              # as long as you like
-  python tests/fuzz/fuzz.py --case 1234   # one case, with its options and errors
-"""
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CALLS = 8  # of a case
-KINDS = {"plain": (), "multilabel": (0,), "wide": (0, 0, 1)}  # of cases, by what follows the number in their seeds
-LIMITS = {2: 8, 3: 4}  # of sizes, by dimensions
-WIDE_LIMITS = {2: 24, 3: 7}
-# By the calls of a case.
-SHARED = ("ignore_index", "multilabel", "radius", "power", "decay", "spacing")
-REFERENCE_EVERY = 4  # cases, one call each: the reference takes several times as long as the kernels
-MULTILABEL_EVERY = 2  # numbers, a case with labels per class
-WIDE_EVERY = 8  # numbers, a case of wide windows: it takes a fifth of the time
-FAILURES = 5  # after so many it stops
-ROW = ("logits", "labels", "backend")  # what a row of the table is of
-# How often the rounding of one operation may add up in a result: twice what was measured. In sums over wider windows
-# than of radius 3 it grows with the neighbors: where they are nearly equal, their roundings have the same sign.
-ROUNDINGS = 16
-NARROW = 49
+KINDS = ("loss", "terms", "gradient", "maps")  # of results
+LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
+AT_ONCE = 40  # calls of a process between two messages
+SLOW = 150  # pixels, from which on windows are at most of radius 3
+SIZES = {  # bounds of the size along each axis, and how often they are drawn; where all reach 7 there are regions
+    ((1, 3), (1, 3)): 15,
+    ((1, 9), (1, 9)): 25,
+    ((7, 34), (7, 34)): 45,
+    ((1, 12), (30, 150)): 8,
+    ((30, 150), (1, 12)): 4,
+    ((1, 2), (300, 700)): 2,
+    ((7, 9), (60, 170)): 3,
+    ((0, 0), (1, 9)): 0.3,
+    ((1, 2), (1, 3), (1, 3)): 5,
+    ((1, 5), (1, 5), (1, 5)): 10,
+    ((7, 10), (7, 10), (7, 13)): 15,
+}
+CHOICES = {  # of options, and how often they are drawn
+    "ignore_index": {255: 5, -100: 2, None: 1, 1: 1},
+    "reduction": {"mean": 5, "sum": 2, "none": 2},
+    "label_smoothing": {0.0: 7, 0.1: 2, 1.0: 1},
+    "ce_weight": {1.0: 3, 0.0: 1, 0.3: 1},
+    "edge_weight": {1.0: 5, 0.0: 1, 2.5: 3},
+    "other_side_weight": {1.0: 3, 0.0: 1, 0.7: 1},
+    "same_side_weight": {1.0: 3, 0.0: 1, 0.4: 1},
+    "region_weight": {0.0: 2, 3.0: 4, 0.7: 1, 10.0: 1},
+    "power": {0.0: 6, 1.0: 2, -1.0: 2, 0.5: 1, 3.0: 0.5, -30.0: 0.3, 0.01: 0.5, -1e-5: 0.5},
+    "decay": {None: 6, 0.1: 1, 0.7: 1, 2.0: 1, 9.0: 1},
+    "sync_normalizer": {False: 9, True: 1},
+    "normalizer": {None: 9, (20.0, 7.5): 1, (0.3, 0.0): 0.3},
+    "validate": {"async": 2, "sync": 1, "never": 1},
+}
+Rng = np.random.Generator
+Key = tuple[str, str, str]  # dtype of the logits, whether the region term takes part, backend
+Row = tuple[Key, dict[str, float], list[str]]  # of a call and a backend: the errors, and what failed
+Table = dict[Key, dict[str, float]]  # the numbers of calls and failures, and the largest errors
 
 
 @dataclass
 class Case:
-    """A call: tensors, options, and what its options need as keywords of the loss."""
+    """A call of the loss, and what is asked of it: a gradient, terms, the maps of the reference."""
 
-    number: int
-    kind: str
     x: Tensor
     y: Tensor
     options: dict[str, Any]
-    tensors: dict[str, Tensor]
-    normalizer: tuple[float, float] | None
     upstream: Tensor
-    style: str
-    returns_maps: bool = True
+    unread: float  # the value of logits that the loss does not depend on
+    has_gradient: bool
+    returns: tuple[str, ...]  # of maps and terms; maps of the reference alone
 
-    @property
-    def upsample(self) -> bool:
-        """Whether the logits have a lower resolution than the labels."""
-        return self.x.shape[2:] != self.y.shape[2 - self.x.dim() :]
-
-    @property
-    def row(self) -> tuple[str, str]:
-        """The dtype of the logits and the shape of the labels, for the table."""
-        return str(self.x.dtype).removeprefix("torch."), "[B, C, *S]" if self.options["multilabel"] else "[B, *S]"
-
-    def describe(self) -> str:
-        """Return one line."""
-        given = {name: list(values.shape) for name, values in self.tensors.items()}
-        return (
-            f"case {self.number}, {self.kind}: {self.row[0]} {list(self.x.shape)} strides"
-            f" {self.x.stride()}, labels {list(self.y.shape)} {self.y.dtype}, {self.style} logits, {self.options},"
-            f" tensors {given}, normalizer {self.normalizer}{'' if self.returns_maps else ', without maps'}"
-        )
+    def __str__(self) -> str:
+        """Return a line for each argument."""
+        lines = {name: value for name, value in (vars(self) | self.options).items() if name != "options"}
+        for name, value in lines.items():
+            if isinstance(value, Tensor) and value.numel() > 1:
+                lines[name] = f"{value.dtype} {list(value.shape)} {value.stride()}, {value.min():g} to {value.max():g}"
+        return "\n".join(f"{name}: {value}" for name, value in lines.items())
 
 
-@dataclass
-class Errors:
-    """The largest errors of a row of the table, and the number of calls."""
-
-    calls: int = 0
-    largest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+# ------------------------------------------------------------------------------------------------------------ the calls
 
 
-Table = dict[tuple[str, ...], Errors]  # by the names in ROW
+def pick(rng: Rng, choices: dict[Any, float]) -> Any:
+    """Return one of the keys, with probabilities in proportion to the values."""
+    weights = np.array([*choices.values()])
+    return [*choices][rng.choice(len(weights), p=weights / weights.sum())]
 
 
-# ------------------------------------------------------------------------------------------------------------ the cases
+def make_case(number: int) -> Case:
+    """Return the call of a number."""
+    rng = np.random.default_rng(number)
+    dtype = pick(rng, {torch.float64: 2, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2})
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    size, multilabel = [int(rng.integers(a, b + 1)) for a, b in pick(rng, SIZES)], bool(rng.random() < 0.25)
+    batch, channels = pick(rng, {0: 1, 1: 60, 2: 40}), pick(rng, {1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 9: 1, 20: 1, 150: 0.3})
+    pixels = max(1, math.prod(size))  # the oracle is slow with many classes
+    channels = min(channels, max(1, 4000 // pixels if multilabel else math.isqrt(200_000 // pixels)))
+    is_low = rng.random() < 0.2 and 0 not in size
+    low = [int(rng.integers(1, n + 1)) for n in size] if is_low else size
+    options = {name: pick(rng, choices) for name, choices in CHOICES.items()}
+    options |= {"multilabel": multilabel, "upsample": bool(is_low or rng.random() < 0.1)}
+    ignored, classes = options["ignore_index"], 2 if multilabel else max(2, channels)
+    y = make_labels(rng, [batch * channels if multilabel else batch, *size], classes)
+    no_class = pick(rng, {77: 1, -5: 1}) if options["validate"] == "never" else 0
+    y = torch.from_numpy(np.where(y < 0, no_class if ignored is None else ignored, y))
+    y = y.reshape(batch, channels, *size) if multilabel else y
+    x = make_logits(rng, [batch, channels, *low], y, 6e4 if dtype == torch.float16 else 1e30)
+    options |= make_windows(rng, size)
 
+    def tensor(shape: list[int], most: float, share: float) -> Tensor | None:
+        values = torch.from_numpy(most * rng.random(shape) * (rng.random(shape) > 0.1))
+        return lay_out(rng, values.to(wide)) if rng.random() < share else None
 
-def make_case(number: int, kind: str = "plain") -> Case:
-    """Return the case of a number and kind: labels per class with "multilabel", wide windows with "wide"."""
-    rng, multilabel = np.random.default_rng([number, *KINDS[kind]]), kind == "multilabel"
-    dtype = str(rng.choice([*DTYPES], p=[0.2, 0.4, 0.2, 0.2]))
-    dims = int(rng.choice([2, 3], p=[0.75, 0.25]))
-    limit = (WIDE_LIMITS if kind == "wide" else LIMITS)[dims]
-    size = [int(n) for n in rng.integers(1, limit + 1, dims)]
-    batch = int(rng.integers(1, 3))
-    if multilabel:
-        channels = int(rng.choice([1, 2, 3, 5], p=[0.2, 0.4, 0.3, 0.1]))
-        y = torch.stack([make_labels(rng, batch, size, 2) for _ in range(channels)], 1)
-        ignore_index = [255, -100, None, 1][rng.choice(4, p=[0.5, 0.2, 0.2, 0.1])]
-        y = torch.where(y == 255, 0 if ignore_index is None else ignore_index, y)
-    else:
-        channels = int(rng.choice([1, 2, 3, 4, 5, 9, 20], p=[0.15, 0.15, 0.2, 0.15, 0.15, 0.15, 0.05]))
-        y, ignore_index = make_labels(rng, batch, size, max(2, channels)), 255
-    low = [int(rng.integers(1, n + 1)) for n in size] if rng.random() < 0.2 else size
-    upsample = low != size
-    style, x = make_logits(rng, batch, channels, low, y, dtype, upsample=upsample)
-    options, tensors, normalizer = make_options(rng, y, channels, dtype, upsample=upsample, kind=kind)
-    options["ignore_index"] = ignore_index
-    x = lay_out(rng, x.to(DTYPES[dtype]))
-    if not upsample and rng.random() < 0.3:
-        x = with_bad_logits(rng, x, ignored_logits(y, options))
-    labels = any_kind(rng, y, multilabel=multilabel)
-    return Case(number, kind, x, labels, options, tensors, normalizer, make_upstream(rng, y, dtype), style)
-
-
-def ignored_logits(y: Tensor, options: dict[str, Any]) -> Tensor:
-    """Return where no logits are read, in their shape or [B, 1, *S]."""
-    ignored = torch.from_numpy(y.numpy() == options["ignore_index"])
-    return ignored if options["multilabel"] else ignored[:, None]
-
-
-def make_cases(number: int) -> list[Case]:
-    """Return the cases of a number."""
-    every = {"plain": 1, "multilabel": MULTILABEL_EVERY, "wide": WIDE_EVERY}
-    return [make_case(number, kind) for kind in KINDS if number % every[kind] == 0]
-
-
-def make_calls(case: Case) -> list[Case]:
-    """Return a case and others with its logits, labels and neighbors."""
-    calls, y, dtype = [case], case.y.long(), case.row[0]
-    for call in range(1, CALLS):
-        rng = np.random.default_rng([case.number, *KINDS[case.kind], call])
-        drawn = make_options(rng, y, case.x.shape[1], dtype, upsample=case.upsample, kind=case.kind)
-        options, tensors, normalizer = drawn
-        options |= {name: case.options[name] for name in SHARED}
-        tensors.pop("distance", None)
-        tensors |= {name: values for name, values in case.tensors.items() if name == "distance"}
-        x, upstream = lay_out(rng, case.x), make_upstream(rng, y, dtype)
-        labels = any_kind(rng, y, multilabel=case.options["multilabel"])
-        arguments = (options, tensors, normalizer, upstream)
-        calls.append(Case(case.number, case.kind, x, labels, *arguments, case.style, returns_maps=rng.random() < 0.5))
-    return calls
-
-
-def make_upstream(rng: np.random.Generator, y: Tensor, dtype: str) -> Tensor:
-    """Return what arrives at the loss of each pixel."""
-    return torch.from_numpy(rng.standard_normal(y.shape)).to(torch.float64 if dtype == "float64" else torch.float32)
-
-
-def any_kind(rng: np.random.Generator, y: Tensor, *, multilabel: bool) -> Tensor:
-    """Return labels in one of the dtypes that hold them."""
-    kinds = [torch.int64, torch.int32, torch.int16, *([torch.uint8] if y.min() >= 0 else [])]
-    if y.min() >= 0 and y.max() <= 1 and multilabel:
-        kinds.append(torch.bool)
-    return y.to(kinds[int(rng.integers(len(kinds)))])
-
-
-def make_labels(rng: np.random.Generator, batch: int, size: list[int], classes: int) -> Tensor:
-    """Return labels [B, *S] with regions, thin lines or noise; 255 is ignored."""
-    y = rng.integers(0, classes, (batch, *size))
-    kind = rng.integers(4)
-    if kind == 0:  # halves
-        y[...] = rng.integers(0, classes)
-        y[..., size[-1] // 2 :] = rng.integers(0, classes)
-    elif kind == 1:  # mostly one class
-        y[rng.random(y.shape) < 0.8] = rng.integers(0, classes)
-    elif kind == 2:  # no edge
-        y[...] = rng.integers(0, classes)
-    if rng.random() < 0.6:
-        y[rng.random(y.shape) < rng.choice([0.1, 0.5, 1.0], p=[0.6, 0.35, 0.05])] = 255
-    return torch.from_numpy(y)
-
-
-def make_logits(
-    rng: np.random.Generator, batch: int, channels: int, size: list[int], y: Tensor, dtype: str, *, upsample: bool
-) -> tuple[str, Tensor]:
-    """Return a style and logits [B, C, *S] in float64, for labels per pixel or per class."""
-    x = rng.standard_normal((batch, channels, *size))
-    top = 6e4 if dtype == "float16" else 1e30
-    styles = ["normal", "small", "large", "offset", "rounded", "constant"]
-    if not upsample:
-        styles += ["huge", "right", "wrong"]
-    style = str(rng.choice(styles))
-    if style == "small":
-        x *= 1e-3
-    elif style == "large":
-        x *= 30
-    elif style == "offset":
-        x += 1000 * rng.standard_normal((batch, 1, *size))
-    elif style == "rounded":
-        x = np.round(2 * x) / 2
-    elif style == "constant":
-        x[...] = 0.5
-    elif style == "huge":
-        x = np.clip(x * 10.0 ** rng.uniform(2, np.log10(top)), -top, top)
-    elif style in ("right", "wrong") and (channels > 1 or y.dim() == x.ndim):
-        label = torch.where(y == 255, 0, y).numpy() + (style == "wrong")
-        gap = min(top, 10.0 ** rng.uniform(0.5, 9))
-        if y.dim() == x.ndim:
-            x += gap * (2 * (label % 2) - 1)
-        else:
-            x += gap * (np.arange(channels).reshape(1, -1, *[1] * len(size)) == (label % channels)[:, None])
-    return style, torch.from_numpy(x)
-
-
-def make_options(
-    rng: np.random.Generator, y: Tensor, channels: int, dtype: str, *, upsample: bool, kind: str
-) -> tuple[dict[str, Any], dict[str, Tensor], tuple[float, float] | None]:
-    """Return scalar options, tensors and a normalizer."""
-    multilabel, wide = kind == "multilabel", torch.float64 if dtype == "float64" else torch.float32
-    dims = y.dim() - 1 - multilabel
-
-    def some(probability: float) -> bool:
-        return bool(rng.random() < probability)
-
-    if kind == "wide":  # up to beyond the image
-        radius = [int(rng.integers(0, 3 * n // 2 + 2)) for n in y.shape[1:]]
-    else:
-        radius = [int(r) for r in rng.choice([0, 1, 2, 3], dims, p=[0.1, 0.6, 0.2, 0.1])]
-    radius = radius if any(radius) else [1] * dims
-    if some(0.02):
-        radius[0] = 2**62
-    decay = float(10.0 ** rng.uniform(-1, 1)) if some(0.4) else None
-    options: dict[str, Any] = {
-        "ignore_index": 255,
-        "multilabel": multilabel,
-        "reduction": str(rng.choice(["mean", "sum", "none"])),
-        "label_smoothing": float(rng.choice([0.0, 0.1, 1.0], p=[0.7, 0.25, 0.05])),
-        "ce_weight": float(rng.choice([1.0, 0.0, 0.3])),
-        "edge_weight": float(rng.choice([1.0, 0.0, 2.5], p=[0.6, 0.1, 0.3])),
-        "other_side_weight": float(rng.choice([1.0, 0.0, 0.7])),
-        "same_side_weight": float(rng.choice([1.0, 0.0, 0.4])),
-    }
-    if not upsample:
-        rng.choice(2)  # so that the cases of tests/fuzz/test_fuzz.py stay what they are
-    options |= {
-        "radius": radius,
-        "power": float(rng.choice([0.0, 1.0, -1.0, 0.5, 3.0, 0.01, -1e-5], p=[0.4, 0.2, 0.15, 0.1, 0.05, 0.05, 0.05])),
-        "decay": decay,
-        "spacing": [float(s) for s in 10.0 ** rng.uniform(-0.5, 0.5, dims)] if some(0.5) else [1.0] * dims,
-    }
-    tensors = {}
     for name in ("weight", "edge_class_weight"):
-        if some(0.3):
-            shape = [max(2, channels)]
-            if multilabel:
-                shape = [channels, 2] if some(0.5) else [channels]
-            values = rng.random(shape) * 10.0 ** rng.uniform(-2, 2)
-            tensors[name] = torch.from_numpy(values * (rng.random(shape) > 0.1)).to(wide)
-    if some(0.3):
-        shape = [y.shape[0], *y.shape[2:]] if multilabel and some(0.5) else [*y.shape]
-        tensors["pixel_weight"] = torch.from_numpy(rng.random(shape)).to(wide)
-    if decay is not None and some(0.3):
-        tensors["distance"] = torch.from_numpy(4 * rng.random(tuple(y.shape))).to(wide)
-    normalizer = (float(rng.uniform(1, 50)), float(rng.uniform(1, 50))) if some(0.1) else None
-    return options, tensors, normalizer
+        table = [channels, 2] if multilabel and rng.random() < 0.5 else [channels if multilabel else classes]
+        options[name] = tensor(table, 10.0 ** rng.uniform(-2, 2), 0.3)
+    of_images = [batch, *size] if rng.random() < 0.5 else [*y.shape]
+    options["pixel_weight"] = tensor(of_images, 10.0 ** rng.uniform(-2, 2), 0.3)
+    reach = pick(rng, {1: 2, 30: 1, 1000: 1}) * (options["decay"] or 0)  # of distances, up to 1000 decays
+    options["distance"] = tensor([*y.shape], reach, 0.4 * bool(reach))
+    least, most = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
+    kinds = [torch.int64, torch.int32, torch.int16] + [torch.uint8] * (least >= 0)
+    kinds += [torch.bool] * (multilabel and least >= 0 and most <= 1)
+    arrives = torch.tensor(pick(rng, {1.0: 6, 0.25: 1, 65536.0: 2}))
+    if options["reduction"] == "none":
+        arrives = torch.from_numpy(rng.standard_normal(y.shape))
+    return Case(
+        x=lay_out(rng, x.to(dtype)),
+        y=lay_out(rng, y.to(kinds[rng.integers(len(kinds))])),
+        options=options,
+        upstream=arrives.to(wide),
+        unread=pick(rng, {0.0: 2, np.nan: 1, np.inf: 1, -np.inf: 1}),
+        has_gradient=rng.random() < 0.95,
+        returns=tuple(name for name, share in (("maps", 0.3), ("terms", 0.5)) if rng.random() < share),
+    )
 
 
-def lay_out(rng: np.random.Generator, x: Tensor) -> Tensor:
-    """Return the same logits in another memory layout."""
-    kind = rng.integers(5)
-    if kind == 0:
-        return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
-    if kind == 1:
-        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if kind == 2:
-        return torch.cat([x, x], -1)[..., : x.shape[-1]]
-    return x.contiguous()
+def make_labels(rng: Rng, shape: list[int], classes: int) -> np.ndarray:
+    """Return labels [B, *S] with areas, thin lines or noise; -1 is ignored."""
+    style = pick(rng, {"noise": 2, "halves": 2, "rare": 2, "constant": 1, "areas": 4})
+    noise, y = rng.integers(0, classes, shape), np.full(shape, rng.integers(0, classes))
+    if style == "halves":
+        y[..., shape[-1] // 2 :] = rng.integers(0, classes)
+    elif style in ("rare", "noise"):
+        y = np.where(rng.random(shape) < (0.2 if style == "rare" else 1.0), noise, y)
+    for image in np.repeat(np.arange(shape[0]), 6 if style == "areas" else 0):
+        ends = [sorted(rng.integers(0, n + 1, 2)) for n in shape[1:]]
+        y[(image, *(slice(*pair) for pair in ends))] = rng.integers(-1, classes)
+    return np.where(rng.random(shape) < pick(rng, {0.0: 5, 0.1: 3, 0.5: 1.5, 1.0: 0.3}), -1, y)
 
 
-def with_bad_logits(rng: np.random.Generator, x: Tensor, ignored: Tensor) -> Tensor:
-    """Return logits that are nan or infinite on ignored pixels, in the same layout."""
-    bad = float(rng.choice([np.nan, np.inf, -np.inf]))
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.masked_fill(ignored, bad))
+def make_logits(rng: Rng, shape: list[int], y: Tensor, top: float) -> Tensor:
+    """Return logits [B, C, *S] in float64, for labels per pixel or per class."""
+    styles = {"normal": 3, "small": 1, "large": 1, "huge": 1, "rounded": 1, "constant": 1, "offset": 1, "sure": 6}
+    style, x = pick(rng, styles), rng.standard_normal(shape)
+    factors = {"small": 1e-3, "large": 30.0, "huge": 10.0 ** rng.uniform(2, np.log10(top)), "constant": 0.0}
+    x *= factors.get(style, 1.0)
+    if style == "rounded":
+        x = np.round(2 * x) / 2
+    elif style == "offset":
+        x += 10.0 ** rng.integers(3, 7) * rng.standard_normal((shape[0], 1, *shape[2:]))
+    elif style == "sure":  # of the label, or for a share of the pixels of another class
+        gap, wrong = 10.0 ** rng.uniform(0.5, 2.5), pick(rng, {0.0: 2, 0.05: 2, 0.5: 1, 1.0: 1})
+        gap = pick(rng, {gap: 5, top: 1})
+        classes = y.numpy() if y.dim() == x.ndim else y.numpy()[:, None]
+        for axis, length in enumerate(shape[2:], start=2):
+            classes = classes.take(np.arange(length) * classes.shape[axis] // max(1, length), axis)
+        classes = classes + (rng.random(classes.shape) < wrong)
+        index = np.arange(shape[1]).reshape(1, -1, *[1] * (x.ndim - 2))
+        is_right = 2 * (classes % 2) - 1 if y.dim() == x.ndim or shape[1] == 1 else index == classes % shape[1]
+        x = x * pick(rng, {0.0: 1, 0.1: 1, 1.0: 2}) + gap * is_right
+    return torch.from_numpy(np.clip(x, -top, top))
+
+
+def make_windows(rng: Rng, size: list[int]) -> dict[str, Any]:
+    """Return radius and spacing."""
+    radius = [pick(rng, {0: 1, 1: 6, 2: 2, 3: 1}) for _ in size]
+    if math.prod(size) <= SLOW and rng.random() < 0.2:  # up to beyond the image
+        radius = [pick(rng, {int(rng.integers(0, 3 * n // 2 + 2)): 9, 2**62: 0.5}) for n in size]
+    spacing = [1.0] * len(size) if rng.random() < 0.4 else 10.0 ** rng.uniform(-0.5, 0.5, len(size))
+    return {"radius": radius if any(radius) else [1] * len(size), "spacing": [float(s) for s in spacing]}
+
+
+def lay_out(rng: Rng, values: Tensor) -> Tensor:
+    """Return the same values in another memory layout."""
+    kind = rng.integers(6)
+    if kind == 0 and values.dim() > 3:
+        return values.movedim(1, -1).contiguous().movedim(-1, 1)
+    if kind == 1 and values.dim() > 1:
+        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return torch.cat([values, values], -1)[..., : values.shape[-1]] if kind == 2 else values.contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------- the comparison
 
 
-def oracle(calls: list[Case]) -> list[Answer]:
-    """Return the answers of the oracle to the calls of a case."""
-    case = calls[0]
-    x = case.x if case.upsample else torch.where(ignored_logits(case.y, case.options), 0.0, case.x)
-    arrays = x.double().numpy(), case.y.long().numpy()
-    wide = np.float64 if case.x.dtype == torch.float64 else np.float32
-    problems = []
-    for call in calls:
-        tensors = {name: values.double().numpy() for name, values in call.tensors.items()}
-        problems.append(Problem(*arrays, call.options, tensors, call.normalizer, call.upstream.double().numpy(), wide))
-    return solve(problems)
+def right_answer(case: Case) -> Answer:
+    """Return the answer of the oracle."""
+    options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in case.options.items()}
+    upstream = case.upstream.numpy()
+    return solve(case.x.double().numpy(), case.y.long().numpy(), options, upstream, upstream.dtype)
 
 
-def run(case: Case, backend: str, device: str) -> dict[str, Any]:
-    """Return loss, gradient and maps of a backend, as arrays of float64."""
-    x = torch.empty_strided(case.x.shape, case.x.stride(), dtype=case.x.dtype, device=device).copy_(case.x)
-    x.requires_grad_()
-    tensors: dict[str, Any] = {name: values.to(device) for name, values in case.tensors.items()}
-    if case.normalizer is not None:
-        tensors["normalizer"] = case.normalizer
-    y, options = case.y.to(device), case.options | {"upsample": case.upsample, "backend": backend}
-    upstream = case.upstream.to(device) if case.options["reduction"] == "none" else None
-    loss = edge_aware_loss(x, y, **tensors, **options)
-    (gradient,) = torch.autograd.grad(loss, x, upstream)
-    found = {"loss": loss, "gradient": gradient}
-    if case.returns_maps:
-        _, maps = edge_aware_loss(x, y, **tensors, **options, return_maps=True)
-        found |= {name: values for name, values in maps._asdict().items() if values is not None}
-    return {name: values.detach().double().cpu().numpy() for name, values in found.items()}
+def run(case: Case, is_read: np.ndarray, backend: str) -> dict[str, Any]:
+    """Return what a backend does, by kind."""
+    x = torch.empty_strided(case.x.shape, case.x.stride(), dtype=case.x.dtype).copy_(case.x)
+    x[~torch.from_numpy(is_read)] = case.unread
+    x.requires_grad_(case.has_gradient)
+    asked = [kind for kind in case.returns if kind == "terms" or backend == "reference"]
+    result = edge_aware_loss(x, case.y, **case.options, backend=backend, **{f"return_{kind}": True for kind in asked})
+    found = dict(zip(["loss", *asked], result if asked else [result], strict=True))
+    return found | ({"gradient": torch.autograd.grad(found["loss"], x, case.upstream)[0]} if case.has_gradient else {})
 
 
-def compare(case: Case, answer: Answer, found: dict[str, Any]) -> tuple[dict[str, float], float]:
-    """Return the errors of loss, maps and gradient, in units of what is computed, and what is allowed.
-
-    The unit of a value is 1 + |value|, and 1 / |q| more where exponents of a power mean reach 1; that of a gradient is
-    the sum, without signs, of what adds up in it. Both grow with the condition of the call: a power mean magnifies
-    roundings by |q| max |t|, a decay by max d / decay, and interpolation by the logits.
-    """
-    wide = np.finfo(np.float64 if case.x.dtype == torch.float64 else np.float32)
-    condition, least = answer.condition, 1 + answer.floor
-    if case.upsample:
-        condition += float(case.x.double().abs().max()) if case.x.numel() else 0.0
-    stored = torch.finfo(case.x.dtype).eps
-    weights = max([1.0, *(float(values.max()) for name, values in case.tensors.items() if name != "distance")])
-    count = case.y.numel() if case.options["reduction"] == "sum" else 1
-    errors = {"loss": worst(found["loss"] - answer.loss, (least + np.abs(answer.loss)) * condition * weights * count)}
-    errors["maps"] = 0.0
-    for name, exact in answer.maps.items() if case.returns_maps else ():
-        # Infinite at the same pixels.
-        off = np.where(found[name] == exact, 0, found[name] - np.where(np.isfinite(exact), exact, 0))
-        is_mean = name in ("same_side", "other_side")
-        unit = ((least if is_mean else 1) + np.abs(exact)) * condition * (weights if name == "cross_entropy" else 1)
-        errors["maps"] = max(errors["maps"], worst(off, unit))
-    got, exact = found["gradient"], answer.gradient
-    rounded = np.abs(exact) * (stored if stored > wide.eps else 0) + float(torch.finfo(case.x.dtype).smallest_normal)
-    off = np.maximum(np.abs(got - exact) - rounded - answer.slack, 0)
-    off = np.where(np.isfinite(got), off, np.nan)
-    if condition > 1e-2 / (ROUNDINGS * wide.eps):  # roundings of the terms decide which neighbor counts
-        off = np.where(np.isfinite(off), 0, np.nan)
-    errors["gradient"] = worst(off, answer.scale * condition + float(wide.tiny / wide.eps))
-    if not case.upsample and got[np.broadcast_to(ignored_logits(case.y, case.options).numpy(), got.shape)].any():
-        errors["gradient"] = np.inf  # it is exactly 0 there
-    radius = case.options["radius"]
-    neighbors = math.prod(min(2 * r + 1, n) for r, n in zip(radius, case.y.shape[-len(radius) :], strict=True))
-    return errors, ROUNDINGS * float(wide.eps) * max(1, neighbors / NARROW)
+def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, float]:
+    """Return the largest error of each kind of result, in roundings; infinite where something is missing."""
+    wide, errors = torch.finfo(case.upstream.dtype), {}
+    for kind, values in found.items():
+        right = getattr(answer, kind)
+        right = right if isinstance(right, dict) else {kind: right}
+        values = values._asdict() if kind == "maps" else values if kind == "terms" else {kind: values}
+        values = {name: v.detach().double().numpy() for name, v in values.items() if v is not None}
+        errors[kind] = 0.0 if right.keys() == values.keys() or not case.y.numel() else math.inf
+        for name in right.keys() & values.keys():
+            value, (exact, unit) = values[name], right[name]
+            with np.errstate(invalid="ignore"):  # infinite distances are equal
+                off = np.where(value == exact, 0, np.abs(value - exact))
+            off = beyond_rounding(case, answer, value) if kind == "gradient" else off
+            underflow = wide.tiny * max(1, np.max(unit, initial=0))  # of a product, before a factor multiplies it
+            ratio = off / (unit * wide.eps + underflow)
+            errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
+    return errors
 
 
-def worst(difference: Any, unit: Any) -> float:
-    """Return the largest |difference| / unit; inf where it is not a number."""
-    with np.errstate(invalid="ignore"):
-        ratio = np.abs(difference) / unit
-    return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0))
+def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndarray:
+    """Return the error of a gradient but for its last rounding, and for what may be lost."""
+    stored = torch.finfo(case.x.dtype)
+    gradient, exact = (np.clip(values, -stored.max, stored.max) for values in (gradient, answer.gradient[0]))
+    off = np.abs(gradient - exact) - answer.lost
+    if stored.bits == 16:
+        _, exponent = np.frexp(np.maximum(np.abs(gradient), np.abs(exact)))
+        off -= np.maximum(np.ldexp(np.longdouble(stored.eps), exponent - 2), stored.tiny * stored.eps / 2)
+    off = np.where(answer.is_rough & np.isfinite(off), 0, off)
+    return np.where(answer.is_read | (gradient == 0), off, np.inf)
 
 
-def check(case: Case, device: str, errors: Table, *, verbose: bool) -> list[str]:
-    """Run a case by its backends, add its errors to the table, and return what failed."""
-    calls, failures = make_calls(case), []
-    for call, answer in zip(calls, oracle(calls), strict=True):
-        with_reference = device == "cpu" and (verbose or (call is case and case.number % REFERENCE_EVERY == 0))
-        if verbose:
-            print(call.describe())
-        for backend in ["fused", "reference"] if with_reference else ["fused"]:
-            failed, row = [], errors[(*case.row, backend)]
-            row.calls += 1
-            try:
-                results, allowed = compare(call, answer, run(call, backend, device))
-            except Exception as error:  # every one is a failure of this case
-                results, failed = {}, [f"{backend}: {type(error).__name__}: {error}"]
-            for name, error in results.items():
-                row.largest[name] = max(row.largest[name], error)
-                if verbose:
-                    print(f"  {backend:9} {name:8} error {error:.2e}, allowed {allowed:.2e}")
-                if not error <= allowed:
-                    failed.append(f"{backend}: {name} differs by {error:.3g}, allowed {allowed:.3g}")
-            failures += [call.describe(), *failed] if failed else []
-    return failures
+def check(number: int) -> list[Row]:
+    """Run a call on both backends; return for each its row of the table, its errors, and what failed."""
+    case, rows = make_case(number), []
+    answer, limit = right_answer(case), LIMITS[case.upstream.dtype]
+    for backend in ("fused", "reference"):
+        try:
+            errors = compare(case, answer, run(case, answer.is_read, backend))
+            failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]
+        except Exception as error:  # every one is a failure of this call
+            errors, failed = {}, [f"{type(error).__name__}: {error}"]
+        key = str(case.x.dtype)[6:], "yes" if answer.has_regions else "no", backend
+        rows.append((key, errors, [f"--number {number}, {backend}: {reason}" for reason in failed]))
+    return rows
 
 
-# ---------------------------------------------------------------------------------------------------------- the command
+# ------------------------------------------------------------------------------------------------------------- the runs
 
 
-def table(errors: Table) -> str:
-    """Return the largest errors as a table in Markdown."""
-    figures = ("loss", "maps", "gradient")
-    lines = [" | ".join([*ROW, "calls", *figures]), " | ".join(["---"] * len(ROW) + ["---:"] * (1 + len(figures)))]
-    for names, row in sorted(errors.items()):
-        lines.append(" | ".join([*names, f"{row.calls:,}", *(f"{row.largest[name]:.1e}" for name in figures)]))
+def fuzz(first: int, count: float, minutes: float, jobs: int, failures: int) -> int:
+    """Run numbers until there are enough, of them or of failures, or the time is over; return the exit status."""
+    start = shown = time.monotonic()
+    number, failed, table = first, 0, {}
+
+    def progress() -> str:
+        seconds, done = time.monotonic() - start, number - first
+        worst = ", ".join(f"{kind} {max((row[kind] for row in table.values()), default=0):.2g}" for kind in KINDS)
+        return f"{seconds:.0f} s: {done:,} calls, {done / seconds:.0f}/s, {failed} failed, next {number}; worst {worst}"
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # in the background, a shell ignores Ctrl-C
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=start_process) as pool:
+        try:
+            while number < first + count and failed < failures and time.monotonic() - start < 60 * minutes:
+                for rows in pool.map(check, range(number, int(min(first + count, number + jobs * AT_ONCE)))):
+                    number, failed = number + 1, failed + add(table, rows)
+                if time.monotonic() - shown > 10:
+                    shown = time.monotonic()
+                    print(progress(), flush=True)
+        except KeyboardInterrupt:
+            print("fuzz.py: interrupted; the figures so far:", file=sys.stderr)
+    print(as_markdown(table), progress(), sep="\n")
+    return int(failed > 0)
+
+
+def add(table: Table, rows: list[Row]) -> bool:
+    """Add the rows of a call to a table, print what failed, and return whether something did."""
+    for key, errors, failed in rows:
+        row = table.setdefault(key, dict.fromkeys(["calls", "failed", *KINDS], 0))
+        row |= {"calls": row["calls"] + 1, "failed": row["failed"] + bool(failed)}
+        row |= {kind: max(row[kind], error) for kind, error in errors.items()}
+        for reason in failed:
+            print(reason, flush=True)
+    return any(failed for *_, failed in rows)
+
+
+def as_markdown(table: Table) -> str:
+    """Return the table with the largest errors."""
+    lines = [
+        "logits | regions | backend | calls | failed | loss | terms | gradient | maps",
+        "--- | --- | ---" + " | ---:" * 6,
+    ]
+    for key, row in sorted(table.items()):
+        counts = [f"{row[name]:,}" for name in ("calls", "failed")]
+        lines.append(" | ".join([*key, *counts, *(f"{row[kind]:.2g}" for kind in KINDS)]))
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def save(path: Path, number: int, errors: Table) -> None:
-    """Write the number of the next case and the errors as JSON, in one step."""
-    rows = [dict(zip(ROW, k, strict=True)) | {"calls": e.calls} | e.largest for k, e in sorted(errors.items())]
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({"next": number, "errors": rows}, indent=1) + "\n")
-    partial.replace(path)
-
-
-def resume(path: Path) -> tuple[int, Table]:
-    """Return what ``save`` wrote."""
-    saved, errors = json.loads(path.read_text()), defaultdict(Errors)
-    for row in saved["errors"]:
-        key = tuple(row.pop(name) for name in ROW)
-        errors[key] = Errors(row.pop("calls"), defaultdict(float, row))
-    return saved["next"], errors
-
-
-def fuzz(first: int, minutes: float, device: str, output: Path | None) -> int:
-    """Run cases until the time is over, enough have failed, or Ctrl-C; return the exit status."""
-    errors: Table = defaultdict(Errors)
-    if output is not None and output.exists():
-        first, errors = resume(output)
-    start = shown = time.monotonic()
-    number, failed, interrupted = first, 0, False
-    try:
-        while time.monotonic() - start < 60 * minutes and failed < FAILURES:
-            failures = [line for case in make_cases(number) for line in check(case, device, errors, verbose=False)]
-            if failures:
-                failed += 1
-                print(*failures, sep="\n  ")
-                print(f"  again: python tests/fuzz/fuzz.py --case {number}", flush=True)
-            number += 1
-            if time.monotonic() - shown > 10:
-                shown = time.monotonic()
-                rate = (number - first) / (shown - start)
-                total = sum(row.calls for row in errors.values())
-                progress = f"{rate:.0f} numbers/s, {total:,} calls, {number:,} is next, {failed} failed"
-                print(f"{shown - start:.0f} s: {progress}", flush=True)
-                if output is not None:
-                    save(output, number, errors)
-    except KeyboardInterrupt:  # within a case, so that a later run goes on from what was saved before
-        interrupted = True
-        print(f"fuzz.py: interrupted at {number}; the figures so far:", file=sys.stderr)
-    print(table(errors))
-    calls = sum(row.calls for row in errors.values())
-    print(f"{number - first:,} numbers from {first} on, {calls:,} calls, {failed} failed")
-    if output is not None and not interrupted:
-        save(output, number, errors)
-    return 130 if interrupted else int(failed > 0)
+def start_process() -> None:
+    """Leave Ctrl-C to the parent, and other processors to the other processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
 
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=3.0, help="how long to run; default: %(default)s")
-    parser.add_argument("--first", type=int, help="number of the first case; default: by the clock")
-    parser.add_argument("--case", type=int, help="run the cases of this number alone")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: %(default)s")
-    parser.add_argument("--output", type=Path, help="write the table as JSON while it runs; an earlier run's goes on")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if arguments.case is None:
-        first = int(time.time()) * 1000 if arguments.first is None else arguments.first
-        return fuzz(first, arguments.minutes, arguments.device, arguments.output)
-    cases, errors = make_cases(arguments.case), defaultdict(Errors)
-    failures = [line for case in cases for line in check(case, arguments.device, errors, verbose=True)]
-    print("\n".join(failures) or "passed")
-    return 1 if failures else 0
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser, clock = argparse.ArgumentParser(description=__doc__, formatter_class=formatter), int(time.time()) * 1000
+    parser.add_argument("--number", type=int, help="run the call of this number alone")
+    parser.add_argument("--first", type=int, default=clock, help="the first number; default: by the clock")
+    parser.add_argument("--count", type=float, default=math.inf, help="how many calls; default: no limit")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="how long to run; default: no limit")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each; default: %(default)s")
+    parser.add_argument("--failures", type=int, default=5, help="stop after so many; default: %(default)s")
+    arguments, table = vars(parser.parse_args()), {}
+    number = arguments.pop("number")
+    if number is None:
+        return fuzz(**arguments)
+    print(make_case(number))
+    failed = add(table, check(number))
+    print(as_markdown(table))
+    return int(failed)
 
 
 if __name__ == "__main__":

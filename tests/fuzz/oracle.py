@@ -1,363 +1,426 @@
-"""The loss and its gradient in long doubles, from docs/loss.md alone: dense matrices over all pairs of pixels."""
+"""The loss and its gradient in long doubles, from docs/loss.md alone, one image after another.
+
+Every result has a *unit*: by how much it may change if all that adds up in it is rounded once, relative to 1. A unit is
+a sum without signs, so that an error over unit and over the rounding of a dtype is the number of its roundings.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = Any
 WIDE = np.longdouble
+NOISE, LEAST_KNOWN, POOL, SIDE = WIDE(5e-4), 0.1, 3, 3  # of the region term
+SUMS = WIDE(2.0**-52)  # the rounding of its sums over regions, which are float64 for every dtype
+TRIALS = 2  # roundings of the logits that show how accurate its slopes can be
+NARROW, FEW = 49, 16  # neighbors, classes: in sums over more, the roundings of nearly equal ones have the same sign
 
 
-@dataclass
-class Problem:
-    """A call of the loss; arrays are of NumPy, in any dtype.
+class Answer(NamedTuple):
+    """What a call must return: pairs of a value and its unit, which is 0 where the value is exact."""
 
-    Attributes:
-        x: logits [B, C, *S'].
-        y: labels [B, *S], of a multilabel call [B, C, *S].
-        options: scalar options of ``edge_aware_loss``; radius and spacing per axis.
-        tensors: weight [C], edge_class_weight [C], pixel_weight [B, *S], distance [B, *S], where given; of a multilabel
-            call as it takes them.
-        normalizer: (W, E), where given.
-        upstream: the gradient of the map with ``reduction="none"``, in the shape of the labels.
-        dtype: float32 or float64, in which the loss is computed that is compared.
-    """
-
-    x: Array
-    y: Array
-    options: dict[str, Any]
-    tensors: dict[str, Array] = field(default_factory=dict)
-    normalizer: tuple[float, float] | None = None
-    upstream: Array = None
-    dtype: Any = np.float64
+    loss: tuple[Array, Array]  # a number, or a map in the shape of the labels
+    terms: dict[str, tuple[Array, Array]]
+    maps: dict[str, tuple[Array, Array]]
+    gradient: tuple[Array, Array]
+    lost: Array  # the part of the gradient that may be missing: what underflows, or is interpolated to the next pixel
+    is_read: Array  # the logits that the loss depends on; the gradient of others is exactly 0
+    is_rough: bool  # roundings of the exponents decide which neighbor counts in the gradient
+    has_regions: bool
 
 
-@dataclass
-class Answer:
-    """What the loss must be.
-
-    Attributes:
-        loss: a number, or a map in the shape of the labels.
-        gradient: [B, C, *S'].
-        maps: by name, in the shape of the labels.
-        scale: per pixel the sum of what adds up in the gradient of its logits, without signs, [B, 1, *S'], of a
-            multilabel call [B, C, *S'].
-        slack: the part of it that may be lost, or arrive at the next pixel, in the arithmetic of the problem's dtype.
-        condition: by how much rounding of an input may grow: 1 + |q| max |t| + max d / decay.
-        floor: 1 / |q| where exponents q t reach 1, and a mean is computed by its logarithm, else 0: rounding of the
-            logarithm grows by as much.
-        top_gap: the least distance between the two largest logits of a pixel.
-    """
-
-    loss: Array
-    gradient: Array
-    maps: dict[str, Array]
-    scale: Array
-    slack: Array
-    condition: float
-    floor: float
-    top_gap: float
-
-
-def log_sum_exp(values: Array, where: Array) -> Array:
-    """Return log Σ e^v over the last axis where the mask is set; -inf for an empty sum."""
-    top = values.max(-1, keepdims=True, initial=-np.inf, where=where)
-    top = np.where(np.isfinite(top), top, 0)
-    with np.errstate(divide="ignore"):
-        return top[..., 0] + np.log(of_pairs(np.exp, values - top, where).sum(-1))
-
-
-def of_pairs(function: Any, values: Array, where: Array) -> Array:
-    """Return a function of the values where the mask is set, 0 elsewhere: few pixels are neighbors."""
-    return function(values, out=np.zeros_like(values), where=where)
+# ----------------------------------------------------------------------------------------------------------- the pixels
 
 
 class Softmax:
-    """log p, log(1 - p) and the shares of the other classes, of pixels [N, C]."""
+    """Probabilities of pixels [N, C]; ``depth`` is 1 + the logit below the largest, which is what is rounded."""
 
-    def __init__(self, x: Array) -> None:
-        """Compute them."""
-        n, classes = x.shape
-        top = x.argmax(1)
-        m = x[np.arange(n), top]
-        others = ~np.eye(classes, dtype=bool)
-        rest = np.where(others[top], np.exp(x - m[:, None]), 0).sum(1)  # Σ e^(x - m) but for the top itself
-        self.log_p = (x - m[:, None]) - np.log1p(rest)[:, None]
-        self.p = np.exp(self.log_p)
-        among = np.where(others[None], x[:, None, :], -np.inf)  # [N, k, c]
-        most = among.max(2)
-        sums = np.exp(among - most[..., None])
-        total = sums.sum(2)
-        self.shares = sums / total[..., None]
-        large = (most - m[:, None]) + np.log(total) - np.log1p(rest)[:, None]
-        self.log_other = np.where(self.p < 0.5, np.log1p(-np.minimum(self.p, 0.5)), large)
+    def __init__(self, x: Array, rounding: Array) -> None:
+        """Compute them from logits, and by how much these are rounded already."""
+        rows, top = np.arange(len(x)), x.argmax(1)
+        self.x, self.rounding, below = x, rounding, x - x[rows, top, None]
+        odds = np.exp(below)
+        odds[rows, top] = 0
+        self.log_p = below - np.log1p(odds.sum(1, keepdims=True))
+        self.p, self.depth = np.exp(self.log_p), 1 - below + rounding
 
-
-def power_mean(t: Array, log_w: Array, side: Array, q: float) -> tuple[Array, Array]:
-    """Return -log M_q and π of the pairs [R, N] on a side; both 0 where it is empty."""
-    nearest = log_w.max(1, keepdims=True, initial=-np.inf, where=side)
-    log_w = log_w - np.where(np.isfinite(nearest), nearest, 0)
-    t = np.where(side, t, 0)
-    exponent = log_w + WIDE(q) * t
-    log_sum = log_sum_exp(exponent, side)
-    empty = ~side.any(1)
-    pi = of_pairs(np.exp, exponent - np.where(empty, 0, log_sum)[:, None], side)
-    plain = of_pairs(np.exp, log_w, side)
-    plain = plain / np.where(empty, 1, plain.sum(1))[:, None]
-    mean = (plain * t).sum(1)
-    if q == 0:
-        return np.where(empty, 0, -mean), pi
-    # Where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something.
-    off = np.where(side, WIDE(q) * (t - mean[:, None]), 0)
-    near = np.abs(off).max(1) < 1
-    small = np.log1p((plain * of_pairs(np.expm1, off, side & near[:, None])).sum(1))
-    large = np.where(empty, 0, log_sum) - np.where(empty, 0, log_sum_exp(log_w, side))
-    value = -np.where(near, mean + small / WIDE(q), large / WIDE(q))
-    return np.where(empty, 0, value), pi
+    def others(self, rows: Array) -> tuple[Array, Array]:
+        """Return log(1 - p) of each class k of pixels [M, k], and the shares in it of the other classes [M, k, c]."""
+        x, p = self.x[rows], self.p[rows]
+        among = np.where(np.eye(x.shape[1], dtype=bool), -np.inf, x[:, None])
+        most = among.max(2, keepdims=True)
+        sums = np.exp(among - most)
+        total = sums.sum(2, keepdims=True)
+        log_rest = (most[..., 0] - x) + np.log(total[..., 0]) + self.log_p[rows]
+        return np.where(p < 0.5, np.log1p(-np.minimum(p, 0.5)), log_rest), sums / total
 
 
-def interpolation(low: int, high: int) -> Array:
-    """Return the matrix [high, low] of linear interpolation with align_corners=False."""
-    matrix = np.zeros((high, low), dtype=WIDE)
-    for i in range(high):
-        at = max((WIDE(i) + WIDE(0.5)) * low / high - WIDE(0.5), WIDE(0))
-        first = min(int(at), low - 1)
-        matrix[i, first] += 1 - (at - first)
-        matrix[i, min(first + 1, low - 1)] += at - first
-    return matrix
-
-
-def position_rounding(low: int, high: int, eps: float) -> Array:
-    """Return by how much the elements of ``interpolation`` change where positions are rounded, [high, low].
+def interpolation(low: int, high: int) -> tuple[Array, Array]:
+    """Return the matrix [high, low] of linear interpolation, and by how much its elements change with a position.
 
     A position is (i + 1/2) · low / high - 1/2, and at most two roundings of its first part move it. Beyond an integer,
     which no rounding knows from its neighbors, it belongs to another pair of pixels.
     """
     at = np.maximum((np.arange(high, dtype=WIDE) + WIDE(0.5)) * low / high - WIDE(0.5), 0)[:, None]
-    return np.where(np.abs(np.arange(low) - at) < 1 + WIDE(1e-9), 2 * eps * (at + WIDE(0.5)), 0)
+    apart = np.abs(np.minimum(at, low - 1) - np.arange(low))
+    return np.maximum(1 - apart, 0), np.where(apart < 1 + WIDE(1e-6), 2 * (at + WIDE(0.5)), 0)
 
 
-def along_axes(x: Array, matrices: list[Array]) -> Array:
-    """Multiply the spatial axes of [B, C, *S] by a matrix each."""
-    for axis, matrix in enumerate(matrices, start=2):
+def along_axes(x: Array, matrices: Sequence[Array]) -> Array:
+    """Multiply the last axes of an array by a matrix each."""
+    for axis, matrix in enumerate(matrices, start=x.ndim - len(matrices)):
         x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
     return x
 
 
-class Pairs:
-    """Which pixels are neighbors, and how far they are from the nearest one of another class."""
-
-    def __init__(self, y: Array, valid: Array, radius: list[int], spacing: list[float]) -> None:
-        """Compute them, flat over the batch."""
-        size = y.shape[1:]
-        place = np.stack(np.meshgrid(*map(np.arange, y.shape), indexing="ij"), -1).reshape(-1, y.ndim)
-        apart = np.abs(place[:, None] - place[None])
-        flat, ok = y.ravel(), valid.ravel()
-        both = (apart[..., 0] == 0) & ok[:, None] & ok[None]
-        self.differ = flat[:, None] != flat[None]
-        within = (apart[..., 1:] <= np.array([min(r, 2**31) for r in radius])).all(-1)
-        self.neighbor = both & within & ~np.eye(len(flat), dtype=bool)
-        lengths = np.sqrt((apart[..., 1:].astype(WIDE) * np.array(spacing, dtype=WIDE)) ** 2 @ np.ones(len(size), WIDE))
-        self.distance = np.where(both & self.differ, lengths, np.inf).min(1, initial=np.inf)
-        ends = [min(r, s - 1) for r, s in zip(radius, size, strict=True)]
-        self.limit = 2 * math.hypot(*(e * s for e, s in zip(ends, spacing, strict=True)))
+# ------------------------------------------------------------------------------------------------------- the edge terms
 
 
-def solve(problems: Sequence[Problem]) -> list[Answer]:
-    """Return the loss, its maps and its gradient, of calls with the same logits, labels and neighbors.
+def window_pairs(size: Sequence[int], radius: Sequence[int]) -> tuple[Array, Array]:
+    """Return all pairs of pixels i, n within a window of each other, ordered by i."""
+    i = n = np.zeros(1, np.int64)
+    for length, r in zip(size, radius, strict=True):
+        place = np.arange(length)
+        a, b = np.nonzero(np.abs(place[:, None] - place) <= r)
+        i, n = (np.add.outer(length * whole, part).ravel() for whole, part in ((i, a), (n, b)))
+    order = np.argsort(i, kind="stable")
+    return i[order], n[order]
 
-    They differ in weights, smoothing, reduction and normalizer alone. A multilabel call is one binary call per class,
-    which share their denominators.
+
+def edge_distance(y: Array, valid: Array, size: Sequence[int], spacing: Sequence[float]) -> Array:
+    """Return the distance of each pixel to the nearest valid one of another class, [N]; inf without one."""
+    squares = np.zeros((1, 1), WIDE)
+    for length, s in zip(size, spacing, strict=True):
+        apart = (WIDE(s) * np.subtract.outer(np.arange(length), np.arange(length))) ** 2
+        squares = (squares[:, None, :, None] + apart[:, None]).reshape(len(squares) * length, -1)
+    is_other = (y[:, None] != y) & valid[:, None] & valid
+    return np.sqrt(np.where(is_other, squares, np.inf).min(1, initial=np.inf))
+
+
+def power_mean(t: Array, log_w: Array, i: Array, q: float) -> tuple[Array, Array, Array]:
+    """Return the centers of pairs that are ordered by center i, -log M_q of each, and the shares π of the pairs."""
+    is_first = np.diff(i, prepend=-1) != 0
+    starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+
+    def log_sum_exp(values: Array) -> Array:
+        top = np.maximum.reduceat(values, starts)
+        return top + np.log(np.add.reduceat(np.exp(values - top[group]), starts))
+
+    exponents = (log_w - np.maximum.reduceat(log_w, starts)[group]) + np.multiply.outer([0, WIDE(q)], t)
+    of_weights, of_all = map(log_sum_exp, exponents)
+    plain, pi = (np.exp(e - total[group]) for e, total in zip(exponents, (of_weights, of_all), strict=True))
+    value = np.add.reduceat(plain * t, starts)
+    if q:  # where the exponents are small, 1 / q would magnify the rounding of a logarithm of 1 + something
+        off = WIDE(q) * (t - value[group])
+        is_near = np.maximum.reduceat(np.abs(off), starts) < 1
+        small = np.log1p(np.add.reduceat(plain * np.expm1(np.where(is_near[group], off, 0)), starts))
+        value = np.where(is_near, value + small / WIDE(q), (of_all - of_weights) / WIDE(q))
+    return i[starts], -value, pi
+
+
+# ------------------------------------------------------------------------------------------------------ the region term
+
+
+def inverse(matrix: Array) -> tuple[Array, Array]:
+    """Return the inverse of positive matrices [K, d, d] by elimination, and h of each."""
+    result, h = matrix.copy(), np.zeros(len(matrix), WIDE)
+    for j in range(matrix.shape[1]):
+        column, row, pivot = result[:, :, j].copy(), result[:, j].copy(), result[:, j, j, None].copy()
+        h += np.log(pivot[:, 0] / NOISE) / 2
+        result -= column[:, :, None] * (row / pivot)[:, None]
+        result[:, :, j], result[:, j] = -column / pivot, row / pivot
+        result[:, j, j] = 1 / pivot[:, 0]
+    return result, h
+
+
+class Places:
+    """Which average each pixel is in, one more for none, and which averages each region has, [d, N]."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        """Compute them for an image."""
+        counts = [(n - 1) // POOL + 1 for n in size]
+        self.none, self.values = math.prod(counts), POOL ** len(size)
+        averages = np.arange(self.none).reshape(counts)
+        self.regions = np.lib.stride_tricks.sliding_window_view(averages, (SIDE,) * len(size))
+        self.regions = self.regions.reshape(-1, SIDE ** len(size)).T
+        averages = np.pad(averages, [(0, 1)] * len(size), constant_values=self.none)
+        self.averages = averages[np.ix_(*((np.arange(n) + POOL // 2) // POOL for n in size))].ravel()
+
+    def average(self, pixels: Array) -> Array:
+        """Return the averages of pixels [N, K], as [K, A]."""
+        result = np.zeros((self.none + 1, pixels.shape[1]), WIDE)
+        np.add.at(result, self.averages, pixels / self.values)
+        return result.T
+
+    def to_pixels(self, slopes: Array) -> Array:
+        """Return slopes by regions [K, d, N] as those by pixels."""
+        result = np.zeros((self.none + 1, len(slopes)), WIDE)
+        np.add.at(result, self.regions, np.moveaxis(slopes, 0, -1) / self.values)
+        result[self.none] = 0
+        return result[self.averages]
+
+
+class Regions:
+    """The region terms of the classes of an image, [K], and their slopes by q, [N, K], in the form of docs/loss.md.
+
+    ``rounding`` and ``sizes`` are what adds up for them in sums over regions.
     """
-    first, parts = problems[0], [problems]
-    if first.options["multilabel"]:
-        parts = [[of_class(problem, c) for problem in problems] for c in range(first.x.shape[1])]
-    images = [_Images(part[0]) for part in parts]
 
-    def answer(index: int) -> Answer:
-        calls = [_Call(part[index], image.terms) for part, image in zip(parts, images, strict=True)]
-        totals = problems[index].normalizer
-        if totals is None:
-            totals = tuple(np.sum([call.totals() for call in calls], 0))
-        answers = [image.answer(call, totals) for image, call in zip(images, calls, strict=True)]
-        return together(answers) if first.options["multilabel"] else answers[0]
+    def __init__(self, places: Places, z: Array, q: Array, rng: Any = None, eps: float = 0) -> None:
+        """Compute them from z and q, 0 at ignored pixels; ``rng`` rounds averages of z - q, and sums over regions."""
+        z, q, off = map(places.average, (z, q, np.abs(z - q)))
+        q = q if rng is None else q + off * rng.uniform(-eps, eps, q.shape)
+        zs, qs = ((a := values[:, places.regions]) - a.mean(2, keepdims=True) for values in (z, q))
+        zz, qq, zq = (a @ b.swapaxes(1, 2) for a, b in ((zs, zs), (qs, qs), (zs, qs)))
+        identity, d = NOISE * np.eye(zz.shape[1], dtype=WIDE), zz.shape[1]
+        (_, known), (_, doubled) = inverse(zz + identity), inverse(2 * zz + identity)
+        scale = 2 * known - doubled  # H - f
+        self.has_term = scale > LEAST_KNOWN
+        scale, limit = np.where(self.has_term, scale, np.inf), np.where(self.has_term, np.trace(zz, 0, 1, 2), 1)
+        if rng is not None:
+            zz, qq, zq = (m * (1 + d * SUMS * rng.uniform(-1, 1, m.shape)) for m in (zz, qq, zq))
+            zz, qq = ((m + m.swapaxes(1, 2)) / 2 for m in (zz, qq))
+        contrast = np.trace(qq, 0, 1, 2) / limit
+        qq = qq + np.maximum(1, contrast)[:, None, None] * identity
+        best = zq @ inverse(qq)[0]  # B
+        precision, left = inverse(zz + identity - best @ zq.swapaxes(1, 2))
+        back = best.swapaxes(1, 2) @ precision
+        noise = (NOISE * np.trace(back @ best, 0, 1, 2) / limit)[:, None, None] * qs
+        is_higher = contrast > 1 + WIDE(1e-12 if rng is None else -1e-12)  # roundings decide where it is 1
+        slopes = -back @ (zs - best @ qs) + is_higher[:, None, None] * noise
+        self.value = (left + known - doubled) / scale
+        summed = np.abs(zz) + np.abs(best) @ np.abs(qq) @ np.abs(best).swapaxes(1, 2)
+        self.rounding = ((np.abs(precision) * summed).sum((1, 2)) - d * np.log(NOISE)) / scale
+        sizes = np.abs(back) @ (np.abs(zs) + np.abs(best) @ np.abs(qs)) + np.abs(noise)
+        sizes = sizes + self.rounding[:, None, None] * np.abs(slopes)
+        self.slopes, self.sizes = (places.to_pixels(v / scale[:, None, None]) for v in (slopes, sizes))
 
-    return [answer(index) for index in range(len(problems))]
+
+# ------------------------------------------------------------------------------------------------------------ the image
 
 
-def of_class(problem: Problem, c: int) -> Problem:
-    """Return the binary problem of a class of a multilabel one; its labels have weights of their own."""
-    tensors = {}
-    for name, values in problem.tensors.items():
-        if name in ("weight", "edge_class_weight"):
-            tensors[name] = np.array([values[c], values[c]]) if values.ndim == 1 else values[c]
-        else:
-            tensors[name] = values[:, c] if values.ndim == problem.y.ndim else values
-    parts = {"x": problem.x[:, c : c + 1], "y": problem.y[:, c], "upstream": problem.upstream[:, c], "tensors": tensors}
-    return replace(problem, **parts)
+class Image:
+    """An image, or a class of one with labels per class: its terms, and their gradient once their factors are known.
+
+    v, vu and w are the weights of the pixels in the cross-entropy, in the edge terms, and in the first's denominator.
+    """
+
+    def __init__(self, x: Array, y: Array, o: dict[str, Any], dtype: Any) -> None:
+        """Compute the terms of logits [C, *S'] and labels [*S], with the weights and the distance of this image."""
+        self.o, self.kind, self.size = o, np.finfo(dtype), y.shape
+        self.classes, self.is_binary = max(2, len(x)), len(x) == 1
+        valid = (y != o["ignore_index"]) & (y >= 0) & (y < self.classes)
+        self.valid, self.y = valid.ravel(), np.where(valid, y, 0).ravel()
+        self.one_hot = np.eye(self.classes, dtype=WIDE)[self.y] * self.valid[:, None]
+        self.v = np.where(self.valid, o["pixel_weight"], 0)
+        self.w = self.v * o["weight"][self.y]
+        self.softmax = Softmax(*self.interpolate(x, valid))
+        self.others = 1 - np.eye(self.classes, dtype=WIDE)
+        smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
+        share = ((1 - smoothing) * self.one_hot + smoothing / self.classes) * o["weight"] * self.valid[:, None]
+        self.many = max(1, self.classes / FEW)
+        unit = share * (1 + nll + self.softmax.rounding) * self.many
+        self.share, self.maps = share, {"cross_entropy": ((share * nll).sum(1), unit.sum(1))}
+        self.of_edges()
+        self.vu = self.v * o["edge_class_weight"][self.y] * self.is_edge
+        self.of_regions()
+
+    def interpolate(self, x: Array, valid: Array) -> tuple[Array, Array]:
+        """Return the logits of all pixels [N, C], 0 where not valid, and by how much they are rounded, [N, 1]."""
+        pairs = [*zip(x.shape[1:], self.size, strict=True)] if x.shape[1:] != self.size else []
+        self.matrices, moved = ([interpolation(*pair)[k] for pair in pairs] for k in (0, 1))
+        self.moved = [m + self.kind.eps * change for m, change in zip(self.matrices, moved, strict=True)]
+        self.is_read = along_axes(valid.astype(WIDE), [(change > 0).T.astype(WIDE) for change in moved]) > 0
+        x = np.where(self.is_read, x, 0).astype(WIDE)
+        sizes, off = (along_axes(np.abs(x), matrices) for matrices in (self.matrices, self.moved))
+        rounding = (sizes + (off - sizes) / self.kind.eps).max(0).reshape(-1, 1) * bool(pairs)
+        x = along_axes(x, self.matrices)
+        x = np.concatenate([0 * x, x]) if self.is_binary else x
+        return np.where(valid, x, 0).reshape(self.classes, -1).T, rounding
+
+    def of_edges(self) -> None:
+        """Compute the edge terms, and the shares by which their gradient arrives at the neighbors."""
+        o, q, valid, y = self.o, self.o["power"], self.valid, self.y
+        i, n = window_pairs(self.size, o["radius"])
+        i, n = (pixels[(i != n) & valid[i] & valid[n]] for pixels in (i, n))
+        self.is_edge = np.zeros(len(valid), bool)
+        self.is_edge[i[y[i] != y[n]]] = True
+        i, n = (pixels[self.is_edge[i]] for pixels in (i, n))
+        log_w = np.zeros(len(valid), WIDE)
+        if o["decay"] is not None:
+            distance = shown = o["distance"]
+            if distance is None:
+                distance = edge_distance(y, valid, self.size, o["spacing"])
+                ends = [min(r, s - 1) * d for r, s, d in zip(o["radius"], self.size, o["spacing"], strict=True)]
+                shown = np.where(distance > 2 * math.hypot(*ends) * (1 + WIDE(1e-12)), np.inf, distance)
+            log_w, self.maps["distance"] = -distance / WIDE(o["decay"]), (shown, 1 + np.abs(shown))
+        is_other = y[i] != y[n]
+        self.rows, place = np.unique(n[is_other], return_inverse=True)
+        log_rest, self.rest = self.softmax.others(self.rows)
+        t = self.softmax.log_p[n, y[i]]
+        t[is_other] = log_rest[place, y[i][is_other]]
+        self.sides = [self.side(i[side], n[side], t[side], log_w) for side in (~is_other, is_other)]
+        largest, rounding = np.abs(t).max(initial=0), (self.softmax.rounding[:, 0] * valid).max(initial=0)
+        reach = math.prod(min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True))
+        self.condition = 1 + abs(q) * largest + (-log_w[n]).max(initial=0) + rounding
+        self.condition *= max(1, reach / NARROW)
+        floor = 1 + (1 / abs(q) if abs(q) * largest >= 1 else 0)  # 1 / q magnifies the rounding of a logarithm
+        weights = {"same_side": (1, 0), "other_side": (0, 1), "edge": (o["same_side_weight"], o["other_side_weight"])}
+        for name, (a, b) in weights.items():
+            value = WIDE(a) * self.sides[0][0] + WIDE(b) * self.sides[1][0]
+            self.maps[name] = value, ((a + b) * floor + np.abs(value)) * self.condition
+        self.maps["edge_mask"] = self.is_edge, 0 * self.v
+
+    def side(self, i: Array, n: Array, t: Array, log_w: Array) -> tuple[Array, ...]:
+        """Return a term [N], its pairs i, n, their shares, and which of these may be 0."""
+        centers, mean, pi = power_mean(t, log_w[n], i, self.o["power"])
+        value = np.zeros(len(log_w), WIDE)
+        value[centers] = mean
+        # They underflow before a weight multiplies them, or with power 1, the probability does.
+        self.least, rounding = WIDE(self.kind.tiny) / self.kind.eps, 2 * self.classes * self.kind.eps
+        is_under = (np.minimum(t, log_w[n]) < np.log(self.least)) & (self.o["power"] == 1)
+        return value, i, n, pi, (is_under & (pi < rounding)) | (pi < self.least)
+
+    def of_regions(self) -> None:
+        """Compute the region terms, their slopes, and by how much these change where probabilities are rounded."""
+        self.count, self.region, self.slopes = 0, np.zeros(2, WIDE), np.zeros_like(self.softmax.p)
+        self.slope_sizes, counts = self.slopes, self.one_hot.sum(0)
+        may_have = (counts > 0) & (counts < self.valid.sum()) & ((np.arange(self.classes) == 1) | (self.classes > 2))
+        if not self.o["region_weight"] or min(self.size) <= POOL * (SIDE - 1) or not may_have.any():
+            return
+        eps, rng, places, sees = self.kind.eps, np.random.default_rng(0), Places(self.size), self.valid[:, None]
+        right, spread = Regions(places, self.one_hot, self.softmax.p * sees), 0
+        for _ in range(TRIALS):
+            noise = rng.uniform(-eps, eps, self.one_hot.shape) * self.softmax.depth
+            p = Softmax(self.softmax.x + noise, 0).p * sees
+            off = Regions(places, self.one_hot, p, rng, eps).slopes - right.slopes
+            spread = np.maximum(spread, np.abs(off * sees).max(0) / eps)
+        has_term = right.has_term & may_have
+        value, rounding, sums = right.value[has_term], right.rounding[has_term].sum(), SUMS / eps
+        self.count, self.slopes = len(value), right.slopes * has_term * sees
+        self.slope_sizes = np.abs(self.slopes) + (spread + right.sizes * sums) * has_term * sees
+        unit = self.count + np.abs(value).sum() + rounding * sums
+        parts = (self.softmax.depth, self.softmax.p), (1, self.softmax.p * self.softmax.depth)
+        unit += self.sum_by_logits(np.abs(self.slopes), *parts).sum()
+        self.region = np.array([value.sum(), unit])
+
+    def by_logits(self, slopes: Array) -> Array:
+        """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p."""
+        p = self.softmax.p
+        return p * (slopes * (p @ self.others) - (p * slopes) @ self.others)
+
+    def sum_by_logits(self, sizes: Array, *parts: tuple[Array, Array]) -> Array:
+        """Return p_c Σ_k w_k (|s_c| + |s_k|) for sizes |s| and weights w of the classes, times a factor each."""
+        return self.softmax.p * sum(f * (sizes * (w @ self.others) + (w * sizes) @ self.others) for f, w in parts)
+
+    def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
+        """Return what arrives at each neighbor for the class of the center, and what of it may be 0.
+
+        The first is a value, what adds up in it without signs, and its unit, [3, N, C].
+        """
+        _, i, n, pi, may_be_0 = self.sides[name == "other_side"]
+        values = factor[i] * WIDE(self.o[f"{name}_weight"]) * pi
+        result, size = np.zeros((4, *self.softmax.p.shape), WIDE), np.abs(values)
+        np.add.at(result, (slice(None), n, self.y[i]), [values, size, size * self.condition, size * may_be_0])
+        return result[:3], result[3]
+
+    def gradient(self, ce: Array, edge: Array, region: Array) -> list[Array]:
+        """Return the gradient [C, *S'], its unit, what may be lost, and whether the logits are read.
+
+        ``ce`` and ``edge`` are the factors of these terms of each pixel, ``region`` that of the sum over classes.
+        """
+        p, depth, size = self.softmax.p, self.softmax.depth, np.abs(region)
+        (toward, same_0), (away, other_0) = (self.arrive(name, edge) for name in ("same_side", "other_side"))
+        toward += self.share * np.stack([ce, np.abs(ce), np.abs(ce) * self.many])[..., None]  # weights of -log p
+        away, other_0 = away * p, other_0 * p  # of -log(1 - p)
+        rest = np.zeros((4, *p.shape), WIDE)  # what passes to the other classes, by their shares of 1 - p
+        passing = np.stack([*away, away[2] * depth])[:, self.rows]
+        rest[:, self.rows] = np.einsum("ank,nkc->anc", passing, self.rest)
+        through = toward.sum(2, keepdims=True) * p
+        result = through[0] - toward[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
+        of_p = through[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
+        unit = toward[2] + (through[2] + away[2] + rest[2]) * depth + rest[3]
+        unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
+        lost = np.where(p < self.least, of_p, 0) + (same_0 + other_0).sum(1, keepdims=True)
+        lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))
+        result, unit, lost, mass = (
+            np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
+            for values in (result, unit, lost, toward[1] + of_p)
+        )
+        back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
+        lost = along_axes(lost - mass, back) + along_axes(mass, moved)  # what is interpolated to the next pixel
+        return [along_axes(result, back), along_axes(unit, back), lost, np.broadcast_to(self.is_read, lost.shape)]
 
 
-def together(answers: Sequence[Answer]) -> Answer:
-    """Return the answer to a multilabel problem, from those of its classes."""
-    losses = [answer.loss for answer in answers]
-    joined = {
-        name: np.concatenate([getattr(answer, name) for answer in answers], 1)
-        for name in ("gradient", "scale", "slack")
-    }
+# ------------------------------------------------------------------------------------------------------------- the call
+
+
+def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) -> Answer:
+    """Return what a call must return.
+
+    ``o`` are all options of ``edge_aware_loss``, with arrays for tensors, and a radius and a spacing per axis;
+    ``upstream`` is the gradient that arrives at the loss, and ``dtype`` the float type that computes what is compared.
+    """
+    batch = make_images(x, y, o, dtype)
+    images = [*itertools.chain(*batch)]
+    upstream = np.broadcast_to(upstream, y.shape).reshape(max(1, len(images)), -1)
+    totals = sum(i.w.sum() for i in images), sum(i.vu.sum() for i in images)
+    totals = (1, 1) if o["reduction"] == "sum" else o["normalizer"] or totals
+    per_w, per_e = (1 / WIDE(total) if total else WIDE(0) for total in totals)
+    per = {"cross_entropy": per_w, "same_side": per_e, "other_side": per_e, "edge": per_e, "region": per_w}
+    terms, losses, gradients = {name: np.zeros(2, WIDE) for name in per}, [], []
+    factors = {"cross_entropy": WIDE(o["ce_weight"])} | {k: WIDE(o[f"{k}_weight"]) for k in ("edge", "region")}
+    factors = {name: f * (1 if o["reduction"] == "none" else per[name]) for name, f in factors.items()}
+    for row in batch:
+        count, arriving = max(1, sum(i.count for i in row)), upstream[len(losses) :][: len(row)]
+        region = sum(i.region for i in row) / count
+        of_region = factors["region"] * sum((i.w * up).sum() for i, up in zip(row, arriving, strict=True)) / count
+        for i, up in zip(row, arriving, strict=True):
+            parts = {k: np.array(i.maps[k]) * (i.v if k == "cross_entropy" else i.vu) for k in per if k in i.maps}
+            parts["region"] = np.outer(region, i.w)
+            terms = {name: total + per[name] * parts[name].sum(1) for name, total in terms.items()}
+            losses.append(sum(factor * parts[name] for name, factor in factors.items()))
+            gradients.append(i.gradient(factors["cross_entropy"] * up * i.v, factors["edge"] * up * i.vu, of_region))
+    loss, (gradient, unit, lost, is_read) = joined(losses, y.shape)[:2], joined(gradients, x.shape)
+    edges, valid = sum(i.is_edge.sum() for i in images), sum(i.valid.sum() for i in images)
+    terms["edge_fraction"] = np.full(2, edges / max(1, valid))
+    maps = {name: joined([i.maps[name] for i in images], y.shape) for name in (images[0].maps if images else ())}
     return Answer(
-        loss=np.stack(losses, 1) if losses[0].ndim else np.sum(losses),
-        maps={name: np.stack([answer.maps[name] for answer in answers], 1) for name in answers[0].maps},
-        condition=max(answer.condition for answer in answers),
-        floor=max(answer.floor for answer in answers),
-        top_gap=min(answer.top_gap for answer in answers),
-        **joined,
+        loss=tuple(loss if o["reduction"] == "none" else loss.reshape(2, -1).sum(1)),
+        terms={name: tuple(value) for name, value in terms.items()},
+        maps={name: tuple(values) for name, values in maps.items()},
+        gradient=(gradient, unit),
+        lost=lost,
+        is_read=is_read > 0,
+        is_rough=any(i.condition * np.finfo(dtype).eps > 1e-3 for i in images),
+        has_regions=any(i.count for i in images),
     )
 
 
-class _Images:
-    """Logits, which may be of lower resolution than the labels, and what is equal in all calls with them."""
-
-    def __init__(self, problem: Problem) -> None:
-        o, self.y, self.dtype = problem.options, problem.y.astype(np.int64), problem.dtype
-        x = problem.x.astype(WIDE)
-        classes = max(2, x.shape[1])
-        self.binary, self.sizes = x.shape[1] == 1, list(zip(x.shape[2:], self.y.shape[1:], strict=True))
-        valid = (self.y != o["ignore_index"]) & (self.y >= 0) & (self.y < classes)
-        self.matrices = [interpolation(*size) for size in self.sizes]
-        self.upsampled = x.shape[2:] != self.y.shape[1:]
-        high = along_axes(x, self.matrices) if self.upsampled else x
-        if self.binary:
-            high = np.concatenate([np.zeros_like(high), high], 1)
-        flat = np.where(valid.ravel()[:, None], np.moveaxis(high, 1, -1).reshape(-1, classes), 0)
-        self.terms = _Terms(problem, Softmax(flat), np.where(valid, self.y, 0).ravel(), valid)
-        ordered = np.sort(flat, 1)
-        self.top_gap = float((ordered[:, -1] - ordered[:, -2])[valid.ravel()].min(initial=np.inf))
-
-    def image(self, values: Array, matrices: list[Array] | None = None) -> Array:
-        """Return values of pixels [N] or [N, C] in the shape of the logits; interpolation adds them up."""
-        first = 1 if self.binary and values.ndim == 2 else 0
-        values = np.moveaxis(values.reshape(*self.y.shape, -1), -1, 1)[:, first:]
-        return along_axes(values, [m.T for m in matrices or self.matrices]) if self.upsampled else values
-
-    def answer(self, call: _Call, totals: Sequence[Any]) -> Answer:
-        """Return the answer to a call with the given denominators."""
-        loss, factors = call.loss(*map(WIDE, totals))
-        gradient, scale, lost = call.gradient(factors)
-        slack = self.image(lost)
-        if self.upsampled:
-            eps = np.finfo(self.dtype).eps
-            moved = [m + position_rounding(*s, eps) for m, s in zip(self.matrices, self.sizes, strict=True)]
-            slack = slack + self.image(scale, moved) - self.image(scale)
-        maps = {name: values.reshape(self.y.shape) for name, values in call.maps.items()}
-        conditions = self.terms.condition, self.terms.floor, self.top_gap
-        return Answer(loss, self.image(gradient), maps, self.image(scale), slack, *conditions)
+def joined(parts: list[Any], shape: Sequence[int]) -> Array:
+    """Return several arrays of each image as those of the call; zeros without images."""
+    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((4, *shape), WIDE)
 
 
-class _Terms:
-    """What does not depend on weights: the power means of the pixels that have any."""
+def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any) -> list[list[Image]]:
+    """Return the images of a call, those of the classes of one image in a row; none without pixels."""
+    multilabel, classes = o["multilabel"], 2 if o["multilabel"] else max(2, x.shape[1])
 
-    def __init__(self, problem: Problem, softmax: Softmax, y: Array, valid: Array) -> None:
-        self.softmax, self.y, self.valid = softmax, y, valid.ravel()
-        o, self.shape, self.classes = problem.options, problem.y.shape, softmax.log_p.shape[1]
-        self.one_hot = np.eye(self.classes, dtype=WIDE)[y]
-        pairs = Pairs(y.reshape(self.shape), valid, o["radius"], o["spacing"])
-        self.edge = (pairs.neighbor & pairs.differ).any(1)
-        given = problem.tensors.get("distance")
-        distance = pairs.distance if given is None else given.ravel().astype(WIDE)
-        log_w, read = np.zeros_like(distance), pairs.neighbor[self.edge].any(0)
-        if o["decay"] is not None:
-            log_w = np.where(read, -np.where(read, distance, 0) / WIDE(o["decay"]), 0)
-        self.values, self.maps = [], {"edge_mask": self.edge}
-        self.pi, self.lost = [], []  # of each edge pixel, the shares of its neighbors [R, N]
-        # An arithmetic mean needs no probabilities that underflow: their shares, of less than a rounding for each
-        # class that adds up in them, may be 0. With any power, so may a share that underflows before a weight
-        # multiplies it.
-        kind, q, used = np.finfo(problem.dtype), o["power"], 0.0
-        self.least, rounding = 2 * self.classes * WIDE(kind.tiny), 2 * self.classes * kind.eps
-        rows = np.flatnonzero(self.edge)
-        for differ, name in enumerate(("same_side", "other_side")):
-            side = pairs.neighbor[rows] & (pairs.differ[rows] == differ)
-            t = (softmax.log_other if differ else softmax.log_p)[:, y[rows]].T
-            weights = np.broadcast_to(log_w, side.shape)
-            mean, pi = power_mean(t, weights, side, q)
-            value = np.zeros(len(y), WIDE)
-            value[rows] = mean
-            under = (t < np.log(self.least)) | (weights < np.log(self.least))
-            used = max(used, float(np.abs(t[side]).max(initial=0)))
-            self.values.append(value)
-            self.pi.append(pi)
-            self.lost.append(np.where((under & (pi < rounding) & (q == 1)) | (pi < self.least), pi, 0))
-            self.maps[name] = value
-        self.condition = 1 + abs(q) * used + float(-log_w.min(initial=0))
-        self.floor = 1 / abs(q) if abs(q) * used >= 1 else 0.0
-        if o["decay"] is not None and given is None:
-            self.maps["distance"] = np.where(pairs.distance <= pairs.limit * (1 + WIDE(1e-12)), pairs.distance, np.inf)
+    def image(*place: int) -> Image:
+        parts = {}
+        for name in ("pixel_weight", "distance"):  # with multilabel, of each class or of all
+            values = np.ones(y.shape) if o[name] is None and name == "pixel_weight" else o[name]
+            if values is not None:
+                parts[name] = values[place if values.ndim == y.ndim else place[0]].ravel().astype(WIDE)
+        for name in ("weight", "edge_class_weight"):
+            values = 1 if o[name] is None else o[name][place[1]] if multilabel else o[name]
+            parts[name] = np.broadcast_to(values, classes).astype(WIDE)
+        return Image(x[place][None] if multilabel else x[place], y[place], o | parts, dtype)
 
-
-class _Call:
-    """The loss and its gradient, with weights."""
-
-    def __init__(self, problem: Problem, terms: _Terms) -> None:
-        self.problem, self.softmax, self.y, self.valid = problem, terms.softmax, terms.y, terms.valid
-        self.terms, self.edge, self.values, self.classes = terms, terms.edge, terms.values, terms.classes
-        given = {k: v.astype(WIDE) for k, v in problem.tensors.items()}
-        one = np.ones(self.classes, WIDE)
-        self.a, self.u = given.get("weight", one), given.get("edge_class_weight", one)[self.y]
-        self.v = given["pixel_weight"].ravel() if "pixel_weight" in given else np.ones(len(self.y), WIDE)
-        self.maps = terms.maps | {"cross_entropy": self.cross_entropy()}
-
-    def cross_entropy(self) -> Array:
-        smoothing, nll = WIDE(self.problem.options["label_smoothing"]), -self.softmax.log_p
-        own = self.a[self.y] * nll[np.arange(len(self.y)), self.y]
-        ce = (1 - smoothing) * own
-        if smoothing:
-            ce = ce + smoothing / self.classes * (nll * self.a).sum(1)
-        return np.where(self.valid, ce, 0)
-
-    def totals(self) -> tuple[Array, Array]:
-        """Return the denominators of the cross-entropy and of the edge terms."""
-        return (self.v * self.a[self.y])[self.valid].sum(), (self.v * self.u)[self.edge].sum()
-
-    def loss(self, total_w: Array, total_e: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the loss, and the factors of cross-entropy and edge terms of each pixel in what is differentiated."""
-        o, ce_factor, edge_factor = self.problem.options, self.valid * self.v, self.valid * self.v
-        if o["reduction"] == "mean":
-            ce_factor = ce_factor / total_w if total_w else 0 * ce_factor
-            edge_factor = edge_factor / total_e if total_e else 0 * edge_factor
-        ce_factor, edge_factor = WIDE(o["ce_weight"]) * ce_factor, WIDE(o["edge_weight"]) * edge_factor
-        same, other = self.values
-        edge = WIDE(o["other_side_weight"]) * other + WIDE(o["same_side_weight"]) * same
-        value = ce_factor * self.maps["cross_entropy"] + edge_factor * self.u * edge
-        if o["reduction"] != "none":
-            return value.sum(), (ce_factor, edge_factor)
-        upstream = self.problem.upstream.astype(WIDE).ravel()
-        return value.reshape(self.terms.shape), (ce_factor * upstream, edge_factor * upstream)
-
-    def gradient(self, factors: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        """Return the gradient [N, C], the sum of what adds up in it without signs, and what may be lost of it, [N]."""
-        o, p, (ce, edge) = self.problem.options, self.softmax.p, factors
-        one_hot, smoothing, terms = self.terms.one_hot, WIDE(o["label_smoothing"]), self.terms
-        own, uniform = (1 - smoothing) * self.a[self.y], smoothing / self.classes * self.a
-        result = ce[:, None] * ((own + uniform.sum())[:, None] * p - own[:, None] * one_hot - uniform)
-        scale = np.abs(ce) * (own + uniform.sum())
-        lost = np.zeros_like(scale)
-        rows = np.flatnonzero(self.edge)
-        for side, name in enumerate(("same_side_weight", "other_side_weight")):
-            upstream = (edge * WIDE(1) * o[name] * self.u)[rows, None]
-            arrives = terms.pi[side] * upstream  # [i, n]
-            lost += np.abs(terms.lost[side] * upstream).sum(0)
-            if side == 0:
-                share = arrives.sum(0)
-                result += share[:, None] * (p - one_hot)
-                scale += np.abs(arrives).sum(0)
-                continue
-            leak = (arrives.T @ one_hot[rows]) * p  # [n, k]
-            result += leak - np.einsum("nk,nkc->nc", leak, self.softmax.shares)
-            lost += np.where(p < terms.least, np.abs(leak), 0).sum(1)  # p may be 0 before a weight multiplies it
-            scale += (np.abs(arrives).T @ one_hot[rows] * p * (1 - self.softmax.log_p)).sum(1)  # x - max is rounded
-        return np.where(self.valid[:, None], result, 0), np.where(self.valid, scale, 0), np.where(self.valid, lost, 0)
+    batch = range(len(x) if y.size else 0)
+    return [[image(b, c) for c in range(x.shape[1])] if multilabel else [image(b)] for b in batch]

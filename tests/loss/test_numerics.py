@@ -139,6 +139,23 @@ def test_impossible_classes_are_fine_where_they_are_not_the_label() -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("spread", [1e3, 1e20])
+@pytest.mark.parametrize("power", [-1.0, 0.0, 2.0])
+def test_distances_of_any_spread(power: float, spread: float, dtype: torch.dtype) -> None:
+    # A neighbor that is many decays away has hardly any weight, and yet it may decide a mean of negative power.
+    x, y = (300 * torch.randn(1, 3, 6, 7, dtype=dtype)).requires_grad_(), torch.randint(-1, 3, (1, 6, 7))
+    distance = spread * torch.rand(1, 6, 7, dtype=dtype)
+    exact = x.detach().double().requires_grad_()
+    options: dict[str, Any] = {"ignore_index": -1, "power": power, "decay": 1.0}
+    value = edge_aware_loss(x, y, distance=distance, **options)
+    expected = edge_aware_loss(exact, y, distance=distance.double(), backend="reference", **options)
+    tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-13}
+    torch.testing.assert_close(value.double(), expected, **tolerance)
+    gradients = (torch.autograd.grad(loss, logits)[0].double() for loss, logits in ((value, x), (expected, exact)))
+    torch.testing.assert_close(*gradients, **tolerance)
+
+
 EXTREME_OPTIONS: dict[str, dict[str, Any]] = {
     "huge pixels": {"decay": 1.0, "spacing": 1e19},
     "flat pixels": {"decay": 1.0, "spacing": (1e-19, 1.0)},

@@ -19,7 +19,7 @@ ptxas info    : Function properties for _Z4restf
     8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 """
 WARNINGS = """\
-csrc/neighbor_nll/cuda.cu(12): warning #177-D: variable "x" was declared but never referenced
+csrc/neighbors/nll.cu(12): warning #177-D: variable "x" was declared but never referenced
 ptxas warning : Stack size for entry function '_Z3sumPd' cannot be statically determined
 """
 

@@ -63,30 +63,48 @@ class EdgeWindows {
 
  private:
   // A box of the image with a margin, where numbers lie in rows: pixel (z, y, x) of the image at
-  // (z - origin[0]) · step[0] + (y - origin[1]) · step[1] + (x - origin[2]).
+  // (z - origin[0]) · step[0] + (y - origin[1]) · step[1] + (x - origin[2]). Its inner pixels, from `begin` to `end`, see
+  // no pixel outside.
   struct Box {
-    int64_t origin[3], size[3], step[3], radius[3], count;
+    int64_t origin[3], size[3], step[3], radius[3], count, begin, end;
     int64_t at(int64_t z, int64_t y, int64_t x) const {
       return (z - origin[0]) * step[0] + (y - origin[1]) * step[1] + x - origin[2];
     }
   };
-  // Numbers of each pixel of a box.
+  // Numbers of each pixel of a box, in the type of the sums.
+  template <typename T>
+  struct Sums {
+    T *chosen, *sum, *part, *sides[2], *all[2];
+  };
+  // Labels, w, and u, less than 0 where no edge pixel is. D and D' of each pixel, and then in their places u / D and
+  // u / D' of edge pixels, 0 elsewhere.
   struct Arrays {
     int32_t* label;
-    A *w, *u, *same, *across, *chosen, *sum, *part, *sides[2], *all[2];
+    int16_t* short_label;
+    A *w, *u, *same, *across;
+  };
+  // The pixels of a slab that a block holds.
+  struct Core {
+    int64_t first[3], last[3];
   };
 
-  void load(const LabelMap<A>& map, const Box& box, const int64_t* first, const int64_t* last, const Arrays& arrays);
-  void form_block(const LabelMap<A>& map, const int64_t* first, const int64_t* last, EdgeWeights<A>* weights,
-                  EdgeTotals* totals, const Slab& slab, const Places& places);
-  void count_edges(const Box& box, const Arrays& arrays, const int64_t* first, const int64_t* last, EdgeTotals& totals);
-  void collect(const LabelMap<A>& map, const Box& box, const Arrays& arrays, int32_t k, const int64_t* first,
-               const int64_t* last, const Slab& slab, const Places& places, EdgeWeights<A>& weights);
+  Box box_around(const Core& core);
+  void load(const LabelMap<A>& map, const Box& box);
+  void find_edges(const LabelMap<A>& map, const Box& box);
+  void count_edges(const LabelMap<A>& map, const Box& box, const Core& core, EdgeTotals& totals);
+  void collect(const LabelMap<A>& map, const Box& box, int32_t k, const Core& core, const Slab& slab,
+               const Places& places, EdgeWeights<A>& weights);
   void sort(const Places& places, std::vector<OtherWeight<A>>& others);
 
   const Geometry& g_;
+  int64_t room_ = 0;
   std::vector<A> numbers_;
-  std::vector<int32_t> labels_, starts_;
+  std::vector<int32_t> labels_, starts_, classes_;  // classes_: those of the block
+  std::vector<int16_t> short_numbers_;
+  std::vector<uint8_t> found_;  // where the sums of `collect` are more than 0
+  Arrays arrays_;
+  Sums<A> sums_;
+  Sums<int16_t> short_sums_;
   std::vector<OtherWeight<A>> unsorted_;
 };
 

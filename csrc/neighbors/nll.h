@@ -158,16 +158,9 @@ struct NeighborNll {
       right += relative(w, i) * chosen_n.p;
       wrong += relative(w, i) * chosen_n.complement;
     });
-    return finish(row, column, right, wrong);
-  }
-  // The value from Σ w P and Σ w (1 - P), and what backward needs of it.
-  EDGELOSS_INLINE A finish(int64_t row, int64_t column, A right, A wrong) const {
-    const int64_t i = row * g.width + column;
-    inverse[i] = A(0);
-    if (is_exact_sum(right)) {
-      inverse[i] = A(1) / right;
-      return negative_log(right / (right + wrong), wrong / (right + wrong));
-    }
+    inverse[i] = is_exact_sum(right) ? A(1) / right : A(0);
+    if (inverse[i] > A(0)) return negative_log(right / (right + wrong), wrong / (right + wrong));
+    first[i] = log_sum[i] = right;
     if (right != right) return right;  // nan where the logits are
     // So small that the type has no digits of it left, but of its logarithm.
     A weights = 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,12 +14,7 @@ from edgeloss.from_labels import balanced_edge_class_weight as balanced_edge_cla
 from edgeloss.from_labels import check_distance
 from edgeloss.from_labels import edge_weights as edge_weights
 from edgeloss.from_labels import normalizers as normalizers
-from edgeloss.inputs import (
-    Inputs,
-    check_inputs,
-    check_labels,
-    check_values,
-)
+from edgeloss.inputs import Inputs, check_inputs, check_labels, check_values, result_dtype
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
 from edgeloss.options import (
     Backend,
@@ -209,6 +205,8 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
         check_labels(inputs.as_given(inputs.target).long(), inputs.logits.shape[1], options.ignore_index)
     regions = None
     if options.region_weight > 0:
+        # Of half precision, the gradients of all terms are rounded as one sum.
+        inputs = replace(inputs, logits=inputs.logits.to(result_dtype(inputs.logits)))
         inputs, regions = region.evaluate(inputs, options)
     evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     return evaluation._replace(regions=regions)

@@ -102,7 +102,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
     logits = inputs.logits
     numbers = _numbers(inputs, options, edges=edges, count_edges=count_edges)
-    distance = inputs.distance
+    distance = inputs.distance if edges else None
     if distance is not None:
         wide = (distance.to(widest(distance.device)) / _unit(options)).clamp(max=FAR)
         distance = wide.to(result_dtype(logits)).contiguous()

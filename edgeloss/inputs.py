@@ -62,7 +62,7 @@ def by_class(values: Tensor) -> Tensor:
 def as_given(values: Tensor, multilabel_classes: int | None) -> Tensor:
     """Return values of B · C images [B · C, ...] as [B, C, ...], and of a call that is not multilabel as they are."""
     classes = multilabel_classes
-    return values if classes is None else values.reshape(len(values) // classes, classes, *values.shape[1:])
+    return values if classes is None else values.reshape(values.shape[0] // classes, classes, *values.shape[1:])
 
 
 def check_inputs(

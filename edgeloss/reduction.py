@@ -381,7 +381,8 @@ def weighted_sum(
         of_regions: the factors of the values of the regions, [B].
         dtype: of the result.
     """
-    total = torch.dot(sums[TERM_ROWS], factors)
+    # A term without weight may be infinite.
+    total = torch.dot(torch.where(factors != 0, sums[TERM_ROWS], 0.0), factors)
     if regions is not None and of_regions is not None:
         total = total + torch.dot(regions.value, of_regions)
     return total.to(dtype)
@@ -437,7 +438,8 @@ def total_map(
     v = inputs.pixel_weight
     place = places_of_labels(inputs.target.long(), inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    off_edges = options.ce_weight * maps.cross_entropy
+    # A term without weight may be infinite.
+    off_edges = options.ce_weight * maps.cross_entropy if options.ce_weight else torch.zeros_like(maps.cross_entropy)
     edge = edge_weight * maps.edge
     off_edges = off_edges if v is None else off_edges * v
     if regions is not None:

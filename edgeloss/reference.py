@@ -119,11 +119,19 @@ def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
     elif x.shape[2:] != size:
         mode = "bilinear" if len(size) == 2 else "trilinear"
         # Interpolation multiplies cells that it does not need by 0, and 0 · nan is nan: cells without support among the
-        # valid pixels are set to 0 first. The support is the adjoint of the interpolation, applied to the valid pixels.
-        adjoint = getattr(torch.ops.aten, f"upsample_{mode}{len(size)}d_backward")
-        support = adjoint(valid[:, None].to(x.dtype), size, [len(x), 1, *x.shape[2:]], False)
+        # valid pixels are set to 0 first.
+        support = cell_support(valid[:, None].to(x.dtype), x.shape[2:])
         x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
     return x
+
+
+@opaque_to_compilers(lambda valid, size: valid.new_empty([valid.shape[0], 1, *size]))  # torch has no symbols for it
+def cell_support(valid: Tensor, size: Sequence[int]) -> Tensor:
+    """Return what the interpolation of cells to valid [B, 1, *S] reads of each, [B, 1, *size]: its adjoint."""
+    mode = "bilinear" if valid.dim() == 4 else "trilinear"
+    adjoint = getattr(torch.ops.aten, f"upsample_{mode}{valid.dim() - 2}d_backward")
+    support: Tensor = adjoint(valid, valid.shape[2:], [len(valid), 1, *size], False)
+    return support
 
 
 def cross_entropy_map(

@@ -1,7 +1,8 @@
-"""The terms of one image by loops over pixels, pairs and regions, in Python floats: slow and simple."""
+"""The loss by loops over images, pixels, pairs and regions, in Python floats: slow and simple."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -10,25 +11,77 @@ from typing import Any
 import numpy as np
 
 
+def loss(
+    x: Any,
+    y: Any,
+    *,
+    multilabel: bool = False,
+    reduction: str = "mean",
+    ce_weight: float = 1.0,
+    edge_weight: float = 1.0,
+    other_side_weight: float = 1.0,
+    same_side_weight: float = 1.0,
+    region_weight: float = 0.0,
+    weight: Any = None,
+    edge_class_weight: Any = None,
+    pixel_weight: Any = None,
+    distance: Any = None,
+    normalizer: tuple[float, float] | None = None,
+    ignore_index: int | None = -100,
+    **options: Any,
+) -> tuple[Any, dict[str, float], dict[str, Any]]:
+    """Return the loss, its terms and its maps, from arrays x [B, C, *S] and y [B, *S], with multilabel [B, C, *S]."""
+    names = ("cross_entropy", "same_side", "other_side", "edge_mask")
+    of_loss, (v, w, e, of_region) = {name: np.zeros(y.shape) for name in names}, np.zeros((4, *y.shape))
+    for image in np.ndindex(y.shape[: 1 + multilabel]):  # (b,) or (b, c)
+        logits, valid = x[image][None] if multilabel else x[image], y[image] != ignore_index
+        logits = np.concatenate([0 * logits, logits]) if len(logits) == 1 else logits
+        a, u = (
+            np.broadcast_to(1.0 if given is None else given[image[1:]] if multilabel else given, len(logits))
+            for given in (weight, edge_class_weight)
+        )
+        options["distance"] = None if distance is None else distance[image]
+        of_image = maps(logits, y[image], weight=a.tolist(), ignore_index=ignore_index, **options)
+        for name in names:
+            of_loss[name][image] = of_image[name]
+        label, v[image] = (
+            np.where(valid, y[image], 0),
+            np.where(valid, 1.0 if pixel_weight is None else pixel_weight[image], 0),
+        )
+        w[image], e[image] = v[image] * a[label], v[image] * u[label] * of_image["edge_mask"]
+    if region_weight:
+        for b in range(len(y)):
+            of_region[b] = w[b] * region(x[b], y[b], ignore_index=ignore_index, multilabel=multilabel)
+    of_loss["edge"] = other_side_weight * of_loss["other_side"] + same_side_weight * of_loss["same_side"]
+    by_w, by_e = (1.0, 1.0) if reduction == "sum" else normalizer or (w.sum(), e.sum())
+    sums = {name: (e * of_loss[name], by_e) for name in ("same_side", "other_side", "edge")}
+    sums |= {"cross_entropy": (v * of_loss["cross_entropy"], by_w), "region": (of_region, by_w)}
+    sums |= {"edge_fraction": (of_loss["edge_mask"], (y != ignore_index).sum())}
+    terms = {name: values.sum() / count if count else 0.0 for name, (values, count) in sums.items()}
+    factors = {"cross_entropy": ce_weight, "edge": edge_weight, "region": region_weight}
+    parts = {name: sums[name][0] if reduction == "none" else terms[name] for name in factors}
+    return np.asarray(sum(factor * parts[name] for name, factor in factors.items())), terms, of_loss
+
+
 def logsumexp(values: list[float]) -> float:
     top = max(values)
     return top + math.log(sum(math.exp(v - top) for v in values))
 
 
-def negative_log_mean(t: list[float], w: list[float], q: float) -> float:
+def negative_log_mean(t: list[float], log_w: list[float], q: float) -> float:
     if not t:
         return 0.0
+    total = logsumexp(log_w)
     if q == 0:
-        return -sum(wi * ti for wi, ti in zip(w, t, strict=True)) / sum(w)
-    mean = sum(wi * math.exp(q * ti) for wi, ti in zip(w, t, strict=True)) / sum(w)
-    return -math.log(mean) / q
+        return -sum(math.exp(w - total) * ti for w, ti in zip(log_w, t, strict=True))
+    return -(logsumexp([w + q * ti for w, ti in zip(log_w, t, strict=True)]) - total) / q
 
 
 def maps(
     x: Any,
     y: Any,
     *,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     radius: tuple[int, ...],
     power: float = 0.0,
     decay: float | None = None,
@@ -44,6 +97,7 @@ def maps(
     pixels = [p for p in np.ndindex(size) if y[p] != ignore_index]
     log_p = {p: [x[(c, *p)] - logsumexp([x[(d, *p)] for d in range(classes)]) for c in range(classes)] for p in pixels}
 
+    @functools.cache
     def d(n: tuple[int, ...]) -> float:
         if distance is not None:
             return float(distance[n])
@@ -61,24 +115,27 @@ def maps(
         if all(y[n] == k for n in neighbors):
             continue
         out["edge_mask"][i] = True
-        w = {n: 1.0 if decay is None else math.exp(-d(n) / decay) for n in neighbors}
+        log_w = {n: 0.0 if decay is None else -d(n) / decay for n in neighbors}
         same = [n for n in neighbors if y[n] == k]
         other = [n for n in neighbors if y[n] != k]
         a = [log_p[n][k] for n in same]
         b = [logsumexp([log_p[n][c] for c in range(classes) if c != k]) for n in other]
-        out["same_side"][i] = negative_log_mean(a, [w[n] for n in same], power)
-        out["other_side"][i] = negative_log_mean(b, [w[n] for n in other], power)
+        out["same_side"][i] = negative_log_mean(a, [log_w[n] for n in same], power)
+        out["other_side"][i] = negative_log_mean(b, [log_w[n] for n in other], power)
     return out
 
 
-def region(x: Any, y: Any, *, ignore_index: int = -100) -> float:
-    """Return the region term of one image, from arrays x [C, *S] and y [*S]."""
-    terms = [region_of_class(x, y, label, ignore_index) for label in (range(len(x)) if len(x) > 2 else [1])]
+def region(x: Any, y: Any, *, ignore_index: int | None = -100, multilabel: bool = False) -> float:
+    """Return the region term of one image, from arrays x [C, *S] and y [*S], or [C, *S] of a multilabel loss."""
+    if multilabel:
+        terms = [region_of_class(logit[None], labels, 1, ignore_index) for logit, labels in zip(x, y, strict=True)]
+    else:
+        terms = [region_of_class(x, y, label, ignore_index) for label in (range(len(x)) if len(x) > 2 else [1])]
     known = [term for term in terms if term is not None]
     return sum(known) / len(known) if known else 0.0
 
 
-def region_of_class(x: Any, y: Any, label: int, ignore_index: int) -> float | None:
+def region_of_class(x: Any, y: Any, label: int, ignore_index: int | None) -> float | None:
     """Return (U - f) / (H - f) of one class of an image; None without a term."""
     dims, noise = y.ndim, 5e-4
     averages = [range((size - 1) // 3 + 1) for size in y.shape]

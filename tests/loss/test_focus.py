@@ -230,15 +230,6 @@ def test_terms_and_maps_are_those_without_it() -> None:
     assert torch.equal(criterion.edge_sums, twin.edge_sums)  # with maps and terms or without
 
 
-def test_a_call_with_a_normalizer_needs_a_step() -> None:
-    criterion, (x, y) = focused(), steps(1)[0]
-    with pytest.raises(
-        ValueError, match=r"expected that of criterion\.step_normalizer\(targets\), .* pass edge_class_weight=None and"
-    ):
-        criterion(x, y, normalizer=(1.0, 1.0))
-    assert criterion.current_edge_weight == 1
-
-
 def test_the_state() -> None:
     criterion, (x, y) = focused(), steps(1)[0]
     assert list(criterion.state_dict()) == ["edge_sums"]
@@ -267,50 +258,3 @@ def test_only_the_module_has_it() -> None:
     assert "edge_weight" in inspect.signature(command).parameters
     assert "edge_focus" not in inspect.signature(command).parameters
     assert "edge_focus=0.7" in repr(focused())
-
-
-def test_the_factor_has_no_gradient() -> None:
-    criterion, ((x, y), _) = focused(backend="reference", reduction="sum"), steps(2, (3, 4))
-    criterion(x, y)
-
-    def loss(x: Tensor) -> Tensor:
-        return copy.deepcopy(criterion)(x, y)
-
-    assert torch.autograd.gradcheck(loss, (x,))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
-    criterion, batches = focused(), steps(3)
-    twin = copy.deepcopy(criterion)
-    for x, y in batches:
-        expected = twin(x, y)
-        with torch.autocast("cpu", dtype=dtype):
-            assert criterion(x, y) == expected
-
-
-@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"edge_class_weight": "running", "reduction": "none"}])
-def test_compiles_to_one_graph(options: dict[str, Any]) -> None:
-    torch._dynamo.reset()
-    criterion, batches = focused(backend="fused", **options), steps(3)
-    if "edge_class_weight" in options:
-        criterion(*batches[0])
-    twin = copy.deepcopy(criterion)
-    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
-    for step, (x, y) in enumerate(batches):
-        torch._dynamo.config.error_on_recompile = step > 0
-        try:
-            torch.testing.assert_close(run(compiled, x, y), run(twin, x, y), rtol=1e-14, atol=1e-14)
-        finally:
-            torch._dynamo.config.error_on_recompile = False
-    torch.testing.assert_close(criterion.state_dict(), twin.state_dict(), rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("mode", [True, False])
-def test_exports(mode: bool) -> None:
-    criterion, batches = focused(backend="fused").train(mode), [(x.detach(), y) for x, y in steps(3)]
-    twin = copy.deepcopy(criterion)
-    exported = torch.export.export(criterion, batches[0]).module()
-    for batch in batches:
-        torch.testing.assert_close(exported(*batch), twin(*batch), rtol=1e-14, atol=0)
-    assert (twin.current_edge_weight == 1) != mode

@@ -1,4 +1,4 @@
-"""Plain PyTorch in the graphs of torch.compile and torch.export: one graph, with the results and checks of eager."""
+"""In the graphs of torch.compile and torch.export: one graph for all sizes, with the results and checks of eager."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from columns import Column, each_column
 from torch import Tensor, nn
+from torch.export import Dim
 
 from edgeloss.functional import edge_aware_loss, neighbor_nll
 
 pytestmark = pytest.mark.filterwarnings("error")
 Loss = Callable[..., Any]
+each_way = pytest.mark.parametrize("how", ["compile", "export"])
 
 
 class Call(nn.Module):
@@ -27,69 +30,102 @@ class Call(nn.Module):
         return self.function(*tensors, **self.options)
 
 
-def graph_of(how: str, eager: Call, tensors: tuple[Tensor, ...]) -> Loss:
+def graph_of(how: str, eager: Call, *tensors: Tensor, axes: dict[int, Any] | None = None) -> Loss:
+    """Return the graph of a call, for any size of the axes if it is exported, and for all sizes if it is compiled."""
     if how == "export":
-        return torch.export.export(eager, tensors).module()
+        shapes = {"tensors": tuple(axes for _ in tensors)} if axes else None
+        return torch.export.export(eager, tensors, dynamic_shapes=shapes).module()
     torch._dynamo.reset()
-    return torch.compile(eager, fullgraph=True, backend="aot_eager")
+    return torch.compile(eager, fullgraph=True, dynamic=True if axes is not None else None, backend="aot_eager")
 
 
 def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
-    x.requires_grad_()
+    x = x.detach().requires_grad_()
     results = [(value, *torch.autograd.grad(value.sum(), x)) for value in (graph(x, *tensors), eager(x, *tensors))]
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("how", ["compile", "export"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"decay": 2.0, "spacing": (1.0, 2.0), "reduction": "none"},
-        {"power": 1.0},
-        {"upsample": True},
-    ],
-    ids=str,
-)
-def test_reference_loss(options: dict[str, Any], how: str) -> None:
-    eager = Call(edge_aware_loss, {"backend": "reference"} | options)
-    x, y = torch.randn(2, 3, *((3, 4) if "upsample" in options else (6, 8))), torch.randint(3, (2, 6, 8))
-    graph = graph_of(how, eager, (x, y))
-    for labels in (y, torch.full_like(y, -100), torch.zeros_like(y)):
-        assert_same(graph, eager, x, labels)
-    with pytest.raises(RuntimeError, match="target: expected labels in range"):
-        graph(x, torch.full_like(y, 7))
+CALLS: dict[str, dict[str, Any]] = {
+    "power": {"power": 1.0, "radius": 2, "decay": 2.0, "spacing": (1.0, 2.0)},
+    "upsampled": {"upsample": True, "region_weight": 3.0},
+    "multilabel": {"multilabel": True, "region_weight": 3.0},
+}
 
 
-@pytest.mark.parametrize("how", ["compile", "export"])
+def tensors_of(call: str, batch: int, *size: int) -> tuple[Tensor, Tensor]:
+    low = [n // 2 for n in size] if "upsample" in CALLS[call] else size
+    return torch.randn(batch, 3, *low), torch.randint(2, (batch, 3, *size) if "multilabel" in call else (batch, *size))
+
+
+@each_column
+@each_way
+@pytest.mark.parametrize("call", CALLS)
+def test_loss(call: str, how: str, column: Column) -> None:
+    eager = Call(column.loss, CALLS[call])
+    graph = graph_of(how, eager, *tensors_of(call, 2, 12, 14), axes={0: Dim("batch", min=2, max=64)})
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in [(2, 12, 14), (3, 12, 14), *([] if how == "export" else [(2, 22, 30)])]:
+            x, y = tensors_of(call, *size)
+            for labels in (y, torch.full_like(y, -100), torch.zeros_like(y)):
+                assert_same(graph, eager, x, labels)
+        with pytest.raises((RuntimeError, ValueError), match="target: expected labels"):
+            graph(x.requires_grad_(), torch.full_like(y, 7))
+
+
+TENSORS: dict[str, tuple[Any, Any, str]] = {
+    "weight": (torch.rand(3), -torch.ones(3), "weight: expected finite values ≥ 0"),
+    "edge_class_weight": (torch.rand(3), torch.full((3,), torch.nan), "edge_class_weight: expected finite values"),
+    "pixel_weight": (torch.rand(2, 5, 6), torch.full((2, 5, 6), 1e30), "pixel_weight: expected finite values ≥ 0"),
+    "distance": (torch.rand(2, 5, 6), -torch.ones(2, 5, 6), "distance: expected finite values ≥ 0"),
+    "normalizer": (
+        (torch.tensor(3.0), torch.tensor(4.0)),
+        (torch.tensor(-1.0), torch.tensor(1.0)),
+        "normalizer: expected 0, or finite numbers",
+    ),
+}
+
+
+class WithTensors(nn.Module):
+    """The loss as a module that can be exported."""
+
+    def forward(self, x: Tensor, y: Tensor, **tensors: Any) -> Any:
+        return edge_aware_loss(x, y, decay=2.0, spacing=(1.0, 2.0), **tensors)
+
+
+@each_way
+def test_every_tensor_is_checked(how: str) -> None:
+    x, y = torch.randn(2, 3, 5, 6), torch.randint(3, (2, 5, 6))
+    given, eager = {name: good for name, (good, _, _) in TENSORS.items()}, WithTensors()
+    if how == "compile":
+        torch._dynamo.reset()
+        graph = torch.compile(eager, fullgraph=True, backend="aot_eager")
+    else:
+        graph = torch.export.export(eager, (x, y), kwargs=given).module()
+    assert graph(x, y, **given) == eager(x, y, **given)
+    for name, (_, bad, message) in TENSORS.items():
+        with pytest.raises(RuntimeError, match=message):
+            graph(x, y, **(given | {name: bad}))
+
+
+@each_way
 @pytest.mark.parametrize("kind", ["index", "indicator", "mask"])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_neighbor_nll(backend: str, kind: str, how: str) -> None:
+    def tensors(*size: int) -> tuple[Tensor, ...]:
+        index = torch.randint(3, (2, *size))
+        if kind == "indicator":
+            index = nn.functional.one_hot(index, 3).movedim(-1, 1)
+        mask = (torch.rand(2, *size) > 0.3,) if kind == "mask" else ()
+        return torch.randn(2, 3, *size), index, torch.rand(2, 8, *size), *mask
+
     eager = Call(neighbor_nll, {"backend": backend})
-    x, weight = torch.randn(2, 3, 5, 6), torch.rand(2, 8, 5, 6)
-    index = torch.randint(3, (2, 5, 6))
-    if kind == "indicator":
-        index = nn.functional.one_hot(index, 3).movedim(-1, 1)
-    mask = (torch.rand(2, 5, 6) > 0.3,) if kind == "mask" else ()
-    graph = graph_of(how, eager, (x, index, weight, *mask))
-    assert_same(graph, eager, x, index, weight, *mask)
+    graph = graph_of(how, eager, *tensors(5, 6), axes={} if how == "compile" else None)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in [(5, 6), *([(20, 9), (33, 40)] if how == "compile" else [])]:
+            x, index, weight, *mask = tensors(*size)
+            assert_same(graph, eager, x, index, weight, *mask)
     message = "expected an indicator" if kind == "indicator" else "index: expected labels in range"
     with pytest.raises(RuntimeError, match=message):
         graph(x, index + 7, weight, *mask)
     with pytest.raises(RuntimeError, match="weight: expected finite values ≥ 0"):
         graph(x, index, -weight, *mask)
-
-
-def test_one_graph_serves_all_sizes() -> None:
-    eager = Call(edge_aware_loss, {"backend": "reference"})
-    torch._dynamo.reset()
-    compiled = torch.compile(eager, fullgraph=True, dynamic=True, backend="aot_eager")
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for size in ((4, 6), (5, 7), (9, 8)):
-            assert_same(compiled, eager, torch.randn(2, 3, *size), torch.randint(3, (2, *size)))
-
-
-def test_an_export_serves_all_batch_sizes() -> None:
-    eager, batch = Call(edge_aware_loss, {"backend": "reference"}), torch.export.Dim("batch", min=2)
-    x, y = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
-    graph = torch.export.export(eager, (x, y), dynamic_shapes=[({0: batch}, {0: batch})]).module()
-    assert_same(graph, eager, torch.randn(7, 3, 4, 5), torch.randint(3, (7, 4, 5)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,85 +16,24 @@ from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
-CHECKERBOARD = (torch.arange(8)[:, None] + torch.arange(8)).remainder(2)[None]
-HALVES = (torch.arange(8) >= 4).long().expand(1, 8, 8)
 STRIPES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 8, 8)
-SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"power": 1.0},
-    {"power": -1.0},
-    {"decay": 1.0, "radius": 2},
-    {"power": 1.0, "decay": 1.0, "radius": 2},
-    {"decay": 1e-3, "label_smoothing": 0.1},  # the farthest neighbors' weights are e^-1414, beyond float64
-]
 
 
-def logits_of(y: Tensor, right: float, wrong: float, dtype: torch.dtype) -> Tensor:
-    x = torch.full((1, 4, *y.shape[1:]), wrong, dtype=dtype)
-    return x.scatter_(1, y[:, None], right).requires_grad_()
-
-
-EXTREMES = [  # right, wrong, dtype
-    (1e30, -1e30, torch.float32),
-    (-1e30, 1e30, torch.float32),
-    (1e30, 1e30, torch.float32),
-    (0.0, 1e30, torch.float32),
-    (-1e30, 1e30, torch.bfloat16),
-    (1e30, -1e30, torch.bfloat16),
-    (65504.0, -65504.0, torch.float16),
-    (-65504.0, 65504.0, torch.float16),
-    (1e4, 1e4 - 21, torch.float32),  # p within 1e-9 of 1
-    (1e4 - 21, 1e4, torch.float32),
-    (-1e4, -1e4, torch.float32),
-    (88.0, 0.0, torch.float32),  # the largest exponents that exp takes
-    (-104.0, 0.0, torch.float32),
-]
-
-
-LABELS = {"checkerboard": CHECKERBOARD, "halves": HALVES, "stripes": STRIPES}
-
-
-@pytest.mark.parametrize(("extreme", "settings", "labels"), pairwise(EXTREMES, SETTINGS, [*LABELS]), ids=str)
-def test_extreme_logits(extreme: tuple[float, float, torch.dtype], settings: dict[str, Any], labels: str) -> None:
-    (right, wrong, dtype), y = extreme, LABELS[labels]
-    x = logits_of(y, right, wrong, dtype)
-    exact = x.detach().double().requires_grad_()
-    loss, maps = edge_aware_loss(x, y, return_maps=True, **settings)
-    expected, expected_maps = edge_aware_loss(exact, y, return_maps=True, **settings)
-    loss.backward()
-    expected.backward()
-    assert x.grad is not None
-    assert exact.grad is not None
-    assert loss.isfinite()
-    assert x.grad.isfinite().all()
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(maps.edge.double(), expected_maps.edge, rtol=1e-5, atol=1e-6)
-    tolerance = max(1e-6, torch.finfo(dtype).eps)
-    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=tolerance, atol=1e-7)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_extreme_logits_at_random(dtype: torch.dtype) -> None:
-    for _ in range(20):
-        scale = 65504.0 if dtype == torch.float16 else 1e30
-        signs = torch.randint(-1, 2, (2, 5, 6, 6)).float()
-        x = (signs * scale * torch.rand(2, 5, 6, 6) ** 4).to(dtype).requires_grad_()
-        y = torch.randint(5, (2, 6, 6))
-        for power in (1.0, 0.0, -1.0, 3.0):
-            loss = edge_aware_loss(x, y, power=power, decay=0.5)
-            (gradient,) = torch.autograd.grad(loss, x)
-            assert loss.isfinite()
-            assert gradient.isfinite().all()
+def other_side(x: Tensor, y: Tensor, pixel: int) -> float:
+    """Return O of a pixel of the first row of an image, as a sum, which kernels compute."""
+    v = torch.zeros(y.shape)
+    v[0, 0, pixel] = 1.0
+    options: dict[str, Any] = {"ce_weight": 0.0, "same_side_weight": 0.0, "reduction": "sum", "radius": (0, 1)}
+    return edge_aware_loss(x, y, pixel_weight=v, **options).item()
 
 
 def test_leak_is_exact_where_one_minus_p_cancels() -> None:
     # The neighbor across the edge is certain of the wrong class: 1 - p = e^-40, which is 0 if computed as 1 - p.
     x = torch.tensor([[40.0, 40.0], [0.0, 0.0]]).view(1, 2, 1, 2)
     y = torch.tensor([[[0, 1]]])
-    maps = loss_maps(x, y)
-    assert maps.other_side[0, 0, 0] == 40
+    assert other_side(x, y, 0) == 40
     # Where p is tiny, log(1 - p) is -p, which is 0 if computed as log(1 - p).
-    assert maps.other_side[0, 0, 1].item() == pytest.approx(float(torch.tensor(-40.0).exp()), rel=1e-5)
+    assert other_side(x, y, 1) == pytest.approx(math.exp(-40), rel=1e-5)
 
 
 def softmax(x: Tensor) -> Any:
@@ -146,13 +86,12 @@ def test_gradient_of_neighbor_nll_at_any_gap(gap: float, dtype: torch.dtype, *, 
 @pytest.mark.parametrize("classes", [2, 1000])
 def test_leak_is_exact_around_one_half(classes: int) -> None:
     # Both branches of log(1 - p), and where they meet; with many classes p = 1/2 needs a logit of log(classes - 1).
-    p = torch.linspace(0.05, 0.999, 200, dtype=torch.float64)
-    x = torch.zeros(1, classes, 1, 200)
-    x[0, 0, 0] = torch.log(p * (classes - 1) / (1 - p)).float()
-    y = (torch.arange(200) % 2).view(1, 1, 200)  # class 0 looks at its neighbors' p
-    value = loss_maps(x, y, radius=(0, 1)).other_side[0, 0, ::2]
-    expected = loss_maps(x.double(), y, radius=(0, 1)).other_side[0, 0, ::2]
-    torch.testing.assert_close(value.double(), expected, rtol=5e-7 if classes == 2 else 1e-6, atol=0.0)
+    y = torch.tensor([[[0, 1]]])
+    for p in np.linspace(0.05, 0.999, 60):
+        x = torch.zeros(1, classes, 1, 2)
+        x[..., 1][:, 0] = math.log(p * (classes - 1) / (1 - p))
+        expected = other_side(x.double(), y, 0)
+        assert other_side(x, y, 0) == pytest.approx(expected, rel=5e-7 if classes == 2 else 1e-6)
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
@@ -160,8 +99,10 @@ def test_leak_is_exact_around_one_half(classes: int) -> None:
 def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
     x = torch.zeros(1, 4, 8, 8, dtype=dtype)
     x[0, 1, 2, 3] = torch.nan  # of class 1, next to class 2
-    loss, maps = edge_aware_loss(x, STRIPES, power=power, return_maps=True)
+    loss, terms = edge_aware_loss(x, STRIPES, power=power, return_terms=True)
     assert loss.isnan()
+    assert all(terms[name].isnan() for name in ("cross_entropy", "same_side", "other_side"))
+    maps = loss_maps(x, STRIPES, power=power)
     assert maps.cross_entropy.isnan().nonzero().tolist() == [[0, 2, 3]]
     around = [[0, 1, 2], [0, 1, 3], [0, 2, 2], [0, 3, 2], [0, 3, 3]]
     assert maps.same_side.isnan().nonzero().tolist() == around
@@ -173,11 +114,13 @@ def test_confident_logits_at_every_power(power: float) -> None:
     # A well trained network: the terms are small differences of large sums, and none may come out negative.
     y = torch.randint(2, (1, 16, 16))
     x = F.one_hot(y, 2).movedim(-1, 1) * (10 + 10 * torch.rand(1, 1, 16, 16))
-    x[..., ::5] *= -0.1
-    maps, exact = loss_maps(x, y, power=power), loss_maps(x.double(), y, power=power)
-    assert (maps.same_side >= 0).all()
-    assert (maps.other_side >= 0).all()
-    torch.testing.assert_close(maps.edge.double(), exact.edge, rtol=2e-5, atol=5e-7)
+    for logits in (x, torch.where(torch.arange(16) % 5 == 0, -0.1 * x, x)):
+        terms, exact = (
+            edge_aware_loss(each, y, power=power, return_terms=True)[1] for each in (logits, logits.double())
+        )
+        for name in ("same_side", "other_side"):
+            assert terms[name] >= 0
+            torch.testing.assert_close(terms[name].double(), exact[name], rtol=2e-5, atol=5e-7)
 
 
 def test_any_decay_and_field() -> None:
@@ -194,13 +137,6 @@ def test_impossible_classes_are_fine_where_they_are_not_the_label() -> None:
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(edge_aware_loss(x, y), x)
     assert gradient.isfinite().all()
-
-
-def test_weights_do_not_underflow() -> None:
-    # d / decay = 1e5: e^-1e5 is 0 in any float, but only the ratios of the weights count.
-    x, y = torch.randn(1, 3, 4, 4), torch.randint(3, (1, 4, 4))
-    constant = torch.full((1, 4, 4), 1e5)
-    torch.testing.assert_close(edge_aware_loss(x, y, decay=1.0, distance=constant), edge_aware_loss(x, y))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -236,27 +172,11 @@ EXTREME_OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", EXTREME_OPTIONS)
 def test_backends_agree_on_extreme_options(name: str) -> None:
     x, y = torch.randn(2, 3, 8, 9, requires_grad=True), torch.randint(3, (2, 8, 9))
-    value, maps = edge_aware_loss(x, y, return_maps=True, **EXTREME_OPTIONS[name])
-    expected, expected_maps = edge_aware_loss(x, y, return_maps=True, backend="reference", **EXTREME_OPTIONS[name])
+    value, expected = (
+        edge_aware_loss(x, y, **EXTREME_OPTIONS[name], backend=backend) for backend in ("auto", "reference")
+    )
     torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(maps, expected_maps)
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (value, expected)))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(
-    ("batch", "size"), [(0, (4, 4)), (2, (0, 4)), (2, (4, 4)), (0, (2, 3, 3)), (2, (2, 3, 3))], ids=str
-)
-def test_nothing_to_count(batch: int, size: tuple[int, ...], reduction: str) -> None:
-    x = torch.randn(batch, 3, *size, requires_grad=True)
-    y = torch.full((batch, *size), -100)
-    loss, maps, terms = edge_aware_loss(x, y, reduction=reduction, decay=1.0, return_maps=True, return_terms=True)
-    assert loss.shape == (y.shape if reduction == "none" else ())
-    assert not loss.any()
-    assert not any(terms.values())
-    assert maps.edge.shape == y.shape
-    (gradient,) = torch.autograd.grad(loss.sum(), x)
-    assert not gradient.any()
 
 
 def test_zero_weights_are_a_mean_over_nothing() -> None:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from batches import IGNORE, C, run, steps
+from batches import IGNORE, C, steps
 from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, reduction
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, normalizers
 from edgeloss.reduction import balanced_weight
-from edgeloss.viz import panel
 
 
 def running(**options: Any) -> EdgeAwareLoss:
@@ -179,68 +178,3 @@ def test_only_the_module_takes_running() -> None:
     with pytest.raises(ValueError, match="edge_class_weight: expected a tensor, 'running' or None, but got 'balanced'"):
         EdgeAwareLoss(edge_class_weight="balanced")  # type: ignore[arg-type]
     assert repr(running()).startswith("EdgeAwareLoss(edge_class_weight='running', ignore_index=255")
-
-
-def test_options_are_those_of_the_next_step() -> None:
-    criterion, (x, y) = running(power=1.0), steps(1)[0]
-    criterion(x, y)
-    assert edge_aware_loss(x, y, **criterion.options()) == criterion(x, y)
-
-
-def test_drawing_counts_nothing() -> None:
-    criterion, (x, y) = running(), steps(1)[0]
-    criterion(x, y)
-    panel(x.detach(), y, criterion=criterion)
-    assert criterion.training
-    assert criterion.counted_steps == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
-    criterion, batches = running(), steps(3)
-    twin = copy.deepcopy(criterion)
-    for x, y in batches:
-        expected = twin(x, y)
-        with torch.autocast("cpu", dtype=dtype):
-            assert criterion(x, y) == expected
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_compiles_to_one_graph(is_first: bool) -> None:
-    torch._dynamo.reset()
-    criterion, batches = running(backend="fused"), steps(4)
-    if not is_first:
-        criterion(*batches[0])
-    twin = copy.deepcopy(criterion)
-    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
-    for step, (x, y) in enumerate(batches):
-        torch._dynamo.config.error_on_recompile = step >= 2  # the first step creates the counts
-        try:
-            assert all(torch.equal(a, b) for a, b in zip(run(compiled, x, y), run(twin, x, y), strict=True))
-        finally:
-            torch._dynamo.config.error_on_recompile = False
-    torch.testing.assert_close(criterion.state_dict(), twin.state_dict(), rtol=0, atol=0)
-
-
-def test_fixed_weights_compile_to_one_graph() -> None:
-    torch._dynamo.reset()
-    criterion = EdgeAwareLoss(torch.rand(C), edge_class_weight=torch.rand(C), ignore_index=IGNORE, backend="fused")
-    x, y = steps(1)[0]
-    total = criterion.step_normalizer([y])
-    v = torch.rand(y.shape)
-    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
-    assert compiled(x, y, pixel_weight=v, normalizer=total) == criterion(x, y, pixel_weight=v, normalizer=total)
-
-
-@pytest.mark.parametrize("mode", [True, False])
-def test_exports(mode: bool) -> None:
-    criterion, batches = running(backend="fused").train(mode), [(x.detach(), y) for x, y in steps(3)]
-    if mode:
-        with pytest.raises(RuntimeError, match="expected counts, but got none; call the loss before export"):
-            torch.export.export(criterion, batches[0])
-        criterion(*batches[0])
-    twin = copy.deepcopy(criterion)
-    exported = torch.export.export(criterion, batches[0]).module()
-    for batch in batches:
-        assert exported(*batch) == twin(*batch)
-    assert twin.counted_steps == (4 if mode else 0)

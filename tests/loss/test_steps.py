@@ -198,3 +198,50 @@ def test_a_reader_can_add_up_the_loss(options: dict[str, Any]) -> None:
         torch.testing.assert_close(loss, total.to(loss), rtol=1e-12, atol=0)
         sides = [float(shown[f"{side}_weight"]) * terms[side] for side in ("same_side", "other_side")]
         torch.testing.assert_close(terms["edge"], sum(sides, torch.zeros(())).to(loss), rtol=1e-12, atol=0)
+
+
+# Those of EdgeAwareLoss() are the last.
+EVERY: list[dict[str, Any]] = [*KEPT, {**KEPT[1], "reduction": "none"}, {**KEPT[2], "region_weight": 3.0}]
+
+
+@pytest.mark.parametrize("options", EVERY)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_compiles_to_one_graph(is_first: bool, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    criterion, batches = stateless_loss(ignore_index=IGNORE, **options), steps(4)
+    if not is_first:
+        criterion(*batches[0])
+    twin = copy.deepcopy(criterion)
+    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    for step, (x, y) in enumerate(batches):
+        with torch._dynamo.config.patch(error_on_recompile=step >= 2):  # the first step creates the counts
+            torch.testing.assert_close(run(compiled, x, y), run(twin, x, y), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(criterion.state_dict(), twin.state_dict(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("options", EVERY)
+@pytest.mark.parametrize("mode", [True, False])
+def test_exports(mode: bool, options: dict[str, Any]) -> None:
+    criterion, batches = stateless_loss(ignore_index=IGNORE, **options), [(x.detach(), y) for x, y in steps(3)]
+    criterion.train(mode)
+    if mode:
+        if "edge_class_weight" in options:
+            with pytest.raises(RuntimeError, match=r"call the loss before export, or export it in eval\(\)"):
+                torch.export.export(criterion, batches[0])
+        criterion(*batches[0])
+    twin = copy.deepcopy(criterion)
+    before = copy.deepcopy(twin.state_dict())
+    exported = torch.export.export(criterion, batches[0]).module()
+    for batch in batches:
+        torch.testing.assert_close(exported(*batch), twin(*batch), rtol=1e-14, atol=0)
+    assert mode == any(not torch.equal(value, before[name]) for name, value in twin.state_dict().items())
+
+
+@pytest.mark.parametrize("options", EVERY)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_changes_nothing(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    criterion, twin = (stateless_loss(ignore_index=IGNORE, **options) for _ in range(2))
+    for x, y in steps(3):
+        expected = twin(x, y)
+        with torch.autocast("cpu", dtype=dtype):
+            assert torch.equal(criterion(x, y), expected)

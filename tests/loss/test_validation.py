@@ -19,6 +19,7 @@ from edgeloss.numerics import check_gradients
 
 X = torch.zeros(2, 3, 4, 5)
 Y = torch.zeros(2, 4, 5, dtype=torch.long)
+EACH = torch.zeros(2, 3, 4, 5, dtype=torch.long)  # labels of each class
 
 
 def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
@@ -113,6 +114,19 @@ def with_label(value: int, *positions: tuple[int, ...]) -> torch.Tensor:
         (X, Y, {"normalizer": (1e-310, 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30], but got (1e-310, 1.0); scale all weights"),
         (X, Y, {"normalizer": (torch.tensor(1e-310, dtype=torch.float64), 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30]"),
         (X, Y, {"normalizer": (10**400, 1.0)}, ValueError, "normalizer: expected 0, or numbers in [1e-20, 1e30]"),
+        # labels per class
+        (X, Y, {"multilabel": True}, ValueError, "target: expected [2, 3, 4, 5] for logits [2, 3, 4, 5], but got [2, 4, 5]; pass labels for each class, or multilabel=False"),
+        (X, Y[:, None].expand(2, 4, 4, 5), {"multilabel": True}, ValueError, "target: expected [2, 3, 4, 5] for logits [2, 3, 4, 5], but got [2, 4, 4, 5]"),
+        (X[..., :3], EACH, {"multilabel": True}, ValueError, "but got [2, 3, 4, 5]; for logits of lower resolution than the target pass upsample=True"),
+        (X, EACH[..., :3], {"multilabel": True, "upsample": True}, ValueError, "target: expected [2, 3, *size] of at least the logits' resolution [4, 5]"),
+        (X, EACH, {"multilabel": True, "weight": torch.ones(2)}, ValueError, "weight: expected [3], or [3, 2] for labels 0 and 1 of each class, but got [2]"),
+        (X, EACH, {"multilabel": True, "weight": torch.ones(3, 3)}, ValueError, "weight: expected [3], or [3, 2] for labels 0 and 1 of each class, but got [3, 3]"),
+        (X, EACH, {"multilabel": True, "weight": torch.ones(3, 2, 1)}, ValueError, "weight: expected a floating tensor [C] or [C, 2] of class"),
+        (X, EACH, {"multilabel": True, "edge_class_weight": torch.ones(4, 2)}, ValueError, "edge_class_weight: expected [3], or [3, 2]"),
+        (X, EACH, {"multilabel": True, "pixel_weight": torch.ones(2, 5, 5)}, ValueError, "pixel_weight: expected [2, 4, 5], but got [2, 5, 5]"),
+        (X, EACH, {"multilabel": True, "pixel_weight": torch.ones(2, 1, 4, 5)}, ValueError, "pixel_weight: expected [2, 3, 4, 5], but got"),
+        (X, EACH, {"multilabel": True, "distance": torch.ones(2, 4, 5), "decay": 1.0}, ValueError, "distance: expected [2, 3, 4, 5], but got"),
+        (X, torch.stack([Y, Y, with_label(2, (1, 0, 4))], 1), {"multilabel": True}, ValueError, "expected labels 0 or 1 (one logit per pixel is binary), or ignore_index=-100, but got 2 at 1 pixel, first at [1, 2, 0, 4]"),
         # radius and spacing for another number of axes
         (X, Y, {"radius": (1, 1, 1)}, ValueError, "radius: expected an int, or 2 ints, one per spatial axis, but got (1, 1, 1)"),
         (X, Y, {"radius": np.array([1, 2])}, TypeError, "radius: expected an int, or one int per axis, but got array([1, 2]); pass a list, as by .tolist()"),

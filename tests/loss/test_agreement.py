@@ -1,0 +1,66 @@
+"""One list of cases, whose values, terms and gradients agree however they are computed."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from cases import ROWS, SMALL_ROWS, Case, Row, make_case, with_unread
+from columns import Column, Results, direction_of, each_column, exact, of_loops, results_of
+
+
+@cache
+def exact_results(row: Row) -> Results:
+    return results_of(exact(make_case(row)), Column("reference"))
+
+
+def assert_agree(found: Results, expected: Results, case: Case) -> None:
+    """Compare results with exact ones, within the rounding of the dtypes of the case."""
+    dtype, options = case.logits.dtype, case.options
+    exactly = dtype == torch.float64
+    rtol, atol = (1e-10, 1e-12) if exactly else (2e-5, 2e-6)
+    if options["upsample"] and not exactly:  # interpolation rounds in proportion to the logits
+        rtol, atol = (tolerance * (1 + float(case.logits.abs().max())) for tolerance in (rtol, atol))
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        is_gradient, eps = name.startswith("gradient"), torch.finfo(dtype).eps
+        # What adds up in a gradient is of the order of its largest element, or of the weight of a pixel.
+        unit = max(float(expected[name].abs().max()), 1 / case.target.numel()) if is_gradient else 1.0
+        assert value.dtype == (dtype if is_gradient or exactly else torch.float32)
+        torch.testing.assert_close(
+            value.double(),
+            expected[name],
+            rtol=rtol + is_gradient * eps,
+            atol=atol * unit + is_gradient * float(torch.finfo(dtype).smallest_normal),
+            msg=lambda text, name=name: f"{name}: {text}\n{case.options}",
+        )
+
+
+@each_column
+@pytest.mark.parametrize("row", ROWS + SMALL_ROWS, ids=[*range(len(ROWS + SMALL_ROWS))])
+def test_every_column_agrees_with_the_reference_in_float64(row: Row, column: Column) -> None:
+    case, expected = make_case(row), exact_results(row)
+    assert_agree(results_of(case, column), expected, case)
+    if not case.unread.any():
+        return
+    results = [results_of(with_unread(case, bad), column) for bad in (torch.nan, torch.inf, -torch.inf)]
+    assert_agree(results[0], expected, case)
+    for name, value in results[0].items():
+        assert all(torch.equal(value, others[name]) for others in results[1:]), name
+        assert not name.startswith("gradient") or not value[case.unread].any(), name
+
+
+@pytest.mark.parametrize("row", SMALL_ROWS, ids=[*range(len(SMALL_ROWS))])
+def test_the_reference_in_float64_agrees_with_loops(row: Row) -> None:
+    case, expected = make_case(row), dict(exact_results(row))
+    found = of_loops(case)
+    slope = (direction_of(case) * expected["gradient"]).sum()
+    torch.testing.assert_close(found.pop("slope"), slope, rtol=1e-6, atol=1e-7)
+    _, maps = Column("reference").loss(exact(case).logits, case.target, return_maps=True, **case.options)
+    expected |= {f"map {name}": values.double() for name, values in maps._asdict().items() if values is not None}
+    assert len(found) == 12
+    for name, value in found.items():
+        torch.testing.assert_close(
+            value, expected[name], rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}\n{row}"
+        )

@@ -193,6 +193,19 @@ def test_strides_do_not_matter(size: tuple[int, ...]) -> None:
         torch.testing.assert_close(edge_aware_loss(strided, y, ignore_index=255), expected)
 
 
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_strides_of_labels_do_not_matter(reduction: Any, multilabel: bool) -> None:
+    x = torch.randn(2, 3, 6, 5)
+    y = torch.randint(2, (2, 3, 12, 10) if multilabel else (2, 12, 10))
+    options: dict[str, Any] = {"upsample": True, "multilabel": multilabel, "reduction": reduction, "region_weight": 1.0}
+    expected = edge_aware_loss(x, y, **options)
+    axes = [*reversed(range(y.dim()))]
+    for strided in (y.mT.contiguous().mT, y.permute(axes).contiguous().permute(axes)):
+        for logits in (x, x.clone().requires_grad_()):
+            assert torch.equal(edge_aware_loss(logits, strided, **options), expected)
+
+
 @pytest.mark.parametrize("size", [(7, 6), (3, 4, 5)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_one_logit_equals_two_classes(size: tuple[int, ...], weighted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,32 @@ def test_backends_agree_on_extreme_options(name: str) -> None:
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(maps, expected_maps)
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (value, expected)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_term_without_weight_may_be_infinite(reduction: Any) -> None:
+    x, y = torch.zeros(1, 2, 1, 4), torch.tensor([[[0, 0, 1, 1]]])
+    x[0, 0, 0, 0] = -torch.inf  # its class, which the edge pixel next to it reads too
+    options: dict[str, Any] = {"ce_weight": 0.0, "reduction": reduction}
+    assert edge_aware_loss(x, y, same_side_weight=0.0, **options).isfinite().all()
+    assert edge_aware_loss(x, y, **options).max() == torch.inf
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e20])
+def test_weights_of_neighbors_may_be_far_apart(unit: float) -> None:
+    torch.manual_seed(135)
+    x, y = 300 * torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randint(2, (1, 3, 3))
+    distance = unit * 1000 * torch.rand(1, 3, 3, dtype=torch.float64)
+    options: dict[str, Any] = {"power": -1.0, "decay": 1.0, "distance": distance, "backend": "reference"}
+    loss = edge_aware_loss(x.requires_grad_(), y, **options)
+    expected = 359.460749468896 if unit == 1.0 else 234.768473690028  # by decimals of 60 digits
+    assert loss.item() == pytest.approx(expected, rel=1e-13)
+    (gradient,) = torch.autograd.grad(loss, x)
+    for place in itertools.product(range(2), range(3), range(3)):
+        step = torch.zeros_like(x)
+        step[(0, *place)] = 1e-4
+        ends = [edge_aware_loss(x.detach() + sign * step, y, **options).item() for sign in (1, -1)]
+        assert (ends[0] - ends[1]) / 2e-4 == pytest.approx(gradient[(0, *place)].item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

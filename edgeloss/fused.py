@@ -134,7 +134,9 @@ def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     radius, spacing = radius_per_axis(options.radius, dims), spacing_per_axis(options.spacing, dims)
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
-    farthest = 2 * math.hypot(*(r * s / unit for r, s in zip(clipped(radius, inputs.target.shape), spacing, strict=True)))
+    farthest = 2 * math.hypot(
+        *(r * s / unit for r, s in zip(clipped(radius, inputs.target.shape), spacing, strict=True))
+    )
     is_spread = decay > 0 and (inputs.distance is not None or farthest > _MOST_DECAYS * decay)
     return Numbers(
         ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,

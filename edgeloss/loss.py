@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from edgeloss.from_labels import label_totals
 from edgeloss.functional import loss_and_evaluation
 from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
-from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, suggest_keywords
+from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
 from edgeloss.reduction import (
     OF_STEP,
     Evaluation,
@@ -266,7 +265,11 @@ class EdgeAwareLoss(nn.Module):
         return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
 
     def _edge_scale(self) -> Tensor | float | None:
-        return edge_focus_scale(self.edge_sums, self.edge_focus) if self.edge_focus else None
+        if not self.edge_focus:
+            return None
+        if "edge_sums" not in self._buffers:  # edge_focus was 0 so far
+            self.register_buffer("edge_sums", new_edge_sums())
+        return edge_focus_scale(self.edge_sums, self.edge_focus)
 
     def _running_weight(self) -> Tensor:
         """Return u of the edge pixels counted so far, in the shape of the counts."""
@@ -428,7 +431,8 @@ class EdgeAwareLoss(nn.Module):
             A new module.
 
         Raises:
-            ValueError: if the loss is not multilabel.
+            TypeError: if the index is not an integer.
+            ValueError: if the loss is not multilabel, or has no such class.
 
         Example:
             >>> import torch
@@ -439,10 +443,14 @@ class EdgeAwareLoss(nn.Module):
         """
         if not self.multilabel:
             raise ValueError("multilabel: expected True for a loss of one class, but got False")
+        if not is_integer(index):
+            raise TypeError(f"index: expected an int, but got {index!r}")
         options = self.options(training=training) | {"multilabel": False, "edge_focus": 0.0}
         for name in ("weight", "edge_class_weight"):
-            if options[name] is not None:
-                options[name] = options[name][index].expand(2).clone()
+            values = options[name]
+            if index < 0 or (values is not None and index >= len(values)):
+                raise ValueError(f"index: expected the number of a class, from 0, but got {index}")
+            options[name] = None if values is None else values[index].expand(2).clone()
         return EdgeAwareLoss(**options)
 
     def step_normalizer(
@@ -481,9 +489,15 @@ class EdgeAwareLoss(nn.Module):
         """
         options, u = Options.from_attributes(self), self.current_edge_class_weight
         is_counted = self._is_running() and self.training
-        maps = label_maps(targets, multilabel=self.multilabel)
-        pairs = zip(maps, repeat(None)) if pixel_weights is None else zip(maps, pixel_weights, strict=True)
+        maps = list(label_maps(targets, multilabel=self.multilabel))
+        weights = [None] * len(maps) if pixel_weights is None else list(pixel_weights)
+        if len(weights) != len(maps):
+            raise ValueError(
+                f"pixel_weights: expected {len(maps)}, one per target, but got {len(weights)}; pass None for a target"
+                " without one"
+            )
         given: dict[str, Any] = {"weight": self.weight, "edge_class_weight": u, "count_edges": is_counted}
+        pairs = zip(maps, weights, strict=True)
         totals = [(target.numel(), *label_totals(target, options, pixel_weight=v, **given)) for target, v in pairs]
         if not totals:
             raise ValueError("targets: expected the labels of at least one call, but got none")

@@ -434,13 +434,12 @@ def total_map(
 
     ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
-    edge_weight = options.edge_weight if edge_scale is None else options.edge_weight * edge_scale
     v = inputs.pixel_weight
     place = places_of_labels(inputs.target.long(), inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    # A term without weight may be infinite.
-    off_edges = options.ce_weight * maps.cross_entropy if options.ce_weight else torch.zeros_like(maps.cross_entropy)
-    edge = edge_weight * maps.edge
+    off_edges = _combine((options.ce_weight, maps.cross_entropy))
+    edge = _combine((options.edge_weight, maps.edge))
+    edge = edge if edge_scale is None else edge * edge_scale
     off_edges = off_edges if v is None else off_edges * v
     if regions is not None:
         y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
@@ -451,7 +450,13 @@ def total_map(
 
 
 def _edge_term(other_side: Number, same_side: Number, options: Options) -> Number:
-    return options.other_side_weight * other_side + options.same_side_weight * same_side
+    return _combine((options.other_side_weight, other_side), (options.same_side_weight, same_side))
+
+
+def _combine(*terms: tuple[float, Number]) -> Number:
+    """Return the sum of weight times value, without the values that have no weight, which may be inf."""
+    weighted = [weight * value for weight, value in terms if weight]
+    return sum(weighted[1:], weighted[0]) if weighted else 0 * terms[0][1]
 
 
 # ------------------------------------------------------------------------------------------------------ a few numbers

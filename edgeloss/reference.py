@@ -297,9 +297,10 @@ def margins(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
     place = first[:, None] + pixels * torch.arange(classes, device=n.device)
     logits = take(x.flatten(), place.flatten()).view(-1, classes)
     others = logits.scatter(1, k[:, None], -math.inf)
-    top = others.detach().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
-    rest = (others - top).exp().sum(1).clamp(min=1)  # it is at least 1, but 0 where all others are -inf
-    return (logits.gather(1, k[:, None]) - top).squeeze(1) - rest.log()
+    top = others.detach().amax(1, keepdim=True)
+    shift = top.clamp(min=torch.finfo(x.dtype).min)
+    rest = (others - shift).exp().sum(1).clamp(min=1)  # at least 1, or 0 where all others are -inf
+    return (logits.gather(1, k[:, None]) - shift + (shift - top)).squeeze(1) - rest.log()
 
 
 def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: float) -> Tensor:

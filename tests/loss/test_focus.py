@@ -227,7 +227,7 @@ def test_terms_and_maps_are_those_without_it() -> None:
         twin(x, y)
     _, *expected = edge_aware_loss(x, y, ignore_index=IGNORE, return_maps=True, return_terms=True)
     torch.testing.assert_close([maps._asdict(), terms], [expected[0]._asdict(), expected[1]], rtol=0, atol=0)
-    assert torch.equal(criterion.edge_sums, twin.edge_sums)  # with maps and terms or without
+    torch.testing.assert_close(criterion.edge_sums, twin.edge_sums)  # with maps and terms or without
 
 
 def test_the_state() -> None:
@@ -248,6 +248,15 @@ def test_the_state() -> None:
 def test_wrong_exponents(gamma: Any) -> None:
     with pytest.raises(ValueError, match="edge_focus: expected a finite number ≥ 0, but got"):
         EdgeAwareLoss(edge_focus=gamma)
+
+
+def test_it_may_be_set_later() -> None:
+    later, batches = focused(edge_focus=0), steps(2)
+    later.edge_focus = 0.7
+    twin = focused()
+    for x, y in batches:
+        assert later(x, y) == twin(x, y)
+    assert later.current_edge_weight == twin.current_edge_weight != 1
 
 
 def test_only_the_module_has_it() -> None:

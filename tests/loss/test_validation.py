@@ -292,6 +292,23 @@ def test_step_normalizer_takes_several_maps() -> None:
         EdgeAwareLoss().step_normalizer(Y)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_step_normalizer_takes_a_pixel_weight_per_target(count: int) -> None:
+    message = f"pixel_weights: expected 2, one per target, but got {count}; pass None for a target without one"
+    with pytest.raises(ValueError, match=message):
+        EdgeAwareLoss().step_normalizer([Y, Y], [None] * count)
+
+
+@pytest.mark.parametrize("weight", [None, torch.ones(2)])
+def test_of_class_takes_the_number_of_a_class(weight: torch.Tensor | None) -> None:
+    criterion = EdgeAwareLoss(weight, multilabel=True)
+    with pytest.raises(TypeError, match="index: expected an int, but got 'a'"):
+        criterion.of_class("a")  # type: ignore[arg-type]
+    for index in (-1, 2) if weight is not None else (-1,):
+        with pytest.raises(ValueError, match=f"index: expected the number of a class, from 0, but got {index}"):
+            criterion.of_class(index)
+
+
 @pytest.mark.parametrize("function", [EdgeAwareLoss, partial(edge_aware_loss, X, Y), partial(loss_maps, X, Y)])
 def test_a_removed_keyword_warns_or_raises(function: Any) -> None:
     with pytest.warns(FutureWarning, match="false_edge_weight: removed in version 0.3.*; leave it out") as warned:

@@ -180,7 +180,7 @@ def _weigh(
 
 
 class _EdgeLoss(torch.autograd.Function):
-    """What the operator ``edge_loss`` has returned, weighted, as a function of its logits: less work around each call."""
+    """What the operator ``edge_loss`` has returned, weighted, as a function of its logits, for less work per call."""
 
     @staticmethod
     def forward(
@@ -197,7 +197,7 @@ class _EdgeLoss(torch.autograd.Function):
         return weighted_sum(outputs.sums, Regions(outputs.region, outputs.region_weight), factors, of_regions, dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override] # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
         of_regions = None if ctx.of_regions is None else grad.double() * ctx.of_regions
         arrives = grad.double() * ctx.factors, of_regions

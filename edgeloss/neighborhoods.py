@@ -122,7 +122,10 @@ class Grid:
         """Build the table."""
         self._shape, self._reach = exists.shape, reach
         numbers = torch.arange(exists.numel(), device=exists.device).view_as(exists)
-        table = F.pad(torch.where(exists, numbers, -1), [r for r in reversed(reach) for _ in range(2)], value=-1)
+        # F.pad keeps the memory format of its input.
+        table = F.pad(
+            torch.where(exists, numbers, -1), [r for r in reversed(reach) for _ in range(2)], value=-1
+        ).contiguous()
         self._strides, self._table = table.stride(), table.flatten()
 
     def place(self, pixels: Tensor) -> Tensor:

@@ -456,7 +456,10 @@ def _edge_term(other_side: Number, same_side: Number, options: Options) -> Numbe
 def _combine(*terms: tuple[float, Number]) -> Number:
     """Return the sum of weight times value, without the values that have no weight, which may be inf."""
     weighted = [weight * value for weight, value in terms if weight]
-    return sum(weighted[1:], weighted[0]) if weighted else 0 * terms[0][1]
+    if weighted:
+        return sum(weighted[1:], weighted[0])
+    value = terms[0][1]
+    return value.masked_fill(torch.ones_like(value, dtype=torch.bool), 0.0) if isinstance(value, Tensor) else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------ a few numbers

@@ -42,7 +42,7 @@ struct Search {
     for (int64_t axis = first; axis < 3; ++axis) {
       reach[axis] = search_reach(std::sqrt(limit), spacing[axis], size[axis]);
     }
-    limit = std::nextafter(limit, INFINITY);
+    limit *= 1 + 1e-12;  // the last pixel's square may be rounded up, as a product that is fused with a sum
   }
 
   // Calls body(place, square of the length) along an axis from place `at`, from near to far, as long as the square is

@@ -1,5 +1,5 @@
-// Labels -> the distance d of a pixel to the nearest one of another class, axis by axis. No neighbor of an edge pixel has
-// a larger d than 2 ‖radius · spacing‖, where the search ends.
+// Labels -> the distance d of a pixel to the nearest one of another class, axis by axis. No neighbor of an edge pixel
+// has a larger d than 2 ‖radius · spacing‖, where the search ends.
 //
 // Along each row, the nearest pixel of another class than k is known beforehand for every place and every k: on each
 // side it is the nearest valid pixel, or, where that is of class k, the nearest one of another class than it. The

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -120,12 +121,11 @@ def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
     runs = {name: partial(step, forward) for name, forward in forwards.items()}
     rounds = max(rounds // 2, min(16 * rounds, rounds * 2**24 // (logit_count * labels.size)))
     orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
-    median_seconds(runs, 1)
     clock = time.thread_time if threads == 1 else time.perf_counter
-    parts = [median_seconds(order, max(1, rounds // 2), clock=clock) for order in orders]
+    parts = [median_seconds(orders[i % 2], 1, clock=clock) for i in range(max(1, rounds) + 1)][1:]
     return {
         "edge_fraction": round(edge_fraction(labels.reshape(-1, *size), radius), 4),
-        "milliseconds": {name: round(500 * sum(part[name] for part in parts), 3) for name in runs},
+        "milliseconds": {name: round(1e3 * median(part[name] for part in parts), 3) for name in runs},
         "held_bytes": {name: held_memory(forward) for name, forward in forwards.items()},
         "rounds": rounds,
     }

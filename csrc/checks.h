@@ -151,6 +151,10 @@ inline void backward(const Gradients& gradients, const Inputs& inputs, const Sav
   call.flat("has_term", saved.has_term, sizes.has_term, ScalarType::Byte);
   call.flat("edge", saved.edge, sizes.edge, ScalarType::Byte);
   call.flat("sides", saved.sides, sizes.sides, call.real());
+  call.flat("near_place", saved.near_place, sizes.near, ScalarType::Int);
+  call.flat("near_class", saved.near_class, sizes.near, ScalarType::Short);
+  call.flat("near_weight", saved.near_weight, sizes.near, call.real());
+  call.flat("near_count", saved.near_count, sizes.near_count, ScalarType::Int);
 }
 
 inline void neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,

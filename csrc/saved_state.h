@@ -36,6 +36,9 @@ struct SavedState {
   Tensor has_term;  // [B, C] of the region term: whether a class has one
   Tensor edge;      // [B, *S], the edge mask, where neighbors are gathered
   Tensor sides;     // numbers of both sides of each edge pixel, where neighbors are gathered
+  // The weights of the edge terms that are not 0, as EdgeWeights has them: of each slab as many as it has pixels at
+  // most, and how many there are, -1 where there are more, which are formed again, as of upsampled logits all are.
+  Tensor near_place, near_class, near_weight, near_count;
 };
 
 struct Outputs {
@@ -46,7 +49,7 @@ struct Outputs {
 
 // The lengths of the tensors of the state but the labels.
 struct StateSizes {
-  int64_t stats, field, slopes, has_term, edge, sides;
+  int64_t stats, field, slopes, has_term, edge, sides, near, near_count;
 
   StateSizes(const Tensor& logits, const Geometry& g, const Options& options) {
     const int64_t pixels = g.batch * g.pixels;
@@ -58,6 +61,8 @@ struct StateSizes {
     has_term = has_slopes ? g.batch * g.classes : 0;
     edge = options.gathers ? pixels : 0;
     sides = options.gathers ? 2 * kSideNumbers * pixels : 0;
+    near = options.edges && options.keeps_state && !options.gathers && !is_upsampled(g, logits) ? pixels : 0;
+    near_count = near > 0 ? g.batch * g.depth * g.height : 0;  // at least the number of slabs
   }
 };
 
@@ -72,7 +77,8 @@ inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const Geo
           flat(images, ScalarType::Double),
           {new_tensor(logits, sizes_of(target), ScalarType::Short), flat(sizes.stats, real), flat(sizes.field, real),
            flat(sizes.slopes, real), flat(sizes.has_term, ScalarType::Byte), flat(sizes.edge, ScalarType::Byte),
-           flat(sizes.sides, real)}};
+           flat(sizes.sides, real), flat(sizes.near, ScalarType::Int), flat(sizes.near, ScalarType::Short),
+           flat(sizes.near, real), flat(sizes.near_count, ScalarType::Int)}};
 }
 
 }  // namespace edgeloss

@@ -70,6 +70,10 @@ class Outputs(NamedTuple):
         has_term: uint8, whether a class has a region term, [B, C].
         edge: uint8, 1 at edges, where the edge terms are those of pairs.
         sides: numbers of both sides of each edge pixel, where the edge terms are those of pairs.
+        near_place: int32, the pixels near edges, whose weights in the edge terms are not 0; else nothing is set.
+        near_class: int16, which of them it is.
+        near_weight: the weight.
+        near_count: int32, how many there are.
     """
 
     sums: Tensor
@@ -83,6 +87,10 @@ class Outputs(NamedTuple):
     has_term: Tensor
     edge: Tensor
     sides: Tensor
+    near_place: Tensor
+    near_class: Tensor
+    near_weight: Tensor
+    near_count: Tensor
 
 
 class _EdgeLossInputs(NamedTuple):
@@ -222,6 +230,7 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
     def empty(length: int, dtype: torch.dtype = real) -> Tensor:
         return logits.new_empty(length, dtype=dtype)
 
+    near = pixels if edges and keeps_state and not gathers and logits.shape[2:] == size else 0
     images = batch // tables if regions else 0
     maps = batch * classes if has_slopes else 0
     return Outputs(
@@ -236,6 +245,10 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
         has_term=empty(maps, torch.uint8),
         edge=empty(pixels if gathers else 0, torch.uint8),
         sides=empty(6 * pixels if gathers else 0),
+        near_place=empty(near, torch.int32),
+        near_class=empty(near, torch.int16),
+        near_weight=empty(near),
+        near_count=empty(math.prod(target.shape[:-1]) if near else 0, torch.int32),
     )
 
 

@@ -9,6 +9,7 @@ template <typename A>
 SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients, const SavedState& saved)
     : call_(call),
       of_region_(gradients.region ? static_cast<const double*>(gradients.region->const_data_ptr()) : nullptr),
+      saved_(saved),
       gather_(gather_of(call, saved)),
       windows_(call.g),
       tiles_(call),
@@ -18,10 +19,32 @@ SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients, c
               static_cast<A>(terms[Row::kOtherSide])};
 }
 
+// The weights that forward kept; false where it did not.
 template <typename A>
-void SlabGradient<A>::prepare(const Slab& slab, const Places& places) {
+bool SlabGradient<A>::recall_weights(const typename Call<A>::Near& near, const Places& places) {
+  if (!near.count || *near.count < 0) return false;
+  weights_.any = *near.count > 0;
+  weights_.others.clear();
+  if (!weights_.any) return true;
+  weights_.same.assign(places.count, A(0));
+  if (call_.g.classes == 2) weights_.other.assign(places.count, A(0));
+  for (int32_t i = 0; i < *near.count; ++i) {
+    if (near.k[i] == Call<A>::Near::kSame) {
+      weights_.same[near.place[i]] = near.weight[i];
+    } else if (near.k[i] == Call<A>::Near::kOther) {
+      weights_.other[near.place[i]] = near.weight[i];
+    } else {
+      weights_.others.push_back({near.place[i], near.k[i], near.weight[i]});
+    }
+  }
+  return true;
+}
+
+template <typename A>
+void SlabGradient<A>::prepare(const Slab& slab, int64_t number, const Places& places) {
   const Geometry& g = call_.g;
-  if (call_.has_label_weights()) {
+  if (call_.has_label_weights() && recall_weights(call_.near(saved_, number, slab), places)) {
+  } else if (call_.has_label_weights()) {
     windows_.form(call_.label_map(slab.image), slab, places, &weights_, nullptr);
   } else if (call_.options.gathers) {
     collect_shares(slab, places);
@@ -124,7 +147,7 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     for (int64_t i, end; tasks.take(i, end);) {
       const Slab slab = call.slabs.at(i);
       const Stored<A, void*> out = stored_output<A>(grad, steps, slab.image);
-      space.for_each_tile(slab, [&](const A* gradient, const Pixels<A>& pixels, const TilePlace& at) {
+      space.for_each_tile(slab, i, [&](const A* gradient, const Pixels<A>& pixels, const TilePlace& at) {
         // Of one logit, the second class has it.
         write_tile(gradient + (g.logits == 1 ? call.tile() : 0), call.tile(), g.logits, pixels.tile.n, out,
                    at.start - slab.image * g.pixels, bytes >= kStreamed);

@@ -14,11 +14,12 @@ class SlabGradient {
  public:
   SlabGradient(const Call<A>& call, const Gradients& gradients, const SavedState& saved);
 
-  // Calls body(gradient [C, tile()], pixels, where they are) for each tile.
+  // Calls body(gradient [C, tile()], pixels, where they are) for each tile. number: that of the slab in forward, if it
+  // was one.
   template <typename F>
-  void for_each_tile(const Slab& slab, const F& body) {
+  void for_each_tile(const Slab& slab, int64_t number, const F& body) {
     const Places places(slab, call_.g.width, call_.up.has_value());
-    prepare(slab, places);
+    prepare(slab, number, places);
     const bool rereads = !regions_.classes.empty();
     const Smoothing<A> smoothing = call_.smoothing(slab.image);
     const EdgeWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
@@ -39,13 +40,15 @@ class SlabGradient {
 
  private:
   // The weights of the edge terms and the slopes of the region term.
-  void prepare(const Slab& slab, const Places& places);
+  void prepare(const Slab& slab, int64_t number, const Places& places);
+  bool recall_weights(const typename Call<A>::Near& near, const Places& places);
   void collect_shares(const Slab& slab, const Places& places);
   void read_statistics(const Pixels<A>& pixels, const TilePlace& at, A* m, A* r) const;
 
   const Call<A>& call_;
   TermFactors<A> factors_;
   const double* of_region_;
+  const SavedState& saved_;
   Gather<A> gather_;
   EdgeWindows<A> windows_;
   EdgeWeights<A> weights_;

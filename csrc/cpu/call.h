@@ -92,6 +92,23 @@ struct Call {
   // Whether the edge terms come from weights of the labels.
   bool has_label_weights() const { return options.edges && !options.gathers; }
 
+  // The weights of a slab that are kept for backward; those of other classes have their class.
+  struct Near {
+    static constexpr int16_t kSame = -1, kOther = -2;  // planes of EdgeWeights
+    int32_t *place, *count;
+    int16_t* k;
+    A* weight;
+    int64_t most;
+  };
+  Near near(const SavedState& saved, int64_t number, const Slab& slab) const {
+    const int64_t slices = slab.last_slice - slab.first_slice;
+    const int64_t first = slab.image * g.pixels + (slab.first_slice * g.height + slices * slab.first_row) * g.width;
+    if (saved.near_count.numel() == 0) return {};
+    return {data_of<int32_t>(saved.near_place) + first, data_of<int32_t>(saved.near_count) + number,
+            data_of<int16_t>(saved.near_class) + first, data_of<A>(saved.near_weight) + first,
+            slices * slab.rows() * g.width};
+  }
+
   // Pixels of a tile. Of many classes they are fewer, so that it stays in the second-level cache.
   int64_t tile() const {
     const int64_t pixels = (1 << 17) / (g.classes * static_cast<int64_t>(sizeof(A)));

@@ -1,5 +1,5 @@
-// Labels -> the distance d of a pixel to the nearest one of another class, axis by axis. No neighbor of an edge pixel has
-// a larger d than 2 ‖radius · spacing‖, where the search ends.
+// Labels -> the distance d of a pixel to the nearest one of another class, axis by axis. No neighbor of an edge pixel
+// has a larger d than 2 ‖radius · spacing‖, where the search ends.
 //
 // Along each row, the nearest pixel of another class than k is known beforehand for every place and every k: on each
 // side it is the nearest valid pixel, or, where that is of class k, the nearest one of another class than it. The
@@ -42,7 +42,7 @@ struct Search {
     for (int64_t axis = first; axis < 3; ++axis) {
       reach[axis] = search_reach(std::sqrt(limit), spacing[axis], size[axis]);
     }
-    limit = std::nextafter(limit, INFINITY);
+    limit *= 1 + 1e-12;  // the last pixel's square may be rounded up, as a product that is fused with a sum
   }
 
   // Calls body(place, square of the length) along an axis from place `at`, from near to far, as long as the square is

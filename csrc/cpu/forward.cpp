@@ -49,8 +49,8 @@ struct Zeros {
 template <typename A>
 struct Averages {
   RegionSize size;
-  int64_t count, per_image;  // of a map, of the maps of an image
-  Zeros<A> z, r;             // sums of the labels' indicators, and of what the shares leave of them
+  int64_t count, per_image;                   // of a map, of the maps of an image
+  Zeros<A> z, r;                              // sums of the labels' indicators, and of what the shares leave of them
   std::vector<int64_t> pixels;                // [B, C]
   std::vector<std::vector<int32_t>> classes;  // of each image, those that may have a term
 
@@ -69,6 +69,35 @@ struct Averages {
   int64_t row(int64_t slice, int64_t y) const { return (slice * size.height + y) * size.width; }
 };
 
+// Keeps the weights of a slab for backward.
+template <typename A>
+void keep_weights(const EdgeWeights<A>& weights, const typename Call<A>::Near& near) {
+  int64_t count = 0;
+  const auto keep = [&](int64_t place, int64_t k, A weight) {
+    if (count < near.most) {
+      near.place[count] = static_cast<int32_t>(place);
+      near.k[count] = static_cast<int16_t>(k);
+      near.weight[count] = weight;
+    }
+    ++count;
+  };
+  const auto keep_plane = [&](const std::vector<A>& plane, int16_t k) {
+    for (size_t first = 0; first < plane.size(); first += Places::kAligned) {
+      A sum = 0;
+      for (int64_t j = 0; j < Places::kAligned; ++j) sum += plane[first + j];
+      for (size_t i = first; sum > A(0) && i < first + Places::kAligned; ++i) {
+        if (plane[i] > A(0)) keep(i, k, plane[i]);
+      }
+    }
+  };
+  if (weights.any) {
+    keep_plane(weights.same, Call<A>::Near::kSame);
+    keep_plane(weights.other, Call<A>::Near::kOther);
+    for (const auto& each : weights.others) keep(each.place, each.k, each.weight);
+  }
+  *near.count = count > near.most ? -1 : static_cast<int32_t>(count);
+}
+
 // What the labels of a slab add up to.
 struct LabelSums {
   double weight = 0, valid = 0, wrong = 0;
@@ -80,9 +109,10 @@ struct Passes {
   const Call<A>& call;
   const Target& target;
   Averages<A>& averages;
-  std::vector<LabelSums> labels;    // of each slab
-  std::vector<Sums> sums;           // of each slab
+  std::vector<LabelSums> labels;     // of each slab
+  std::vector<Sums> sums;            // of each slab
   std::vector<int64_t> edge_counts;  // [tables, C]
+  const SavedState& saved;
 
   template <typename F>
   void for_each_slab(const F& make) {
@@ -177,9 +207,8 @@ struct Passes {
     const auto label = [&](const Slab& slab) { return call.label + slab.image * call.g.pixels; };
     for_each_slab([&] { return [&](int64_t, const Slab& slab) { search.prepare(slab, label(slab)); }; });
     for_each_slab([&] {
-      return [&](int64_t, const Slab& slab) {
-        search.find(slab, label(slab), call.field + slab.image * call.g.pixels);
-      };
+      return
+          [&](int64_t, const Slab& slab) { search.find(slab, label(slab), call.field + slab.image * call.g.pixels); };
     });
   }
 
@@ -210,6 +239,8 @@ struct Passes {
         __atomic_fetch_add(&edge_counts[g.table(slab.image) + c], totals.counts[c], __ATOMIC_RELAXED);
       }
     }
+    const typename Call<A>::Near near = call.near(saved, i, slab);
+    if (near.count) keep_weights(space.weights, near);
     const int64_t slice = Slab::first_average(slab.first_slice);
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
@@ -332,8 +363,13 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   const Call<A> call(inputs, labels, saved, options);
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
   Averages<A> averages(g, has_regions(g, options));
-  Passes<A> passes = {call, target, averages, std::vector<LabelSums>(call.slabs.count),
-                      std::vector<Sums>(call.slabs.count, Sums{}), std::vector<int64_t>(g.tables * g.classes)};
+  Passes<A> passes = {call,
+                      target,
+                      averages,
+                      std::vector<LabelSums>(call.slabs.count),
+                      std::vector<Sums>(call.slabs.count, Sums{}),
+                      std::vector<int64_t>(g.tables * g.classes),
+                      saved};
   passes.for_each_slab([&] {
     return [&, counts = std::vector<int64_t>(g.classes)](int64_t i, const Slab& slab) mutable {
       passes.read_slab(i, slab, counts);

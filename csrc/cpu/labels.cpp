@@ -252,7 +252,8 @@ template <typename A>
 void EdgeWindows<A>::find_edges(const LabelMap<A>& map, const Box& box) {
   classes_.clear();
   const auto next = [&](int32_t k) {
-    return vectorized([=, label = arrays_.short_label, n = box.count]() EDGELOSS_LOOP { return next_label(label, n, k); });
+    return vectorized([=, label = arrays_.short_label, n = box.count]()
+                          EDGELOSS_LOOP { return next_label(label, n, k); });
   };
   for (int32_t k = next(-1); k < INT16_MAX; k = next(k)) classes_.push_back(k);
   // Numbers of neighbors are counted in 16 bits.
@@ -301,7 +302,8 @@ void EdgeWindows<A>::count_edges(const LabelMap<A>& map, const Box& box, const C
         const double weight = map.class_weight ? static_cast<double>(map.class_weight[k]) : 1.0;
         if (!map.pixel_weight) totals.weight += static_cast<double>(count) * weight;
       }
-      for (int64_t i = 0; map.pixel_weight && i < n; ++i) totals.weight += u[i] > A(0) ? static_cast<double>(u[i]) : 0.0;
+      for (int64_t i = 0; map.pixel_weight && i < n; ++i)
+        totals.weight += u[i] > A(0) ? static_cast<double>(u[i]) : 0.0;
     }
   }
 }
@@ -316,44 +318,45 @@ void EdgeWindows<A>::collect(const LabelMap<A>& map, const Box& box, int32_t k, 
   const auto for_each_row = [&](const auto& body) EDGELOSS_LOOP {
     for (int64_t z = core.first[0]; z < core.last[0]; ++z) {
       for (int64_t y = core.first[1]; y < core.last[1]; ++y) {
-        body(box.at(z, y, core.first[2]), (z - slab.first_slice) * places.slice_step +
-                                              (y - slab.first_row) * places.row_step + core.first[2]);
+        body(box.at(z, y, core.first[2]),
+             (z - slab.first_slice) * places.slice_step + (y - slab.first_row) * places.row_step + core.first[2]);
       }
     }
   };
   // Sums of u / D to the pixels of the class, and of u / D' to those of others: of two classes to the other one.
   const bool is_pair = g_.classes == 2;
-  const A* sum = vectorized<A>([=, sums = sums_, same = arrays_.same, across = arrays_.across,
-                                to_same = weights.same.data(), to_other = weights.other.data(), found = found_.data()]()
-                                   EDGELOSS_LOOP {
-    const A* of_others = nullptr;
-    for (const bool is_own : {true, false}) {
-      const A* from = is_own ? same : across;
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = 0; i < box.count; ++i) {
-        const A value = from[i];
-        sums.chosen[i] = label[i] == k ? value : A(0);
-      }
-      const A* sum = sums_around(box, sums);
-      of_others = sum;
-      if (!is_own && !is_pair) {
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = box.begin; i < box.end; ++i) found[i] = (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0));
-        break;
-      }
-      A* plane = is_own ? to_same : to_other;
-      const int32_t of = is_own ? k : 1 - k;
-      for_each_row([&](int64_t at, int64_t place) EDGELOSS_LOOP {
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) {
-          const A all = sum[at + i], weighted = w ? all * w[at + i] : all, before = plane[place + i];
-          const A value = all > A(0) ? weighted : A(0);  // w is not set far from edges
-          plane[place + i] = label[at + i] == of ? value : before;
+  const A* sum =
+      vectorized<A>([=, sums = sums_, same = arrays_.same, across = arrays_.across, to_same = weights.same.data(),
+                     to_other = weights.other.data(), found = found_.data()]() EDGELOSS_LOOP {
+        const A* of_others = nullptr;
+        for (const bool is_own : {true, false}) {
+          const A* from = is_own ? same : across;
+          EDGELOSS_INDEPENDENT
+          for (int64_t i = 0; i < box.count; ++i) {
+            const A value = from[i];
+            sums.chosen[i] = label[i] == k ? value : A(0);
+          }
+          const A* sum = sums_around(box, sums);
+          of_others = sum;
+          if (!is_own && !is_pair) {
+            EDGELOSS_INDEPENDENT
+            for (int64_t i = box.begin; i < box.end; ++i)
+              found[i] = (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0));
+            break;
+          }
+          A* plane = is_own ? to_same : to_other;
+          const int32_t of = is_own ? k : 1 - k;
+          for_each_row([&](int64_t at, int64_t place) EDGELOSS_LOOP {
+            EDGELOSS_INDEPENDENT
+            for (int64_t i = 0; i < n; ++i) {
+              const A all = sum[at + i], weighted = w ? all * w[at + i] : all, before = plane[place + i];
+              const A value = all > A(0) ? weighted : A(0);  // w is not set far from edges
+              plane[place + i] = label[at + i] == of ? value : before;
+            }
+          });
         }
+        return of_others;
       });
-    }
-    return of_others;
-  });
   if (is_pair) return;
   for_each_row([&](int64_t at, int64_t place) {
     for (int64_t i = 0; i < n; i += 8) {

@@ -1,4 +1,5 @@
-// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i) and u = v · u(y),
+// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i) and u = v ·
+// u(y),
 //
 //     Σ_E u S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { u_i / D_i  : i ∈ N(n), y_i = y_n }
 //     Σ_E u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { u_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
@@ -26,8 +27,8 @@ struct OtherWeight {
 // Of a slab.
 template <typename A>
 struct EdgeWeights {
-  std::vector<A> same;   // A_n, by place
-  std::vector<A> other;  // B_n of two classes, by place
+  std::vector<A> same;                 // A_n, by place
+  std::vector<A> other;                // B_n of two classes, by place
   std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of the multiples of Places::kAligned
   bool any;                            // whether there is an edge nearby; else nothing is set
 };
@@ -41,7 +42,7 @@ struct EdgeTotals {
 // What the weights of an image come from.
 template <typename A>
 struct LabelMap {
-  const int16_t* label;  // kIgnored where a pixel does not count
+  const int16_t* label;   // kIgnored where a pixel does not count
   const A* pixel_weight;  // v, or null
   const A* class_weight;  // u of each class, or null
   const A* field;         // d, or null: all neighbors weigh the same
@@ -63,8 +64,8 @@ class EdgeWindows {
 
  private:
   // A box of the image with a margin, where numbers lie in rows: pixel (z, y, x) of the image at
-  // (z - origin[0]) · step[0] + (y - origin[1]) · step[1] + (x - origin[2]). Its inner pixels, from `begin` to `end`, see
-  // no pixel outside.
+  // (z - origin[0]) · step[0] + (y - origin[1]) · step[1] + (x - origin[2]). Its inner pixels, from `begin` to `end`,
+  // see no pixel outside.
   struct Box {
     int64_t origin[3], size[3], step[3], radius[3], count, begin, end;
     int64_t at(int64_t z, int64_t y, int64_t x) const {

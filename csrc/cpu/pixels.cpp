@@ -255,7 +255,8 @@ double sum_of_others(const Tile<A>& tile, const A* m, const A* r, TileOthers<A>&
   double sum = 0;
   for (int64_t i = 0; i < of.count; ++i) {
     if (is_likely(of.x[i], of.m[i], of.r[i]) && !is_exact(of.r[i])) {
-      of.term[i] = log_rest(logits_of(tile), of.j[i], tile.classes, of.k[i], of.m[i], of.r[i]) - log1p_positive(of.r[i]);
+      of.term[i] =
+          log_rest(logits_of(tile), of.j[i], tile.classes, of.k[i], of.m[i], of.r[i]) - log1p_positive(of.r[i]);
     }
     sum -= static_cast<double>(of.b[i]) * static_cast<double>(of.term[i]);
   }
@@ -507,14 +508,12 @@ template <typename A>
 void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing, const A* m,
                    const A* r, TileRegions<A>& regions, A* g, int64_t ld) {
   Factors<A> of;
-  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]() EDGELOSS_LOOP {
-    fill_factors(*px, factors, *smoothing, *of);
-  });
+  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
+                    EDGELOSS_LOOP { fill_factors(*px, factors, *smoothing, *of); });
   if (pixels.tile.classes == 2) {
-    vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of,
-                   slope = regions.classes.empty() ? nullptr : regions.of(0)]() EDGELOSS_LOOP {
-      gradient_of_two(*px, *of, *smoothing, static_cast<const A*>(slope), g, ld);
-    });
+    vectorized<A>(
+        [=, px = &pixels, smoothing = &smoothing, of = &of, slope = regions.classes.empty() ? nullptr : regions.of(0)]()
+            EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, static_cast<const A*>(slope), g, ld); });
     return;
   }
   TileOthers<A>* others = pixels.others;
@@ -531,11 +530,11 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
   if (others) add_others(pixels.tile, *others, g, ld);
 }
 
-#define EDGELOSS_INSTANTIATE(A)                                                                                     \
-  template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                                        \
-  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                      \
-  template void tile_residuals(const Pixels<A>&, const A*, const A*, TileRegions<A>&);                              \
-  template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*,     \
+#define EDGELOSS_INSTANTIATE(A)                                                                                 \
+  template void tile_statistics(const Tile<A>&, const int32_t*, A*, A*, A*);                                    \
+  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                  \
+  template void tile_residuals(const Pixels<A>&, const A*, const A*, TileRegions<A>&);                          \
+  template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*, \
                               TileRegions<A>&, A*, int64_t);
 EDGELOSS_INSTANTIATE(float)
 EDGELOSS_INSTANTIATE(double)

@@ -39,7 +39,7 @@ struct Smoothing {
 template <typename A>
 struct TileOthers {
   int64_t count = 0;
-  std::vector<int32_t> j, k;       // pixel and class
+  std::vector<int32_t> j, k;        // pixel and class
   std::vector<A> b, x, m, r, term;  // x: the logit of class k
 
   int64_t padded() const { return (count + 15) & ~int64_t(15); }
@@ -59,10 +59,10 @@ struct TileOthers {
 template <typename A>
 struct Pixels {
   Tile<A> tile;
-  const int32_t* y;     // kIgnored where a pixel does not count
-  const A* weight;      // v, or null
-  const A* same;        // A, or null without edges
-  const A* other;       // b of the other of two classes, or null
+  const int32_t* y;       // kIgnored where a pixel does not count
+  const A* weight;        // v, or null
+  const A* same;          // A, or null without edges
+  const A* other;         // b of the other of two classes, or null
   TileOthers<A>* others;  // of more classes
 };
 

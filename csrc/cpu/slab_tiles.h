@@ -38,7 +38,7 @@ struct TilePlace {
 // Numbers of the region term for each class that has one and each row of averages of a slab, at every pixel of a row.
 template <typename A>
 struct RegionRows {
-  std::vector<A> rows;  // [classes, averages, W]
+  std::vector<A> rows;          // [classes, averages, W]
   int64_t width, first, count;  // the first average of the slab along its rows, and their number
 
   void start(const Slab& slab, const Geometry& g, size_t classes) {

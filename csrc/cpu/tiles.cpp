@@ -73,7 +73,8 @@ void read_tile(const Stored<A>& x, int64_t classes, int64_t p, int64_t n, A* til
           const auto* row = first + (c - begin) * class_step;
           // The next tile's: rows are too short a piece of memory for the processor to foresee them.
           const auto* next = row + n * step;
-          for (int64_t j = 0; j < n && step == 1; j += 64 / static_cast<int64_t>(sizeof(*next))) __builtin_prefetch(next + j);
+          for (int64_t j = 0; j < n && step == 1; j += 64 / static_cast<int64_t>(sizeof(*next)))
+            __builtin_prefetch(next + j);
           widen_row(row, step, n, tile + c * ld);
         }
       });

@@ -88,7 +88,7 @@ void backward_box(const Call<A>& call, const LowBox& box, const Stored<A, void*>
   for (int64_t z = first_slice; z < last_slice; ++z) {
     for (int64_t y = first_row; y < last_row; y += call.slabs.rows) {
       const Slab slab = {box.image, z, z + 1, y, std::min(y + call.slabs.rows, last_row)};
-      space.for_each_tile(slab, [&](const A* gradient, const Pixels<A>&, const TilePlace& at) {
+      space.for_each_tile(slab, 0, [&](const A* gradient, const Pixels<A>&, const TilePlace& at) {
         const RowTaps<A> taps = up.row_taps(z, at.row);
         A* wanted[4];
         for (int which = 0; which < 4; ++which) wanted[which] = sums.of(taps, which);

@@ -381,11 +381,15 @@ def weighted_sum(
         of_regions: the factors of the values of the regions, [B].
         dtype: of the result.
     """
-    # A term without weight may be infinite.
-    total = torch.dot(torch.where(factors != 0, sums[TERM_ROWS], 0.0), factors)
+    parts = [(sums[TERM_ROWS], factors)]
     if regions is not None and of_regions is not None:
-        total = total + torch.dot(regions.value, of_regions)
-    return total.to(dtype)
+        parts.append((regions.value, of_regions))
+    if all(_are_at_hand(values) and not values.requires_grad for part in parts for values in part):
+        pairs = (pair for part in parts for pair in zip(*map(Tensor.tolist, part), strict=True))
+        return torch.tensor(sum(value * factor for value, factor in pairs if factor), dtype=dtype)
+    # What has no weight may be infinite.
+    dots = [torch.dot(torch.where(factor != 0, values, 0.0), factor) for values, factor in parts]
+    return torch.stack(dots).sum().to(dtype)
 
 
 def region_factors(regions: Regions, denominators: Tensor) -> Tensor:

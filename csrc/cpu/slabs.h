@@ -33,7 +33,7 @@ struct Slabs {
   // Large enough to hide what each costs, small enough that what it works on stays in cache, and enough of them for all
   // threads even of a small batch. Rows at the borders of slabs are looked at twice: wide windows need taller ones.
   explicit Slabs(const Geometry& g) : depth(g.depth), height(g.height) {
-    const int64_t pixels = std::clamp<int64_t>(g.batch * g.pixels / 16, 256, 4096);
+    const int64_t pixels = std::clamp<int64_t>(g.batch * g.pixels / 16, 1024, 4096);
     const int64_t slices = std::min(kPool, g.depth), per_average = std::max<int64_t>(1, kPool * slices * g.width);
     rows = kPool * std::max((pixels + per_average / 2) / per_average, (2 * g.radius[1] + kPool - 1) / kPool);
     rows = std::max(rows, kPool);

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Time the CPU kernels on one thread: the loss with several options, forward and backward, over cross-entropy.
+"""Time the loss on the CPU, forward and backward, over cross-entropy.
 
 Every case runs in a process of its own, where the losses take turns, in both orders; the table shows ratios of medians
-to eager ``F.cross_entropy`` without further options on the same logits and labels, or, for a single logit, to
-``F.binary_cross_entropy_with_logits``. Times are those of the processor in the thread, so that other programs count
-only where they share caches and memory. *edge_aware_loss* keeps nothing between calls; *EdgeAwareLoss* has its
-defaults, which count and follow the edges.
+to eager ``F.cross_entropy`` on the same logits and labels, of a single logit and of classes that overlap to
+``F.binary_cross_entropy_with_logits``, for logits of lower resolution after ``F.interpolate``. With one thread, times
+are those of the processor in the thread, so that other programs count only where they share caches and memory; with
+more they are wall times. *held* is the resident memory that forward adds and backward needs, of the three losses.
 
-On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits the cross-entropy of torch to AVX2; for a build of the kernels for AVX2 see
-tools/check_builds.py, and name its directory in PYTHONPATH.
+On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits torch to AVX2; tools/check_builds.py builds the kernels for AVX2.
 """
 
 from __future__ import annotations
@@ -18,159 +17,160 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import edge_aware_loss
-from label_maps import VOID, edge_fraction, regions, scenes
-from measure import INSTRUCTIONS, Run, alone, median_seconds, processor
+from label_maps import VOID, edge_fraction, noise, regions, scenes
+from measure import INSTRUCTIONS, alone, held_memory, median_seconds, processor
 from result_table import Row, add_rows
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed.
-
-    Attributes:
-        name: in the table.
-        shape: of the logits, [B, C, *S].
-        bar: the largest accepted ratio with AVX-512.
-        options: of the loss.
-        dtype: of the logits.
-        weighted: with class weights.
-    """
+    """What is timed."""
 
     name: str
-    shape: tuple[int, ...]
-    bar: float
-    options: dict[str, Any] = field(default_factory=dict)
-    dtype: torch.dtype = torch.float32
-    weighted: bool = False
+    shape: tuple[int, ...]  # of the logits, [B, C, *S]
+    aims: tuple[float | None, float | None] = (None, None)  # largest accepted ratios: defaults, region_weight=0
+    options: dict[str, Any] = field(default_factory=dict)  # with upsample, labels have four times the size of logits
+    dtype: torch.dtype = torch.float32  # of the logits
+    loss_scale: float = 1.0  # of a GradScaler, or 1 for none
+    max_threads: int = 2
 
 
-STREET = (4, 19, 512, 512)
-CASES = [
-    Case("19 classes", STREET, 0.33),
-    Case("weights, smoothing", STREET, 0.42, {"label_smoothing": 0.1}, weighted=True),
-    Case("power -1", STREET, 0.45, {"power": -1.0}),
-    Case("radius 2", STREET, 0.45, {"radius": 2}),
-    Case("radius 3, decay 2", STREET, 0.65, {"radius": 3, "decay": 2.0}),
-    Case("radius 32", (1, 19, 256, 256), 5.0, {"radius": 32}),
-    Case("radius 32, decay 8", (1, 19, 256, 256), 7.0, {"radius": 32, "decay": 8.0}),
-    Case("radius 32, power -1", (1, 19, 256, 256), 8.0, {"radius": 32, "power": -1.0}),
-    Case("bfloat16", STREET, 0.40, dtype=torch.bfloat16),
-    Case("150 classes", (2, 150, 512, 512), 0.30),
-    Case("2 classes", (8, 2, 512, 512), 0.6),
-    Case("binary", (8, 1, 512, 512), 0.9),
-    Case("multilabel", (8, 3, 512, 512), 0.9, {"multilabel": True}),
-    Case("volume", (1, 4, 64, 128, 128), 0.4),
-    Case("small", (1, 19, 64, 64), 1.5),
-]
+NAMES = ("cross-entropy", "EdgeAwareLoss", "region_weight=0")
+STREET, UPSAMPLE = (4, 19, 512, 512), {"upsample": True}
+CASES = {
+    "table": [
+        Case("19 classes", STREET, (0.40, 0.25)),
+        Case("bfloat16", STREET, (0.55, 0.40), dtype=torch.bfloat16),
+        Case("150 classes", (2, 150, 512, 512), (0.22, 0.18)),
+        Case("2 classes", (8, 2, 512, 512), (0.80, 0.45)),
+        Case("binary", (8, 1, 512, 512), (1.0, 0.70)),
+        Case("volume", (1, 4, 64, 128, 128), (0.90, 0.45)),
+        Case("small", (1, 19, 64, 64), (2.0, 1.6)),
+        Case("large", (1, 19, 1024, 2048), (0.42, 0.22)),
+        Case("11 classes, one thread", (4, 11, 120, 160), (0.70, 0.50), max_threads=1),
+        Case("radius 3, decay 2", STREET, (0.50, 0.35), {"radius": 3, "decay": 2.0}),
+        Case("upsampled, 19 classes", (4, 19, 128, 128), (0.30, 0.17), UPSAMPLE),
+        Case("upsampled, 150 classes", (2, 150, 128, 128), (0.20, 0.12), UPSAMPLE),
+        Case("upsampled, 2 classes", (8, 2, 128, 128), (0.85, 0.55), UPSAMPLE),
+        Case("power -1", STREET, (0.65, 0.50), {"power": -1.0}),
+    ],
+    "cliffs": [  # with random labels: nearly every pixel is an edge pixel, and small images have nearly all classes
+        Case("noise", (1, 19, 384, 384), (1.5, None)),
+        Case("noise, 256 images", (256, 19, 12, 12), (4.0, None)),
+        Case("noise, 256 smaller images", (256, 19, 7, 7), (4.0, None)),
+        Case("noise, 64 volumes", (64, 14, 10, 10, 10), (8.0, None)),
+        Case("noise, 1024 images", (1024, 2, 8, 8), (4.0, None)),
+        Case("noise, multilabel, upsampled", (4, 20, 32, 32), (1.5, None), UPSAMPLE | {"multilabel": True}),
+        Case("noise, radius 15", (1, 2, 256, 256), (3.0, None), {"radius": 15}),
+    ],
+    "beside": [
+        Case("19 classes, loss / 4", STREET, loss_scale=0.25),
+        Case("float16, GradScaler", STREET, dtype=torch.float16, loss_scale=65536.0),
+        Case("bfloat16, GradScaler", STREET, dtype=torch.bfloat16, loss_scale=65536.0),
+    ],
+}
 
 
-def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the cross-entropy of a logit for each label; the labels have no void."""
-    return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype))
-
-
-def measure(case: Case, masks: Path | None, rounds: int) -> tuple[float, dict[str, float]]:
-    """Return the fraction of edge pixels and the median seconds of each loss."""
-    torch.set_num_threads(1)
+def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
+    """Return the fraction of edge pixels, and the median milliseconds and the held bytes of each loss."""
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    batch, logit_count, *size = case.shape
-    multilabel, radius = case.options.get("multilabel", False), case.options.get("radius", 1)
-    classes, is_binary = logit_count + 1 if multilabel else max(2, logit_count), multilabel or logit_count == 1
-    if masks is None or len(size) == 3 or case.name == "small":  # a crop of a scene may have no edge at all
-        labels = regions(batch, tuple(size), classes, radius)
+    batch, logit_count = case.shape[:2]
+    radius, is_multilabel = case.options.get("radius", 1), "multilabel" in case.options
+    is_binary, upsample = logit_count == 1 or is_multilabel, "upsample" in case.options
+    size, classes = tuple(4 * n if upsample else n for n in case.shape[2:]), 2 if is_binary else logit_count
+    if case in CASES["cliffs"]:
+        labels = noise((batch, *([logit_count] if is_multilabel else []), *size), classes)
+    elif masks is None or len(size) == 3 or case.name == "small":  # a crop of a scene may have no edge at all
+        labels = regions(batch, size, classes, radius)
     else:
-        labels = scenes(masks, batch, tuple(size), classes)
+        labels = scenes(masks, batch, size, classes)
     if is_binary:
         labels[labels == VOID] = 0  # the binary cross-entropy of torch ignores no pixel
-    if multilabel:  # each class is a part of the one before it
-        labels = np.stack([labels > c for c in range(logit_count)], 1)
-    logits = torch.randn(case.shape).to(case.dtype).requires_grad_()
-    target = torch.from_numpy(labels).long()
-    options = case.options | {"ignore_index": VOID, "backend": "fused"}
-    if case.weighted:
-        options["weight"] = torch.rand(classes) + 0.5
-    losses = {
-        "cross-entropy": binary_cross_entropy if is_binary else partial(F.cross_entropy, ignore_index=VOID),
-        "edge_aware_loss": partial(edge_aware_loss, **options),
-        "EdgeAwareLoss": EdgeAwareLoss(**options),
-    }
+    logits, target = torch.randn(case.shape).to(case.dtype).requires_grad_(), torch.from_numpy(labels).long()
 
-    def run_of(loss: Any) -> Run:  # noqa: ANN401
-        def run() -> None:
-            loss(logits, target).backward()
-            logits.grad = None  # here, so that each loss pays for freeing its own gradient
+    def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+        if upsample:
+            logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+        if is_binary:
+            return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype))
+        return F.cross_entropy(logits, target, ignore_index=VOID)
 
-        return run
+    criterion = partial(EdgeAwareLoss, ignore_index=VOID, backend="fused", **case.options)
+    losses: tuple[Any, ...] = (cross_entropy, criterion(), criterion(region_weight=0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=case.loss_scale, enabled=case.loss_scale != 1)
 
-    runs = {name: run_of(loss) for name, loss in losses.items()}
-    rounds *= max(1, min(100, 2**21 // logits.numel()))
+    def step(forward: Callable[[], Any]) -> None:
+        scaler.scale(forward()).backward()
+        logits.grad = None  # here, so that each loss pays for freeing its own gradient
+
+    forwards = {name: partial(loss, logits, target) for name, loss in zip(NAMES, losses, strict=True)}
+    runs = {name: partial(step, forward) for name, forward in forwards.items()}
+    rounds = max(rounds // 2, min(16 * rounds, rounds * 2**24 // (logit_count * labels.size)))
     orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
-    parts = [median_seconds(order, max(1, rounds // 2), clock=time.thread_time) for order in [runs, *orders]][1:]
-    return edge_fraction(labels.reshape(-1, *size), radius), {
-        name: sum(part[name] for part in parts) / 2 for name in runs
+    median_seconds(runs, 1)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    parts = [median_seconds(order, max(1, rounds // 2), clock=clock) for order in orders]
+    return {
+        "edge_fraction": round(edge_fraction(labels.reshape(-1, *size), radius), 4),
+        "milliseconds": {name: round(500 * sum(part[name] for part in parts), 3) for name in runs},
+        "held_bytes": {name: held_memory(forward) for name, forward in forwards.items()},
+        "rounds": rounds,
     }
 
 
 def key_of(row: Row) -> str:
     """Return the key of a row in the table of results."""
-    return json.dumps(
-        [row["case"], row["kernels"], *(row["machine"][k] for k in ("processor", "instructions", "torch"))]
-    )
+    machine = [row["machine"][k] for k in ("processor", "instructions", "torch", "threads")]
+    return json.dumps([row["case"], row["kernels"], *machine])
 
 
 def main() -> int:
     """Time the cases and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated)")
-    parser.add_argument("--only", nargs="+", metavar="WORD", default=[""], help="cases whose name has one of the words")
-    parser.add_argument(
-        "--rounds", type=int, default=16, help="rounds per case, half of them in reverse order (default: %(default)s)"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE.jsonl", help="add the figures to a table of results")
-    parser.add_argument(
-        "--kernels", default=version("edgeloss"), help="their name in that table (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated)")
+    for group, cases in CASES.items():
+        add(f"--{group}", action="append_const", dest="groups", const=group, help=", ".join(c.name for c in cases))
+    names = [case.name for cases in CASES.values() for case in cases]
+    add("--case", nargs="+", choices=names, metavar="NAME", help="time these, of any group (default: --table)")
+    add("--threads", type=int, choices=(1, 2), default=1, help="(default: %(default)s)")
+    add("--rounds", type=int, default=12, help="rounds per case with 16 million logits (default: %(default)s)")
+    add("--output", type=Path, metavar="FILE.jsonl", help="add the figures to a table of results")
+    add("--kernels", default=version("edgeloss"), help="their name in that table (default: %(default)s)")
     options = parser.parse_args()
-    machine = {
-        "processor": processor(),
-        "instructions": INSTRUCTIONS,
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "torch": torch.__version__,
-    }
+    groups = CASES if options.case else options.groups or ["table"]
+    machine = {"processor": processor(), "instructions": INSTRUCTIONS, "cores": os.cpu_count()}
+    machine |= {"threads": options.threads, "torch": torch.__version__}
     print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}\n")
-    print("| case | logits | edge pixels | cross-entropy, ms | edge_aware_loss | EdgeAwareLoss | bar |")
-    print("|---|---|--:|--:|--:|--:|--:|")
-    for case in CASES:
-        if not any(word in case.name for word in options.only):
-            continue
-        fraction, seconds = alone(measure, case, options.masks, options.rounds)
-        plain, functional, module = seconds.values()
-        dtype = str(case.dtype).removeprefix("torch.")
+    print("| case | logits | edges | cross-entropy, ms | EdgeAwareLoss | aim | region_weight=0 | aim | held, MB |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    for case in (case for group in groups for case in CASES[group] if not options.case or case.name in options.case):
+        threads, dtype = min(options.threads, case.max_threads), str(case.dtype).removeprefix("torch.")
+        result = alone(measure, case, options.masks, threads, options.rounds)
+        plain = result["milliseconds"]["cross-entropy"]
+        ratio = {name: round(ms / plain, 3) for name, ms in result["milliseconds"].items()}
         if options.output:
-            row = {"case": case.name, "kernels": options.kernels, "machine": machine, "bar": case.bar}
-            row |= {"logits": list(case.shape), "dtype": dtype, "edge_fraction": round(fraction, 4)}
-            row |= {"milliseconds": {name: round(1e3 * s, 3) for name, s in seconds.items()}}
-            row |= {"ratio": {name: round(s / plain, 3) for name, s in seconds.items()}, "rounds": options.rounds}
+            row = {"case": case.name, "kernels": options.kernels, "machine": machine | {"threads": threads}}
+            row |= {"aims": case.aims, "logits": case.shape, "dtype": dtype, **result, "ratio": ratio}
             add_rows(options.output, [row], key_of)  # as they come: what a time limit ends keeps its results
-        print(
-            f"| {case.name} | {list(case.shape)} {dtype} | {fraction:.1%} | {plain * 1e3:.2f}"
-            f" | **{functional / plain:.2f}** | {module / plain:.2f} | {case.bar:.2f} |",
-            flush=True,
-        )
+        cells = [case.name, f"{list(case.shape)} {dtype}", f"{result['edge_fraction']:.1%}", f"{plain:.2f}"]
+        for name, aim in zip(NAMES[1:], case.aims, strict=True):
+            cells += [f"**{ratio[name]:.2f}**", f"{aim or '':.4}"]
+        cells += [", ".join(f"{size / 1e6:.1f}" for size in result["held_bytes"].values())]
+        print(f"| {' | '.join(cells)} |", flush=True)
     return 0
 
 

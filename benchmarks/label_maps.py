@@ -1,4 +1,4 @@
-"""Label maps to time losses on: generated regions, or real masks."""
+"""Label maps to time losses on: generated regions, real masks, or noise."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ def scenes(masks: Path, batch: int, size: tuple[int, ...], classes: int) -> Labe
         tiled = np.tile(mask, tiles)[: size[0], : size[1]]
         out.append(np.where(tiled == VOID, VOID, tiled % classes))
     return np.stack(out).astype(np.uint8)
+
+
+def noise(shape: tuple[int, ...], classes: int) -> Labels:
+    """Return random labels."""
+    return np.random.default_rng(0).integers(classes, size=shape, dtype=np.uint8)
 
 
 def edge_fraction(labels: Labels, radius: int) -> float:

@@ -153,13 +153,28 @@ def added_memory(run: Run, device: str = "cpu") -> int:
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    # The allocator would reuse what was freed before, and the peak would not show it.
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+    _return_free_memory()  # the allocator would reuse it, and the peak would not show it
     _reset_peak()
     before = _resident("VmRSS")
     run()
     return _resident("VmHWM") - before
+
+
+def held_memory(run: Run) -> int:
+    """Return the bytes that the result of a run keeps resident, such as what a loss stores for its backward pass."""
+    _return_free_memory()
+    before = _resident("VmRSS")
+    result = run()
+    _return_free_memory()
+    held = _resident("VmRSS") - before
+    del result
+    return held
+
+
+def _return_free_memory() -> None:
+    """Return memory that the allocator keeps to the system."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reset_peak() -> None:

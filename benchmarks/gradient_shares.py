@@ -108,7 +108,7 @@ def groups_of(x: Tensor, y: Tensor, valid: Tensor, void: int, classes: Sequence[
 
     predicted = x.argmax(1)
     right = valid & (predicted == y)
-    confident = right & (cross_entropy_map(x, y, valid, None, 0.0) < -math.log(CONFIDENT))
+    confident = right & (cross_entropy_map(x, y, valid, None, 0.0)[1] < -math.log(CONFIDENT))
 
     def leak(radius: Sequence[int]) -> Tensor:
         return valid & ~right & grown(own, radius).gather(1, predicted[:, None]).squeeze(1)
@@ -150,7 +150,7 @@ def gradients_of(x: Tensor, y: Tensor, valid: Tensor, void: int, powers: Sequenc
     x = x.detach().requires_grad_()
     edges = find_edges(y, valid, NEXT)
     size = edges.sum().clamp(min=1)
-    ce = cross_entropy_map(x, y, valid, None, 0.0)
+    ce = cross_entropy_map(x, y, valid, None, 0.0)[1]
     at_edges = neighbor_pairs(x, y, valid, edges, None, NEXT)
 
     def edge_term(side: int, q: float) -> Tensor:

@@ -30,8 +30,10 @@ from edgeloss.reduction import (
     Result,
     reduce,
 )
+from edgeloss.weights import EdgeWeights as EdgeWeights
 
 __all__ = [
+    "EdgeWeights",
     "balanced_edge_class_weight",
     "edge_aware_loss",
     "edge_weights",

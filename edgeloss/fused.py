@@ -16,7 +16,7 @@ from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum_of_numbers
 from edgeloss.reference import NO_POWER
 from edgeloss.region import POOL, SIDE
 
@@ -202,7 +202,8 @@ class _EdgeLoss(torch.autograd.Function):
     ) -> Tensor:
         _save(ctx, given, outputs)
         ctx.factors, ctx.of_regions = factors, of_regions
-        return weighted_sum(outputs.sums, Regions(outputs.region, outputs.region_weight), factors, of_regions, dtype)
+        regions = Regions(outputs.region, outputs.region_weight)
+        return weighted_sum_of_numbers(outputs.sums, regions, factors, of_regions, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401

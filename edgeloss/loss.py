@@ -111,7 +111,7 @@ class EdgeAwareLoss(nn.Module):
     negative. It measures linear dependence, not correctness: an inverted prediction has 0.2 to 0.8, so only the
     cross-entropy and the edge terms penalize it. :math:`R` is the mean over the images, weighted by what each of them
     adds to W. The term of an image is not a sum over pixels: that of a crop differs, and the loss maps do not contain
-    it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis. It is plain PyTorch;
+    it. It is 0 for images of a single class, and for those of less than 7 pixels along an axis.
     docs/loss.md has the formula.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the

@@ -24,9 +24,9 @@ FAR = 1e38  # all distances beyond so many decays are as far: no difference of t
 def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
     """Return E as a bool mask [B, *S]."""
     # Some label in the window differs from that of the center if and only if the largest or the smallest one does.
-    label = y.to(widest(y.device))
-    largest = _window_max(torch.where(valid, label, -math.inf), radius)
-    smallest = -_window_max(torch.where(valid, -label, -math.inf), radius)
+    label, nothing = y.long(), torch.iinfo(torch.int64).min
+    largest = _window_max(torch.where(valid, label, nothing), radius, nothing)
+    smallest = -_window_max(torch.where(valid, -label, nothing), radius, nothing)
     return valid & ((largest > label) | (smallest < label))
 
 
@@ -59,7 +59,7 @@ def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:
 
 def within_reach(mask: Tensor, radius: Sequence[int]) -> Tensor:
     """Return the pixels within radius of a pixel of the mask, itself included: bool [B, *S]."""
-    return _window_max(mask.to(torch.float32), radius) > 0
+    return _window_max(mask, radius, False)
 
 
 @opaque_to_compilers(lambda y, *_: y.new_empty(y.shape, dtype=widest(y.device)))
@@ -148,16 +148,18 @@ class Grid:
         return row, n
 
 
-def _window_max(values: Tensor, radius: Sequence[int]) -> Tensor:
-    """Return the largest of values [B, *S] in the window of each pixel, without pixels outside."""
-    if not values.numel():
-        return values
-    pool = F.max_pool2d if len(radius) == 2 else F.max_pool3d
-    windows = values[:, None]
-    for axis, reach in enumerate(clipped(radius, values.shape)):  # one after another: a wide window takes no square
-        padding = [reach if a == axis else 0 for a in range(len(radius))]
-        windows = pool(windows, [2 * r + 1 for r in padding], stride=1, padding=padding)
-    return windows[:, 0]
+def _window_max(values: Tensor, radius: Sequence[int], nothing: float) -> Tensor:
+    """Return the largest of values [B, *S] in the window of each pixel, with ``nothing`` outside."""
+    for axis, reach in enumerate(clipped(radius, values.shape), 1):
+        padding = [reach if a == axis else 0 for a in range(values.dim() - 1, 0, -1) for _ in range(2)]
+        values = F.pad(values, padding, value=nothing)
+        length = 1  # of the windows, which are joined from two
+        while length < 2 * reach + 1:
+            step = min(length, 2 * reach + 1 - length)
+            kept = values.shape[axis] - step
+            values = torch.maximum(values.narrow(axis, 0, kept), values.narrow(axis, step, kept))
+            length += step
+    return values
 
 
 def clipped(radius: Sequence[int], shape: Sequence[int]) -> list[int]:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ from edgeloss.inputs import labels as labels
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options, radius_per_axis
+from edgeloss.parts import by_parts, of_rows
 from edgeloss.reduction import (
     Evaluation,
     TermMaps,
@@ -73,7 +75,7 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
     vu = edge_pixel_weight(place, mask, v, inputs.edge_class_weight)
     distance = neighbor_distance(y, valid, mask, radius, options, inputs.distance, everywhere=maps)
     log_w = log_weights(distance, options.decay)
-    cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
+    x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
         sides = edge_terms(x, y, valid, mask, log_w, radius, power)
         of_edges = torch.stack([weighted_total(side, vu) for side in sides])
@@ -136,22 +138,53 @@ def cell_support(valid: Tensor, size: Sequence[int]) -> Tensor:
 
 def cross_entropy_map(
     x: Tensor, y: Tensor, valid: Tensor, weight: Tensor | None, label_smoothing: float, tables: int = 1
-) -> Tensor:
-    """Return CE [B, *S] like ``torch.nn.functional.cross_entropy(reduction="none")``; 0 on pixels not valid.
+) -> tuple[Tensor, Tensor]:
+    """Return x, or a view of it that other terms are to read, and CE [B, *S]; 0 on pixels not valid.
 
-    Of several ``tables`` of class weights, image b has the one of b % tables.
+    CE is that of ``torch.nn.functional.cross_entropy(reduction="none")``. It is computed part by part. Of several
+    ``tables`` of class weights, image b has the one of b % tables.
+    """
+    label = torch.where(valid, y, 0)
+    others = [label, valid]
+    if weight is not None:
+        of_classes = weight.view(tables, 1, -1).repeat(y.shape[0] // tables, 1, 1)
+        others += [weight[places_of_labels(label, tables)], of_classes.expand(-1, y.shape[1], -1)]
+    function = partial(_cross_entropy, label_smoothing=label_smoothing)
+    if torch.compiler.is_compiling():
+        return x, function(x, *others).view_as(y)
+    x, ce = by_parts(function, of_rows(y.shape, x[:1, :, :1].numel()), x, *others)
+    return x, ce.view_as(y)
+
+
+def _cross_entropy(
+    x: Tensor,
+    label: Tensor,
+    valid: Tensor,
+    of_labels: Tensor | None = None,
+    of_classes: Tensor | None = None,
+    *,
+    label_smoothing: float,
+) -> Tensor:
+    """Return CE of a part, flattened.
+
+    Args:
+        x: [B, C, *S].
+        label: [B, *S], a class at each pixel.
+        valid: [B, *S] bool.
+        of_labels: the class weights of the labels, [B, *S].
+        of_classes: all class weights, for each place along the first spatial axis, [B, S, C].
+        label_smoothing: in [0, 1].
     """
     # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
     log_p = torch.where(valid[:, None], x, 0.0).log_softmax(1)
-    label = torch.where(valid, y, 0)
     ce = -log_p.gather(1, label[:, None]).squeeze(1)
-    if weight is not None:
-        ce = ce * weight[places_of_labels(label, tables)]
+    if of_labels is not None:
+        ce = ce * of_labels
     if label_smoothing:
-        if weight is not None:
-            log_p = log_p * weight.view(tables, -1).repeat(len(x) // tables, 1).view(*x.shape[:2], *[1] * (y.dim() - 1))
+        if of_classes is not None:
+            log_p = log_p * of_classes.movedim(-1, 1).view(*log_p.shape[:3], *[1] * (label.dim() - 2))
         ce = (1 - label_smoothing) * ce - label_smoothing * log_p.sum(1) / x.shape[1]
-    return torch.where(valid, ce, 0.0)
+    return torch.where(valid, ce, 0.0).flatten()
 
 
 @opaque_to_compilers(lambda x, y, *_: (x.new_empty(y.shape), x.new_empty(y.shape)))
@@ -316,7 +349,8 @@ def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: 
         count: number of rows.
         power: the exponent q.
     """
-    present, row = torch.unique(row, return_inverse=True)
+    has_terms = torch.zeros(count, dtype=torch.bool, device=row.device).index_fill_(0, row, True)
+    present, row = has_terms.nonzero().squeeze(1), (has_terms.cumsum(0) - 1)[row]
 
     def largest(values: Tensor) -> Tensor:
         return values.new_full((len(present),), -math.inf).scatter_reduce(0, row, values.detach(), "amax")

@@ -30,19 +30,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from edgeloss.inputs import Inputs, labels, widest
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Options
+from edgeloss.parts import by_parts, of_images
 from edgeloss.reduction import Regions, weights_of_pixels
 from edgeloss.reference import readable_logits
 
@@ -50,7 +48,6 @@ POOL = 3  # pixels per axis that are averaged
 SIDE = 3  # averages per axis of a region
 NOISE = 5e-4  # a
 LEAST_KNOWN = 0.1  # H - f is 0, or at least 0.96 (0.20 in 3-D): docs/loss.md derives it
-PART = 2**22  # values that are computed at once: small images together, large ones one after another
 
 
 def evaluate(inputs: Inputs, options: Options) -> tuple[Inputs, Regions]:
@@ -87,10 +84,10 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
         return x, x.flatten(1)[:, :0].sum(1).view(-1, tables).sum(1).to(wide)
     of_image = classes * y[0].numel()
     home = y.device if wide == torch.float64 else torch.device("cpu")  # of sums that float32 would lose
-    z = _by_parts(partial(_label_averages, classes=classes), of_image, y, valid)[1].to(home)
+    z = by_parts(partial(_label_averages, classes=classes), of_images(len(y), of_image), y, valid)[1].to(home)
     shape, z = z.shape[:2], z.flatten(0, 1)
     of_map = 2 * d * z[0].numel()
-    zz = _by_parts(_scatter, of_map, z)[1]
+    zz = by_parts(_scatter, of_images(len(z), of_map), z)[1]
     noise = NOISE * torch.eye(d, dtype=zz.dtype, device=home)
     known, doubled = (_entropy(k * zz + noise, d).view(shape) for k in (1, 2))  # H and H + f
     scale = 2 * known - doubled
@@ -98,8 +95,8 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     # Select before any arithmetic: nan or inf logits of ignored pixels, or of images without a term, must not reach the
     # value or the gradient.
     is_read = valid & has_term.any(1).to(y.device).view(-1, *[1] * (y.dim() - 1))
-    x, r = _by_parts(_residual_averages, of_image, x, y, is_read)
-    joint = _by_parts(_joint_scatter, of_map, r.to(home).flatten(0, 1), z)[1]
+    x, r = by_parts(_residual_averages, of_images(len(x), of_image), x, y, is_read)
+    joint = by_parts(_joint_scatter, of_images(len(z), of_map), r.to(home).flatten(0, 1), z)[1]
     # tr QQᵀ - tr ZZᵀ of small r, since the difference of the two has no digits where r is below those of z.
     excess = -_trace(2 * joint[:, :d, d:] + joint[:, d:, d:]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
     of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
@@ -108,65 +105,6 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, scale, 1.0), 0.0)
     total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))
     return x, (total / terms.clamp(min=1)).to(y.device, wide)
-
-
-# ------------------------------------------------------------------------------------------------------- part by part
-
-
-def _by_parts(function: Callable[..., Tensor], size: int, x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x, or a view of it, and what the function returns, with a row for each of x, a part of the rows at a time.
-
-    Of several parts, the backward pass computes each again, so that its memory is that of one, and adds their gradients
-    to that of the view.
-
-    Args:
-        function: of x and the others; differentiable by x.
-        size: the number of values that it computes per row.
-        x: [M, ...].
-        *others: [M, ...] each.
-    """
-    rows = max(1, PART // size)
-    if rows >= len(x):
-        return x, function(x, *others)
-    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if x.requires_grad and torch.is_grad_enabled() and not is_transformed:
-        return cast("tuple[Tensor, Tensor]", _ByParts.apply(function, rows, x, *others))  # type: ignore[no-untyped-call]
-    return x, torch.cat([function(*part) for part in _parts(rows, x, *others)])
-
-
-def _parts(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
-
-
-class _ByParts(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        function: Callable[..., Tensor],
-        rows: int,
-        x: Tensor,
-        *others: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, *others)
-        ctx.function, ctx.rows = function, rows
-        ctx.set_materialize_grads(False)
-        return x.view_as(x), torch.cat([function(*part) for part in _parts(rows, x, *others)])
-
-    @staticmethod
-    def backward(ctx: Any, of_x: Tensor | None, of_values: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        if of_values is None:
-            return None, None, of_x, *(None for _ in ctx.saved_tensors[1:])
-        x, *others = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
-            (gradient,) = torch.autograd.grad(ctx.function(x, *others), x, of_values, create_graph=True)
-            return None, None, gradient if of_x is None else gradient + of_x, *(None for _ in others)
-        gradient = torch.zeros_like(x) if of_x is None else of_x  # safe to modify: only this node holds it
-        for of_part, values, *part in _parts(ctx.rows, gradient, of_values, x, *others):
-            with torch.enable_grad():
-                leaf = part[0].detach().requires_grad_()
-                found = ctx.function(leaf, *part[1:])
-            of_part += torch.autograd.grad(found, leaf, values)[0]
-        return None, None, gradient, *(None for _ in others)
 
 
 # --------------------------------------------------------------------------------------------- averages and scatters

@@ -58,7 +58,7 @@ def test_the_term_to_blame_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reference, "edge_terms", broken)
     x, y = scene()
-    report = diagnose(EdgeAwareLoss(backend="reference"), x, y)
+    report = diagnose(EdgeAwareLoss(power=1.0, backend="reference"), x, y)
     gradient, terms = report.findings
     assert terms.message == "terms: other_side not finite; cross_entropy, same_side, region finite."
     assert terms.advice == "Set the weight of other_side to 0 to continue without it."

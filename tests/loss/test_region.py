@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import backends, region
+from edgeloss import backends, parts
 from edgeloss.functional import edge_aware_loss
 
 VOID = 255
@@ -216,9 +216,9 @@ def test_gradcheck(size: tuple[int, ...], classes: int, backend: str) -> None:
     )
 
 
-@pytest.mark.parametrize("part", [1, region.PART])
+@pytest.mark.parametrize("part", [1, parts.PART])
 def test_second_derivatives_of_the_reference(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region, "PART", part)
+    monkeypatch.setattr(parts, "PART", part)
     x, y = scene((7, 13), 2)
     x.requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: alone(x, y, backend="reference"), x, fast_mode=True, atol=1e-5)
@@ -232,8 +232,8 @@ def test_parts_have_the_same_values_and_gradients(
 ) -> None:
     x, y = scene(size, classes, batch=5)
     results = []
-    for part in (region.PART, 1, 3 * 2 * y[0].numel()):  # all images at once, each of its own, pairs
-        monkeypatch.setattr(region, "PART", part)
+    for part in (parts.PART, 1, 3 * 2 * y[0].numel()):  # all images at once, each of its own, pairs
+        monkeypatch.setattr(parts, "PART", part)
         logits = x.clone().requires_grad_()
         value = edge_aware_loss(logits, y, ignore_index=VOID, region_weight=2.0, backend=backend)
         results.append((value.detach(), gradient(value, logits)))

@@ -43,11 +43,10 @@ bool SlabGradient<A>::recall_weights(const typename Call<A>::Near& near, const P
 template <typename A>
 void SlabGradient<A>::prepare(const Slab& slab, int64_t number, const Places& places) {
   const Geometry& g = call_.g;
-  if (call_.has_label_weights() && recall_weights(call_.near(saved_, number, slab), places)) {
-  } else if (call_.has_label_weights()) {
-    windows_.form(call_.label_map(slab.image), slab, places, &weights_, nullptr);
-  } else if (call_.options.gathers) {
+  if (call_.options.gathers) {
     collect_shares(slab, places);
+  } else if (call_.options.edges && !recall_weights(call_.near(saved_, number, slab), places)) {
+    windows_.form(call_.label_map(slab.image), slab, places, &weights_, nullptr);
   }
   regions_.classes.clear();
   const int64_t slice = Slab::first_average(slab.first_slice);

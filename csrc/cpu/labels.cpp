@@ -125,7 +125,7 @@ EDGELOSS_INLINE void divide_sides(const int32_t* label, int64_t begin, int64_t e
     const A d_same = static_cast<A>(same_sum[i]), d_across = static_cast<A>(across_sum[i]), weight = u[i];
     const A of_same = weight / d_same, of_across = weight / d_across;
     const bool is_edge = (label[i] >= 0) & (d_across > A(0));
-    same[i] = is_edge & (d_same > A(0)) ? of_same : A(0);
+    same[i] = (is_edge & (d_same > A(0))) ? of_same : A(0);
     across[i] = is_edge ? of_across : A(0);
     u[i] = is_edge ? weight : A(-1);
   }

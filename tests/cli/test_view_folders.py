@@ -164,15 +164,15 @@ def test_incomplete_cases_can_be_skipped(run: Run, folders: Path) -> None:
 @pytest.mark.slow
 def test_a_signal_stops_between_pages(folders: Path) -> None:
     for kind, suffix in {"images": "jpg", "masks": "png", "preds": "pt"}.items():
-        for i in range(40):  # far more than are drawn before the signal arrives
+        for i in range(400):  # far more than are drawn before the signal arrives
             (folders / kind / f"n{i}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
     pages = folders / "pages"
     command = [sys.executable, "-m", "edgeloss.cli", *map(str, view_folders(folders)), "-o", str(pages)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
-        for _ in range(600):
+        for _ in range(3000):
             if (pages / "a.png").exists():
                 break
-            time.sleep(0.1)
+            time.sleep(0.02)
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=60)
     assert child.returncode == 130

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tiles.h"
+#include "statistics.h"
 
 namespace edgeloss {
 
@@ -105,9 +105,5 @@ struct TermFactors {
 template <typename A>
 void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing, const A* m,
                    const A* r, TileRegions<A>& regions, A* g, int64_t ld);
-
-// m and r alone.
-template <typename A>
-void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll);
 
 }  // namespace edgeloss

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../cpu/parallel.h"
-#include "../cpu/pixels.h"
+#include "../cpu/statistics.h"
 #include "../cpu/vectorize.h"
 #include "../kernels.h"
 

@@ -49,7 +49,7 @@ void SlabGradient<A>::prepare(const Slab& slab, int64_t number, const Places& pl
     windows_.form(call_.label_map(slab.image), slab, places, &weights_, nullptr);
   }
   regions_.classes.clear();
-  const int64_t slice = Slab::first_average(slab.first_slice);
+  const int64_t slice = average_of(slab.first_slice);
   const RegionSize size = region_size(g);
   if (!call_.slopes || !of_region_ || slice >= size.depth) return;
   for (int32_t c = 0; c < g.classes; ++c) {
@@ -88,18 +88,18 @@ void SlabGradient<A>::collect_shares(const Slab& slab, const Places& places) {
   for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
     const Chunk chunk = {slab.image, z * g.height + slab.first_row, z * g.height + slab.last_row};
     own_.assign(slab.rows() * g.width, A(0));
-    entries_.clear();
-    gather_.collect_shares(call_.reader(slab.image), chunk, own_.data(), entries_);
+    others_.clear();
+    gather_.collect_shares(call_.reader(slab.image), chunk, own_.data(), others_);
     const int64_t first = (z - slab.first_slice) * places.slice_step;
     for (int64_t y = 0; y < slab.rows(); ++y) {
       std::copy_n(own_.data() + y * g.width, g.width, weights_.same.data() + first + y * places.row_step);
     }
-    for (const Entry<A>& entry : entries_) {
-      const int64_t y = entry.pixel / g.width, place = first + y * places.row_step + entry.pixel - y * g.width;
+    for (const OtherWeight<A>& each : others_) {
+      const int64_t y = each.place / g.width, place = first + y * places.row_step + each.place - y * g.width;
       if (g.classes == 2) {
-        weights_.other[place] += entry.weight;
+        weights_.other[place] += each.weight;
       } else {
-        weights_.others.push_back({static_cast<int32_t>(place), entry.k, entry.weight});
+        weights_.others.push_back({static_cast<int32_t>(place), each.k, each.weight});
       }
     }
   }

@@ -56,7 +56,7 @@ class SlabGradient {
   TileRegions<A> regions_;
   RegionRows<A> rows_;
   std::vector<A> gradient_, own_;
-  std::vector<Entry<A>> entries_;
+  std::vector<OtherWeight<A>> others_;
 };
 
 // The gradient of logits to be upsampled.

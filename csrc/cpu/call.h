@@ -89,9 +89,6 @@ struct Call {
             edge_class_weight ? edge_class_weight + g.table(image) : nullptr,
             field && !options.gathers ? field + first : nullptr, per_decay()};
   }
-  // Whether the edge terms come from weights of the labels.
-  bool has_label_weights() const { return options.edges && !options.gathers; }
-
   // The weights of a slab that are kept for backward; those of other classes have their class.
   struct Near {
     static constexpr int16_t kSame = -1, kOther = -2;  // planes of EdgeWeights

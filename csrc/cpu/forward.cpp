@@ -126,7 +126,7 @@ struct Passes {
   void read_slab(int64_t i, const Slab& slab, std::vector<int64_t>& counts) {
     const Geometry& g = call.g;
     const int64_t base = slab.image * g.pixels;
-    const int64_t slice = Slab::first_average(slab.first_slice);
+    const int64_t slice = average_of(slab.first_slice);
     A* z = averages.exist() && slice < averages.size.depth ? averages.z.get() + averages.map(slab.image, 0) : nullptr;
     int32_t y_tile[kTile];
     for_each_row(slab, [&](int64_t depth, int64_t y) {
@@ -136,7 +136,7 @@ struct Passes {
         const int64_t n = std::min(kTile, g.width - x);
         labels[i].wrong += static_cast<double>(read_labels(target, first + x, n, label + x, y_tile));
       }
-      const int64_t band = (y + 1) / kPool;
+      const int64_t band = average_of(y);
       A* row = z && band < averages.size.height ? z + averages.row(slice, band) : nullptr;
       count_row(label, row, counts);
     });
@@ -228,10 +228,10 @@ struct Passes {
     const Geometry& g = call.g;
     Sums& of = sums[i];
     const Places places(slab, g.width, call.up.has_value());
+    EdgeWeights<A>* weights = call.options.edges && !call.options.gathers ? &space.weights : nullptr;
     if (call.options.edges) {
       EdgeTotals totals;
-      space.windows.form(call.label_map(slab.image), slab, places, call.options.gathers ? nullptr : &space.weights,
-                         &totals);
+      space.windows.form(call.label_map(slab.image), slab, places, weights, &totals);
       of[Row::kEdgeWeight] = totals.weight;
       for (size_t c = 0; c < totals.counts.size(); ++c) {
         if (totals.counts[c] == 0) continue;
@@ -241,14 +241,13 @@ struct Passes {
     }
     const typename Call<A>::Near near = call.near(saved, i, slab);
     if (near.count) keep_weights(space.weights, near);
-    const int64_t slice = Slab::first_average(slab.first_slice);
+    const int64_t slice = average_of(slab.first_slice);
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
     space.regions.start(g.classes);
     space.rows.start(slab, g, space.regions.classes.size());
     const bool rereads = !space.regions.classes.empty();
     const Smoothing<A> smoothing = call.smoothing(slab.image);
-    const auto* weights = call.has_label_weights() ? &space.weights : nullptr;
     space.tiles.for_each(slab, weights, places, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       A *m = call.m && !at.place ? call.m + at.start : own_m, *r = call.m && !at.place ? call.r + at.start : own_r;

@@ -40,8 +40,8 @@ EDGELOSS_INLINE const T* window_sums(const T* in, int64_t count, int64_t step, i
   }
 }
 
-// The sum of `chosen` over the window of each pixel without the pixel itself, axis by axis: of the window's line
-// through the pixel the two sides, and of the lines beside it all of them. Of the inner pixels.
+// The sum of `chosen` over the window of each inner pixel, without the pixel itself. Axis by axis: along the line
+// through the pixel, what is before and behind it; along the window's other lines, everything.
 template <typename Box, typename Sums>
 EDGELOSS_INLINE auto sums_around(const Box& box, const Sums& sums) {
   using T = std::remove_pointer_t<decltype(sums.sum)>;
@@ -209,7 +209,7 @@ typename EdgeWindows<A>::Box EdgeWindows<A>::box_around(const Core& core) {
   found_.resize(room_ + 8);
   const auto numbers = [&](int64_t n) { return numbers_.data() + n * room_; };
   const auto shorts = [&](int64_t n) { return short_numbers_.data() + n * room_; };
-  arrays_ = {labels_.data(), shorts(0), numbers(0), numbers(1), numbers(2), numbers(3)};
+  arrays_ = {labels_.data(), shorts(0), shorts(8), shorts(9), numbers(0), numbers(1), numbers(2), numbers(3)};
   sums_ = {numbers(4), numbers(5), numbers(6), {numbers(7), numbers(8)}, {numbers(9), numbers(10)}};
   short_sums_ = {shorts(1), shorts(2), shorts(3), {shorts(4), shorts(5)}, {shorts(6), shorts(7)}};
   return box;
@@ -271,11 +271,11 @@ void EdgeWindows<A>::find_edges(const LabelMap<A>& map, const Box& box) {
         arrays.u[i] = arrays.label[i] == k ? weight * factor : weight;
       }
     }
-    std::fill_n(arrays.same, box.count, A(0));
-    std::fill_n(arrays.across, box.count, A(0));
     if (counts) {
-      int16_t *same = shorts.all[1] + (shorts.all[1] - shorts.all[0]), *across = same + (shorts.all[1] - shorts.all[0]);
+      int16_t *same = arrays.short_same, *across = arrays.short_across;
       sum_sides(box, arrays.short_label, static_cast<const int16_t*>(nullptr), classes, n, shorts, same, across);
+      std::fill_n(arrays.same, box.count, A(0));
+      std::fill_n(arrays.across, box.count, A(0));
       divide_sides(arrays.label, box.begin, box.end, same, across, arrays.u, arrays.same, arrays.across);
     } else {
       sum_sides(box, arrays.label, map.field ? arrays.w : nullptr, classes, n, sums, arrays.same, arrays.across);

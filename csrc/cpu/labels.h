@@ -1,5 +1,5 @@
-// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i) and u = v ·
-// u(y),
+// Labels -> the weights of the edge terms. With power 0, for the edge pixels i with the neighbors N(i), and with u_i
+// the product of the pixel's weight and its class's,
 //
 //     Σ_E u S = Σ_n A_n · -log p_n(y_n)              A_n    = w_n · Σ { u_i / D_i  : i ∈ N(n), y_i = y_n }
 //     Σ_E u O = Σ_n Σ_k B_n(k) · -log(1 - p_n(k))    B_n(k) = w_n · Σ { u_i / D'_i : i ∈ N(n), y_i = k ≠ y_n }
@@ -43,8 +43,8 @@ struct EdgeTotals {
 template <typename A>
 struct LabelMap {
   const int16_t* label;   // kIgnored where a pixel does not count
-  const A* pixel_weight;  // v, or null
-  const A* class_weight;  // u of each class, or null
+  const A* pixel_weight;  // or null
+  const A* class_weight;  // of each class, or null
   const A* field;         // d, or null: all neighbors weigh the same
   A per_decay;
 };
@@ -77,11 +77,11 @@ class EdgeWindows {
   struct Sums {
     T *chosen, *sum, *part, *sides[2], *all[2];
   };
-  // Labels, w, and u, less than 0 where no edge pixel is. D and D' of each pixel, and then in their places u / D and
+  // Labels, w, and u, which is -1 where no edge pixel is. D and D' of each pixel, and then in their places u / D and
   // u / D' of edge pixels, 0 elsewhere.
   struct Arrays {
     int32_t* label;
-    int16_t* short_label;
+    int16_t *short_label, *short_same, *short_across;  // D and D' that are numbers of neighbors
     A *w, *u, *same, *across;
   };
   // The pixels of a slab that a block holds.

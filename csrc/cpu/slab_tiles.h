@@ -31,7 +31,7 @@ Gather<A> gather_of(const Call<A>& call, const SavedState& saved) {
 struct TilePlace {
   int64_t start;
   const int32_t* place;
-  int64_t row, column;  // of the first pixel, in its slice; with places of `start`
+  int64_t row, column;  // in its slice, of the first pixel, or of `start` where there are places
   Block block;          // of upsampled logits
 };
 
@@ -43,8 +43,8 @@ struct RegionRows {
 
   void start(const Slab& slab, const Geometry& g, size_t classes) {
     width = g.width;
-    first = Slab::first_average(slab.first_row);
-    count = Slab::first_average(slab.last_row - 1) + 1 - first;
+    first = average_of(slab.first_row);
+    count = average_of(slab.last_row - 1) + 1 - first;
     rows.assign(classes * count * width, A(0));
   }
   A* at(size_t of, int64_t average) { return rows.data() + (of * count + average) * width; }
@@ -56,7 +56,7 @@ struct RegionRows {
       int64_t y = at_tile.row, x = at_tile.column;
       for (int64_t j = 0; j < n; ++y, x = 0) {
         const int64_t part = std::min(n - j, width - x);
-        body(regions.of(of) + j, at(of, (y + 1) / kPool - first) + x, part);
+        body(regions.of(of) + j, at(of, average_of(y) - first) + x, part);
         j += part;
       }
     }
@@ -64,7 +64,7 @@ struct RegionRows {
   void add(TileRegions<A>& regions, int64_t n, const TilePlace& at_tile) {
     if (at_tile.place) {
       for (size_t of = 0; of < regions.classes.size(); ++of) {
-        A *value = regions.of(of), *row = at(of, (at_tile.row + 1) / kPool - first);
+        A *value = regions.of(of), *row = at(of, average_of(at_tile.row) - first);
         for (int64_t j = 0; j < n; ++j) {
           if (at_tile.place[j] >= 0) row[at_tile.place[j]] += value[j];
         }
@@ -81,7 +81,7 @@ struct RegionRows {
   void read(TileRegions<A>& regions, int64_t n, const TilePlace& at_tile) {
     if (at_tile.place) {
       for (size_t of = 0; of < regions.classes.size(); ++of) {
-        A *value = regions.of(of), *row = at(of, (at_tile.row + 1) / kPool - first);
+        A *value = regions.of(of), *row = at(of, average_of(at_tile.row) - first);
         for (int64_t j = 0; j < n; ++j) value[j] = row[std::max(at_tile.place[j], 0)];
       }
       return;

@@ -15,9 +15,10 @@ struct Slab {
   int64_t image, first_slice, last_slice, first_row, last_row;
 
   int64_t rows() const { return last_row - first_row; }
-  // The averages along an axis that the slab forms: those of `count` that begin in its rows or slices.
-  static int64_t first_average(int64_t first) { return (first + 1) / kPool; }
 };
+
+// The average that a row or a slice belongs to; past the last one where it belongs to none.
+inline int64_t average_of(int64_t place) { return (place + 1) / kPool; }
 
 // Calls body(slice, row) for each row of a slab.
 template <typename F>

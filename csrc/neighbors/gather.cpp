@@ -209,7 +209,8 @@ void Gather<A>::add_terms(const Reader<A>& x, const Chunk& chunk, double* same_s
 }
 
 template <typename A>
-void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, std::vector<Entry<A>>& others) const {
+void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own,
+                               std::vector<OtherWeight<A>>& others) const {
   const int64_t base = chunk.image * g.pixels, start = chunk.first_row * g.width;
   Pairs<A> of_side[2] = {{*this, x, chunk.image, true}, {*this, x, chunk.image, false}};
   std::vector<int64_t> latest(g.classes, -1);  // of the entries of each class
@@ -228,7 +229,7 @@ void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, s
           continue;
         }
         int64_t& entry = latest[pairs.k(j)];
-        if (entry < 0 || others[entry].pixel != pixel) {
+        if (entry < 0 || others[entry].place != pixel) {
           entry = static_cast<int64_t>(others.size());
           others.push_back({pixel, pairs.k(j), A(0)});
         }

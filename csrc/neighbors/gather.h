@@ -16,14 +16,6 @@
 
 namespace edgeloss {
 
-// The weight of -log(1 - p(k)) at a pixel, which is counted from the first of its chunk.
-template <typename A>
-struct Entry {
-  int32_t pixel;
-  int16_t k;
-  A weight;
-};
-
 template <typename A>
 struct Gather {
   // What backward needs of one side of an edge pixel.
@@ -45,8 +37,9 @@ struct Gather {
   void add_terms(const Reader<A>& x, const Chunk& chunk, double* same_side, double* other_side) const;
 
   // The weights of the terms in a chunk's gradient, Σ v u π over the edge pixels around a pixel: adds those of its own
-  // class, of -log p(y), to own[pixel - first of the chunk], and appends those of other classes in the order of pixels.
-  void collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, std::vector<Entry<A>>& others) const;
+  // class, of -log p(y), to own[pixel - first of the chunk], and appends those of other classes, with such places, in
+  // the order of pixels.
+  void collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, std::vector<OtherWeight<A>>& others) const;
 
   A edge_weight(int64_t image, int64_t pixel) const {
     const int64_t i = image * g.pixels + pixel;

@@ -16,7 +16,7 @@ from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum_of_numbers
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum
 from edgeloss.reference import NO_POWER
 from edgeloss.region import POOL, SIDE
 
@@ -142,10 +142,10 @@ def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
     radius, spacing = radius_per_axis(options.radius, dims), spacing_per_axis(options.spacing, dims)
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
-    farthest = 2 * math.hypot(
-        *(r * s / unit for r, s in zip(clipped(radius, inputs.target.shape), spacing, strict=True))
-    )
-    is_spread = decay > 0 and (inputs.distance is not None or farthest > _MOST_DECAYS * decay)
+    is_spread = inputs.distance is not None
+    if decay and not is_spread:
+        reach = zip(clipped(radius, inputs.target.shape), spacing, strict=True)
+        is_spread = 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
     return Numbers(
         ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
         validate=_VALIDATE[options.validate],
@@ -203,7 +203,7 @@ class _EdgeLoss(torch.autograd.Function):
         _save(ctx, given, outputs)
         ctx.factors, ctx.of_regions = factors, of_regions
         regions = Regions(outputs.region, outputs.region_weight)
-        return weighted_sum_of_numbers(outputs.sums, regions, factors, of_regions, dtype)
+        return weighted_sum(outputs.sums, regions, factors, of_regions, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401

@@ -489,16 +489,17 @@ class EdgeAwareLoss(nn.Module):
         """
         options, u = Options.from_attributes(self), self.current_edge_class_weight
         is_counted = self._is_running() and self.training
-        maps = list(label_maps(targets, multilabel=self.multilabel))
-        weights = [None] * len(maps) if pixel_weights is None else list(pixel_weights)
-        if len(weights) != len(maps):
+        weights = None if pixel_weights is None else list(pixel_weights)
+        given: dict[str, Any] = {"weight": self.weight, "edge_class_weight": u, "count_edges": is_counted}
+        totals = []
+        for target in label_maps(targets, multilabel=self.multilabel):  # one at a time: a loader may yield them
+            v = weights[len(totals)] if weights is not None and len(totals) < len(weights) else None
+            totals.append((target.numel(), *label_totals(target, options, pixel_weight=v, **given)))
+        if weights is not None and len(weights) != len(totals):
             raise ValueError(
-                f"pixel_weights: expected {len(maps)}, one per target, but got {len(weights)}; pass None for a target"
+                f"pixel_weights: expected {len(totals)}, one per target, but got {len(weights)}; pass None for a target"
                 " without one"
             )
-        given: dict[str, Any] = {"weight": self.weight, "edge_class_weight": u, "count_edges": is_counted}
-        pairs = zip(maps, weights, strict=True)
-        totals = [(target.numel(), *label_totals(target, options, pixel_weight=v, **given)) for target, v in pairs]
         if not totals:
             raise ValueError("targets: expected the labels of at least one call, but got none")
         pixels, w, e, counts = zip(*totals, strict=True)

@@ -80,7 +80,7 @@ class _ByParts(torch.autograd.Function):
             values = torch.cat([ctx.function(*part) for part in _split(ctx.parts, x, *others)])
             (gradient,) = torch.autograd.grad(values, x, of_values, create_graph=True)
             return None, None, gradient if of_x is None else gradient + of_x, *nothing
-        gradient = torch.zeros_like(x) if of_x is None else of_x  # which nobody else has seen
+        gradient = torch.zeros_like(x) if of_x is None else of_x  # safe to modify: only this node holds it
         for of_part, (batch, row), part in zip(
             torch.split(of_values, ctx.sizes), ctx.parts, _split(ctx.parts, x, *others), strict=True
         ):

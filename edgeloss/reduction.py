@@ -381,23 +381,10 @@ def weighted_sum(
         of_regions: the factors of the values of the regions, [B].
         dtype: of the result.
     """
-    parts = [(sums[TERM_ROWS], factors)]
+    total = torch.dot(sums[TERM_ROWS].masked_fill(factors == 0, 0.0), factors)  # a term without weight may be infinite
     if regions is not None and of_regions is not None:
-        parts.append((regions.value, of_regions))
-    # What has no weight may be infinite.
-    dots = [torch.dot(torch.where(factor != 0, values, 0.0), factor) for values, factor in parts]
-    return torch.stack(dots).sum().to(dtype)
-
-
-def weighted_sum_of_numbers(
-    sums: Tensor, regions: Regions, factors: Tensor, of_regions: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Return what :func:`weighted_sum` does, of tensors without a derivative: in less time where they are at hand."""
-    if not _are_at_hand(sums):
-        return weighted_sum(sums, regions, factors, of_regions, dtype)
-    values = [*sums[TERM_ROWS].tolist(), *regions.value.tolist()]
-    weights = [*factors.tolist(), *([] if of_regions is None else of_regions.tolist())]
-    return torch.tensor(sum(value * w for value, w in zip(values, weights, strict=True) if w), dtype=dtype)
+        total = total + torch.dot(regions.value, of_regions)
+    return total.to(dtype)
 
 
 def region_factors(regions: Regions, denominators: Tensor) -> Tensor:

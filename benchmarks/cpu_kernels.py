@@ -76,7 +76,7 @@ CASES = {
         Case("noise, multilabel, upsampled", (4, 20, 32, 32), (1.5, None), UPSAMPLE | {"multilabel": True}),
         Case("noise, radius 15", (1, 2, 256, 256), (3.0, None), {"radius": 15}),
     ],
-    "beside": [
+    "scaled": [
         Case("19 classes, loss / 4", STREET, loss_scale=0.25),
         Case("float16, GradScaler", STREET, dtype=torch.float16, loss_scale=65536.0),
         Case("bfloat16, GradScaler", STREET, dtype=torch.bfloat16, loss_scale=65536.0),

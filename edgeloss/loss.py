@@ -491,7 +491,7 @@ class EdgeAwareLoss(nn.Module):
         is_counted = self._is_running() and self.training
         weights = None if pixel_weights is None else list(pixel_weights)
         given: dict[str, Any] = {"weight": self.weight, "edge_class_weight": u, "count_edges": is_counted}
-        totals = []
+        totals: list[tuple[Any, ...]] = []
         for target in label_maps(targets, multilabel=self.multilabel):  # one at a time: a loader may yield them
             v = weights[len(totals)] if weights is not None and len(totals) < len(weights) else None
             totals.append((target.numel(), *label_totals(target, options, pixel_weight=v, **given)))

@@ -24,7 +24,7 @@ from edgeloss.inputs import (
 from edgeloss.neighborhoods import Grid, offsets
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import Backend, check_option, radius_per_axis, suggest_keywords
-from edgeloss.reference import gathered, log_sum_of_chosen, negative_log_mean, take
+from edgeloss.reference import negative_log_mean, take
 
 
 @suggest_keywords
@@ -163,14 +163,14 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     """
     center = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, center, radius)
-    logits, shifted, log_sum, at = gathered(x, n)
+    logits, shifted, log_sum, at = _gathered(x, n)
     if index.dim() < x.dim():
         a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[center][row]) - take(log_sum, at)
     else:
         chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[center]
 
         def log_chosen(row: Tensor, at: Tensor) -> Tensor:
-            return log_sum_of_chosen(take(logits, at), chosen[row]) - take(log_sum, at)
+            return _log_sum_of_chosen(take(logits, at), chosen[row]) - take(log_sum, at)
 
         # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
         size = max(1, len(center))
@@ -183,6 +183,36 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
         )
     value = negative_log_mean(a, w.log(), row, len(center), power=1.0)
     return x.new_zeros(mask.numel()).index_copy(0, center, value).view_as(mask)
+
+
+def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x - max and log Σ exp(x - max) over dim 1; log p is their difference, exact at any offset of x.
+
+    log p does not depend on the shift, so max is detached without a change of any derivative.
+    """
+    shifted = x - x.amax(1, keepdim=True).detach()
+    return shifted, shifted.exp().sum(1).log()
+
+
+def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return logits and ``_shifted`` of the pixels in n, [M, C] twice and [M], and the row of each of n in them, [P].
+
+    A pixel is the neighbor of many: it is computed once. Other pixels are not read.
+    """
+    pixels, at = torch.unique(n, return_inverse=True)
+    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
+    return logits, *_shifted(logits), at
+
+
+def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Return log Σ exp(x - max) [N] over the chosen classes alone, the max being that of all; both are [N, C].
+
+    The max of the chosen ones is kept apart from the rest: far below that of all, one number has no digits for both,
+    and the derivatives, the softmax over the chosen ones, would not add up to 1.
+    """
+    x = logits.masked_fill(~chosen, -math.inf)
+    top = x.amax(1, keepdim=True).detach().clamp(min=torch.finfo(x.dtype).min)
+    return (top[:, 0] - logits.amax(1).detach()) + (x - top).exp().sum(1).log()
 
 
 def weighted_pairs(weight: Tensor, center: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

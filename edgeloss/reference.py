@@ -284,36 +284,6 @@ def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
 # ----------------------------------------------------------------------------------------------------------- logarithms
 
 
-def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x - max and log Σ exp(x - max) over dim 1; log p is their difference, exact at any offset of x.
-
-    log p does not depend on the shift, so max is detached without a change of any derivative.
-    """
-    shifted = x - x.amax(1, keepdim=True).detach()
-    return shifted, shifted.exp().sum(1).log()
-
-
-def gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return logits and ``_shifted`` of the pixels in n, [M, C] twice and [M], and the row of each of n in them, [P].
-
-    A pixel is the neighbor of many: it is computed once. Other pixels are not read.
-    """
-    pixels, at = torch.unique(n, return_inverse=True)
-    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
-    return logits, *_shifted(logits), at
-
-
-def log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
-    """Return log Σ exp(x - max) [N] over the chosen classes alone, the max being that of all; both are [N, C].
-
-    The max of the chosen ones is kept apart from the rest: far below that of all, one number has no digits for both,
-    and the derivatives, the softmax over the chosen ones, would not add up to 1.
-    """
-    x = logits.masked_fill(~chosen, -math.inf)
-    top = x.amax(1, keepdim=True).detach().clamp(min=torch.finfo(x.dtype).min)
-    return (top[:, 0] - logits.amax(1).detach()) + (x - top).exp().sum(1).log()
-
-
 def margins(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
     """Return x_n(k) - log Σ_{c ≠ k} exp x_n(c), [M].
 

@@ -51,7 +51,7 @@ def logits_of(kind: str, gap: float, classes: int) -> Tensor:
     if kind != "right":
         sure[..., 2:4] = 1 - sure[..., 2:4]
     x.scatter_(1, sure[:, None], gap)
-    if kind == "wrong beside unsure":
+    if kind == "wrong next to unsure":
         x[..., :2] = torch.randn(1, max(2, classes), 4, 2, dtype=torch.float64)
     return x[:, 1:] - x[:, :1] if classes == 1 else x
 
@@ -60,7 +60,7 @@ def logits_of(kind: str, gap: float, classes: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("classes", [1, 2, 3, 19, 150])
 @pytest.mark.parametrize("gap", GAPS)
-@pytest.mark.parametrize("kind", ["right", "wrong", "wrong beside unsure"])
+@pytest.mark.parametrize("kind", ["right", "wrong", "wrong next to unsure"])
 def test_each_element(kind: str, gap: float, classes: int, dtype: torch.dtype, column: Column) -> None:
     x = logits_of(kind, gap, classes).to(dtype).requires_grad_()
     loss = column.loss(x, TARGET, ignore_index=IGNORED)

@@ -172,9 +172,9 @@ void tile_residuals(const Pixels<A>& pixels, const A* m, const A* r, TileRegions
       A* out = value + of * kTile;
       EDGELOSS_INDEPENDENT
       for (int64_t j = 0; j < n; ++j) {
-        const A e = exp_negative(x[j] - m[j]), p = e * scale[j], rest = r[j] * scale[j];
-        const A complement = ((e == A(1)) & (r[j] < A(1))) ? rest : A(1) - p;
-        const A residual = y[j] == c ? complement : -p;
+        const A p = exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j], others = A(1) - p, away = -p;
+        const A complement = is_likely(x[j], m[j], r[j]) ? of_rest : others;
+        const A residual = y[j] == c ? complement : away;
         out[j] = y[j] < 0 ? A(0) : residual;
       }
     }

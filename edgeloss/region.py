@@ -153,7 +153,8 @@ def _sums(maps: Tensor) -> Tensor:
 
 def _joint_scatter(r: Tensor, z: Tensor) -> Tensor:
     """Return the scatter matrices of the regions of q and r, [M, 2d, 2d], of the sums under averages [M, *A]."""
-    return _scatter(z.double() - r, r)
+    r = r.double()  # the slopes by q and by r may cancel, so they are added before they are rounded
+    return _scatter(z - r, r)
 
 
 def _scatter(*sums: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ from edgeloss.functional import edge_aware_loss
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
 
 NUMBERS = range(40)
+FOUND = (1795555148157,)  # calls that failed once: slopes of the region term that cancel to 0
 
 
 def failures(number: int) -> list[str]:
     return [reason for *_, failed in fuzz.check(number) for reason in failed]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", [*NUMBERS, *FOUND])
 def test_a_call_passes(number: int) -> None:
     assert not failures(number)
 

@@ -43,6 +43,9 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
 template <typename A>
 double weighted_sum(const A* value, const A* weight, int64_t n) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
+    int any = 0;  // mostly there is no edge nearby
+    for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
+    if (!any) return 0.0;
     double product[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
@@ -251,8 +254,8 @@ struct Centers {
   A elsewhere[kTile], at_likely[kTile];
 };
 template <typename A>
-EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* r, const A* scale,
-                                   const A* const* slopes, Centers<A>& centers, A* g, int64_t ld) {
+EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* r, const A* scale, const A* const* slopes,
+                                   Centers<A>& centers, A* g, int64_t ld) {
   const int64_t n = tile.n;
   A *sum = centers.elsewhere, *likely = centers.at_likely;
   std::fill_n(sum, n, A(0));

@@ -263,6 +263,19 @@ def pixel_of_cell(p, n, averages, size, STEPS: tl.constexpr):
 
 
 @triton.jit
+def weigh_classes(x, at, m, r, mask, of_labels, image, grid):
+    """Return Σ weight(c) · -log p(c) over all classes."""
+    sums = tl.zeros(mask.shape, x.real)
+    for start in range(0, x.classes, x.chunk):
+        c = (start + tl.arange(0, x.chunk))[:, None]
+        terms = log1p(r)[None, :] - (load_classes(x, at, c, mask) - m[None, :])
+        if of_labels is not None:
+            terms *= of_class(of_labels, image, c, c < x.classes, grid)
+        sums += tl.sum(tl.where((c < x.classes) & mask[None, :], terms, 0.0), 0)
+    return sums
+
+
+@triton.jit
 def forward_kernel(
     x, near, sides, weights, of_labels, kept, averages, sums, grid,
     SMOOTHING: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
@@ -291,22 +304,13 @@ def forward_kernel(
             tl.store(kept.top + start + p, top.to(tl.int16), mask=inside)
         nll = (m - load_class(x, at, y, ok)) + log1p(r)
         v = weight_of(weights, image, p, y, ok, grid)
-        if SMOOTHING == 0:
-            w = v
-            if of_labels is not None:
-                w *= of_class(of_labels, image, y, ok, grid)
-            entropy += tl.where(w == 0, 0.0, w * nll)
-        else:
-            every, of_y = tl.zeros([TILE], x.real), tl.full([TILE], 1 - SMOOTHING, x.real)
-            if of_labels is not None:
-                of_y *= of_class(of_labels, image, y, ok, grid)
-            for from_class in range(0, x.classes, x.chunk):
-                c = (from_class + tl.arange(0, x.chunk))[:, None]
-                terms = log1p(r)[None, :] - (load_classes(x, at, c, ok) - m[None, :])
-                if of_labels is not None:
-                    terms *= of_class(of_labels, image, c, c < x.classes, grid)
-                every += tl.sum(tl.where((c < x.classes) & ok[None, :], terms, 0.0), 0)
-            entropy += tl.where(v == 0, 0.0, v * (of_y * nll + SMOOTHING / x.classes * every))
+        w = v * (1 - SMOOTHING)
+        if of_labels is not None:
+            w *= of_class(of_labels, image, y, ok, grid)
+        entropy += tl.where(w == 0, 0.0, w * nll)
+        if SMOOTHING > 0:
+            every = weigh_classes(x, at, m, r, ok, of_labels, image, grid)
+            entropy += tl.where(v == 0, 0.0, v * (SMOOTHING / x.classes * every))
         if near is not None:
             a = tl.load(near.same + start + p, mask=ok, other=0.0)
             b = tl.load(near.against + start + p, mask=ok, other=0.0)
@@ -339,9 +343,8 @@ def add_averages(x, sides, kept, averages, grid, image, t, exists, STEPS: tl.con
     to = (cell_z * area.height + cell_y) * area.width + cell_x
     for first in range(FIRST, x.classes, x.chunk):
         c = (first + tl.arange(0, x.chunk))[:, None]
-        is_candidate = (
-            tl.load(averages.is_candidate + image * (x.classes - FIRST) + c - FIRST, mask=c < x.classes, other=0) > 0
-        )
+        of_map = image * (x.classes - FIRST) + c - FIRST
+        is_candidate = tl.load(averages.is_candidate + of_map, mask=c < x.classes, other=0) > 0
         if tl.max(is_candidate.to(tl.int32)) > 0:
             z, left = tl.zeros([x.chunk, TILE], tl.int32), tl.zeros([x.chunk, TILE], x.real)
             for n in range(STEPS):
@@ -356,7 +359,7 @@ def add_averages(x, sides, kept, averages, grid, image, t, exists, STEPS: tl.con
                 is_label = c == y[None, :]
                 z += is_label.to(tl.int32)
                 left += tl.where(ok[None, :], tl.where(is_label, complement, -share_c), 0.0)
-            offset = (image * (x.classes - FIRST) + c - FIRST) * area.depth * area.height * area.width + to[None, :]
+            offset = of_map * area.depth * area.height * area.width + to[None, :]
             mask = is_candidate & has[None, :]
             tl.store(averages.z + offset, z.to(tl.int8), mask=mask)
             tl.store(averages.r + offset, left, mask=mask)
@@ -372,6 +375,28 @@ def load_slopes(x, slopes, image, k, a, mask):
     of_map = image * (x.classes - FIRST) + k - FIRST
     to = slopes.by_share + of_map * slopes.size.depth * slopes.size.height * slopes.size.width + a
     return tl.load(to, mask=mask & (k >= FIRST) & (k < x.classes), other=0.0)
+
+
+@triton.jit
+def average_of(p, mask, size, averages):
+    """Return the averages that pixels are under, and which of them are under one."""
+    z, row, column = place_of(p, size)
+    i, j = (row + 1) // 3, (column + 1) // 3
+    average, exists = i * averages.width + j, mask & (i < averages.height) & (j < averages.width)
+    if size.depth > 1:
+        z = (z + 1) // 3
+        average, exists = average + z * averages.height * averages.width, exists & (z < averages.depth)
+    return average, exists
+
+
+@triton.jit
+def of_likely_class(v, is_likely, m, r, t):
+    """Return what a likely class across an edge gives to classes: t to itself, which comes from the others.
+
+    Their shares are those without it, from the m and r of the others.
+    """
+    below = tl.where(is_likely, 0.0, tl.minimum(v - m, 0.0))
+    return tl.where(t != 0, tl.where(is_likely, 1.0, -tl.exp(below) / (1 + r)) * t, 0.0)
 
 
 @triton.jit
@@ -399,7 +424,7 @@ def backward_kernel(
     if SMOOTHING > 0:
         spread *= SMOOTHING / x.classes
         rest += spread * tl.load(total_of_labels + image % grid.tables)
-    b, of_likely, t_likely = tl.zeros([TILE], x.real), tl.zeros([TILE], x.real), tl.zeros([TILE], x.real)
+    b, t_likely = tl.zeros([TILE], x.real), tl.zeros([TILE], x.real)
     first, likely = tl.full([TILE], IGNORED, tl.int32), tl.full([TILE], IGNORED, tl.int32)
     rest_m, rest_r, d, to_other = m, r, tl.zeros([TILE], x.real), tl.load(factors + 2).to(x.real)
     if near is not None:
@@ -414,22 +439,14 @@ def backward_kernel(
             rest -= to_other * sum_t
             t_likely = to_other * of_likely / (1 + r)
     if slopes is not None:
-        z, row, column = place_of(p, grid.size)
-        i, j, area = (row + 1) // 3, (column + 1) // 3, slopes.size
-        in_average = ok & (i < area.height) & (j < area.width)
-        average = i * area.width + j
-        if grid.size.depth > 1:
-            z = (z + 1) // 3
-            in_average = in_average & (z < area.depth)
-            average += z * area.height * area.width
+        average, in_average = average_of(p, ok, grid.size, slopes.size)
         to_region = tl.load(slopes.factor + image // grid.tables).to(x.real)
         # Less the slope of the likeliest class, which then is 0: nothing cancels where a pixel is nearly sure.
         base = load_slopes(x, slopes, image, top, average, in_average)
         inner = tl.zeros([TILE], x.real)
         for from_class in range(0, x.classes, x.chunk):
             c = (from_class + tl.arange(0, x.chunk))[:, None]
-            v = load_classes(x, at, c, ok)
-            share_c, left_c, likely_c = share(v, m[None, :], r[None, :])
+            share_c, left_c, likely_c = share(load_classes(x, at, c, ok), m[None, :], r[None, :])
             slope = load_slopes(x, slopes, image, c, average[None, :], in_average[None, :]) - base[None, :]
             inner += tl.sum(tl.where(c < x.classes, share_c * slope, 0.0), 0)
         rest -= to_region * inner
@@ -455,10 +472,9 @@ def backward_kernel(
                     weight += further_weights(c, sides, start, p, y, first, d, grid)
                 weight = tl.where(is_likely, 0.0, weight)
                 gradient += to_other * weight * share_c / tl.where(weight > 0, complement, 1.0)
-                is_here = c == likely[None, :]
-                below = tl.where(is_here, 0.0, tl.minimum(v - rest_m[None, :], 0.0))
-                taken = tl.where(is_here, -1.0, tl.exp(below) / (1 + rest_r)[None, :]) * t_likely[None, :]
-                gradient -= tl.where(of_likely[None, :] > 0, taken, 0.0)
+                gradient += of_likely_class(
+                    v, c == likely[None, :], rest_m[None, :], rest_r[None, :], t_likely[None, :]
+                )
         to = g.data + in_part * g.image + (c - x.one).to(tl.int64) * g.channel + (p.to(tl.int64) * g.pixel)[None, :]
         mask = inside[None, :] & (c >= x.one) & (c < x.classes)
         tl.store(to, tl.where(ok[None, :], gradient, 0.0).to(g.data.dtype.element_ty), mask=mask)

@@ -85,6 +85,7 @@ def tile_of(pixels: int, on_device: int, most: int = 2**14) -> int:
 
 def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, **options: Any) -> None:  # noqa: ANN401
     """Run a kernel over ``count`` places of each image, a program for ``block`` of them."""
+    options.setdefault("enable_fp_fusion", True)
     kernel[(images * triton.cdiv(count, block),)](*args, TILE=block, num_warps=warps, **options)
 
 

@@ -38,7 +38,7 @@ COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled", "4 clas
 
 
 class Row(NamedTuple):
-    """Resources of a compiled kernel; spills are bytes of a thread, or of AMD registers."""
+    """Resources of a compiled kernel; spills are loads and stores of them, or of AMD spilled registers."""
 
     form: str
     target: str
@@ -54,11 +54,11 @@ class _Driver:
     def __init__(self, target: str) -> None:
         from triton.backends.compiler import GPUTarget
 
-        number = target.split("_")[-1]
+        number, self._number = target.split("_")[-1], TARGETS.index(target)
         self._target = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(number), 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self._number  # Triton keeps what it has compiled for each device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -68,7 +68,7 @@ class _Driver:
 
 
 def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Return the registers of a thread and the bytes, or on AMD the registers, that are spilled."""
+    """Return the registers of a thread, and how many instructions, or on AMD registers, are for spilled ones."""
     if "cubin" not in compiled.asm:
         code = compiled.asm["amdgcn"]
         used, spilled = (re.findall(rf"\.vgpr_{name}: +(\d+)", code) for name in ("count", "spill_count"))
@@ -79,10 +79,13 @@ def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    assert found, report
-    return int(found[1]), int(found[2])
+        usage, code = (
+            subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout
+            for what in ("-res-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+)", usage)
+    assert found, usage
+    return int(found[1]), len(re.findall(r"\b(?:LDL|STL)\b", code))
 
 
 def compile_form(form: str, target: str) -> list[Row]:
@@ -119,7 +122,7 @@ def compile_form(form: str, target: str) -> list[Row]:
 def main() -> int:
     """Compile all forms for all targets."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--forms", nargs="+", choices=list(FORMS))
     given = parser.parse_args()
     jobs = [

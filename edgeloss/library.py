@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import importlib.util
 import json
@@ -143,8 +142,8 @@ def why_reference(
     reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths, power)
     if backend == "fused" and reason:
         raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
-    if backend == "auto" and target is not None and logits.is_cuda and _why_no_triton():
-        _warn_of_plain_pytorch()
+    if backend == "auto" and target is not None and logits.is_cuda and (missing := _why_no_triton()):
+        _warn_of_plain_pytorch(missing)
     return reason
 
 
@@ -157,17 +156,26 @@ def _why_not_in_triton(power: float) -> str | None:
     return _why_no_triton()
 
 
-@functools.cache
+_REASONS: dict[str, str | None] = {}  # what _why_no_triton has found, and what was warned of
+
+
 def _why_no_triton() -> str | None:
     """Return why the kernels of GPUs can't be compiled, None if they can. It does not import Triton."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
-    return None
+    if "triton" not in _REASONS:
+        missing = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
+        _REASONS["triton"] = None if importlib.util.find_spec("triton") else missing
+    return _REASONS["triton"]
 
 
-@functools.cache
-def _warn_of_plain_pytorch() -> None:
-    warnings.warn(f"the loss on GPUs is plain PyTorch: {_why_no_triton()}", RuntimeWarning, stacklevel=5)
+def _warn_of_plain_pytorch(reason: str) -> None:
+    if "warned" not in _REASONS:
+        _REASONS["warned"] = reason
+        warnings.warn(f"the loss on GPUs is plain PyTorch: {reason}", RuntimeWarning, stacklevel=5)
+
+
+# torch.compile uses the answers as constants, and does not trace the functions.
+_why_no_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_warn_of_plain_pytorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _why_not_on_gpu() -> str | None:

@@ -34,7 +34,7 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] =
     "4 classes, volume": ((1, 4, 16, 16, 16), (16, 16, 16), "float32", {}),
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
 }
-COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled", "4 classes, volume"]  # for the other targets
+COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
 
 
 class Row(NamedTuple):

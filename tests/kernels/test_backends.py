@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,13 +88,9 @@ def test_fused_reports_why_it_is_not_available() -> None:
 
 
 @pytest.fixture
-def _without_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for cached in (library._why_no_triton, library._warn_of_plain_pytorch):
-        cached.cache_clear()
-    yield
-    for cached in (library._why_no_triton, library._warn_of_plain_pytorch):
-        cached.cache_clear()
+    monkeypatch.setattr(library, "_REASONS", {})
 
 
 @pytest.mark.usefixtures("_without_triton")

@@ -31,11 +31,16 @@ class Column(NamedTuple):
     device: str = "cpu"
     interpreted: bool = False
 
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether the kernels are those of GPUs."""
+        return self.interpreted or self.device != "cpu"
+
     def loss(self, x: Tensor, y: Tensor, **options: Any) -> Any:
         """Return the loss of logits and labels on the device of the column."""
         backend = self.backend
         # Kernels return sums only, and those of GPUs are for power 0.
-        if options.get("reduction") == "none" or (self.interpreted and options.get("power")):
+        if options.get("reduction") == "none" or (self.on_gpu and options.get("power")):
             backend = "auto" if backend == "fused" else backend
         library.interprets = self.interpreted
         options = {name: self.place(value) for name, value in options.items()}
@@ -48,12 +53,15 @@ class Column(NamedTuple):
         return value.to(self.device) if isinstance(value, Tensor) else value
 
 
-COLUMNS = [Column("fused", interpreted=True)] if INTERPRETED else [Column("reference"), Column("fused")]
+COLUMNS = [Column("fused", interpreted=True)]
+if not INTERPRETED:
+    COLUMNS = [Column("reference"), Column("fused")]
+    COLUMNS += [Column("fused", "cuda")] if torch.cuda.is_available() else []
 _NEEDS_LIBRARY = pytest.mark.skipif(bool(library.MISSING), reason=str(library.MISSING))
 each_column = pytest.mark.parametrize(
     "column",
     [pytest.param(column, marks=[_NEEDS_LIBRARY] if column == Column("fused") else []) for column in COLUMNS],
-    ids=lambda column: "triton" if column.interpreted else column.backend,
+    ids=lambda column: "triton" if column.on_gpu else column.backend,
 )
 
 

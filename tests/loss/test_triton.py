@@ -11,6 +11,7 @@ import torch
 from columns import INTERPRETED, Column
 
 from edgeloss import EdgeAwareLoss, check, library
+from edgeloss.functional import edge_aware_loss
 from edgeloss.triton import operators
 
 TRITON = Column("fused", interpreted=True)
@@ -57,6 +58,21 @@ def test_operators_are_as_torch_expects_them(classes: int, monkeypatch: pytest.M
     assert len(calls) == 2
     for operator, args in calls:
         torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@interpreted
+def test_one_graph_has_the_bits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, options = call(3)
+    monkeypatch.setattr(library, "interprets", True)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return edge_aware_loss(x, y, backend="fused", validate="never", **options)
+
+    results = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        value = function(x, y)
+        results.append((value, *torch.autograd.grad(value, x)))
+    assert all(torch.equal(eager, compiled) for eager, compiled in zip(*results, strict=True))
 
 
 @interpreted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import warnings
@@ -156,15 +157,30 @@ def _why_not_in_triton(power: float) -> str | None:
     return _why_no_triton()
 
 
+OLDEST_TRITON = (3, 9)  # older ones lose the constants in tuples of arguments
 _REASONS: dict[str, str | None] = {}  # what _why_no_triton has found, and what was warned of
 
 
 def _why_no_triton() -> str | None:
     """Return why the kernels of GPUs can't be compiled, None if they can. It does not import Triton."""
     if "triton" not in _REASONS:
-        missing = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
-        _REASONS["triton"] = None if importlib.util.find_spec("triton") else missing
+        reason = None
+        version = next(filter(None, map(_version_of, ("triton", "pytorch-triton-rocm", "triton-rocm"))), "")
+        if importlib.util.find_spec("triton") is None:
+            reason = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
+        elif version and tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+            reason = (
+                f"Triton {version} is too old for the kernels of GPUs, which need {_dotted(OLDEST_TRITON)} or newer"
+            )
+        _REASONS["triton"] = reason
     return _REASONS["triton"]
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _warn_of_plain_pytorch(reason: str) -> None:

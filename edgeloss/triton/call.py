@@ -44,7 +44,7 @@ class Call:
         self.is_upsampled, self.low = logits.shape[2:] != shape[1:], Size.of(logits.shape[2:])
         self.forms_again = not self.is_upsampled and self.classes <= FEW_CLASSES
         chunk = triton.next_power_of_2(self.classes)
-        self.chunk = chunk if INTERPRETED else min(chunk, 8)
+        self.chunk = chunk if INTERPRETED else min(chunk, 4 if self.is_upsampled else 8)
         window = Window.of(clipped(numbers.radius, (self.batch, *size)))
         constants = tl.constexpr(self.classes), real_type(self.empty(0)), tl.constexpr(numbers.decay)
         self.grid = Grid(size, window, math.prod(size), numbers.tables, *constants)
@@ -76,7 +76,8 @@ class Call:
 
     def block(self, pixels: int, most: int) -> int:
         """Return how many pixels a program has, few enough for its registers."""
-        return tile_of(pixels, max(32, min(most, 256 // self.chunk)), 2**18 // self.chunk)
+        logits = 128 if self.is_upsampled else 256
+        return tile_of(pixels, max(32, min(most, logits // self.chunk)), 2**18 // self.chunk)
 
 
 def _on_device(logits: Tensor) -> AbstractContextManager[Any]:
@@ -174,7 +175,7 @@ def _terms(
     smoothing = call.numbers.label_smoothing
     call.launch(
         loss.forward_kernel, call.batch, count, block, near, sides, *given_weights, kept, averages, sums,
-        SMOOTHING=smoothing, STEPS=steps,
+        SMOOTHING=smoothing, EDGES=near is not None, KEEPS=kept is not None, STEPS=steps,
     )  # fmt: skip
     return sums.sum(0)
 
@@ -227,7 +228,8 @@ def _gradients(call: Call, given: BackwardInputs, g: Logits, first: int, images:
     call.launch(
         loss.backward_kernel, images, call.grid.pixels, call.block(call.grid.pixels, 128), g, near, sides,
         Weights(given.pixel_weight, None), weight, total, kept, slopes, given.of_terms, first,
-        SMOOTHING=call.numbers.label_smoothing,
+        SMOOTHING=call.numbers.label_smoothing, EDGES=near is not None, KEPT=kept is not None,
+        REGIONS=slopes is not None,
     )  # fmt: skip
 
 

@@ -278,10 +278,10 @@ def weigh_classes(x, at, m, r, mask, of_labels, image, grid):
 @triton.jit
 def forward_kernel(
     x, near, sides, weights, of_labels, kept, averages, sums, grid,
-    SMOOTHING: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
+    SMOOTHING: tl.constexpr, EDGES: tl.constexpr, KEEPS: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Add up the terms of pixels; with averages, of the pixels of cells one after another, and z and r of cells."""
-    if averages is None:
+    if STEPS == 1:
         image, t, exists = tile(grid.pixels, TILE)
     else:
         cells = averages.cells.depth * averages.cells.height * averages.cells.width
@@ -289,7 +289,7 @@ def forward_kernel(
     start = image * grid.pixels
     entropy, same, other = tl.zeros([TILE], x.real), tl.zeros([TILE], x.real), tl.zeros([TILE], x.real)
     for n in range(STEPS):
-        if averages is None:
+        if STEPS == 1:
             p, inside = t, exists
         else:
             p, inside = pixel_of_cell(t, n, averages, grid.size, STEPS)
@@ -298,7 +298,7 @@ def forward_kernel(
         ok = y >= 0
         at = places(x, image, p, inside, grid.size)
         m, r, top = statistics(x, at, ok, None)
-        if kept is not None:
+        if KEEPS:
             tl.store(kept.m + start + p, m, mask=inside)
             tl.store(kept.r + start + p, r, mask=inside)
             tl.store(kept.top + start + p, top.to(tl.int16), mask=inside)
@@ -311,7 +311,7 @@ def forward_kernel(
         if SMOOTHING > 0:
             every = weigh_classes(x, at, m, r, ok, of_labels, image, grid)
             entropy += tl.where(v == 0, 0.0, v * (SMOOTHING / x.classes * every))
-        if near is not None:
+        if EDGES:
             a = tl.load(near.same + start + p, mask=ok, other=0.0)
             b = tl.load(near.against + start + p, mask=ok, other=0.0)
             same += tl.where(a == 0, 0.0, a * nll)
@@ -327,7 +327,7 @@ def forward_kernel(
     tl.store(to, total(entropy))
     tl.store(to + 1, total(same))
     tl.store(to + 2, total(other))
-    if averages is not None:
+    if STEPS > 1:
         tl.debug_barrier()  # m and r are read by others than they were written by
         add_averages(x, sides, kept, averages, grid, image, t, exists, STEPS, TILE)
 
@@ -402,7 +402,7 @@ def of_likely_class(v, is_likely, m, r, t):
 @triton.jit
 def backward_kernel(
     x, g, near, sides, weights, of_labels, total_of_labels, kept, slopes, factors, first_image, grid,
-    SMOOTHING: tl.constexpr, TILE: tl.constexpr,
+    SMOOTHING: tl.constexpr, EDGES: tl.constexpr, KEPT: tl.constexpr, REGIONS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
@@ -411,12 +411,12 @@ def backward_kernel(
     y = tl.load(sides.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
     ok = y >= 0
     at = places(x, image, p, inside, grid.size)
-    if kept is None:
-        m, r, top = statistics(x, at, ok, None)
-    else:
+    if KEPT:
         m = tl.load(kept.m + start + p, mask=ok, other=0.0)
         r = tl.load(kept.r + start + p, mask=ok, other=0.0)
         top = tl.load(kept.top + start + p, mask=ok, other=0).to(tl.int32)
+    else:
+        m, r, top = statistics(x, at, ok, None)
     spread = tl.load(factors).to(x.real) * weight_of(weights, image, p, y, ok, grid)
     own, rest = spread * (1 - SMOOTHING), tl.zeros([TILE], x.real)
     if of_labels is not None:
@@ -427,7 +427,7 @@ def backward_kernel(
     b, t_likely = tl.zeros([TILE], x.real), tl.zeros([TILE], x.real)
     first, likely = tl.full([TILE], IGNORED, tl.int32), tl.full([TILE], IGNORED, tl.int32)
     rest_m, rest_r, d, to_other = m, r, tl.zeros([TILE], x.real), tl.load(factors + 2).to(x.real)
-    if near is not None:
+    if EDGES:
         own += tl.load(factors + 1).to(x.real) * tl.load(near.same + start + p, mask=ok, other=0.0)
         b = tl.load(near.against + start + p, mask=ok, other=0.0)
         if x.classes == 2:
@@ -438,7 +438,7 @@ def backward_kernel(
             )
             rest -= to_other * sum_t
             t_likely = to_other * of_likely / (1 + r)
-    if slopes is not None:
+    if REGIONS:
         average, in_average = average_of(p, ok, grid.size, slopes.size)
         to_region = tl.load(slopes.factor + image // grid.tables).to(x.real)
         # Less the slope of the likeliest class, which then is 0: nothing cancels where a pixel is nearly sure.
@@ -455,7 +455,7 @@ def backward_kernel(
         v = load_classes(x, at, c, ok)
         share_c, complement, is_likely = share(v, m[None, :], r[None, :])
         others = tl.zeros([x.chunk, TILE], x.real) + rest[None, :]
-        if slopes is not None:
+        if REGIONS:
             slope = load_slopes(x, slopes, image, c, average[None, :], in_average[None, :]) - base[None, :]
             others += to_region * slope
         of_y = share_c * others - own[None, :] * complement
@@ -465,7 +465,7 @@ def backward_kernel(
             if of_labels is not None:
                 to_class *= of_class(of_labels, image, c, c < x.classes, grid)
             gradient -= to_class
-        if near is not None and x.classes > 2:
+        if EDGES and x.classes > 2:
             if some(b != 0):
                 weight = tl.where(c == first[None, :], tl.abs(b)[None, :], 0.0)
                 if some(b < 0):

@@ -70,7 +70,7 @@ def adjoint_kernel(of_pixels, g, depth, height, width, low, high, spans, cells, 
         row, of_row = weights_along(height, y, n // spans[2] % spans[1], inside, high.height)
         column, of_column = weights_along(width, x, n % spans[2], inside, high.width)
         weight, at = of_row * of_column, row * high.width + column
-        if depth is not None:
+        if high.depth > 1:
             slice_, of_slice = weights_along(depth, z, n // (spans[1] * spans[2]), inside, high.depth)
             weight, at = weight * of_slice, at + slice_ * high.height * high.width
         value = tl.load(of_pixels + at, mask=weight > 0, other=0.0)
@@ -88,6 +88,5 @@ def add_up(of_pixels: Tensor, g: Logits, low: Size, high: Size) -> None:
     """Write the gradient of logits from that of what is interpolated from them, [B, C, P]."""
     axes = [_axis(few, many, of_pixels.dtype, of_pixels.device) for few, many in zip(low, high, strict=True)]
     cells, spans = low.depth * low.height * low.width, tuple(axis.most for axis in axes)
-    depth = axes[0] if high.depth > 1 else None
     maps, block = of_pixels.shape[0] * of_pixels.shape[1], tile_of(cells, 128)
-    launch(adjoint_kernel, maps, cells, block, of_pixels, g, depth, *axes[1:], low, high, spans, cells)
+    launch(adjoint_kernel, maps, cells, block, of_pixels, g, *axes, low, high, spans, cells)

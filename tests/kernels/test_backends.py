@@ -107,6 +107,14 @@ def test_without_triton_the_loss_on_gpus_is_plain_pytorch_and_says_so_once() -> 
             edge_aware_loss(logits, target, backend="fused")
 
 
+def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_REASONS", {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(library, "_version_of", lambda name: "3.6.0" if name == "pytorch-triton-rocm" else None)
+    expected = "unavailable: Triton 3.6.0 is too old for the kernels of GPUs, which need 3.9 or newer"
+    assert backends()["cuda"] == expected
+
+
 def test_gpus_have_the_kernels_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_why_no_triton", lambda: None)
     with FakeTensorMode():

@@ -157,7 +157,7 @@ def _why_not_in_triton(power: float) -> str | None:
     return _why_no_triton()
 
 
-OLDEST_TRITON = (3, 9)  # older ones lose the constants in tuples of arguments
+OLDEST_TRITON = (3, 7)  # older ones lose the constants in tuples of arguments
 _REASONS: dict[str, str | None] = {}  # what _why_no_triton has found, and what was warned of
 
 

@@ -199,7 +199,7 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
-    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths)
+    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths, options.power)
     if not reason and not maps:  # the kernels return sums, and check the labels themselves
         return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
     check_values("logits", inputs.logits)

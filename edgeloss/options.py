@@ -291,8 +291,8 @@ class Options:
     validate: Validate = field(
         default="async",
         metadata=_about(
-            "When out-of-range labels raise. async, sync: in the call; sync also checks values of other CUDA tensors."
-            " never: not checked.",
+            "When out-of-range labels raise. async: in the call, or on GPUs in edgeloss.check(). sync: in the call, as"
+            " do values of other CUDA tensors. never: not checked.",
             _check_choice,
         ),
     )

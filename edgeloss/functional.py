@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,6 @@ from edgeloss.options import (
     Options,
     Reduction,
     Validate,
-    spacing_per_axis,
     suggest_keywords,
 )
 from edgeloss.reduction import (
@@ -198,7 +196,7 @@ def loss_and_evaluation(
 def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
-        lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
+        lengths = [s / options.decay for s in inputs.spacing]
     reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths)
     if not reason and not maps:  # the kernels return sums, and check the labels themselves
         return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
@@ -208,8 +206,8 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
     regions = None
     if options.region_weight > 0:
         # Of half precision, the gradients of all terms are rounded as one sum.
-        inputs = replace(inputs, logits=inputs.logits.to(result_dtype(inputs.logits)))
-        inputs, regions = region.evaluate(inputs, options)
+        inputs = inputs._replace(logits=inputs.logits.to(result_dtype(inputs.logits)))
+        inputs, regions = region.evaluate(inputs)
     evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
     return evaluation._replace(regions=regions)
 

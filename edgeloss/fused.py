@@ -15,8 +15,8 @@ from torch import Tensor
 from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
-from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum
+from edgeloss.options import Options, Validate
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
 from edgeloss.reference import NO_POWER
 from edgeloss.region import POOL, SIDE
 
@@ -124,22 +124,22 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         numbers.integers,
         numbers.reals,
     )
+    attach = None
     if torch.compiler.is_compiling():  # the operator has its own derivative
-        outputs, weigh = Outputs(*operators.edge_loss(*given)), None
+        outputs = Outputs(*operators.edge_loss(*given))
     else:
         with torch._C._AutoDispatchBelowAutograd():
             outputs = Outputs(*operators.edge_loss.default(*given))
-        weigh = partial(_weigh, given, outputs)
+        attach = partial(_attach, given, outputs)
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
-    return Evaluation(outputs.sums, None, counts, weigh, regions)
+    return Evaluation(outputs.sums, None, counts, regions, attach)
 
 
 def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
-    dims, unit = inputs.target.dim() - 1, _unit(options)
-    radius, spacing = radius_per_axis(options.radius, dims), spacing_per_axis(options.spacing, dims)
+    unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
     is_spread = inputs.distance is not None
@@ -180,15 +180,14 @@ def is_evenly_spaced(x: Tensor) -> bool:
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
 
-def _weigh(
-    given: _EdgeLossInputs, outputs: Outputs, factors: Tensor, of_regions: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    loss: Tensor = _EdgeLoss.apply(given.logits, given, outputs, factors, of_regions, dtype)  # type: ignore[no-untyped-call]
-    return loss
+def _attach(given: _EdgeLossInputs, outputs: Outputs, loss: Tensor, factors: Scalars) -> Tensor:
+    # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
+    attached: Tensor = _EdgeLoss.apply(given.logits, given, outputs, [loss], factors)  # type: ignore[no-untyped-call]
+    return attached
 
 
 class _EdgeLoss(torch.autograd.Function):
-    """What the operator ``edge_loss`` has returned, weighted, as a function of its logits, for less work per call."""
+    """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
 
     @staticmethod
     def forward(
@@ -196,24 +195,23 @@ class _EdgeLoss(torch.autograd.Function):
         logits: Tensor,
         given: _EdgeLossInputs,
         outputs: Outputs,
-        factors: Tensor,
-        of_regions: Tensor | None,
-        dtype: torch.dtype,
+        loss: list[Tensor],
+        factors: Scalars,
     ) -> Tensor:
         _save(ctx, given, outputs)
-        ctx.factors, ctx.of_regions = factors, of_regions
-        regions = Regions(outputs.region, outputs.region_weight)
-        return weighted_sum(outputs.sums, regions, factors, of_regions, dtype)
+        ctx.factors, ctx.region_weight = factors, outputs.region_weight
+        return loss[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
-        of_regions = None if ctx.of_regions is None else grad.double() * ctx.of_regions
-        arrives = grad.double() * ctx.factors, of_regions
+        slope = scalar(grad)
+        *terms, region = (slope * factor for factor in ctx.factors)
+        given = vector(terms, ctx.region_weight), ctx.region_weight * region if ctx.region_weight.numel() else None
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, state, *arrives), 6)
+            return _only(_gradient(ctx, state, *given), 5)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, state, *arrives), 6)
+            return _only(_gradient(ctx, state, *given), 5)
 
 
 # What torch needs to know of the operators: the shapes they return, and their derivatives.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +17,8 @@ RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLo
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The checked tensors of a call of the loss; :func:`check_inputs` makes them.
+class Inputs(NamedTuple):
+    """The checked arguments of a call of the loss; :func:`check_inputs` makes them.
 
     A multilabel call is one of B · C binary images, ordered as [B, C]: image b has the class weights of class b % C.
 
@@ -33,21 +31,31 @@ class Inputs:
         distance: a user-supplied field d [B, *S].
         normalizer: user-supplied denominators (W, E), 0-d each.
         multilabel_classes: C of a multilabel call, None of others.
+        ignore_index: label of pixels to ignore; None for none.
+        radius: of the neighborhood, one per axis.
+        spacing: size of a pixel, one per axis.
     """
 
     logits: Tensor
     target: Tensor
-    weight: Tensor | None = None
-    edge_class_weight: Tensor | None = None
-    pixel_weight: Tensor | None = None
-    distance: Tensor | None = None
-    normalizer: tuple[Tensor, Tensor] | None = None
-    multilabel_classes: int | None = None
+    weight: Tensor | None
+    edge_class_weight: Tensor | None
+    pixel_weight: Tensor | None
+    distance: Tensor | None
+    normalizer: tuple[Tensor, Tensor] | None
+    multilabel_classes: int | None
+    ignore_index: int | None
+    radius: list[int]
+    spacing: list[float]
 
     @property
     def tables(self) -> int:
         """How many classes have weights of their own for labels 0 and 1."""
         return self.multilabel_classes or 1
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return what :func:`labels` does of the target."""
+        return labels(self.target, self.logits.shape[1], self.ignore_index)
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values per pixel in the shape of the target of the call, such as [B, C, *S] of a multilabel one."""
@@ -94,40 +102,36 @@ def check_inputs(
         TypeError: if an argument has the wrong type.
         ValueError: if a shape, device or value does not fit.
     """
-    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
-    for name, values in class_weights.items():
-        if values is not None and not (is_counted and name == "edge_class_weight"):
-            check_weight(values, options.validate, name=name, multilabel=options.multilabel)
+    multilabel, validate = options.multilabel, options.validate
     check_logits(logits)
     check_target(target)
-    check_pair(logits, target, upsample=options.upsample, multilabel=options.multilabel)
-    radius_per_axis(options.radius, logits.dim() - 2)
-    spacing_per_axis(options.spacing, logits.dim() - 2)
-    denominators = None if normalizer is None else normalizer_tensors(normalizer, logits.device, options.validate)
-    classes, dtype = logits.shape[1], result_dtype(logits)
-    for name, values in class_weights.items():
-        if values is not None:
-            check_class_weight(values, classes, logits.device, name=name, multilabel=options.multilabel)
-            class_weights[name] = flat_class_weight(values.detach().to(dtype), multilabel=options.multilabel)
+    check_pair(logits, target, upsample=options.upsample, multilabel=multilabel)
+    classes, dims, dtype = logits.shape[1], logits.dim() - 2, result_dtype(logits)
+    w = flat_class_weight("weight", weight, classes, logits, options)
+    u = flat_class_weight("edge_class_weight", edge_class_weight, classes, logits, options, is_counted=is_counted)
     if pixel_weight is not None:
-        _, valid = labels(target, 1 if options.multilabel else classes, options.ignore_index)
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, options.validate, dtype, multilabel=options.multilabel)
+        _, valid = labels(target, 1 if multilabel else classes, options.ignore_index)
+        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, dtype, multilabel=multilabel)
     if distance is not None:
         if options.decay is None:
             raise ValueError("distance: expected decay with it, but got decay=None; pass the decay length")
         check_map("distance", distance, target)
         distance = distance.detach()
-    if options.multilabel:
+    if multilabel:
         logits, target = by_class(logits), target.flatten(0, 1)
         pixel_weight, distance = (None if x is None else x.flatten(0, 1) for x in (pixel_weight, distance))
     return Inputs(
-        logits=logits,
-        target=target,
-        **class_weights,
-        pixel_weight=pixel_weight,
-        distance=distance,
-        normalizer=denominators,
-        multilabel_classes=classes if options.multilabel else None,
+        logits,
+        target,
+        None if w is None else w.to(dtype),
+        None if u is None else u.to(dtype),
+        pixel_weight,
+        distance,
+        None if normalizer is None else normalizer_tensors(normalizer, logits.device, validate),
+        classes if multilabel else None,
+        options.ignore_index,
+        radius_per_axis(options.radius, dims),
+        spacing_per_axis(options.spacing, dims),
     )
 
 
@@ -136,13 +140,6 @@ def labels(target: Tensor, classes: int, ignore_index: int | None) -> tuple[Tens
     y = target.long()
     valid = (y >= 0) & (y < max(2, classes))
     return y, valid if ignore_index is None else valid & (y != ignore_index)
-
-
-def flat_class_weight(weight: Tensor, *, multilabel: bool) -> Tensor:
-    """Return class weights in the form of :class:`Inputs`."""
-    if multilabel and weight.dim() == 1:  # the same for both labels of a class
-        weight = weight.unsqueeze(1).expand(-1, 2)
-    return weight.flatten()
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
@@ -321,12 +318,14 @@ def check_pair(
     Raises:
         ValueError: if they do not.
     """
-    lead, size = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:])
-    expected, got = [*lead, *size], list(target.shape)
     if target.device != logits.device:
         raise ValueError(f"{name}: expected device {logits.device}, as the logits, but got {target.device}")
+    if target.shape == logits.shape[: 1 + multilabel] + logits.shape[2:]:
+        return
+    lead, size, got = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:]), list(target.shape)
+    expected = [*lead, *size]
     fits_but_for_size = len(got) == len(expected) and got[: len(lead)] == lead
-    if got == expected or (upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :])):
+    if upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :]):
         return
     hint = hints.of_shapes(name, logits.shape, target.shape, upsample=upsample, multilabel=multilabel)
     wanted = str(expected)
@@ -374,28 +373,47 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     )
 
 
-def check_class_weight(
-    weight: Tensor, classes: int, device: torch.device, *, name: str = "weight", multilabel: bool = False
-) -> None:
-    """Check that there is one class weight per class, on the right device.
+def flat_class_weight(
+    name: str, weight: Tensor | None, classes: int, like: Tensor, options: Options, *, is_counted: bool = False
+) -> Tensor | None:
+    """Check class weights, and return them in the form of :class:`Inputs`, but in their own dtype.
+
+    Args:
+        name: of the argument.
+        weight: [C], of a multilabel call also [C, 2].
+        classes: C, of the logits.
+        like: a tensor of the call.
+        options: of the call.
+        is_counted: whether the weights come from counts, and their values need no check.
 
     Raises:
-        ValueError: if their number or device does not match.
+        TypeError: if the weights are not a tensor.
+        ValueError: if their number, device, dtype or a value does not fit.
     """
-    if multilabel:
-        if weight.shape[0] != classes or (weight.dim() == 2 and weight.shape[1] != 2):
-            raise ValueError(
-                f"{name}: expected [{classes}], or [{classes}, 2] for labels 0 and 1 of each class, but got"
-                f" {list(weight.shape)}"
-            )
-    elif weight.shape[0] != max(2, classes):
-        binary = " (labels 0 and 1 of one logit)" if classes == 1 else ""
-        raise ValueError(f"{name}: expected {max(2, classes)} class weights{binary}, but got {weight.shape[0]}")
-    if weight.device != device:
+    if weight is None:
+        return None
+    if not is_counted:
+        check_weight(weight, options.validate, name=name, multilabel=options.multilabel)
+    count = classes if options.multilabel else max(2, classes)
+    if is_counted and weight.shape[0] != count:
         raise ValueError(
-            f"{name}: expected device {device}, as the logits, but got {weight.device}; move the loss with"
-            f" criterion.to({str(device)!r})"
+            f"logits: expected {weight.shape[0]} classes, as edge_class_weight={RUNNING!r} has counted, but got"
+            f" {count}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
         )
+    if weight.shape[0] != count or (weight.dim() == 2 and weight.shape[1] != 2):
+        expected = f"{count} class weights{' (labels 0 and 1 of one logit)' if classes == 1 else ''}"
+        if options.multilabel:
+            expected = f"[{classes}], or [{classes}, 2] for labels 0 and 1 of each class"
+        got = list(weight.shape) if options.multilabel else weight.shape[0]
+        raise ValueError(f"{name}: expected {expected}, but got {got}")
+    if weight.device != like.device:
+        raise ValueError(
+            f"{name}: expected device {like.device}, as the logits, but got {weight.device}; move the loss with"
+            f" criterion.to({str(like.device)!r})"
+        )
+    if options.multilabel and weight.dim() == 1:  # the same for both labels of a class
+        weight = weight.unsqueeze(1).expand(-1, 2)
+    return weight.detach().flatten()
 
 
 def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None) -> None:

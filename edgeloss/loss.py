@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Literal
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from edgeloss.from_labels import label_totals
 from edgeloss.functional import loss_and_evaluation
-from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
+from edgeloss.inputs import RUNNING, check_weight, label_maps, widest
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
 from edgeloss.reduction import (
     OF_STEP,
     Evaluation,
     Result,
+    Scalars,
     balanced_weight,
     edge_error_sums,
     edge_focus_scale,
@@ -25,6 +27,8 @@ from edgeloss.reduction import (
     fold_step,
     is_shared,
     new_edge_sums,
+    vector,
+    write,
 )
 from edgeloss.steps import OpenStep, Step, has_counted, is_repeated, may_count
 
@@ -217,8 +221,8 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        self._open_step = OpenStep()
-        if Options.from_attributes(self).edge_focus:
+        self._open_step, self._options = OpenStep(), Options.from_attributes(self)
+        if edge_focus:
             self.register_buffer("edge_sums", new_edge_sums())
 
     def _register_counts(self, edge_class_weight: Literal["running"], multilabel: bool) -> None:
@@ -249,10 +253,9 @@ class EdgeAwareLoss(nn.Module):
 
         [C]; with ``"running"`` and ``multilabel`` [C, 2].
         """
-        if not isinstance(self.edge_class_weight, str):
-            return self.edge_class_weight
-        weight = self._running_weight()
-        return weight if len(weight) else None
+        if not self._is_running():
+            return self.edge_class_weight  # type: ignore[return-value]
+        return balanced_weight(self.edge_counts, steps=self.counted_steps) if self.edge_counts.shape[0] else None
 
     @property
     def current_edge_weight(self) -> Tensor:
@@ -260,26 +263,32 @@ class EdgeAwareLoss(nn.Module):
 
         ``eval()`` uses ``edge_weight`` instead.
         """
-        scale = self._edge_scale()
+        scale, _ = self._focus()
         weight = self.edge_weight * (1.0 if scale is None else scale)
         return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
 
-    def _edge_scale(self) -> Tensor | float | None:
+    def _focus(self) -> tuple[Tensor | float | None, Scalars]:
+        """Return f, None for 1, and the sums that it comes from, of the steps so far."""
         if not self.edge_focus:
-            return None
+            return None, ()
         if "edge_sums" not in self._buffers:  # edge_focus was 0 so far
             self.register_buffer("edge_sums", new_edge_sums())
-        return edge_focus_scale(self.edge_sums, self.edge_focus)
+        folded = fold_step(self.edge_sums)
+        return edge_focus_scale(folded[0], self.edge_focus), folded
 
-    def _running_weight(self) -> Tensor:
-        """Return u of the edge pixels counted so far, in the shape of the counts."""
-        return balanced_weight(self.edge_counts, steps=self.counted_steps)
+    def _checked_options(self) -> Options:
+        """Return the options, checked again if one was set since the last call."""
+        if torch.compiler.is_compiling():
+            return Options.from_attributes(self)
+        if not all(map(operator.is_, map(self.__dict__.get, HELP), vars(self._options).values())):
+            self._options = Options.from_attributes(self)
+        return self._options
 
     def _count(self, counts: Tensor, options: Options) -> None:
         """Add the edge pixels of a step, or of a call of the first step."""
         if is_shared(options):
             dist.all_reduce(counts)
-        if len(self.edge_counts):
+        if self.edge_counts.shape[0]:
             self.edge_counts.add_(counts)  # in place, for CUDA graphs
             return
         if torch.compiler.is_exporting():  # a graph can't create a buffer
@@ -333,12 +342,11 @@ class EdgeAwareLoss(nn.Module):
             ValueError: if a shape, device or value does not fit; the message says what to do.
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
-        is_part = normalizer is not None
+        options, is_part = self._checked_options(), normalizer is not None
         has_steps = self._has_steps() and self.training
         is_recomputed = has_steps and is_repeated()
         step = self._open_step.repeat(target) if is_recomputed else self._step_of_call(logits, target, is_part=is_part)
         is_counted = has_steps and may_count()
-        options = Options.from_attributes(self)
         result, evaluation = loss_and_evaluation(
             logits,
             target,
@@ -358,7 +366,10 @@ class EdgeAwareLoss(nn.Module):
         if is_counted and not (is_recomputed and has_counted()):
             if is_part:
                 self._open_step.end_part(target.numel())
-            self._add(evaluation, options, classes=2 if self.multilabel else max(2, logits.shape[1]), is_part=is_part)
+            classes = 2 if self.multilabel else max(2, logits.shape[1])
+            # The step of a recomputed call need not come after the last one that has counted.
+            folded = self._focus()[1] if is_recomputed else step.folded
+            self._add(evaluation, options, classes, None if is_part else folded)
         return result
 
     def _is_running(self) -> bool:
@@ -368,27 +379,24 @@ class EdgeAwareLoss(nn.Module):
         """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
         return self.edge_focus > 0 or "counted_steps" in self._buffers
 
-    def _begin_step(self, shared: Step | None = None, pixels: int = 0) -> None:
-        self._open_step.begin(shared, pixels)
+    def _begin_step(self, folded: Scalars, errors: Scalars = (0.0, 0.0, 0.0)) -> None:
         if self._is_running():
             self.counted_steps.add_(1)
         if self.edge_focus:
-            self.edge_sums.copy_(fold_step(self.edge_sums))  # in place, for CUDA graphs
+            write([*errors, *folded], self.edge_sums)
 
-    def _add(self, evaluation: Evaluation, options: Options, *, classes: int, is_part: bool) -> None:
-        """Add what a call found to that of the calls before it."""
-        if not is_part:
-            self._begin_step()
+    def _add(self, evaluation: Evaluation, options: Options, classes: int, folded: Scalars | None) -> None:
+        """Add what a call found to that of the steps before it, of which ``folded`` comes, or of its step if None."""
+        sums, errors = evaluation.sums, edge_error_sums(evaluation.sums, options, classes)
+        if self.edge_focus and self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
+            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
+        if folded is not None:
+            self._open_step.begin()
+            self._begin_step(folded, errors)
+        elif self.edge_focus:
+            self.edge_sums[OF_STEP].add_(vector(errors, sums))
         if evaluation.edge_counts is not None:
             self._count(evaluation.edge_counts, options)
-        if not self.edge_focus:
-            return
-        sums = edge_error_sums(evaluation.sums.detach(), options, classes)
-        if is_shared(options):
-            dist.all_reduce(sums)
-        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
-            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
-        self.edge_sums[OF_STEP].add_(sums)
 
     def _step_of_call(self, logits: Tensor, target: Tensor, *, is_part: bool) -> Step:
         """Return what a call takes from the steps before it.
@@ -399,23 +407,15 @@ class EdgeAwareLoss(nn.Module):
             is_part: of a step of several calls, which :meth:`step_normalizer` began.
         """
         if not self._has_steps():
-            return Step(self.edge_class_weight, None)  # type: ignore[arg-type]
+            return Step(self.edge_class_weight)  # type: ignore[arg-type]
         if self._is_meta() and not logits.is_meta:
             raise RuntimeError(
                 "criterion: expected buffers with values, but got those of device meta; call"
                 " criterion.to_empty(device=...), or load_state_dict(..., assign=True)"
             )
-        if self._is_running():
-            check_logits(logits)
-            counted, classes = len(self.edge_counts), max(1 if self.multilabel else 2, logits.shape[1])
-            if counted and counted != classes:  # not `in`: Dynamo compares symbolic sizes by identity there
-                raise ValueError(
-                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
-                    f" {classes}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
-                )
         if not self.training:
-            return Step(self.current_edge_class_weight, None)
-        own = None if is_part else Step(self.current_edge_class_weight, self._edge_scale())
+            return Step(self.current_edge_class_weight)
+        own = None if is_part else Step(self.current_edge_class_weight, *self._focus())
         return self._open_step.take(target, own)
 
     def of_class(self, index: int, *, training: bool | None = None) -> EdgeAwareLoss:
@@ -505,7 +505,9 @@ class EdgeAwareLoss(nn.Module):
         pixels, w, e, counts = zip(*totals, strict=True)
         if self.training and self._has_steps():
             self._open_step.check_complete()
-            self._begin_step(Step(u, self._edge_scale()), sum(pixels))
+            scale, folded = self._focus()
+            self._open_step.begin(Step(u, scale), sum(pixels))
+            self._begin_step(folded)
             if is_counted and u is not None:
                 self._count(torch.stack(counts).sum(0), options)
         return torch.stack(w).sum(), torch.stack(e).sum()
@@ -525,7 +527,7 @@ class EdgeAwareLoss(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> EdgeAwareLoss:  # noqa: ANN401
         """Move what the module keeps with it, without casts: half() would overflow, and to_empty() leave any values."""
-        kept = {name: values for name in KEPT if (values := self._buffers.get(name)) is not None}
+        kept = self._kept()
         self._buffers.update({name: torch.zeros_like(values, dtype=torch.uint8) for name, values in kept.items()})
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, values in kept.items():
@@ -537,8 +539,10 @@ class EdgeAwareLoss(nn.Module):
         return self
 
     def _is_meta(self) -> bool:
-        kept = (self._buffers.get(name) for name in KEPT)
-        return any(buffer is not None and buffer.is_meta for buffer in kept)
+        return any(values.is_meta for values in self._kept().values())
+
+    def _kept(self) -> dict[str, Tensor]:
+        return {name: values for name in KEPT if (values := self._buffers.get(name)) is not None}
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, the most used ones, and all weights that are not 0."""

@@ -38,7 +38,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - known:
+        for name in () if kwargs.keys() <= known else kwargs.keys() - known:
             if name == REMOVED and "same_side_weight" in known:
                 _check_removed(kwargs.pop(name))
                 continue

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ class Step(NamedTuple):
     Attributes:
         edge_class_weight: u [C]; None for ones.
         edge_scale: f, the factor of ``edge_weight``, 0-d; None for 1.
+        folded: what :func:`edgeloss.reduction.fold_step` returns of them; empty without ``edge_focus``.
     """
 
     edge_class_weight: Tensor | None
-    edge_scale: Tensor | float | None
+    edge_scale: Tensor | float | None = None
+    folded: Sequence[Any] = ()
 
 
 def may_count() -> bool:

@@ -15,19 +15,8 @@ from edgeloss.from_labels import edge_weights as edge_weights
 from edgeloss.from_labels import normalizers as normalizers
 from edgeloss.inputs import Inputs, check_inputs, check_labels, check_values, result_dtype
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
-from edgeloss.options import (
-    Backend,
-    Options,
-    Reduction,
-    Validate,
-    suggest_keywords,
-)
-from edgeloss.reduction import (
-    Evaluation,
-    LossMaps,
-    Result,
-    reduce,
-)
+from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
+from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
 from edgeloss.weights import EdgeWeights as EdgeWeights
 
 __all__ = [
@@ -172,25 +161,17 @@ def loss_and_evaluation(
     edge_scale: Tensor | float | None = None,
     **tensors: Any,  # noqa: ANN401
 ) -> tuple[Result, Evaluation]:
-    """Return what :func:`edge_aware_loss` does, and what the backend returned.
+    """Return what :func:`edge_aware_loss` does of the same arguments, and what the backend returned.
 
-    Args:
-        logits: as those of the call.
-        target: as that of the call.
-        options: of the call.
-        return_maps: also return :class:`edgeloss.LossMaps`.
-        return_terms: also return a dict of the terms.
-        count_edges: count the edge pixels of each class, also with ``edge_weight=0``.
-        edge_scale: a factor of ``edge_weight``, 0-d.
-        **tensors: the tensor arguments of :func:`edge_aware_loss`.
+    With ``count_edges`` it counts the edge pixels of each class, also with ``edge_weight=0``. ``edge_scale`` is a
+    factor of ``edge_weight``, 0-d.
     """
     inputs = check_inputs(logits, target, options, **tensors)
     check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
     evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
-    given = {"return_maps": return_maps, "return_terms": return_terms}
-    return reduce(evaluation, inputs, options, edge_scale, **given), evaluation
+    return reduce(evaluation, inputs, options, edge_scale, maps=return_maps, terms=return_terms), evaluation
 
 
 def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:

@@ -1,4 +1,8 @@
-"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input."""
+"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input.
+
+A check raises TypeError for an argument of the wrong type or kind, and ValueError for a shape, device or value that
+does not fit. Under torch.compile a condition on values becomes an assertion of the graph, a RuntimeError.
+"""
 
 from __future__ import annotations
 
@@ -97,10 +101,6 @@ def check_inputs(
         distance: as the target.
         normalizer: denominators (W, E).
         is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
-
-    Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if a shape, device or value does not fit.
     """
     multilabel, validate = options.multilabel, options.validate
     check_logits(logits)
@@ -175,10 +175,6 @@ def check_weight(
     """Check that class weights are a floating tensor [C], and finite and ≥ 0 where they may be read.
 
     Those of a multilabel loss may also be [C, 2].
-
-    Raises:
-        TypeError: if weight is not a tensor.
-        ValueError: if its shape, dtype or a value does not fit.
     """
     if not isinstance(weight, Tensor):
         got = hints.not_a_tensor(name, weight)
@@ -198,12 +194,7 @@ def check_weight(
 
 
 def check_logits(logits: Tensor) -> None:
-    """Check type and shape of the logits.
-
-    Raises:
-        TypeError: if the logits are not a floating tensor.
-        ValueError: if the logits are not [B, C, H, W] or [B, C, D, H, W].
-    """
+    """Check type and shape of the logits."""
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
     check_kind("logits", logits)
@@ -216,12 +207,7 @@ def check_logits(logits: Tensor) -> None:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Check that a tensor is an ordinary one: dense, with values, and of a batch of its own.
-
-    Raises:
-        TypeError: for sparse, MKL-DNN, nested and meta tensors.
-        RuntimeError: under ``torch.vmap``.
-    """
+    """Check that a tensor is an ordinary one: dense, with values, and of a batch of its own."""
     expected = f"{name}: expected a dense tensor, but got a"
     if tensor.is_nested:
         raise TypeError(f"{expected} nested one; pad the images to one size: {name}.to_padded_tensor(0)")
@@ -236,22 +222,13 @@ def check_kind(name: str, tensor: Tensor) -> None:
 
 
 def check_values(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has values.
-
-    Raises:
-        TypeError: for meta tensors.
-    """
+    """Check that a tensor has values."""
     if tensor.is_meta:
         raise TypeError(f"{name}: expected a tensor with values, but got one on the meta device; move it to a device")
 
 
 def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterator[Tensor]:
-    """Iterate over label maps, with a check of each.
-
-    Raises:
-        TypeError: if they are not tensors of labels, or one tensor instead of several.
-        ValueError: if one is not [B, *S], or [B, C, *S] of a multilabel loss.
-    """
+    """Iterate over label maps, with a check of each."""
     if isinstance(targets, Tensor):
         raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
     if isinstance(targets, str) or not isinstance(targets, Iterable):
@@ -269,12 +246,7 @@ def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterat
 
 
 def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
-    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel loss [B, C, H, W] or [B, C, D, H, W].
-
-    Raises:
-        TypeError: if the target is not a tensor of labels.
-        ValueError: if its shape does not fit.
-    """
+    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel loss [B, C, H, W] or [B, C, D, H, W]."""
     check_target(target)
     check_values("target", target)
     if target.dim() - multilabel not in (3, 4):
@@ -284,12 +256,7 @@ def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
 
 
 def check_target(target: Tensor, *, name: str = "target") -> None:
-    """Check that the target holds class indices.
-
-    Raises:
-        TypeError: if the target is not a tensor, or its dtype is not one of ``LABEL_DTYPES``.
-        ValueError: if the target requires grad.
-    """
+    """Check that the target holds class indices."""
     if not isinstance(target, Tensor):
         raise TypeError(f"{name}: expected a tensor of class indices, but got {hints.not_a_tensor(name, target)}")
     check_kind(name, target)
@@ -313,11 +280,7 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
 def check_pair(
     logits: Tensor, target: Tensor, *, upsample: bool = False, multilabel: bool = False, name: str = "target"
 ) -> None:
-    """Check that the shapes and devices of logits and target match.
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Check that the shapes and devices of logits and target match."""
     if target.device != logits.device:
         raise ValueError(f"{name}: expected device {logits.device}, as the logits, but got {target.device}")
     if target.shape == logits.shape[: 1 + multilabel] + logits.shape[2:]:
@@ -347,9 +310,6 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
         classes: C, the number of logits per pixel; 1 means labels 0 and 1, None any label ≥ 0.
         ignore_index: label of pixels to ignore, if any.
         name: of the argument.
-
-    Raises:
-        ValueError: with the first wrong label, its count and its position.
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
     wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
@@ -385,10 +345,6 @@ def flat_class_weight(
         like: a tensor of the call.
         options: of the call.
         is_counted: whether the weights come from counts, and their values need no check.
-
-    Raises:
-        TypeError: if the weights are not a tensor.
-        ValueError: if their number, device, dtype or a value does not fit.
     """
     if weight is None:
         return None
@@ -417,12 +373,7 @@ def flat_class_weight(
 
 
 def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None) -> None:
-    """Check type, shape and device of a map; the shape is by default that of the target, [B, *S].
-
-    Raises:
-        TypeError: if the map is not a floating tensor.
-        ValueError: if shape or device differ.
-    """
+    """Check type, shape and device of a map; the shape is by default that of the target, [B, *S]."""
     if not isinstance(values, Tensor) or not values.is_floating_point():
         is_tensor = isinstance(values, Tensor)
         got = f"{describe(values)}; pass {name}.float()" if is_tensor else hints.not_a_tensor(name, values)
@@ -442,10 +393,6 @@ def valid_pixel_weight(
     """Check the pixel weight, and return it detached and 0 on pixels that are not valid, in the shape of ``valid``.
 
     That of a multilabel call may have no axis of classes.
-
-    Raises:
-        TypeError: if it is not a floating tensor.
-        ValueError: if its shape, device or a value does not fit.
     """
     if multilabel and isinstance(pixel_weight, Tensor) and pixel_weight.dim() == valid.dim() - 1:
         check_map("pixel_weight", pixel_weight, valid, shape=[*valid.shape[:1], *valid.shape[2:]])
@@ -458,11 +405,7 @@ def valid_pixel_weight(
 
 
 def check_that(holds: Tensor, message: str) -> None:
-    """Check a condition on values, 0-d; waits for the device.
-
-    Raises:
-        ValueError: with the message; under torch.compile a RuntimeError.
-    """
+    """Check a condition on values, 0-d; waits for the device."""
     if torch.compiler.is_compiling():  # a condition on values would break the graph
         torch._assert_async(holds, message)
     elif not holds:
@@ -470,12 +413,7 @@ def check_that(holds: Tensor, message: str) -> None:
 
 
 def check_mask(mask: Tensor, like: Tensor) -> None:
-    """Check type, shape and device of a mask of pixels.
-
-    Raises:
-        TypeError: if the mask is not a tensor.
-        ValueError: if the mask is not bool, or shape or device differ.
-    """
+    """Check type, shape and device of a mask of pixels."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask: expected a bool tensor, but got {hints.not_a_tensor('mask', mask)}")
     check_kind("mask", mask)
@@ -488,12 +426,7 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
 def normalizer_tensors(
     normalizer: tuple[float | Tensor, float | Tensor], device: torch.device, validate: Validate
 ) -> tuple[Tensor, Tensor]:
-    """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it.
-
-    Raises:
-        TypeError: if they are not two numbers or tensors.
-        ValueError: if one is not 0-d, or out of range.
-    """
+    """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it."""
     got = "" if torch.compiler.is_compiling() else f", but got {normalizer!r}"  # compilers have no text of tensors
     is_pair = isinstance(normalizer, Sequence) and len(normalizer) == 2
     if not is_pair or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer):
@@ -526,11 +459,7 @@ def normalizer_tensors(
 
 
 def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *, most: float = math.inf) -> None:
-    """Check that values are finite and ≥ 0, and not above a bound (where the mask is set); waits for the device.
-
-    Raises:
-        ValueError: with the first wrong value and its position; under torch.compile a RuntimeError without them.
-    """
+    """Check that values are finite and ≥ 0, and not above a bound (where the mask is set); waits for the device."""
     wrong = ~((values >= 0) & (values < math.inf) & (values <= most))  # also nan
     if where is not None:
         wrong &= where

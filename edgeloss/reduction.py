@@ -112,35 +112,35 @@ def reduce(
     evaluation: Evaluation,
     inputs: Inputs,
     options: Options,
-    edge_scale: Tensor | float | None = None,
+    edge_scale: Tensor | float | None,
     *,
-    return_maps: bool,
-    return_terms: bool,
+    maps: bool,
+    terms: bool,
 ) -> Result:
     """Return the loss, followed by its maps and its terms if they are asked for.
 
     ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
-    sums, _, _, regions, attach = evaluation
+    sums, of_pixels, _, regions, attach = evaluation
     rows, dtype = scalars(sums), result_dtype(inputs.logits)
     denominators = shared_denominators(rows, sums, inputs, options)
     totals = term_totals(sums.unbind() if attach is None else rows, regions)
-    maps = None if evaluation.maps is None else loss_maps(evaluation.maps, options)
-    if options.reduction == "none" and maps is not None:
-        loss = inputs.as_given(total_map(maps, inputs, options, edge_scale, regions)).to(dtype)
+    shown = None if of_pixels is None else loss_maps(of_pixels, options)
+    if options.reduction == "none" and shown is not None:
+        loss = inputs.as_given(total_map(shown, inputs, options, edge_scale, regions)).to(dtype)
     else:
         factors = term_factors(denominators, options, edge_scale)
         loss = weighted_sum(totals, factors, sums, dtype)
         loss = loss if attach is None else attach(loss, factors)
-    if not return_maps and not return_terms:
+    if not maps and not terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
-    if return_maps and maps is not None:
-        result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in maps)))  # type: ignore[arg-type]
-    if return_terms:
-        terms = term_values(totals, denominators, rows, options)
-        values = vector(list(terms.values()), sums).detach().to(dtype)
-        result.append(dict(zip(terms, values.unbind(), strict=True)))
+    if maps and shown is not None:
+        result.append(LossMaps(*(x if x is None else inputs.as_given(x.detach()) for x in shown)))  # type: ignore[arg-type]
+    if terms:
+        values = term_values(totals, denominators, rows, options)
+        detached = vector(list(values.values()), sums).detach().to(dtype)
+        result.append(dict(zip(values, detached.unbind(), strict=True)))
     return cast("Result", tuple(result))
 
 

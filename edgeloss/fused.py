@@ -181,6 +181,8 @@ def is_evenly_spaced(x: Tensor) -> bool:
 
 
 def _attach(given: _EdgeLossInputs, outputs: Outputs, loss: Tensor, factors: Scalars) -> Tensor:
+    if not given.logits.requires_grad or not torch.is_grad_enabled():
+        return loss
     # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
     attached: Tensor = _EdgeLoss.apply(given.logits, given, outputs, [loss], factors)  # type: ignore[no-untyped-call]
     return attached

@@ -64,12 +64,7 @@ def _check_removed(value: object) -> None:
 
 
 def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
-    """Return the radius along each of the ``dims`` spatial axes.
-
-    Raises:
-        TypeError: if a radius is not an integer.
-        ValueError: if a radius is negative or beyond 64 bits, if none is ≥ 1, or if there is not one per axis.
-    """
+    """Return the radius along each of the ``dims`` spatial axes."""
     if type(radius) is int and 1 <= radius < 2**63:  # for speed
         return [radius] * dims
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
@@ -85,11 +80,7 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
 
 
 def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list[float]:
-    """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1.
-
-    Raises:
-        ValueError: if a size is not finite and > 0, or far out of range, or if there is not one per axis.
-    """
+    """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1."""
     if spacing is None:
         return [1.0] * dims
     values = list(spacing) if isinstance(spacing, Sequence) else [spacing] * dims
@@ -295,10 +286,5 @@ _DEFAULTS = {option.name: option.default for option in fields(Options)}
 
 
 def check_option(name: str, value: Any) -> None:  # noqa: ANN401
-    """Check one option by its name.
-
-    Raises:
-        TypeError: if it has the wrong type.
-        ValueError: if it is out of range.
-    """
+    """Check one option by its name."""
     _CHECKS[name](name, value)

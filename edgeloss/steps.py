@@ -97,9 +97,6 @@ class OpenStep:
         Args:
             target: of the call.
             own: the step of a call that is one; None for the shared step.
-
-        Raises:
-            ValueError: if there is no shared step.
         """
         step = self.shared if own is None else own
         if step is None:
@@ -119,11 +116,7 @@ class OpenStep:
         return step
 
     def repeat(self, target: Tensor) -> Step:
-        """Return the step of the call that this one repeats.
-
-        Raises:
-            RuntimeError: if there may be another call than the recorded one.
-        """
+        """Return the step of the call that this one repeats."""
         call, task = self._calls.get(_has_counted(), {}).get(_address(target)), torch._C._current_graph_task_id()
         if call is None or (call.repeated_by == task and not call.is_part):
             raise RuntimeError(
@@ -165,7 +158,8 @@ class StatefulLoss(nn.Module):
         """Return u of the next step."""
         if not self._is_running():
             return cast("Tensor | None", self.edge_class_weight)
-        return balanced_weight(self.edge_counts, steps=self.counted_steps) if self.edge_counts.shape[0] else None
+        counts = self.edge_counts
+        return balanced_weight(counts, steps=self.counted_steps) if counts.shape[0] else None
 
     def _focus(self) -> tuple[Tensor | float | None, Scalars]:
         """Return f, None for 1, and the sums that it comes from, of the steps so far."""
@@ -243,8 +237,9 @@ class StatefulLoss(nn.Module):
         """Add the edge pixels of a step, or of a call of the first step."""
         if is_shared(options):
             dist.all_reduce(counts)
-        if self.edge_counts.shape[0]:
-            self.edge_counts.add_(counts)  # in place, for CUDA graphs
+        before = self.edge_counts
+        if before.shape[0]:
+            before.add_(counts)  # in place, for CUDA graphs
             return
         if torch.compiler.is_exporting():  # a graph can't create a buffer
             raise RuntimeError(

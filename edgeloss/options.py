@@ -268,8 +268,8 @@ class Options:
             value, default = values[name], _DEFAULTS[name]
             if type(value) is not type(default) or value != default:  # most are, and need no check
                 check(name, value)
-                if hasattr(value, "item"):  # a scalar of NumPy, whose products would have its own precision
-                    values[name] = value.item()
+                if is_number(value) and type(value) not in (int, float):  # of NumPy: its products have its precision
+                    values[name] = int(value) if is_integer(value) else float(value)
         for name in ("other_side_weight", "same_side_weight"):
             if self.edge_weight * getattr(self, name) > MOST_WEIGHT:
                 raise ValueError(

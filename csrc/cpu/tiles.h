@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "../labels.h"
@@ -20,14 +19,6 @@ using torch::headeronly::Half;
 constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
 
 // ---------------------------------------------------------------------------------------------------------- precisions
-
-template <typename Target, typename Source>
-EDGELOSS_INLINE Target bits_of(Source value) {
-  static_assert(sizeof(Target) == sizeof(Source));
-  Target out;
-  std::memcpy(&out, &value, sizeof(out));
-  return out;
-}
 
 // Half-precision numbers as float and back, in forms that vectorize.
 EDGELOSS_INLINE float widen(float x) { return x; }

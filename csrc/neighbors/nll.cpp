@@ -1,13 +1,14 @@
 // neighbor_nll on the CPU. Each pixel is computed by itself, so the number of threads changes no bit.
 #include "nll.h"
 
+#include <torch/csrc/stable/library.h>
+
 #include <algorithm>
 #include <vector>
 
 #include "../cpu/parallel.h"
 #include "../cpu/statistics.h"
 #include "../cpu/vectorize.h"
-#include "../kernels.h"
 
 namespace edgeloss {
 namespace {
@@ -28,6 +29,8 @@ void for_each_tile(const Batch& batch, const F& body) {
 }
 
 struct OnCpu {
+  explicit OnCpu(const Tensor&) {}
+
   template <typename Batch>
   void find_largest(const Batch& batch) const {
     for_each_tile(batch, [](const auto& image, int64_t, int64_t row, int64_t column, int64_t n) {
@@ -55,9 +58,8 @@ struct OnCpu {
 
   template <typename Batch>
   void find_values(const Batch& batch) const {
-    for_each_tile(batch, [&](const auto& image, int64_t b, int64_t row, int64_t column, int64_t n) {
-      auto* value = batch.value + b * batch.g.pixels + row * batch.g.width + column;
-      for (int64_t j = 0; j < n; ++j) value[j] = image.value(row, column + j);
+    for_each_tile(batch, [](const auto& image, int64_t, int64_t row, int64_t column, int64_t n) {
+      for (int64_t j = 0; j < n; ++j) image.find_value(row, column + j);
     });
   }
 
@@ -78,8 +80,8 @@ struct OnCpu {
       for (int64_t j = 0; j < n; ++j) {
         if (!image.is_read(row, column + j)) continue;
         const A* e_j = e.data() + j * classes;
-        image.add_gradient(row, column + j, batch.value + b * batch.g.pixels, 0, static_cast<int>(classes), e_j,
-                           sum.data() + j * classes, [e_j](int64_t c) { return e_j[c]; });
+        image.add_gradient(row, column + j, 0, static_cast<int>(classes), e_j, sum.data() + j * classes,
+                           [e_j](int64_t c) { return e_j[c]; });
       }
       for (int64_t c = 0; c < classes; ++c) {
         for (int64_t j = 0; j < n; ++j) batch.write_gradient(b, p + j, c, sum[j * classes + c]);
@@ -89,17 +91,9 @@ struct OnCpu {
 };
 
 }  // namespace
-
-std::tuple<Tensor, Tensor, Tensor, Tensor> cpu::neighbor_nll(const Tensor& logits, const Tensor& index,
-                                                             const Tensor& weight, const std::optional<Tensor>& mask,
-                                                             std::vector<int64_t> radius) {
-  return neighbor_nll_forward(logits, index, weight, mask, radius, OnCpu());
-}
-
-Tensor cpu::neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index,
-                                  const Tensor& weight, const Tensor& stats, const Tensor& largest, const Tensor& sides,
-                                  std::vector<int64_t> radius) {
-  return neighbor_nll_gradient(grad_value, {logits, index, weight, nullptr, stats, largest, sides}, radius, OnCpu());
-}
-
 }  // namespace edgeloss
+
+STABLE_TORCH_LIBRARY_IMPL(edgeloss, CPU, m) {
+  m.impl("neighbor_nll", TORCH_BOX(&edgeloss::neighbor_nll<edgeloss::OnCpu>));
+  m.impl("neighbor_nll_backward", TORCH_BOX(&edgeloss::neighbor_nll_backward<edgeloss::OnCpu>));
+}

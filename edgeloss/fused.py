@@ -180,6 +180,23 @@ def is_evenly_spaced(x: Tensor) -> bool:
     return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
 
 
+def gathered_terms(
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    radius: Sequence[int],
+    power: float,
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`edgeloss.reference.edge_terms` does, by the CUDA kernels."""
+    label = torch.where(valid, y, -1).to(torch.int16).contiguous()
+    decays = None if log_w is None else -log_w.to(x.dtype).contiguous()
+    x = x if is_evenly_spaced(x) else x.contiguous()
+    same_side, other_side = operators.gathered_terms(x, label, mask.contiguous(), decays, power, list(radius))[0]
+    return same_side, other_side
+
+
 def _weigh(
     given: _EdgeLossInputs, outputs: Outputs, factors: Tensor, of_regions: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
@@ -289,6 +306,23 @@ def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
     return (gradient, *(None for _ in range(1, arguments)))
 
 
+def _gathered_terms_fake(
+    logits: Tensor, label: Tensor, edge: Tensor, distance: Tensor | None, power: float, radius: list[int]
+) -> tuple[Tensor, ...]:
+    pixels = label.numel()
+    return tuple(logits.new_empty(shape) for shape in ((2, *label.shape), (2, pixels), (pixels, 2, 3)))
+
+
+def _gathered_terms_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    *tensors, ctx.power, ctx.radius = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+
+
+def _gathered_terms_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    gradient = operators.gathered_terms_backward(grad.contiguous(), *ctx.saved_tensors, ctx.power, ctx.radius)
+    return _only(gradient, arguments=6)
+
+
 def _neighbor_nll_fake(
     logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
 ) -> tuple[Tensor, ...]:
@@ -319,16 +353,21 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
 
 def register(namespace: str) -> None:
     """Register shapes and derivatives of the operators of a namespace."""
-    torch.library.register_fake(f"{namespace}::edge_loss", _edge_loss_fake)
-    torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
-    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[2]))
-    torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
-    torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
-    torch.library.register_autograd(
-        f"{namespace}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context
-    )
-    torch.library.register_fake(f"{namespace}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
-    torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
+    for name, fake, backward, setup_context, of_backward in (
+        # Last, the argument of the backward operator that is like its result.
+        ("edge_loss", _edge_loss_fake, _edge_loss_backward, _setup_context, 2),
+        ("gathered_terms", _gathered_terms_fake, _gathered_terms_backward, _gathered_terms_setup_context, 1),
+        ("neighbor_nll", _neighbor_nll_fake, _neighbor_nll_backward, _neighbor_nll_setup_context, 1),
+    ):
+        torch.library.register_fake(f"{namespace}::{name}", fake)
+        torch.library.register_autograd(f"{namespace}::{name}", backward, setup_context=setup_context)
+        fake_gradient = partial(_gradient_fake, of_backward)
+        torch.library.register_fake(f"{namespace}::{name}_backward", fake_gradient)
+        torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
+
+
+def _gradient_fake(logits: int, *arguments: Any) -> Tensor:  # noqa: ANN401
+    return torch.empty_like(arguments[logits])
 
 
 if not library.MISSING:

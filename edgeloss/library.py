@@ -31,8 +31,8 @@ def _load() -> str | None:
 # The record of the build: compilers, targets, and why something was not built.
 _NOTE = Path(__file__).with_name("_build.json")
 RECORD: dict[str, Any] = json.loads(_NOTE.read_text()) if _NOTE.exists() else {}
-# Why CUDA tensors take the reference, which is the only one that serves them.
-_NO_CUDA_KERNELS = "this version has no CUDA kernels of the loss, which is plain PyTorch there"
+# Why CUDA tensors take the reference with power=0.
+_NO_CUDA_KERNELS = "the CUDA kernels are for power other than 0; with power=0 the loss is plain PyTorch there"
 # Why there is no library, None if there is one. Loaded at import: torch.compile and torch.load use its operators
 # without a call of this module.
 MISSING = _load()
@@ -42,16 +42,19 @@ def backends() -> dict[str, str]:
     """Return which backends this installation has, and why others are missing.
 
     Returns:
-        For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
-        ``"cuda"`` is unavailable in this version: the loss of CUDA tensors is plain PyTorch.
+        For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``. Where
+        ``"cuda"`` is available, the text names the calls that it serves: others are plain PyTorch on CUDA tensors.
 
     Example:
         >>> from edgeloss import backends
         >>> backends()["reference"]
         'available'
     """
-    reasons = {"reference": None, "cpu": MISSING, "cuda": _NO_CUDA_KERNELS}
-    return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
+    reasons = {"reference": None, "cpu": MISSING, "cuda": _why_not_on_cuda(None)}
+    served = {"cuda": "available for neighbor_nll, and for the edge terms with power other than 0"}
+    return {
+        name: f"unavailable: {reason}" if reason else served.get(name, "available") for name, reason in reasons.items()
+    }
 
 
 def check() -> None:
@@ -65,18 +68,21 @@ def check() -> None:
     """
 
 
-def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()) -> str | None:
+def why_not_fused(
+    logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = (), *, has_power: bool = False
+) -> str | None:
     """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``.
 
     Args:
         logits: of the call.
         target: of the call.
         lengths: the size of a pixel along each axis over the decay, where the kernels search for distances.
+        has_power: whether ``power`` is other than 0.
     """
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
     if logits.is_cuda:
-        reason = _why_not_on_cuda(logits.device.index) if target is None else _NO_CUDA_KERNELS
+        reason = _NO_CUDA_KERNELS if target is not None and not has_power else _why_not_on_cuda(logits.device.index)
     else:
         reason = MISSING
     if reason:
@@ -95,14 +101,21 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequenc
 
 
 def why_reference(
-    backend: Backend, logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()
+    backend: Backend,
+    logits: Tensor,
+    target: Tensor | None = None,
+    lengths: Sequence[float] = (),
+    *,
+    has_power: bool = False,
 ) -> str | None:
-    """Return why the reference serves a call; None if the fused kernels do.
+    """Return why the reference serves a call, None if the fused kernels do; arguments as :func:`why_not_fused`.
 
     Raises:
         RuntimeError: if ``backend="fused"`` and the fused kernels do not support the call.
     """
-    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths)
+    if backend == "reference":
+        return "the caller's choice"
+    reason = why_not_fused(logits, target, lengths, has_power=has_power)
     if backend == "fused" and reason:
         raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
     return reason
@@ -112,7 +125,7 @@ _FIT: dict[int, str | None] = {}  # the answer for each CUDA device
 
 
 def _why_not_on_cuda(index: int | None) -> str | None:
-    """Return why ``neighbor_nll`` has no kernels for a CUDA device, None if it has; by default of the current device.
+    """Return why there are no kernels for a CUDA device, None if there are; by default of the current device.
 
     It does not wait for the device.
     """

@@ -87,18 +87,24 @@ def test_fused_reports_why_it_is_not_available() -> None:
 
 
 @pytest.mark.usefixtures("_machine")
-def test_the_loss_of_cuda_tensors_is_plain_pytorch() -> None:
-    reason = "this version has no CUDA kernels of the loss, which is plain PyTorch there"
-    assert backends()["cuda"] == f"unavailable: {reason}"
+def test_which_calls_the_cuda_kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backends()["cuda"] == "available for neighbor_nll, and for the edge terms with power other than 0"
+    reason = "the CUDA kernels are for power other than 0; with power=0 the loss is plain PyTorch there"
     with FakeTensorMode():
         logits, target = (
             torch.zeros(1, 2, 4, 4, device="cuda:1"),
             torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1"),
         )
         assert library.why_reference("auto", logits, target) == reason
+        assert library.why_reference("auto", logits, target, has_power=True) is None
         assert library.why_reference("auto", logits) is None  # of neighbor_nll
         with pytest.raises(RuntimeError, match=f"'fused' does not support this call: {reason}; pass 'auto' or"):
             edge_aware_loss(logits, target, backend="fused")
+        monkeypatch.setattr(library, "_why_not_on_cuda", lambda index: "no nvcc was found")
+        assert library.why_reference("auto", logits, target, has_power=True) == "no nvcc was found"
+        with pytest.raises(RuntimeError, match="'fused' does not support this call: no nvcc was found; pass 'auto' or"):
+            edge_aware_loss(logits, target, power=1.0, backend="fused")
+    assert backends()["cuda"] == "unavailable: no nvcc was found"
 
 
 def test_only_sync_reads_from_cuda() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from cases import ROWS, SMALL_ROWS, Case, Row, make_case, with_unread
 from columns import Column, Results, direction_of, each_column, exact, of_loops, results_of
+
+from edgeloss import fused, reference
 
 
 @cache
@@ -37,9 +40,8 @@ def assert_agree(found: Results, expected: Results, case: Case) -> None:
         )
 
 
-@each_column
-@pytest.mark.parametrize("row", ROWS + SMALL_ROWS, ids=[*range(len(ROWS + SMALL_ROWS))])
-def test_every_column_agrees_with_the_reference_in_float64(row: Row, column: Column) -> None:
+def check(row: Row, column: Column) -> None:
+    """Compare the results of a column with exact ones, whatever the logits are that nothing may read."""
     case, expected = make_case(row), exact_results(row)
     assert_agree(results_of(case, column), expected, case)
     if not case.unread.any():
@@ -49,6 +51,23 @@ def test_every_column_agrees_with_the_reference_in_float64(row: Row, column: Col
     for name, value in results[0].items():
         assert all(torch.equal(value, others[name]) for others in results[1:]), name
         assert not name.startswith("gradient") or not value[case.unread].any(), name
+
+
+@each_column
+@pytest.mark.parametrize("row", ROWS + SMALL_ROWS, ids=[*range(len(ROWS + SMALL_ROWS))])
+def test_every_column_agrees_with_the_reference_in_float64(row: Row, column: Column) -> None:
+    check(row, column)
+
+
+WITH_POWER = [row for row in ROWS + SMALL_ROWS if row.power]
+
+
+@pytest.mark.parametrize("row", WITH_POWER, ids=[*range(len(WITH_POWER))])
+def test_the_edge_terms_of_cuda_agree(row: Row, stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact_results(row)
+    monkeypatch.setattr(fused, "operators", stepped)
+    monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
+    check(row, Column("reference"))
 
 
 @pytest.mark.parametrize("row", SMALL_ROWS, ids=[*range(len(SMALL_ROWS))])

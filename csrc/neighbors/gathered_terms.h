@@ -22,14 +22,14 @@ namespace edgeloss {
 
 // Everything of one image.
 template <typename A>
-struct GatheredTerms {
-  const Geometry& g;
+struct GatheredTerms : SoftmaxImage<A> {
+  using Base = SoftmaxImage<A>;
+  using Base::g, Base::x, Base::m, Base::r;
+
   PowerMean<A> mean;
-  Logits<A, A> x;
   const int16_t* label;  // kIgnored where a pixel does not count
   const uint8_t* edge;   // the edge mask
   const A* distance;     // over the decay, or null: all neighbors weigh the same
-  A *m, *r;              // of the pixels that edge pixels see
   Side<A>* sides;        // [P, 2], of edge pixels
   A* terms;              // S of each pixel, and O at side_step, or their gradients
   int64_t side_step;
@@ -118,87 +118,83 @@ struct GatheredTerms {
 
 // ------------------------------------------------------------------------------------------------------------- tensors
 
-// The tensors of a call, and what forward leaves to backward.
-struct GatheredTermsTensors {
-  const Tensor &logits, &label, &edge;
-  const std::optional<Tensor>& distance;
-  double power;
-  const std::vector<int64_t>& radius;
-  Tensor terms;  // [2, B, *S]: S and O, or their gradients
-  Tensor stats;  // [2, B·P]: m, r
-  Tensor sides;  // [B·P, 2, 3]
-};
-
 // All images of a call.
 template <typename A>
 struct GatheredTermsBatch : SoftmaxBatch<A> {
+  using SoftmaxBatch<A>::g;
+
   const int16_t* label;
   const uint8_t* edge;
   const A* distance;
   A power;
-  Side<A>* sides;
   A* terms;
+  Side<A>* sides;
 
-  GatheredTermsBatch(const GatheredTermsTensors& tensors, const Tensor* grad)
-      : SoftmaxBatch<A>(tensors.logits, tensors.stats, grad, tensors.radius),
-        label(static_cast<const int16_t*>(tensors.label.const_data_ptr())),
-        edge(static_cast<const uint8_t*>(tensors.edge.const_data_ptr())),
-        distance(data_or_null<A>(tensors.distance)),
-        power(static_cast<A>(tensors.power)),
-        sides(static_cast<Side<A>*>(tensors.sides.mutable_data_ptr())),
-        terms(static_cast<A*>(tensors.terms.mutable_data_ptr())) {}
+  // terms: [2, B, *S]: S and O, or their gradients; stats: [2, B·P]: m, r; sides: [B·P, 2, 3].
+  GatheredTermsBatch(const Tensor& logits, const Tensor& label, const Tensor& edge,
+                     const std::optional<Tensor>& distance, double power, const std::vector<int64_t>& radius,
+                     const Tensor& terms, const Tensor& stats, const Tensor& sides, const Tensor* grad)
+      : SoftmaxBatch<A>(logits, stats, grad, radius),
+        label(static_cast<const int16_t*>(label.const_data_ptr())),
+        edge(static_cast<const uint8_t*>(edge.const_data_ptr())),
+        distance(data_or_null<A>(distance)),
+        power(static_cast<A>(power)),
+        terms(static_cast<A*>(terms.mutable_data_ptr())),
+        sides(static_cast<Side<A>*>(sides.mutable_data_ptr())) {}
 
   EDGELOSS_INLINE GatheredTerms<A> image(int64_t b) const {
-    const int64_t base = b * this->g.pixels, all = this->g.batch * this->g.pixels;
-    return {
-        this->g,    {power, A(1)}, this->logits(b),  label + base, edge + base, distance ? distance + base : nullptr,
-        this->m(b), this->r(b),    sides + 2 * base, terms + base, all};
+    const int64_t base = b * g.pixels;
+    return {this->softmax(b), {power, A(1)}, label + base,      edge + base, distance ? distance + base : nullptr,
+            sides + 2 * base, terms + base,  g.batch * g.pixels};
   }
 };
 
-inline checks::Checker checked(const GatheredTermsTensors& of) {
-  const checks::Checker check(of.logits, checks::kReal);
-  check.neighbors(of.radius);
-  STD_TORCH_CHECK(of.logits.size(1) > 1, "logits: expected at least 2 classes, but got 1");
-  check.tensor("label", of.label, check.image, {torch::headeronly::ScalarType::Short});
-  check.tensor("edge", of.edge, check.image, checks::kFlags);
-  check.tensor("distance", of.distance, check.image, {check.real});
+inline checks::Checker checked(const Tensor& logits, const Tensor& label, const Tensor& edge,
+                               const std::optional<Tensor>& distance, const std::vector<int64_t>& radius) {
+  const checks::Checker check(logits, checks::kReal);
+  check.neighbors(radius);
+  STD_TORCH_CHECK(logits.size(1) > 1, "logits: expected at least 2 classes, but got 1");
+  check.tensor("label", label, check.image, {ScalarType::Short});
+  check.tensor("edge", edge, check.image, checks::kFlags);
+  check.tensor("distance", distance, check.image, {check.real});
   return check;
 }
 
-// The operators; their passes are those of a device, each over all pixels. Returns terms, stats, sides.
+// The operators; their passes are those of a device. Returns terms, stats, sides.
 template <typename Passes>
 std::tuple<Tensor, Tensor, Tensor> gathered_terms(const Tensor& logits, const Tensor& label, const Tensor& edge,
                                                   const std::optional<Tensor>& distance, double power,
                                                   std::vector<int64_t> radius) {
-  GatheredTermsTensors tensors = {logits, label, edge, distance, power, radius, label, label, label};
-  const checks::Checker check = checked(tensors);
+  const checks::Checker check = checked(logits, label, edge, distance, radius);
   std::vector<int64_t> sizes = check.image;
   sizes.insert(sizes.begin(), 2);
-  tensors.terms = new_tensor(logits, sizes, check.real);
-  tensors.stats = new_tensor(logits, {2, check.pixels()}, check.real);
-  tensors.sides = new_tensor(logits, {check.pixels(), 2, 3}, check.real);
+  const Tensor terms = new_tensor(logits, sizes, check.real);
+  const Tensor stats = new_tensor(logits, {2, check.pixels()}, check.real);
+  const Tensor sides = new_tensor(logits, {check.pixels(), 2, 3}, check.real);
   const Passes passes(logits);
   by_arithmetic(logits, [&](auto a) {
-    const GatheredTermsBatch<decltype(a)> batch(tensors, nullptr);
-    passes.find_statistics(batch);
-    passes.find_values(batch);
+    const GatheredTermsBatch<decltype(a)> batch(logits, label, edge, distance, power, radius, terms, stats, sides,
+                                                nullptr);
+    passes.run(FindStatistics(), batch);
+    passes.run(FindValue(), batch);
   });
-  return {tensors.terms, tensors.stats, tensors.sides};
+  return {terms, stats, sides};
 }
 
 template <typename Passes>
 Tensor gathered_terms_backward(const Tensor& grad_terms, const Tensor& logits, const Tensor& label, const Tensor& edge,
                                const std::optional<Tensor>& distance, const Tensor& stats, const Tensor& sides,
                                double power, std::vector<int64_t> radius) {
-  const GatheredTermsTensors tensors = {logits, label, edge, distance, power, radius, grad_terms, stats, sides};
-  const checks::Checker check = checked(tensors);
+  const checks::Checker check = checked(logits, label, edge, distance, radius);
   check.flat("grad_terms", grad_terms, 2 * check.pixels(), check.real);
   check.flat("stats", stats, 2 * check.pixels(), check.real);
   check.flat("sides", sides, 6 * check.pixels(), check.real);
   const Tensor grad = torch::stable::empty_like(logits);
   const Passes passes(logits);
-  by_arithmetic(logits, [&](auto a) { passes.find_gradient(GatheredTermsBatch<decltype(a)>(tensors, &grad)); });
+  by_arithmetic(logits, [&](auto a) {
+    passes.run(FindGradient(), GatheredTermsBatch<decltype(a)>(logits, label, edge, distance, power, radius, grad_terms,
+                                                               stats, sides, &grad));
+  });
   return grad;
 }
 

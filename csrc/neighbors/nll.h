@@ -40,13 +40,13 @@ struct Choice {
 
 // Everything of one image. A: the type of its logits; W: that of the weights.
 template <typename A, typename W>
-struct NeighborNll {
-  const Geometry& g;
-  Logits<A, A> x;
+struct NeighborNll : SoftmaxImage<A> {
+  using Base = SoftmaxImage<A>;
+  using Base::g, Base::x, Base::m, Base::r;
+
   Logits<W, W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
   const uint8_t* mask;  // null: set everywhere
-  A *m, *r;             // of the pixels that are neighbors of centers that count
   W* largest;           // weight of any neighbor; 0 where the center does not count
   A* inverse;           // of the centers that count: 1 / Σ (w / largest) P, or 0 where A can't hold it
   A *first, *log_sum;   // there: of log (w / largest) P the largest, and log Σ of the others over it
@@ -215,19 +215,11 @@ struct NeighborNll {
 
 // ------------------------------------------------------------------------------------------------------------- tensors
 
-// The tensors of a call, and what forward leaves to backward.
-struct NeighborNllTensors {
-  const Tensor &logits, &index, &weight;
-  const Tensor* mask;
-  Tensor value;    // [B, *S], or its gradient
-  Tensor stats;    // [2, B·P]: m, r
-  Tensor largest;  // [1, B·P], as the weights
-  Tensor sides;    // [3, B·P]: inverse, first, log_sum
-};
-
 // All images of a call.
 template <typename A, typename W>
 struct NeighborNllBatch : SoftmaxBatch<A> {
+  using SoftmaxBatch<A>::g;
+
   const W* weight;
   const char* choice;
   const uint8_t* mask;
@@ -236,28 +228,29 @@ struct NeighborNllBatch : SoftmaxBatch<A> {
   Steps weight_steps, choice_steps;
   int64_t index_bytes;  // 0 for an indicator
 
-  NeighborNllBatch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius, const Tensor* grad)
-      : SoftmaxBatch<A>(tensors.logits, tensors.stats, grad, radius),
-        weight(static_cast<const W*>(tensors.weight.const_data_ptr())),
-        choice(static_cast<const char*>(tensors.index.const_data_ptr())),
-        mask(tensors.mask ? static_cast<const uint8_t*>(tensors.mask->const_data_ptr()) : nullptr),
-        sides(static_cast<A*>(tensors.sides.mutable_data_ptr())),
-        value(static_cast<A*>(tensors.value.mutable_data_ptr())),
-        largest(static_cast<W*>(tensors.largest.mutable_data_ptr())),
-        weight_steps(tensors.weight),
-        choice_steps(tensors.index),
-        index_bytes(tensors.index.dim() == tensors.logits.dim() ? 0 : tensors.index.element_size()) {}
+  // value: [B, *S], or its gradient; stats: [2, B·P]: m, r; largest: [1, B·P]; sides: [3, B·P]: inverse, first,
+  // log_sum.
+  NeighborNllBatch(const Tensor& logits, const Tensor& weight, const Tensor& index, const Tensor* mask,
+                   const std::vector<int64_t>& radius, const Tensor& value, const Tensor& stats, const Tensor& largest,
+                   const Tensor& sides, const Tensor* grad)
+      : SoftmaxBatch<A>(logits, stats, grad, radius),
+        weight(static_cast<const W*>(weight.const_data_ptr())),
+        choice(static_cast<const char*>(index.const_data_ptr())),
+        mask(mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr),
+        sides(static_cast<A*>(sides.mutable_data_ptr())),
+        value(static_cast<A*>(value.mutable_data_ptr())),
+        largest(static_cast<W*>(largest.mutable_data_ptr())),
+        weight_steps(weight),
+        choice_steps(index),
+        index_bytes(index.dim() == logits.dim() ? 0 : index.element_size()) {}
 
   EDGELOSS_INLINE NeighborNll<A, W> image(int64_t b) const {
-    const int64_t base = b * this->g.pixels, all = this->g.batch * this->g.pixels;
+    const int64_t base = b * g.pixels, all = g.batch * g.pixels;
     const int64_t chosen = index_bytes ? base * index_bytes : b * choice_steps.image;
-    return {this->g,
-            this->logits(b),
+    return {this->softmax(b),
             {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
             {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
             mask ? mask + base : nullptr,
-            this->m(b),
-            this->r(b),
             largest + base,
             sides + base,
             sides + all + base,
@@ -267,12 +260,11 @@ struct NeighborNllBatch : SoftmaxBatch<A> {
 };
 
 // Calls body(batch) with the types of a call.
-template <typename F>
-void with_batch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius, const Tensor* grad,
-                const F& body) {
-  by_arithmetic(tensors.logits, [&](auto a) {
-    by_arithmetic(tensors.weight,
-                  [&](auto w) { body(NeighborNllBatch<decltype(a), decltype(w)>(tensors, radius, grad)); });
+template <typename F, typename... Arguments>
+void with_batch(const F& body, const Tensor& logits, const Tensor& weight, const Arguments&... arguments) {
+  by_arithmetic(logits, [&](auto a) {
+    by_arithmetic(weight,
+                  [&](auto w) { body(NeighborNllBatch<decltype(a), decltype(w)>(logits, weight, arguments...)); });
   });
 }
 
@@ -299,21 +291,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, co
   check.tensor("mask", mask, check.image, checks::kFlags);
   const Tensor value = new_tensor(logits, check.image, check.real);
   const auto rows = [&](int64_t count, ScalarType type) { return new_tensor(logits, {count, value.numel()}, type); };
-  const NeighborNllTensors tensors = {logits,
-                                      index,
-                                      weight,
-                                      mask ? &*mask : nullptr,
-                                      value,
-                                      rows(2, check.real),
-                                      rows(1, weight.scalar_type()),
-                                      rows(3, check.real)};
+  const Tensor stats = rows(2, check.real), largest = rows(1, weight.scalar_type()), sides = rows(3, check.real);
   const Passes passes(logits);
-  with_batch(tensors, radius, nullptr, [&](const auto& batch) {
-    passes.find_largest(batch);
-    passes.find_statistics(batch);
-    passes.find_values(batch);
-  });
-  return {value, tensors.stats, tensors.largest, tensors.sides};
+  const auto run = [&](const auto& batch) {
+    passes.run(FindLargest(), batch);
+    passes.run(FindStatistics(), batch);
+    passes.run(FindValue(), batch);
+  };
+  const Tensor *given = mask ? &*mask : nullptr, *const no_grad = nullptr;
+  with_batch(run, logits, weight, index, given, radius, value, stats, largest, sides, no_grad);
+  return {value, stats, largest, sides};
 }
 
 template <typename Passes>
@@ -328,8 +315,9 @@ Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, con
   check.flat("sides", sides, 3 * pixels, check.real);
   const Tensor grad = torch::stable::empty_like(logits);
   const Passes passes(logits);
-  with_batch({logits, index, weight, nullptr, grad_value, stats, largest, sides}, radius, &grad,
-             [&](const auto& batch) { passes.find_gradient(batch); });
+  const Tensor *const no_mask = nullptr, *const to = &grad;
+  with_batch([&](const auto& batch) { passes.run(FindGradient(), batch); }, logits, weight, index, no_mask, radius,
+             grad_value, stats, largest, sides, to);
   return grad;
 }
 

@@ -199,9 +199,9 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
-    has_power = abs(options.power) > reference.NO_POWER
-    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths, has_power=has_power)
-    if not (reason or maps or inputs.logits.is_cuda):  # those of CPUs return sums, and check the labels themselves
+    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths, options.power)
+    gathers = library.gathers(inputs.logits, options.power)
+    if not (reason or maps or gathers):  # the kernels return sums, and check the labels themselves
         return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
     check_values("logits", inputs.logits)
     if options.validate != "never":
@@ -211,7 +211,7 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
         # Of half precision, the gradients of all terms are rounded as one sum.
         inputs = replace(inputs, logits=inputs.logits.to(result_dtype(inputs.logits)))
         inputs, regions = region.evaluate(inputs, options)
-    by_kernels = fused.gathered_terms if not reason and inputs.logits.is_cuda else None
+    by_kernels = fused.gathered_terms if gathers and not reason else None
     given = {"edges": edges, "maps": maps, "count_edges": count_edges}
     evaluation = reference.evaluate(inputs, options, **given, by_kernels=by_kernels)
     return evaluation._replace(regions=regions)

@@ -97,10 +97,11 @@ class EdgeAwareLoss(nn.Module):
             ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` does (trilinear in 3-D).
         sync_normalizer: share the denominators across the ranks of ``torch.distributed``: the gradient that DDP
             averages is then that of one process with the whole batch. Not used by ``reduction="sum"``.
-        validate: when out-of-range labels raise. ``"async"`` and ``"sync"``: in the call, which waits for the device.
-            ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
-            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and not
-            under ``torch.compile``; class weights also when the module is created.
+        validate: when out-of-range labels raise. ``"async"`` and ``"sync"``: in the call; but the kernels of GPUs
+            record them with ``"async"`` for :func:`edgeloss.check`, and do not wait. ``"never"``: not checked. Labels
+            that do not raise are ignored. Values of other CUDA tensors (``weight``, ``pixel_weight``, ``distance``,
+            ``normalizer``) are checked with ``"sync"`` only, and not under ``torch.compile``; class weights also when
+            the module is created.
         backend: ``"fused"`` for the compiled kernels, ``"reference"`` for plain PyTorch, ``"auto"`` for the fused
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from edgeloss import fused, library
+from edgeloss.arguments import is_evenly_spaced
 from edgeloss.inputs import (
     check_labels,
     check_logits,
@@ -142,7 +143,7 @@ def by_kernels(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | Non
     """
 
     def spaced(x: Tensor) -> Tensor:
-        return x if x.dim() == logits.dim() and fused.is_evenly_spaced(x) else x.contiguous()
+        return x if x.dim() == logits.dim() and is_evenly_spaced(x) else x.contiguous()
 
     mask = None if mask is None else mask.contiguous()
     value: Tensor = fused.operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]

@@ -42,6 +42,7 @@ from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
 from edgeloss.opaque import opaque_to_compilers
+from edgeloss.options import NO_POWER as NO_POWER
 from edgeloss.options import Options, radius_per_axis
 from edgeloss.parts import by_parts, of_rows
 from edgeloss.reduction import (
@@ -55,7 +56,6 @@ from edgeloss.reduction import (
 from edgeloss.reduction import LossMaps as LossMaps
 from edgeloss.weights import weigh_neighbors
 
-NO_POWER = 1e-30  # smaller exponents are treated as 0
 EdgeTerms: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # as `edge_terms`
 
 

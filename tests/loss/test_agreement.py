@@ -7,10 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import ROWS, SMALL_ROWS, Case, Row, make_case, with_unread
-from columns import Column, Results, direction_of, each_column, exact, of_loops, results_of
+from cases import ROWS, SMALL_ROWS, TRITON_ROWS, Case, Row, make_case, with_unread
+from columns import INTERPRETED, Column, Results, direction_of, each_column, exact, of_loops, results_of
+from pairwise import EXHAUSTIVE
 
 from edgeloss import fused, reference
+
+# Triton's kernels are for power 0, and return sums.
+OF_SUMS = [row for row in ROWS + SMALL_ROWS if row.power == 0 and row.reduction != "none"]
+AGREEING = TRITON_ROWS + (OF_SUMS if EXHAUSTIVE else []) if INTERPRETED else ROWS + SMALL_ROWS
+BAD = (torch.nan,) if INTERPRETED and not EXHAUSTIVE else (torch.nan, torch.inf, -torch.inf)
+# The kernels of nvcc are for other powers, and no column of this suite.
+WITH_POWER = [] if INTERPRETED else [row for row in ROWS + SMALL_ROWS if row.power]
 
 
 @cache
@@ -43,10 +51,11 @@ def assert_agree(found: Results, expected: Results, case: Case) -> None:
 def check(row: Row, column: Column) -> None:
     """Compare the results of a column with exact ones, whatever the logits are that nothing may read."""
     case, expected = make_case(row), exact_results(row)
-    assert_agree(results_of(case, column), expected, case)
+    if not case.unread.any() or len(BAD) > 1:
+        assert_agree(results_of(case, column), expected, case)
     if not case.unread.any():
         return
-    results = [results_of(with_unread(case, bad), column) for bad in (torch.nan, torch.inf, -torch.inf)]
+    results = [results_of(with_unread(case, bad), column) for bad in BAD]
     assert_agree(results[0], expected, case)
     for name, value in results[0].items():
         assert all(torch.equal(value, others[name]) for others in results[1:]), name
@@ -54,12 +63,9 @@ def check(row: Row, column: Column) -> None:
 
 
 @each_column
-@pytest.mark.parametrize("row", ROWS + SMALL_ROWS, ids=[*range(len(ROWS + SMALL_ROWS))])
+@pytest.mark.parametrize("row", AGREEING, ids=[*range(len(AGREEING))])
 def test_every_column_agrees_with_the_reference_in_float64(row: Row, column: Column) -> None:
     check(row, column)
-
-
-WITH_POWER = [row for row in ROWS + SMALL_ROWS if row.power]
 
 
 @pytest.mark.parametrize("row", WITH_POWER, ids=[*range(len(WITH_POWER))])

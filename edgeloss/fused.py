@@ -15,9 +15,8 @@ from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
-from edgeloss.options import Options, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum
-from edgeloss.reference import NO_POWER
+from edgeloss.options import NO_POWER, Options
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
 
@@ -97,24 +96,23 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         numbers.reals,
     )
     kernels = triton_operators.operators if uses_triton else operators
-    weigh = None
+    attach = None
     if torch.compiler.is_compiling():  # the operator has its own derivative
         outputs = Outputs(*kernels.edge_loss(*given)[:_COUNT])
     else:
         with torch._C._AutoDispatchBelowAutograd():
             returned = kernels.edge_loss.default(*given)
         outputs = Outputs(*returned[:_COUNT])
-        weigh = partial(_weigh, kernels, given, returned)
+        attach = partial(_attach, kernels, given, returned)
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
-    return Evaluation(outputs.sums, None, counts, weigh, regions)
+    return Evaluation(outputs.sums, None, counts, regions, attach)
 
 
 def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
-    dims, unit = inputs.target.dim() - 1, _unit(options)
-    radius, spacing = radius_per_axis(options.radius, dims), spacing_per_axis(options.spacing, dims)
+    unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
     is_spread = inputs.distance is not None
@@ -164,20 +162,22 @@ def gathered_terms(
     return same_side, other_side
 
 
-def _weigh(
+def _attach(
     kernels: Any,  # noqa: ANN401
     given: EdgeLossInputs,
     returned: Sequence[Tensor],
-    factors: Tensor,
-    of_regions: Tensor | None,
-    dtype: torch.dtype,
+    loss: Tensor,
+    factors: Scalars,
 ) -> Tensor:
-    loss: Tensor = _EdgeLoss.apply(given.logits, kernels, given, returned, factors, of_regions, dtype)  # type: ignore[no-untyped-call]
-    return loss
+    if not given.logits.requires_grad or not torch.is_grad_enabled():
+        return loss
+    # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
+    attached: Tensor = _EdgeLoss.apply(given.logits, kernels, given, returned, [loss], factors)  # type: ignore[no-untyped-call]
+    return attached
 
 
 class _EdgeLoss(torch.autograd.Function):
-    """What the operator ``edge_loss`` has returned, weighted, as a function of its logits, for less work per call."""
+    """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
 
     @staticmethod
     def forward(
@@ -186,25 +186,23 @@ class _EdgeLoss(torch.autograd.Function):
         kernels: Any,  # noqa: ANN401
         given: EdgeLossInputs,
         returned: Sequence[Tensor],
-        factors: Tensor,
-        of_regions: Tensor | None,
-        dtype: torch.dtype,
+        loss: list[Tensor],
+        factors: Scalars,
     ) -> Tensor:
         _save(ctx, kernels, given, returned)
-        ctx.factors, ctx.of_regions = factors, of_regions
-        outputs = Outputs(*returned[:_COUNT])
-        regions = Regions(outputs.region, outputs.region_weight)
-        return weighted_sum(outputs.sums, regions, factors, of_regions, dtype)
+        ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
+        return loss[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
-        of_regions = None if ctx.of_regions is None else grad.double() * ctx.of_regions
-        arrives = grad.double() * ctx.factors, of_regions
+        slope = scalar(grad)
+        *terms, region = (slope * factor for factor in ctx.factors)
+        given = vector(terms, ctx.region_weight), ctx.region_weight * region if ctx.region_weight.numel() else None
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, state, *arrives), 7)
+            return _only(_gradient(ctx, state, *given), 6)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, state, *arrives), 7)
+            return _only(_gradient(ctx, state, *given), 6)
 
 
 # What torch needs to know of the operators: the shapes they return, and their derivatives.

@@ -187,23 +187,16 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     return x.new_zeros(mask.numel()).index_copy(0, center, value).view_as(mask)
 
 
-def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x - max and log Σ exp(x - max) over dim 1; log p is their difference, exact at any offset of x.
-
-    log p does not depend on the shift, so max is detached without a change of any derivative.
-    """
-    shifted = x - x.amax(1, keepdim=True).detach()
-    return shifted, shifted.exp().sum(1).log()
-
-
 def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return logits and ``_shifted`` of the pixels in n, [M, C] twice and [M], and the row of each of n in them, [P].
+    """Return x, x - max and log Σ exp(x - max) of the pixels in n, [M, C] twice and [M], and the row of each of n, [P].
 
-    A pixel is the neighbor of many: it is computed once. Other pixels are not read.
+    log p is the difference of the last two, exact at any offset of x. It does not depend on the shift, so max is
+    detached without a change of any derivative. A pixel is the neighbor of many: it is computed once.
     """
     pixels, at = torch.unique(n, return_inverse=True)
     logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
-    return logits, *_shifted(logits), at
+    shifted = logits - logits.amax(1, keepdim=True).detach()
+    return logits, shifted, shifted.exp().sum(1).log(), at
 
 
 def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from edgeloss.inputs import labels as labels
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
 from edgeloss.opaque import opaque_to_compilers
 from edgeloss.options import NO_POWER as NO_POWER
-from edgeloss.options import Options, radius_per_axis
+from edgeloss.options import Options
 from edgeloss.parts import by_parts, of_rows
 from edgeloss.reduction import (
     Evaluation,
@@ -78,12 +78,12 @@ def evaluate(
         count_edges: return the number of edge pixels of each class too.
         by_kernels: what to compute edge terms with ``power`` ≠ 0 by, instead of :func:`edge_terms`.
     """
-    y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
+    y, valid = inputs.labels()
     x, place, v = readable_logits(inputs.logits, valid), places_of_labels(y, inputs.tables), inputs.pixel_weight
-    radius, power = clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
+    radius, power = clipped(inputs.radius, y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     vu = edge_pixel_weight(place, mask, v, inputs.edge_class_weight)
-    distance = neighbor_distance(y, valid, mask, radius, options, inputs.distance, everywhere=maps)
+    distance = neighbor_distance(inputs, y, valid, mask, options.decay, everywhere=maps)
     log_w = log_weights(distance, options.decay)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:

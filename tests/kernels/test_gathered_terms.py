@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from edgeloss import fused, inputs, library, reference
 from edgeloss.functional import edge_aware_loss
-from edgeloss.neighborhoods import find_edges, log_weights, neighbor_distance
-from edgeloss.options import Options
+from edgeloss.neighborhoods import distance_map, find_edges, log_weights
 
 pytestmark = pytest.mark.skipif(bool(library.MISSING), reason=str(library.MISSING))
 
@@ -73,11 +72,10 @@ def test_agreement(
     elif layout == "constant":
         x, valid = torch.zeros((), dtype=dtype).expand(x.shape), torch.ones_like(valid)
     mask = find_edges(y, valid, radius)
-    options = Options(decay=None if field == "none" else 1.3, radius=radius)
-    # In binary fractions: a field that float32 holds.
-    given = {"distance": 4.0, "far": 1000.0}.get(field)
-    distance = None if given is None else (given * torch.rand(y.shape)).bfloat16().double()
-    log_w = log_weights(neighbor_distance(y, valid, mask, radius, options, distance), options.decay)
+    distance = distance_map(y, valid, valid, radius, [1.0] * len(size))
+    if field in ("distance", "far"):  # in binary fractions: a field that float32 holds
+        distance = ((4.0 if field == "distance" else 1000.0) * torch.rand(y.shape)).bfloat16().double()
+    log_w = log_weights(distance, None if field == "none" else 1.3)
     others = (y, valid, mask, log_w, radius, power)
     terms, gradient = terms_and_gradient(fused.gathered_terms, x, *others)
     expected, expected_gradient = terms_and_gradient(reference.edge_terms, x.double(), *others)

@@ -179,7 +179,8 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
     if options.decay is not None and inputs.distance is None:
         lengths = [s / options.decay for s in inputs.spacing]
     reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths, options.power)
-    if not reason and not maps:  # the kernels return sums, and check the labels themselves
+    gathers = library.gathers(inputs.logits, options.power)
+    if not (reason or maps or gathers):  # the kernels return sums, and check the labels themselves
         return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
     check_values("logits", inputs.logits)
     if options.validate != "never":
@@ -189,7 +190,9 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
         # Of half precision, the gradients of all terms are rounded as one sum.
         inputs = inputs._replace(logits=inputs.logits.to(result_dtype(inputs.logits)))
         inputs, regions = region.evaluate(inputs)
-    evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+    by_kernels = fused.gathered_terms if gathers and not reason else None
+    given = {"edges": edges, "maps": maps, "count_edges": count_edges}
+    evaluation = reference.evaluate(inputs, options, **given, by_kernels=by_kernels)
     return evaluation._replace(regions=regions)
 
 

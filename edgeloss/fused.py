@@ -15,9 +15,8 @@ from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
-from edgeloss.options import Options
+from edgeloss.options import NO_POWER, Options
 from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
-from edgeloss.reference import NO_POWER
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
 
@@ -146,6 +145,23 @@ def _contiguous(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.contiguous()
 
 
+def gathered_terms(
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    radius: Sequence[int],
+    power: float,
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`edgeloss.reference.edge_terms` does, by the CUDA kernels."""
+    label = torch.where(valid, y, -1).to(torch.int16).contiguous()
+    decays = None if log_w is None else -log_w.to(x.dtype).contiguous()
+    x = x if is_evenly_spaced(x) else x.contiguous()
+    same_side, other_side = operators.gathered_terms(x, label, mask.contiguous(), decays, power, list(radius))[0]
+    return same_side, other_side
+
+
 def _attach(
     kernels: Any,  # noqa: ANN401
     given: EdgeLossInputs,
@@ -268,6 +284,23 @@ def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
     return (gradient, *(None for _ in range(1, arguments)))
 
 
+def _gathered_terms_fake(
+    logits: Tensor, label: Tensor, edge: Tensor, distance: Tensor | None, power: float, radius: list[int]
+) -> tuple[Tensor, ...]:
+    pixels = label.numel()
+    return tuple(logits.new_empty(shape) for shape in ((2, *label.shape), (2, pixels), (pixels, 2, 3)))
+
+
+def _gathered_terms_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    *tensors, ctx.power, ctx.radius = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+
+
+def _gathered_terms_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    gradient = operators.gathered_terms_backward(grad.contiguous(), *ctx.saved_tensors, ctx.power, ctx.radius)
+    return _only(gradient, arguments=6)
+
+
 def _neighbor_nll_fake(
     logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | None, radius: list[int]
 ) -> tuple[Tensor, ...]:
@@ -299,12 +332,14 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
 def register(namespace: str) -> None:
     """Register shapes and derivatives of the operators of a namespace."""
     _register_loss(namespace, _edge_loss_fake, torch.empty_like)
-    torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
-    torch.library.register_autograd(
-        f"{namespace}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context
-    )
-    torch.library.register_fake(f"{namespace}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
-    torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
+    for name, fake, backward, setup_context in (
+        ("gathered_terms", _gathered_terms_fake, _gathered_terms_backward, _gathered_terms_setup_context),
+        ("neighbor_nll", _neighbor_nll_fake, _neighbor_nll_backward, _neighbor_nll_setup_context),
+    ):
+        torch.library.register_fake(f"{namespace}::{name}", fake)
+        torch.library.register_autograd(f"{namespace}::{name}", backward, setup_context=setup_context)
+        torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: torch.empty_like(args[1]))
+        torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
 
 
 def _register_loss(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from edgeloss.extras import install_advice
-from edgeloss.options import Backend
+from edgeloss.options import NO_POWER, Backend
 
 
 def _load() -> str | None:
@@ -45,15 +45,22 @@ def backends() -> dict[str, str]:
     """Return which backends this installation has, and why others are missing.
 
     Returns:
-        For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
-        ``"cuda"`` stands for GPUs of NVIDIA and of AMD, whose kernels are those of Triton.
+        For each of ``"reference"``, ``"cpu"``, ``"cuda"`` and ``"cuda, power != 0"``, ``"available"`` or
+        ``"unavailable: <reason>"``. ``"cuda"`` stands for GPUs of NVIDIA and of AMD, whose kernels with ``power=0`` are
+        those of Triton; ``"cuda, power != 0"`` for those that nvcc has compiled: of the edge terms with another
+        ``power``, and of ``neighbor_nll``.
 
     Example:
         >>> from edgeloss import backends
         >>> backends()["reference"]
         'available'
     """
-    reasons = {"reference": None, "cpu": MISSING, "cuda": _why_not_on_gpu()}
+    reasons = {
+        "reference": None,
+        "cpu": MISSING,
+        "cuda": _why_not_on_gpu(),
+        "cuda, power != 0": _why_not_on_cuda(None),
+    }
     return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
 
 
@@ -91,6 +98,11 @@ def record_wrong(count: Tensor) -> None:
     _WRONG[count.device] += count
 
 
+def gathers(logits: Tensor, power: float) -> bool:
+    """Return whether the kernels of a call are those of the edge terms alone, for CUDA tensors and ``power`` ≠ 0."""
+    return logits.is_cuda and abs(power) > NO_POWER
+
+
 def uses_triton(logits: Tensor) -> bool:
     """Return whether the kernels of a call of the loss are those of Triton."""
     return logits.is_cuda or interprets
@@ -109,8 +121,8 @@ def why_not_fused(
     """
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
-    if target is not None and uses_triton(logits):
-        reason = _why_not_in_triton(power)
+    if target is not None and uses_triton(logits) and not gathers(logits, power):
+        reason = "the kernels of Triton are for power=0" if abs(power) > NO_POWER else _why_no_triton()
     else:
         reason = _why_not_on_cuda(logits.device.index) if logits.is_cuda else MISSING
     if reason:
@@ -135,7 +147,7 @@ def why_reference(
     lengths: Sequence[float] = (),
     power: float = 0.0,
 ) -> str | None:
-    """Return why the reference serves a call; None if the fused kernels do.
+    """Return why the reference serves a call, None if the fused kernels do; arguments as :func:`why_not_fused`.
 
     Raises:
         RuntimeError: if ``backend="fused"`` and the fused kernels do not support the call.
@@ -143,18 +155,10 @@ def why_reference(
     reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths, power)
     if backend == "fused" and reason:
         raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
-    if backend == "auto" and target is not None and logits.is_cuda and (missing := _why_no_triton()):
+    is_for_triton = target is not None and logits.is_cuda and not gathers(logits, power)
+    if backend == "auto" and is_for_triton and (missing := _why_no_triton()):
         _warn_of_plain_pytorch(missing)
     return reason
-
-
-NO_POWER = 1e-30  # smaller exponents are treated as 0
-
-
-def _why_not_in_triton(power: float) -> str | None:
-    if abs(power) > NO_POWER:
-        return "the kernels of GPUs are for power=0"
-    return _why_no_triton()
 
 
 OLDEST_TRITON = (3, 7)  # older ones lose the constants in tuples of arguments
@@ -206,7 +210,7 @@ _FIT: dict[int, str | None] = {}  # the answer for each CUDA device
 
 
 def _why_not_on_cuda(index: int | None) -> str | None:
-    """Return why ``neighbor_nll`` has no kernels for a CUDA device, None if it has; by default of the current device.
+    """Return why there are no kernels for a CUDA device, None if there are; by default of the current device.
 
     It does not wait for the device.
     """

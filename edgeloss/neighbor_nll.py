@@ -21,6 +21,7 @@ from edgeloss.inputs import (
     check_target,
     check_that,
     check_values,
+    result_dtype,
 )
 from edgeloss.neighborhoods import Grid, offsets
 from edgeloss.opaque import opaque_to_compilers
@@ -97,9 +98,9 @@ def neighbor_nll(
     if mask is not None:
         check_mask(mask, logits[:, 0])
     index = _check_index(index, logits, weight, mask, radius, reads_values)
+    x = logits.to(result_dtype(logits))
     if reason is None:
-        return by_kernels(logits, index, weight, mask, radius)
-    x = logits if logits.dtype == torch.float64 else logits.float()
+        return by_kernels(x, index, weight, mask, radius)
     mask = has_neighbors(weight, radius) if mask is None else mask
     return by_torch(x, index if index.dim() == x.dim() else index.long(), weight, mask, radius)
 

@@ -19,6 +19,7 @@ Validate = Literal["async", "sync", "never"]
 Backend = Literal["auto", "fused", "reference"]
 _CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "backend": get_args(Backend)}
 
+NO_POWER = 1e-30  # smaller exponents of the power mean are treated as 0
 # Beyond these, sums and products of weights would leave float32, and lengths float64.
 MOST_WEIGHT = 1e12
 LENGTHS = 1e-100, 1e100

@@ -107,6 +107,21 @@ def test_without_triton_the_loss_on_gpus_is_plain_pytorch_and_says_so_once() -> 
             edge_aware_loss(logits, target, backend="fused")
 
 
+@pytest.mark.usefixtures("_machine", "_without_triton")
+def test_with_power_gpus_have_the_kernels_of_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
+        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
+        assert backends()["cuda, power != 0"] == "available"
+        assert library.why_reference("auto", logits, target, (), 1.0) is None
+        assert library.why_reference("auto", logits) is None  # of neighbor_nll
+        monkeypatch.setattr(library, "_why_not_on_cuda", lambda index: "no nvcc was found")
+        assert backends()["cuda, power != 0"] == "unavailable: no nvcc was found"
+        assert library.why_reference("auto", logits, target, (), 1.0) == "no nvcc was found"
+        with pytest.raises(RuntimeError, match="'fused' does not support this call: no nvcc was found; pass 'auto' or"):
+            edge_aware_loss(logits, target, power=1.0, backend="fused")
+
+
 def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_REASONS", {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
@@ -121,7 +136,6 @@ def test_gpus_have_the_kernels_of_triton(monkeypatch: pytest.MonkeyPatch) -> Non
         logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
         target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
         assert library.why_reference("auto", logits, target) is None
-        assert library.why_reference("auto", logits, target, (), 1.0) == "the kernels of GPUs are for power=0"
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     assert "is built for CPUs" in backends()["cuda"]

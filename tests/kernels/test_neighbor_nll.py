@@ -357,7 +357,7 @@ def test_operators_match_their_registration(kind: str, kernels: Kernels) -> None
 def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"backend: expected one of .* but got 'fast'"):
         neighbor_nll(X, Y, W, backend="fast")  # type: ignore[arg-type]
-    monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "there is a reason")
+    monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "there is a reason")
     message = "backend: 'fused' does not support this call: there is a reason; pass 'auto' or 'reference'"
     with pytest.raises(RuntimeError, match=message):
         neighbor_nll(X, Y, W, backend="fused")

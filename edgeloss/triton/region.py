@@ -84,22 +84,25 @@ def _regions(size: Size, device: torch.device) -> _Regions:
 def products_kernel(
     z, r, means, is_candidate, sums, size, reach, count, HALF: tl.constexpr, A: tl.constexpr, TILE: tl.constexpr
 ):
-    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r."""
+    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r.
+
+    In float64, since what rounding takes from a sum is divided by the noise, which is small.
+    """
     of_map, p, inside = tile(count, TILE)
     to = sums + tl.program_id(0).to(tl.int64) * (PRODUCTS * (HALF + 1) + 2)
     if tl.load(is_candidate + of_map) > 0:
         z_map, r_map = z + of_map * count, r + of_map * count
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
-        z_here = tl.where(inside, tl.load(z_map + p, mask=inside, other=0).to(A) - mean_z, 0.0)
-        r_here = tl.where(inside, tl.load(r_map + p, mask=inside, other=0.0) - mean_r, 0.0)
+        z_here = tl.where(inside, tl.load(z_map + p, mask=inside, other=0).to(A) - mean_z, 0.0).to(tl.float64)
+        r_here = tl.where(inside, tl.load(r_map + p, mask=inside, other=0.0) - mean_r, 0.0).to(tl.float64)
         for n in range(HALF, 2 * HALF + 1):
             q, there = displaced(p, inside, n, size, reach)
-            z_there = tl.where(there, tl.load(z_map + q, mask=there, other=0).to(A) - mean_z, 0.0)
-            r_there = tl.where(there, tl.load(r_map + q, mask=there, other=0.0) - mean_r, 0.0)
-            tl.store(to, tl.sum(z_here * z_there, 0).to(tl.float64))
-            tl.store(to + 1, tl.sum(z_here * r_there, 0).to(tl.float64))
-            tl.store(to + 2, tl.sum(r_here * z_there, 0).to(tl.float64))
-            tl.store(to + 3, tl.sum(r_here * r_there, 0).to(tl.float64))
+            z_there = tl.where(there, tl.load(z_map + q, mask=there, other=0).to(A) - mean_z, 0.0).to(tl.float64)
+            r_there = tl.where(there, tl.load(r_map + q, mask=there, other=0.0) - mean_r, 0.0).to(tl.float64)
+            tl.store(to, tl.sum(z_here * z_there, 0))
+            tl.store(to + 1, tl.sum(z_here * r_there, 0))
+            tl.store(to + 2, tl.sum(r_here * z_there, 0))
+            tl.store(to + 3, tl.sum(r_here * r_there, 0))
             to += PRODUCTS
         tl.store(to, total(z_here))
         tl.store(to + 1, total(r_here))

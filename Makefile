@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive test-frameworks fuzz bench bench-all lint check-cuda check-targets sanitize check-compilers wheel docs docs-serve clean
+.PHONY: help setup demo test test-exhaustive test-triton test-frameworks fuzz bench bench-all lint check-cuda check-gpu check-targets sanitize check-compilers wheel docs docs-serve clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -69,10 +69,27 @@ test: setup  ## run all tests but the slow ones; CI=true make test runs them too
 	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
 	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
 	@$(PYTEST)
+	@$(MAKE) --no-print-directory test-triton
 
 test-exhaustive: setup  ## run the tests with every combination of parameters, where test takes every pair of them
 	@echo "==> running all tests with every combination of parameters"
 	@EXHAUSTIVE=true $(PYTEST)
+	@EXHAUSTIVE=true $(MAKE) --no-print-directory test-triton
+
+# Triton's wheel is for Linux, and has 1 GB. Torch for CPUs works next to it.
+.PHONY: triton
+triton: setup
+	@[ "$$(uname)" != Linux ] || $(BIN)/python -c 'import triton' 2>/dev/null || { \
+		echo "==> installing Triton" && $(BIN)/python tools/progress.py --editable '.[triton]'; }
+
+# Triton reads TRITON_INTERPRET where kernels are defined, so its tests are a process of their own.
+OF_TRITON := tests/loss/test_triton.py tests/loss/test_agreement.py \
+	$(if $(EXHAUSTIVE),tests/loss/test_gaps.py tests/loss/test_limits.py)
+
+test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, with the reference
+	@echo "==> running the kernels of GPUs in Triton's interpreter"
+	@! $(BIN)/python -c 'import triton' 2>/dev/null || \
+		TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto $(OF_TRITON) -k 'triton'
 
 # The frameworks of docs/frameworks.md. They have an environment of their own on top of .venv: some need torchvision, which
 # the package index has for CUDA only, and which breaks the imports of other packages next to a torch for CPUs.
@@ -116,6 +133,10 @@ lint: setup  ## ruff, clang-format and types
 check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warnings and spills
 	@echo "==> checking the CUDA kernels"
 	@$(BIN)/python tools/check_cuda.py
+
+check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills
+	@echo "==> compiling the kernels of GPUs"
+	@$(BIN)/python tools/check_gpu.py
 
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
 	@$(BIN)/python tools/check_builds.py targets

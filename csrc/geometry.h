@@ -1,4 +1,4 @@
-// Images of pixels: how they are numbered and which are neighbors. For every kernel.
+// Images of pixels, and how they are numbered. For every kernel.
 #pragma once
 
 #include <cstdint>
@@ -27,28 +27,5 @@ struct Geometry {
     return tables == 1 ? 0 : static_cast<int>(image % tables * classes);
   }
 };
-
-// The rows of the window around row (z, y) that lie inside the image: calls body(first pixel of the row).
-template <typename F>
-EDGELOSS_INLINE void for_each_row(const Geometry& g, int64_t row, const int64_t* reach, const F& body) {
-  const int64_t z = quotient(row, g.height), y = row - z * g.height;
-  const int64_t first_z = z < reach[0] ? 0 : z - reach[0], first_y = y < reach[1] ? 0 : y - reach[1];
-  for (int64_t v = first_z; v < g.depth && v <= z + reach[0]; ++v) {
-    for (int64_t u = first_y; u < g.height && u <= y + reach[1]; ++u) body((v * g.height + u) * g.width);
-  }
-}
-
-// The other pixels of the window around pixel `column` of `row`: calls body(pixel).
-template <typename F>
-EDGELOSS_INLINE void for_each_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
-  const int64_t left = column < g.radius[2] ? 0 : column - g.radius[2];
-  const int64_t right = column + g.radius[2] < g.width ? column + g.radius[2] : g.width - 1;
-  const int64_t center = row * g.width + column;
-  for_each_row(g, row, g.radius, [&](int64_t first) {
-    for (int64_t n = first + left; n <= first + right; ++n) {
-      if (n != center) body(n);
-    }
-  });
-}
 
 }  // namespace edgeloss

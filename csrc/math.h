@@ -9,8 +9,6 @@
 // are exact at any offset and for p within rounding of 0 and of 1.
 #pragma once
 
-#include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -24,122 +22,76 @@
 
 namespace edgeloss {
 
-// e^f - 1 for |f| ≤ ln 2 / 2 in float, by a minimax polynomial (Cephes).
-EDGELOSS_INLINE float expm1_small(float f) {
-  float p = 1.9875691500e-4f;
-  p = p * f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  return p * f * f + f;
+template <typename To, typename From>
+EDGELOSS_INLINE To bits_of(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &value, sizeof(to));
+  return to;
 }
 
-// e^x - 1 for |x| ≤ 1: of a quarter of x, squared twice.
+// (((c x + c) x + c) ...), from the first coefficient to the last.
+template <typename... C>
+EDGELOSS_INLINE float polynomial(float x, float sum, C... coefficients) {
+  ((sum = sum * x + coefficients), ...);
+  return sum;
+}
+
+// e^x - 1 for |x| ≤ 1: of a quarter of x by a minimax polynomial (Cephes), squared twice.
 EDGELOSS_INLINE float expm1_of_unit(float x) {
-  const float quarter = expm1_small(0.25f * x), half = quarter * (quarter + 2.0f);
+  const float f = 0.25f * x;
+  const float p = polynomial(f, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                             1.6666665459e-1f, 5.0000001201e-1f);
+  const float quarter = p * f * f + f, half = quarter * (quarter + 2.0f);
   return half * (half + 2.0f);
 }
 EDGELOSS_INLINE double expm1_of_unit(double x) { return std::expm1(x); }
 
 // e^x for x ≤ 0 in float, 2 ulp: 2^k · e^f with |f| ≤ ln 2 / 2, by a minimax polynomial, in a form that vectorizes. It
-// is cut off where results would have few digits, at about the same place on CUDA. There the product is rounded, which
-// changes the result by as much as rounding x does, a difference of two logits: without it an exponential would take
-// three times as long.
+// is cut off where results would have few digits. CUDA's own rounds x log2(e), which changes the result by as much as
+// rounding x does, a difference of two logits.
 EDGELOSS_INLINE float exp_negative(float x) {
 #ifdef __CUDA_ARCH__
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
-  return power;
+  return __expf(x);
 #else
   // 1.5 · 2^23 rounds to an integer, and 127 more makes of its lowest bits the exponent of 2^k.
   constexpr float kShift = 12582912.0f + 127.0f;
   const float clamped = x < -87.0f ? -87.0f : x;
   const float shifted = clamped * 1.44269504f + kShift, k = shifted - kShift;
   const float f = (clamped - k * 0.693359375f) + k * 2.12194440e-4f;
-  float p = 1.381459879e-3f;
-  p = p * f + 8.368716575e-3f;
-  p = p * f + 4.166838899e-2f;
-  p = p * f + 1.666652113e-1f;
-  p = p * f + 4.999999404e-1f;
-  p = p * f + 1.0f;
-  p = p * f + 1.0f;
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  bits <<= 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof(scale));
-  return x < -87.0f ? 0.0f : p * scale;
+  const float p =
+      polynomial(f, 1.381459879e-3f, 8.368716575e-3f, 4.166838899e-2f, 1.666652113e-1f, 4.999999404e-1f, 1.0f, 1.0f);
+  return x < -87.0f ? 0.0f : p * bits_of<float>(bits_of<uint32_t>(shifted) << 23);
 #endif
 }
 EDGELOSS_INLINE double exp_negative(double x) { return std::exp(x); }
 
-// The larger of two numbers, in one instruction on CUDA.
-EDGELOSS_INLINE float larger(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return fmaxf(a, b);
-#else
+template <typename A>
+EDGELOSS_INLINE A larger(A a, A b) {
   return b > a ? b : a;
-#endif
 }
-EDGELOSS_INLINE double larger(double a, double b) { return b > a ? b : a; }
-
 // The smaller of two numbers, or nan where the second one is.
-EDGELOSS_INLINE float smaller_or_nan(float a, float b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-#else
+template <typename A>
+EDGELOSS_INLINE A smaller_or_nan(A a, A b) {
   return b > a ? a : b;
-#endif
-}
-EDGELOSS_INLINE double smaller_or_nan(double a, double b) { return b > a ? a : b; }
-
-// a / b for b in [1e-30, 1e30], 2 ulp on CUDA, where an exact quotient takes ten times as long.
-EDGELOSS_INLINE float ratio(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
-  return a * inverse;
-#else
-  return a / b;
-#endif
-}
-EDGELOSS_INLINE double ratio(double a, double b) { return a / b; }
-
-// log(1 + f) + e ln 2 for 1 + f in [√½, √2), 2 ulp, by a minimax polynomial (Cephes).
-EDGELOSS_INLINE float log1p_small(float f, float e) {
-  float p = 7.0376836292e-2f;
-  p = p * f - 1.1514610310e-1f;
-  p = p * f + 1.1676998740e-1f;
-  p = p * f - 1.2420140846e-1f;
-  p = p * f + 1.4249322787e-1f;
-  p = p * f - 1.6668057665e-1f;
-  p = p * f + 2.0000714765e-1f;
-  p = p * f - 2.4999993993e-1f;
-  p = p * f + 3.3333331174e-1f;
-  const float z = f * f;
-  return (f + (p * f * z + e * -2.12194440e-4f - 0.5f * z)) + e * 0.693359375f;
 }
 
-// log u for normal u > 0 in float, 2 ulp, in a form that vectorizes.
+// log u for normal u > 0 in float, 2 ulp, by a minimax polynomial (Cephes), in a form that vectorizes.
 EDGELOSS_INLINE float log_positive(float u) {
-  int32_t bits;
-  std::memcpy(&bits, &u, sizeof(bits));
-  // u = 2^k · f with f in [√½, √2)
-  const int32_t k = ((bits - 0x3f3504f3) >> 23);
-  bits -= k * (1 << 23);
-  float f;
-  std::memcpy(&f, &bits, sizeof(f));
-  return log1p_small(f - 1.0f, static_cast<float>(k));
+  // u = 2^k (1 + f) with 1 + f in [√½, √2)
+  const int32_t bits = bits_of<int32_t>(u), k = (bits - 0x3f3504f3) >> 23;
+  const float f = bits_of<float>(bits - k * (1 << 23)) - 1.0f, e = static_cast<float>(k), z = f * f;
+  const float p =
+      polynomial(f, 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                 -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
+  return (f + (p * f * z + e * -2.12194440e-4f - 0.5f * z)) + e * 0.693359375f;
 }
 EDGELOSS_INLINE double log_positive(double u) { return std::log(u); }
 
 // What rounding took from log u, u = 1 + r.
 template <typename A>
 EDGELOSS_INLINE A lost_by_rounding(A r, A u) {
-  return ratio(r - (u - A(1)), u);
+  return (r - (u - A(1))) / u;
 }
 
 // log(1 + r) for r ≥ -1/2, 2 ulp.
@@ -151,14 +103,8 @@ EDGELOSS_INLINE double log1p_positive(double r) { return std::log1p(r); }
 
 // log(1 + r) for r in [0, 1], of two classes, 2 ulp: r + r² q(r), with a q that makes the largest relative error least.
 EDGELOSS_INLINE float log1p_of_unit(float r) {
-  float q = 5.3648227e-3f;
-  q = q * r - 3.0065786e-2f;
-  q = q * r + 7.9204522e-2f;
-  q = q * r - 1.3753802e-1f;
-  q = q * r + 1.9153655e-1f;
-  q = q * r - 2.4857163e-1f;
-  q = q * r + 3.3321324e-1f;
-  q = q * r - 4.9999648e-1f;
+  const float q = polynomial(r, 5.3648227e-3f, -3.0065786e-2f, 7.9204522e-2f, -1.3753802e-1f, 1.9153655e-1f,
+                             -2.4857163e-1f, 3.3321324e-1f, -4.9999648e-1f);
   return r * r * q + r;
 }
 EDGELOSS_INLINE double log1p_of_unit(double r) { return std::log1p(r); }
@@ -204,7 +150,7 @@ struct LogSumExp {
 // is 1 and r < 1: another one that rounds to 1 is part of r.
 template <typename A>
 EDGELOSS_INLINE void probabilities_of(A e, A r, A& p, A& complement) {
-  const A scale = ratio(A(1), A(1) + r);
+  const A scale = A(1) / (A(1) + r);
   p = e * scale;
   complement = ((e == A(1)) & (r < A(1))) ? r * scale : A(1) - p;
 }
@@ -237,17 +183,10 @@ struct RunningSoftmax {
   template <int N>
   EDGELOSS_INLINE void add(const A (&x)[N]) {
     A top = m, below[N];
-    for (int j = 0; j < N; ++j) {
+    for (int j = 0; j < N; ++j) {  // of each pair the smaller one: one that reaches the max is left out of r
       below[j] = smaller_or_nan(top, x[j]);
       top = larger(top, x[j]);
     }
-    add_below(below, top);
-  }
-
-  // The same where the block and the max so far have been compared: of each comparison the smaller one, and the max.
-  // So one that reaches the max is left out, and r keeps all digits of a small sum.
-  template <int N>
-  EDGELOSS_INLINE void add_below(const A (&below)[N], A top) {
     const A base = larger(top, std::numeric_limits<A>::lowest());
     const A scale = exp_negative(m - base);
     A part = 0;
@@ -268,8 +207,10 @@ EDGELOSS_INLINE void softmax_of_pair(A first, A second, A& m, A& r) {
 }
 
 // Whether a sum of exponentials is so large that those which underflowed do not matter to it.
-EDGELOSS_INLINE bool is_exact(float sum) { return sum > FLT_MIN / FLT_EPSILON; }
-EDGELOSS_INLINE bool is_exact(double sum) { return sum > DBL_MIN / DBL_EPSILON; }
+template <typename A>
+EDGELOSS_INLINE bool is_exact(A sum) {
+  return sum > std::numeric_limits<A>::min() / std::numeric_limits<A>::epsilon();
+}
 
 // Logits of one image, pixel p and class c at data[c · class_step + p · pixel_step]; the only step of binary ones is 0.
 template <typename T, typename A>
@@ -288,13 +229,9 @@ struct Logits {
 template <typename A, typename X>
 EDGELOSS_INLINE LogSumExp<A> sum_others(const X& x, int64_t pixel, int64_t classes, int64_t k) {
   LogSumExp<A> others;
-  int64_t c = 0;  // of two or more
-#ifdef __CUDA_ARCH__
-#pragma unroll 1  // rare
-#endif
-  do {
+  for (int64_t c = 0; c < classes; ++c) {
     if (c != k) others.add(x.at(pixel, c));
-  } while (++c < classes);
+  }
   return others;
 }
 

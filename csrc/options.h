@@ -56,6 +56,7 @@ struct Options {
     power = reals[1];
     decay = reals[2];
     std::copy_n(&reals[3], 3, spacing);
+    for (const int64_t each : radius) STD_TORCH_CHECK(each >= 0, "radius: expected at least 0, but got ", each);
   }
 
   bool has_decay() const { return edges && decay > 0; }

@@ -1,9 +1,8 @@
-// What forward returns besides the sums: counts, region terms, and the state that backward reads. The fake kernel in
-// edgeloss/fused.py has the same sizes.
+// What forward returns besides the sums: counts, region terms, and the state that backward reads.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <vector>
 
 #include "options.h"
 #include "region/region.h"
@@ -14,7 +13,7 @@ namespace edgeloss {
 // Of so few classes the statistics of the softmax take less time to form again than to keep.
 constexpr int64_t kFewClasses = 8;
 
-constexpr int64_t kSideNumbers = 3;  // of one side of an edge pixel, as in neighbors/gather.h
+constexpr int64_t kSideNumbers = 3;  // of one side of an edge pixel, as in neighbors/power_mean.h
 
 inline int64_t averages_in(const RegionSize& size) { return size.depth * size.height * size.width; }
 // Of the maps of averages of an image.
@@ -47,38 +46,46 @@ struct Outputs {
   SavedState saved;
 };
 
-// The lengths of the tensors of the state but the labels.
-struct StateSizes {
-  int64_t stats, field, slopes, has_term, edge, sides, near, near_count;
-
-  StateSizes(const Tensor& logits, const Geometry& g, const Options& options) {
-    const int64_t pixels = g.batch * g.pixels;
-    const bool forms_again = !is_upsampled(g, logits) && g.classes <= kFewClasses;
-    const bool has_slopes = options.keeps_state && has_regions(g, options);
-    stats = options.gathers || (options.keeps_state && !forms_again) ? 2 * pixels : 0;
-    field = options.has_decay() ? pixels : 0;
-    slopes = has_slopes ? g.batch * g.classes * averages_in(region_size(g)) : 0;
-    has_term = has_slopes ? g.batch * g.classes : 0;
-    edge = options.gathers ? pixels : 0;
-    sides = options.gathers ? 2 * kSideNumbers * pixels : 0;
-    near = options.edges && options.keeps_state && !options.gathers && !is_upsampled(g, logits) ? pixels : 0;
-    near_count = near > 0 ? g.batch * g.depth * g.height : 0;  // at least the number of slabs
-  }
+// The tensors of the state but the labels. The fake kernel in edgeloss/fused.py has the same sizes.
+struct StateTensor {
+  const char* name;
+  Tensor SavedState::* member;
+  int64_t length;
+  ScalarType type;
 };
+inline std::array<StateTensor, 10> state_tensors(const Tensor& logits, const Geometry& g, const Options& options) {
+  using S = SavedState;
+  const ScalarType real = real_type(logits);
+  const int64_t pixels = g.batch * g.pixels, pairs = options.gathers ? pixels : 0;
+  const bool upsampled = is_upsampled(g, logits), has_statistics = upsampled || g.classes > kFewClasses;
+  const int64_t maps = options.keeps_state && has_regions(g, options) ? g.batch * g.classes : 0;
+  const int64_t near = options.edges && options.keeps_state && !options.gathers && !upsampled ? pixels : 0;
+  return {{{"stats", &S::stats, pairs || (options.keeps_state && has_statistics) ? 2 * pixels : 0, real},
+           {"field", &S::field, options.has_decay() ? pixels : 0, real},
+           {"slopes", &S::slopes, maps * averages_in(region_size(g)), real},
+           {"has_term", &S::has_term, maps, ScalarType::Byte},
+           {"edge", &S::edge, pairs, ScalarType::Byte},
+           {"sides", &S::sides, 2 * kSideNumbers * pairs, real},
+           {"near_place", &S::near_place, near, ScalarType::Int},
+           {"near_class", &S::near_class, near, ScalarType::Short},
+           {"near_weight", &S::near_weight, near, real},
+           // At least the number of slabs.
+           {"near_count", &S::near_count, near > 0 ? g.batch * g.depth * g.height : 0, ScalarType::Int}}};
+}
 
 inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const Geometry& g, const Options& options) {
-  const StateSizes sizes(logits, g, options);
-  const ScalarType real = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   const auto flat = [&](int64_t length, ScalarType type) { return new_tensor(logits, {length}, type); };
   const int64_t images = options.regions ? g.batch / g.tables : 0;
-  return {flat(Row::kCount, ScalarType::Double),
-          flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
-          flat(images, ScalarType::Double),
-          flat(images, ScalarType::Double),
-          {new_tensor(logits, sizes_of(target), ScalarType::Short), flat(sizes.stats, real), flat(sizes.field, real),
-           flat(sizes.slopes, real), flat(sizes.has_term, ScalarType::Byte), flat(sizes.edge, ScalarType::Byte),
-           flat(sizes.sides, real), flat(sizes.near, ScalarType::Int), flat(sizes.near, ScalarType::Short),
-           flat(sizes.near, real), flat(sizes.near_count, ScalarType::Int)}};
+  Outputs outputs = {flat(Row::kCount, ScalarType::Double),
+                     flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
+                     flat(images, ScalarType::Double),
+                     flat(images, ScalarType::Double),
+                     {}};
+  outputs.saved.label = new_tensor(logits, sizes_of(target), ScalarType::Short);
+  for (const StateTensor& each : state_tensors(logits, g, options)) {
+    outputs.saved.*each.member = flat(each.length, each.type);
+  }
+  return outputs;
 }
 
 }  // namespace edgeloss

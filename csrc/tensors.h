@@ -26,29 +26,14 @@ using torch::stable::Tensor;
 template <typename A>
 constexpr ScalarType kScalarType = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
 
-// Calls body(T(), A()) with the type of the logits and the type to compute in.
-template <typename F>
-auto by_type(const Tensor& logits, const F& body) {
-  switch (logits.scalar_type()) {
-    case ScalarType::Double:
-      return body(double(), double());
-    case ScalarType::Float:
-      return body(float(), float());
-    case ScalarType::Half:
-      return body(torch::headeronly::Half(), float());
-    case ScalarType::BFloat16:
-      return body(torch::headeronly::BFloat16(), float());
-    default:
-      STD_TORCH_CHECK(false,
-                      "logits: expected float16, bfloat16, float32 or "
-                      "float64, but got another dtype");
-  }
+// What the kernels compute in.
+inline ScalarType real_type(const Tensor& logits) {
+  return logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
-
-// Calls body(A()) with the type to compute in alone.
+// Calls body(A()) with that type.
 template <typename F>
 auto by_arithmetic(const Tensor& logits, const F& body) {
-  return logits.scalar_type() == ScalarType::Double ? body(double()) : body(float());
+  return real_type(logits) == ScalarType::Double ? body(double()) : body(float());
 }
 
 template <typename A>
@@ -141,20 +126,19 @@ struct Stored {
   int64_t class_step, pixel_step;
   bool binary;  // one logit, of class 1
 
+  template <typename T>
+  auto as() const {
+    return static_cast<std::conditional_t<std::is_same_v<Pointer, void*>, T*, const T*>>(data);
+  }
   // Calls body(data, of its type).
   template <typename F>
   EDGELOSS_INLINE auto by_type(const F& body) const {
-    using Void = std::remove_pointer_t<Pointer>;
-    const auto cast = [this](auto t) {
-      using T = decltype(t);
-      return static_cast<std::conditional_t<std::is_const_v<Void>, const T*, T*>>(data);
-    };
     if constexpr (std::is_same_v<A, double>) {
-      return body(cast(double()));
+      return body(as<double>());
     } else {
-      if (type == ScalarType::Half) return body(cast(torch::headeronly::Half()));
-      if (type == ScalarType::BFloat16) return body(cast(torch::headeronly::BFloat16()));
-      return body(cast(float()));
+      if (type == ScalarType::Half) return body(as<torch::headeronly::Half>());
+      if (type == ScalarType::BFloat16) return body(as<torch::headeronly::BFloat16>());
+      return body(as<float>());
     }
   }
   A at(int64_t pixel, int64_t c) const {

@@ -19,16 +19,10 @@ EDGELOSS_INLINE A product(A a, A b) {
   return a * b + A(0);
 }
 
-// (1 - weight) · first + weight · second.
-template <typename A>
-EDGELOSS_INLINE A blend(A first, A second, A weight) {
-  return product(first, A(1) - weight) + product(second, weight);
-}
-
-// The same; with weight 0 the second one is not used, so it may be nan.
+// (1 - weight) · first + weight · second; with weight 0 the second one is not used, so it may be nan.
 template <typename A>
 EDGELOSS_INLINE A mix(A first, A second, A weight) {
-  return weight == A(0) ? first : blend(first, second, weight);
+  return weight == A(0) ? first : product(first, A(1) - weight) + product(second, weight);
 }
 
 // What a place of the upsampled axis is mixed from: two neighbors, or one, and then weight is 0.
@@ -36,11 +30,6 @@ template <typename A>
 struct Taps {
   int64_t first, second;
   A weight;  // of the second
-
-  EDGELOSS_INLINE A weight_of(int64_t i) const {
-    if (i == first) return A(1) - weight;
-    return i == second ? weight : A(0);
-  }
 };
 
 // One axis of both images.

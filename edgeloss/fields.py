@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +17,21 @@ from edgeloss.options import spacing_per_axis
 
 __all__ = ["boundary_distance"]
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
+Labels = TypeVar("Labels", Tensor, Array)
 
 # OpenCV is several times faster than SciPy for images of square pixels. Its squared distances should be integers;
 # float32 is off by up to 0.1 for sides of 700 pixels, so up to this size rounding makes them exact.
 _EXACT_SIDE = 700
 
 
-@overload
 def boundary_distance(
-    target: Tensor,
+    target: Labels,
     *,
     ignore_index: int | None,
     max_distance: float | None = None,
     spacing: float | Sequence[float] | None = None,
-) -> Tensor: ...
-
-
-@overload
-def boundary_distance(
-    target: Array,
-    *,
-    ignore_index: int | None,
-    max_distance: float | None = None,
-    spacing: float | Sequence[float] | None = None,
-) -> npt.NDArray[np.float32]: ...
-
-
-def boundary_distance(
-    target: Tensor | Array,
-    *,
-    ignore_index: int | None,
-    max_distance: float | None = None,
-    spacing: float | Sequence[float] | None = None,
-) -> Tensor | npt.NDArray[np.float32]:
+) -> Labels:
     """Compute the distance of each pixel to the nearest valid pixel of another class.
 
     The distance is Euclidean and exact: 1 for a pixel next to a border, on either side. Runs on the CPU. The loss does

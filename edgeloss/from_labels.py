@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from edgeloss.inputs import (
     Inputs,
-    check_class_weight,
     check_inputs,
     check_label_map,
     check_labels,
     check_non_negative,
-    check_weight,
     flat_class_weight,
     is_checked,
     label_maps,
@@ -84,33 +83,32 @@ def normalizers(
 def label_totals(
     target: Tensor,
     options: Options,
+    classes: int | None = None,
     *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    pixel_weight: Tensor | None,
+    weight: Tensor | None = None,
+    edge_class_weight: Tensor | None = None,
+    pixel_weight: Tensor | None = None,
     count_edges: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what :func:`normalizers` does and, if asked for, the edge pixels of each class [C] int64.
 
-    They can be counted with class weights or of a multilabel target only: other labels do not show the number of
-    classes. Those of a multilabel target are [C, 2].
+    They can be counted of a known number of classes only, which is ``classes``, by default that of the class weights;
+    those of a multilabel target are [C, 2].
     """
     validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
     check_label_map(target, multilabel=multilabel)
-    tables, classes = target.shape[1] if multilabel else None, 2 if multilabel else None
-    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
-    for name, values in class_weights.items():
-        if values is not None:
-            check_weight(values, validate, name=name, multilabel=multilabel)
-            classes = len(values) if classes is None else classes
-            check_class_weight(values, tables or classes, target.device, name=name, multilabel=multilabel)
-            class_weights[name] = flat_class_weight(values, multilabel=multilabel)
+    given = {"weight": weight, "edge_class_weight": edge_class_weight}
+    tables = target.shape[1] if multilabel else None
+    if multilabel:
+        classes = 2
+    elif classes is None:
+        classes = next((x.numel() for x in given.values() if isinstance(x, Tensor)), None)
+    flat = (flat_class_weight(name, x, tables or classes or 2, target, options) for name, x in given.items())
+    weight, edge_class_weight = flat
     y = target.long()
     if is_checked(y, validate):
         check_labels(y, 1 if multilabel else classes, ignore_index)
-    valid = y >= 0 if ignore_index is None else (y != ignore_index) & (y >= 0)
-    if classes is not None:
-        valid &= y < classes
+    y, valid = labels(y, torch.iinfo(y.dtype).max if classes is None else classes, ignore_index)
     if pixel_weight is not None:
         pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, torch.float64, multilabel=multilabel)
     if multilabel:
@@ -118,8 +116,8 @@ def label_totals(
         pixel_weight = None if pixel_weight is None else pixel_weight.flatten(0, 1)
     mask = find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
     place = places_of_labels(y, tables or 1)
-    vu = edge_pixel_weight(place, mask, pixel_weight, class_weights["edge_class_weight"])
-    w, e = denominators(place, valid, mask, class_weights["weight"], pixel_weight, vu)
+    vu = edge_pixel_weight(place, mask, pixel_weight, edge_class_weight)
+    w, e = denominators(place, valid, mask, weight, pixel_weight, vu)
     counts = count_edge_pixels(y, mask, classes, tables) if count_edges and classes is not None else None
     return w.detach(), e.detach(), counts
 
@@ -205,13 +203,14 @@ def edge_weights(
     if is_checked(target, validate):
         check_labels(target.long(), inputs.logits.shape[1], ignore_index)
     check_distance(inputs, options)
-    y, valid = labels(inputs.target, inputs.logits.shape[1], ignore_index)
-    reach = radius_per_axis(radius, y.dim() - 1)
-    mask = find_edges(y, valid, reach)
-    field = neighbor_distance(y, valid, mask, reach, options, inputs.distance)
+    y, valid = inputs.labels()
+    mask = find_edges(y, valid, inputs.radius)
+    field = neighbor_distance(inputs, y, valid, mask, decay)
     place = places_of_labels(y, inputs.tables)
     vu = edge_pixel_weight(place, mask, inputs.pixel_weight, inputs.edge_class_weight)
-    weights = weigh_neighbors(y, valid, mask, log_weights(field, decay), vu, reach, max(2, inputs.logits.shape[1]))
+    weights = weigh_neighbors(
+        y, valid, mask, log_weights(field, decay), vu, inputs.radius, max(2, inputs.logits.shape[1])
+    )
     return weights._replace(same_side=inputs.as_given(weights.same_side))
 
 
@@ -221,11 +220,10 @@ def check_distance(inputs: Inputs, options: Options) -> None:
     Raises:
         ValueError: if one is negative or not finite.
     """
-    distance, target = inputs.distance, inputs.target
+    distance = inputs.distance
     if distance is not None and is_checked(distance, options.validate):
-        y, valid = labels(target, inputs.logits.shape[1], options.ignore_index)
-        radius = radius_per_axis(options.radius, target.dim() - 1)
-        read = valid & within_reach(find_edges(y, valid, radius), radius)
+        y, valid = inputs.labels()
+        read = valid & within_reach(find_edges(y, valid, inputs.radius), inputs.radius)
         check_non_negative("distance", inputs.as_given(distance), where=inputs.as_given(read))
 
 
@@ -270,16 +268,12 @@ def balanced_edge_class_weight(
     _check_class_count(num_classes, multilabel=multilabel)
     if not is_number(exponent) or not 0 <= exponent <= 1:
         raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
-    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius)  # checks them
-    classes = 2 if multilabel else num_classes  # of the labels
+    options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
     counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
     for target in label_maps(targets, multilabel=multilabel):
         if multilabel and target.shape[1] != num_classes:
             raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
-        check_labels(target.long(), 1 if multilabel else classes, ignore_index)
-        y, valid = labels(target.flatten(0, 1) if multilabel else target, classes, ignore_index)
-        mask = find_edges(y, valid, radius_per_axis(options.radius, y.dim() - 1))
-        counts += count_edge_pixels(y, mask, classes, num_classes if multilabel else None).cpu()
+        counts += cast("Tensor", label_totals(target, options, num_classes, count_edges=True)[2]).cpu()
     return balanced_weight(counts, exponent=exponent)
 
 

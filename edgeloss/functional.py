@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,20 +15,8 @@ from edgeloss.from_labels import edge_weights as edge_weights
 from edgeloss.from_labels import normalizers as normalizers
 from edgeloss.inputs import Inputs, check_inputs, check_labels, check_values, result_dtype
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
-from edgeloss.options import (
-    Backend,
-    Options,
-    Reduction,
-    Validate,
-    spacing_per_axis,
-    suggest_keywords,
-)
-from edgeloss.reduction import (
-    Evaluation,
-    LossMaps,
-    Result,
-    reduce,
-)
+from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
+from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
 from edgeloss.weights import EdgeWeights as EdgeWeights
 
 __all__ = [
@@ -174,33 +161,26 @@ def loss_and_evaluation(
     edge_scale: Tensor | float | None = None,
     **tensors: Any,  # noqa: ANN401
 ) -> tuple[Result, Evaluation]:
-    """Return what :func:`edge_aware_loss` does, and what the backend returned.
+    """Return what :func:`edge_aware_loss` does of the same arguments, and what the backend returned.
 
-    Args:
-        logits: as those of the call.
-        target: as that of the call.
-        options: of the call.
-        return_maps: also return :class:`edgeloss.LossMaps`.
-        return_terms: also return a dict of the terms.
-        count_edges: count the edge pixels of each class, also with ``edge_weight=0``.
-        edge_scale: a factor of ``edge_weight``, 0-d.
-        **tensors: the tensor arguments of :func:`edge_aware_loss`.
+    With ``count_edges`` it counts the edge pixels of each class, also with ``edge_weight=0``. ``edge_scale`` is a
+    factor of ``edge_weight``, 0-d.
     """
     inputs = check_inputs(logits, target, options, **tensors)
     check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
     evaluation = _evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
-    given = {"return_maps": return_maps, "return_terms": return_terms}
-    return reduce(evaluation, inputs, options, edge_scale, **given), evaluation
+    return reduce(evaluation, inputs, options, edge_scale, maps=return_maps, terms=return_terms), evaluation
 
 
 def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool) -> Evaluation:
     lengths: list[float] = []
     if options.decay is not None and inputs.distance is None:
-        lengths = [s / options.decay for s in spacing_per_axis(options.spacing, inputs.target.dim() - 1)]
-    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths)
-    if not reason and not maps:  # the kernels return sums, and check the labels themselves
+        lengths = [s / options.decay for s in inputs.spacing]
+    reason = library.why_reference(options.backend, inputs.logits, inputs.target, lengths, options.power)
+    gathers = library.gathers(inputs.logits, options.power)
+    if not (reason or maps or gathers):  # the kernels return sums, and check the labels themselves
         return fused.evaluate(inputs, options, edges=edges, count_edges=count_edges)
     check_values("logits", inputs.logits)
     if options.validate != "never":
@@ -208,9 +188,11 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
     regions = None
     if options.region_weight > 0:
         # Of half precision, the gradients of all terms are rounded as one sum.
-        inputs = replace(inputs, logits=inputs.logits.to(result_dtype(inputs.logits)))
-        inputs, regions = region.evaluate(inputs, options)
-    evaluation = reference.evaluate(inputs, options, edges=edges, maps=maps, count_edges=count_edges)
+        inputs = inputs._replace(logits=inputs.logits.to(result_dtype(inputs.logits)))
+        inputs, regions = region.evaluate(inputs)
+    by_kernels = fused.gathered_terms if gathers and not reason else None
+    given = {"edges": edges, "maps": maps, "count_edges": count_edges}
+    evaluation = reference.evaluate(inputs, options, **given, by_kernels=by_kernels)
     return evaluation._replace(regions=regions)
 
 

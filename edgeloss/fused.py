@@ -4,65 +4,51 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from edgeloss import library
-from edgeloss.inputs import Inputs, result_dtype, widest
+from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spaced
+from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
-from edgeloss.options import Options, Validate, radius_per_axis, spacing_per_axis
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow, weighted_sum
-from edgeloss.reference import NO_POWER
+from edgeloss.options import NO_POWER, Options
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
 from edgeloss.region import POOL, SIDE
+from edgeloss.triton import operators as triton_operators
 
 operators = torch.ops.edgeloss
-_VALIDATE: dict[Validate, int] = {"never": 0, "async": 1, "sync": 2}
 _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
 _FEW_CLASSES = 8  # as kFewClasses of csrc/saved_state.h
 _MOST_DECAYS = 25  # the span of distances over which weights of neighbors have a common scale in float32
 
 
-class Numbers(NamedTuple):
-    """The options of a call, as they cross into the library, where csrc/options.h reads them in this order."""
-
-    ignore_index: int
-    validate: int
-    tables: int
-    edges: int
-    count_edges: int
-    regions: int
-    gathers: int  # the edge terms by pairs of pixels: their weights do not come from the labels alone
-    keeps_state: int
-    radius: tuple[int, ...]
-    label_smoothing: float
-    power: float
-    decay: float  # 0 for none
-    spacing: tuple[float, ...]
-
-    @property
-    def integers(self) -> list[int]:
-        """All before ``label_smoothing``, with a radius of 3 axes."""
-        return [*self[:8], *(0,) * (3 - len(self.radius)), *self.radius]
-
-    @property
-    def reals(self) -> list[float]:
-        """The others, with a spacing of 3 axes."""
-        return [self.label_smoothing, self.power, self.decay, *(1.0,) * (3 - len(self.spacing)), *self.spacing]
-
-
 class Outputs(NamedTuple):
-    """What ``edge_loss`` returns; the tensors after ``region_weight`` are the state that its backward pass reads.
+    """What ``edge_loss`` returns, but for the state that its backward pass reads, which follows.
 
     Attributes:
         sums: [8] float64, a row for each :class:`edgeloss.reduction.SumRow`.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [2C], or empty where not asked for.
         region: R of each image [B] float64, or empty where not asked for, like its weight.
         region_weight: Σ_valid v · weight[y] of each image [B] float64.
+    """
+
+    sums: Tensor
+    edge_counts: Tensor
+    region: Tensor
+    region_weight: Tensor
+
+
+_COUNT = len(Outputs._fields)
+
+
+class SavedState(NamedTuple):
+    """The state of the CPU kernels.
+
+    Attributes:
         label: [B, *S] int16, the class k of a pixel, -1 where it does not count.
         stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
         field: the distance of each pixel; empty without ``decay``.
@@ -76,10 +62,6 @@ class Outputs(NamedTuple):
         near_count: int32, how many there are.
     """
 
-    sums: Tensor
-    edge_counts: Tensor
-    region: Tensor
-    region_weight: Tensor
     label: Tensor
     stats: Tensor
     field: Tensor
@@ -93,28 +75,17 @@ class Outputs(NamedTuple):
     near_count: Tensor
 
 
-class _EdgeLossInputs(NamedTuple):
-    """The arguments of the operator ``edge_loss``."""
-
-    logits: Tensor
-    target: Tensor
-    weight: Tensor | None
-    pixel_weight: Tensor | None
-    edge_class_weight: Tensor | None
-    distance: Tensor | None
-    integers: list[int]
-    reals: list[float]
-
-
 def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
-    """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels, which check the labels too."""
-    logits = inputs.logits
+    """Return what :func:`edgeloss.reference.evaluate` does, by the fused kernels; labels are checked too."""
+    logits, uses_triton = inputs.logits, library.uses_triton(inputs.logits)
+    if uses_triton and is_checked(inputs.target, options.validate):
+        check_labels(inputs.as_given(inputs.target).long(), logits.shape[1], options.ignore_index)
     numbers = _numbers(inputs, options, edges=edges, count_edges=count_edges)
     distance = inputs.distance if edges else None
     if distance is not None:
         wide = (distance.to(widest(distance.device)) / _unit(options)).clamp(max=FAR)
         distance = wide.to(result_dtype(logits)).contiguous()
-    given = _EdgeLossInputs(
+    given = EdgeLossInputs(
         logits if is_evenly_spaced(logits) else logits.contiguous(),
         inputs.target.contiguous(),
         _contiguous(inputs.weight),
@@ -124,22 +95,24 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         numbers.integers,
         numbers.reals,
     )
+    kernels = triton_operators.operators if uses_triton else operators
+    attach = None
     if torch.compiler.is_compiling():  # the operator has its own derivative
-        outputs, weigh = Outputs(*operators.edge_loss(*given)), None
+        outputs = Outputs(*kernels.edge_loss(*given)[:_COUNT])
     else:
         with torch._C._AutoDispatchBelowAutograd():
-            outputs = Outputs(*operators.edge_loss.default(*given))
-        weigh = partial(_weigh, given, outputs)
+            returned = kernels.edge_loss.default(*given)
+        outputs = Outputs(*returned[:_COUNT])
+        attach = partial(_attach, kernels, given, returned)
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
-    return Evaluation(outputs.sums, None, counts, weigh, regions)
+    return Evaluation(outputs.sums, None, counts, regions, attach)
 
 
 def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
-    dims, unit = inputs.target.dim() - 1, _unit(options)
-    radius, spacing = radius_per_axis(options.radius, dims), spacing_per_axis(options.spacing, dims)
+    unit, radius, spacing = _unit(options), inputs.radius, inputs.spacing
     power = 0.0 if abs(options.power) <= NO_POWER else options.power
     decay = 0.0 if options.decay is None else options.decay / unit
     is_spread = inputs.distance is not None
@@ -148,7 +121,7 @@ def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         is_spread = 2 * math.hypot(*(r * s / unit for r, s in reach)) > _MOST_DECAYS * decay
     return Numbers(
         ignore_index=_NO_LABEL if options.ignore_index is None else options.ignore_index,
-        validate=_VALIDATE[options.validate],
+        validate=VALIDATE[options.validate],
         tables=inputs.tables,
         edges=edges,
         count_edges=count_edges,
@@ -172,55 +145,71 @@ def _contiguous(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.contiguous()
 
 
-def is_evenly_spaced(x: Tensor) -> bool:
-    """Return whether the pixels of each image are equally spaced in memory, as in contiguous tensors."""
-    if x.is_contiguous():
-        return True
-    axes = [a for a in range(2, x.dim()) if x.size(a) != 1]
-    return all(x.stride(a) == x.stride(b) * x.size(b) for a, b in pairwise(axes))
+def gathered_terms(
+    x: Tensor,
+    y: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    log_w: Tensor | None,
+    radius: Sequence[int],
+    power: float,
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`edgeloss.reference.edge_terms` does, by the CUDA kernels."""
+    label = torch.where(valid, y, -1).to(torch.int16).contiguous()
+    decays = None if log_w is None else -log_w.to(x.dtype).contiguous()
+    x = x if is_evenly_spaced(x) else x.contiguous()
+    same_side, other_side = operators.gathered_terms(x, label, mask.contiguous(), decays, power, list(radius))[0]
+    return same_side, other_side
 
 
-def _weigh(
-    given: _EdgeLossInputs, outputs: Outputs, factors: Tensor, of_regions: Tensor | None, dtype: torch.dtype
+def _attach(
+    kernels: Any,  # noqa: ANN401
+    given: EdgeLossInputs,
+    returned: Sequence[Tensor],
+    loss: Tensor,
+    factors: Scalars,
 ) -> Tensor:
-    loss: Tensor = _EdgeLoss.apply(given.logits, given, outputs, factors, of_regions, dtype)  # type: ignore[no-untyped-call]
-    return loss
+    if not given.logits.requires_grad or not torch.is_grad_enabled():
+        return loss
+    # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
+    attached: Tensor = _EdgeLoss.apply(given.logits, kernels, given, returned, [loss], factors)  # type: ignore[no-untyped-call]
+    return attached
 
 
 class _EdgeLoss(torch.autograd.Function):
-    """What the operator ``edge_loss`` has returned, weighted, as a function of its logits, for less work per call."""
+    """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
         logits: Tensor,
-        given: _EdgeLossInputs,
-        outputs: Outputs,
-        factors: Tensor,
-        of_regions: Tensor | None,
-        dtype: torch.dtype,
+        kernels: Any,  # noqa: ANN401
+        given: EdgeLossInputs,
+        returned: Sequence[Tensor],
+        loss: list[Tensor],
+        factors: Scalars,
     ) -> Tensor:
-        _save(ctx, given, outputs)
-        ctx.factors, ctx.of_regions = factors, of_regions
-        regions = Regions(outputs.region, outputs.region_weight)
-        return weighted_sum(outputs.sums, regions, factors, of_regions, dtype)
+        _save(ctx, kernels, given, returned)
+        ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
+        return loss[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
-        of_regions = None if ctx.of_regions is None else grad.double() * ctx.of_regions
-        arrives = grad.double() * ctx.factors, of_regions
+        slope = scalar(grad)
+        *terms, region = (slope * factor for factor in ctx.factors)
+        given = vector(terms, ctx.region_weight), ctx.region_weight * region if ctx.region_weight.numel() else None
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
-            return _only(_gradient(ctx, state, *arrives), 6)
+            return _only(_gradient(ctx, state, *given), 6)
         with torch._C._AutoDispatchBelowAutograd():
-            return _only(_gradient(ctx, state, *arrives), 6)
+            return _only(_gradient(ctx, state, *given), 6)
 
 
 # What torch needs to know of the operators: the shapes they return, and their derivatives.
 
 
 def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    inputs = _EdgeLossInputs(*args, **kwargs)
+    inputs = EdgeLossInputs(*args, **kwargs)
     logits, target = inputs.logits, inputs.target
     _, _, tables, edges, count_edges, regions, gathers, keeps_state, *_ = inputs.integers
     real, pixels, batch, size = result_dtype(logits), target.numel(), target.shape[0], target.shape[1:]
@@ -234,11 +223,13 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
     near = pixels if edges and keeps_state and not gathers and logits.shape[2:] == size else 0
     images = batch // tables if regions else 0
     maps = batch * classes if has_slopes else 0
-    return Outputs(
+    outputs = Outputs(
         sums=empty(len(SumRow), torch.float64),
         edge_counts=empty(tables * classes if count_edges else 0, torch.int64),
         region=empty(images, torch.float64),
         region_weight=empty(images, torch.float64),
+    )
+    state = SavedState(
         label=logits.new_empty(target.shape, dtype=torch.int16),
         stats=empty(2 * pixels if gathers or (keeps_state and not forms_again) else 0),
         field=empty(pixels if edges and inputs.reals[2] > 0 else 0),
@@ -251,15 +242,19 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
         near_weight=empty(near),
         near_count=empty(math.prod(target.shape[:-1]) if near else 0, torch.int32),
     )
+    return *outputs, *state
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    _save(ctx, _EdgeLossInputs(*inputs), Outputs(*output))
+def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    _save(ctx, kernels, EdgeLossInputs(*inputs), output)
     ctx.set_materialize_grads(False)
 
 
-def _save(ctx: Any, given: _EdgeLossInputs, outputs: Outputs) -> None:  # noqa: ANN401
-    state = outputs[4:] if given.distance is None else outputs._replace(field=given.distance)[4:]
+def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
+    state = returned[_COUNT:]
+    if given.distance is not None and kernels is not triton_operators.operators:
+        state = SavedState(*state)._replace(field=given.distance)
+    ctx.kernels = kernels
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
     ctx.numbers = given.integers, given.reals
 
@@ -273,12 +268,12 @@ def _edge_loss_backward(
 ) -> tuple[Tensor | None, ...]:
     state = ctx.saved_tensors
     terms = state[0].new_zeros(3, dtype=torch.float64) if sums is None else sums[TERM_ROWS]
-    return _only(_gradient(ctx, state, terms, region), len(_EdgeLossInputs._fields))
+    return _only(_gradient(ctx, state, terms, region), len(EdgeLossInputs._fields))
 
 
 def _gradient(ctx: Any, state: Sequence[Tensor], terms: Tensor, region: Tensor | None) -> Tensor:  # noqa: ANN401
     """Return the gradient of the logits from those of the sums of the terms, and of R of each image."""
-    gradient: Tensor = operators.edge_loss_backward.default(
+    gradient: Tensor = ctx.kernels.edge_loss_backward.default(
         terms.contiguous(), _contiguous(region), *state, *ctx.numbers
     )
     return gradient
@@ -287,6 +282,23 @@ def _gradient(ctx: Any, state: Sequence[Tensor], terms: Tensor, region: Tensor |
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:
     """Return the gradients of an operator that has one of its first argument alone."""
     return (gradient, *(None for _ in range(1, arguments)))
+
+
+def _gathered_terms_fake(
+    logits: Tensor, label: Tensor, edge: Tensor, distance: Tensor | None, power: float, radius: list[int]
+) -> tuple[Tensor, ...]:
+    pixels = label.numel()
+    return tuple(logits.new_empty(shape) for shape in ((2, *label.shape), (2, pixels), (pixels, 2, 3)))
+
+
+def _gathered_terms_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+    *tensors, ctx.power, ctx.radius = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+
+
+def _gathered_terms_backward(ctx: Any, grad: Tensor, *of_state: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    gradient = operators.gathered_terms_backward(grad.contiguous(), *ctx.saved_tensors, ctx.power, ctx.radius)
+    return _only(gradient, arguments=6)
 
 
 def _neighbor_nll_fake(
@@ -319,18 +331,28 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:  # noqa: ANN401
 
 def register(namespace: str) -> None:
     """Register shapes and derivatives of the operators of a namespace."""
-    torch.library.register_fake(f"{namespace}::edge_loss", _edge_loss_fake)
-    torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=_setup_context)
-    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: torch.empty_like(args[2]))
+    _register_loss(namespace, _edge_loss_fake, torch.empty_like)
+    for name, fake, backward, setup_context in (
+        ("gathered_terms", _gathered_terms_fake, _gathered_terms_backward, _gathered_terms_setup_context),
+        ("neighbor_nll", _neighbor_nll_fake, _neighbor_nll_backward, _neighbor_nll_setup_context),
+    ):
+        torch.library.register_fake(f"{namespace}::{name}", fake)
+        torch.library.register_autograd(f"{namespace}::{name}", backward, setup_context=setup_context)
+        torch.library.register_fake(f"{namespace}::{name}_backward", lambda *args: torch.empty_like(args[1]))
+        torch.library.register_autograd(f"{namespace}::{name}_backward", _refuse)
+
+
+def _register_loss(
+    namespace: str, fake: Callable[..., tuple[Tensor, ...]], new_gradient: Callable[[Tensor], Tensor]
+) -> None:
+    save = partial(_setup_context, getattr(torch.ops, namespace))
+    torch.library.register_fake(f"{namespace}::edge_loss", fake)
+    torch.library.register_autograd(f"{namespace}::edge_loss", _edge_loss_backward, setup_context=save)
+    torch.library.register_fake(f"{namespace}::edge_loss_backward", lambda *args: new_gradient(args[2]))
     torch.library.register_autograd(f"{namespace}::edge_loss_backward", _refuse)
-    torch.library.register_fake(f"{namespace}::neighbor_nll", _neighbor_nll_fake)
-    torch.library.register_autograd(
-        f"{namespace}::neighbor_nll", _neighbor_nll_backward, setup_context=_neighbor_nll_setup_context
-    )
-    torch.library.register_fake(f"{namespace}::neighbor_nll_backward", lambda *args: torch.empty_like(args[1]))
-    torch.library.register_autograd(f"{namespace}::neighbor_nll_backward", _refuse)
 
 
+_register_loss(triton_operators.NAMESPACE, triton_operators.fake, triton_operators.new_gradient)
 if not library.MISSING:
     importlib.import_module("edgeloss._C")
     register("edgeloss")

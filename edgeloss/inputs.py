@@ -1,11 +1,14 @@
-"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input."""
+"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input.
+
+A check raises TypeError for an argument of the wrong type or kind, and ValueError for a shape, device or value that
+does not fit. Under torch.compile a condition on values becomes an assertion of the graph, a RuntimeError.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +21,8 @@ RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLo
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The checked tensors of a call of the loss; :func:`check_inputs` makes them.
+class Inputs(NamedTuple):
+    """The checked arguments of a call of the loss; :func:`check_inputs` makes them.
 
     A multilabel call is one of B · C binary images, ordered as [B, C]: image b has the class weights of class b % C.
 
@@ -33,21 +35,31 @@ class Inputs:
         distance: a user-supplied field d [B, *S].
         normalizer: user-supplied denominators (W, E), 0-d each.
         multilabel_classes: C of a multilabel call, None of others.
+        ignore_index: label of pixels to ignore; None for none.
+        radius: of the neighborhood, one per axis.
+        spacing: size of a pixel, one per axis.
     """
 
     logits: Tensor
     target: Tensor
-    weight: Tensor | None = None
-    edge_class_weight: Tensor | None = None
-    pixel_weight: Tensor | None = None
-    distance: Tensor | None = None
-    normalizer: tuple[Tensor, Tensor] | None = None
-    multilabel_classes: int | None = None
+    weight: Tensor | None
+    edge_class_weight: Tensor | None
+    pixel_weight: Tensor | None
+    distance: Tensor | None
+    normalizer: tuple[Tensor, Tensor] | None
+    multilabel_classes: int | None
+    ignore_index: int | None
+    radius: list[int]
+    spacing: list[float]
 
     @property
     def tables(self) -> int:
         """How many classes have weights of their own for labels 0 and 1."""
         return self.multilabel_classes or 1
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Return what :func:`labels` does of the target."""
+        return labels(self.target, self.logits.shape[1], self.ignore_index)
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values per pixel in the shape of the target of the call, such as [B, C, *S] of a multilabel one."""
@@ -89,45 +101,37 @@ def check_inputs(
         distance: as the target.
         normalizer: denominators (W, E).
         is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
-
-    Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if a shape, device or value does not fit.
     """
-    class_weights = {"weight": weight, "edge_class_weight": edge_class_weight}
-    for name, values in class_weights.items():
-        if values is not None and not (is_counted and name == "edge_class_weight"):
-            check_weight(values, options.validate, name=name, multilabel=options.multilabel)
+    multilabel, validate = options.multilabel, options.validate
     check_logits(logits)
     check_target(target)
-    check_pair(logits, target, upsample=options.upsample, multilabel=options.multilabel)
-    radius_per_axis(options.radius, logits.dim() - 2)
-    spacing_per_axis(options.spacing, logits.dim() - 2)
-    denominators = None if normalizer is None else normalizer_tensors(normalizer, logits.device, options.validate)
-    classes, dtype = logits.shape[1], result_dtype(logits)
-    for name, values in class_weights.items():
-        if values is not None:
-            check_class_weight(values, classes, logits.device, name=name, multilabel=options.multilabel)
-            class_weights[name] = flat_class_weight(values.detach().to(dtype), multilabel=options.multilabel)
+    check_pair(logits, target, upsample=options.upsample, multilabel=multilabel)
+    classes, dims, dtype = logits.shape[1], logits.dim() - 2, result_dtype(logits)
+    w = flat_class_weight("weight", weight, classes, logits, options)
+    u = flat_class_weight("edge_class_weight", edge_class_weight, classes, logits, options, is_counted=is_counted)
     if pixel_weight is not None:
-        _, valid = labels(target, 1 if options.multilabel else classes, options.ignore_index)
-        pixel_weight = valid_pixel_weight(pixel_weight, valid, options.validate, dtype, multilabel=options.multilabel)
+        _, valid = labels(target, 1 if multilabel else classes, options.ignore_index)
+        pixel_weight = valid_pixel_weight(pixel_weight, valid, validate, dtype, multilabel=multilabel)
     if distance is not None:
         if options.decay is None:
             raise ValueError("distance: expected decay with it, but got decay=None; pass the decay length")
         check_map("distance", distance, target)
         distance = distance.detach()
-    if options.multilabel:
+    if multilabel:
         logits, target = by_class(logits), target.flatten(0, 1)
         pixel_weight, distance = (None if x is None else x.flatten(0, 1) for x in (pixel_weight, distance))
     return Inputs(
-        logits=logits,
-        target=target,
-        **class_weights,
-        pixel_weight=pixel_weight,
-        distance=distance,
-        normalizer=denominators,
-        multilabel_classes=classes if options.multilabel else None,
+        logits,
+        target,
+        None if w is None else w.to(dtype),
+        None if u is None else u.to(dtype),
+        pixel_weight,
+        distance,
+        None if normalizer is None else normalizer_tensors(normalizer, logits.device, validate),
+        classes if multilabel else None,
+        options.ignore_index,
+        radius_per_axis(options.radius, dims),
+        spacing_per_axis(options.spacing, dims),
     )
 
 
@@ -136,13 +140,6 @@ def labels(target: Tensor, classes: int, ignore_index: int | None) -> tuple[Tens
     y = target.long()
     valid = (y >= 0) & (y < max(2, classes))
     return y, valid if ignore_index is None else valid & (y != ignore_index)
-
-
-def flat_class_weight(weight: Tensor, *, multilabel: bool) -> Tensor:
-    """Return class weights in the form of :class:`Inputs`."""
-    if multilabel and weight.dim() == 1:  # the same for both labels of a class
-        weight = weight.unsqueeze(1).expand(-1, 2)
-    return weight.flatten()
 
 
 def result_dtype(logits: Tensor) -> torch.dtype:
@@ -178,10 +175,6 @@ def check_weight(
     """Check that class weights are a floating tensor [C], and finite and ≥ 0 where they may be read.
 
     Those of a multilabel loss may also be [C, 2].
-
-    Raises:
-        TypeError: if weight is not a tensor.
-        ValueError: if its shape, dtype or a value does not fit.
     """
     if not isinstance(weight, Tensor):
         got = hints.not_a_tensor(name, weight)
@@ -201,12 +194,7 @@ def check_weight(
 
 
 def check_logits(logits: Tensor) -> None:
-    """Check type and shape of the logits.
-
-    Raises:
-        TypeError: if the logits are not a floating tensor.
-        ValueError: if the logits are not [B, C, H, W] or [B, C, D, H, W].
-    """
+    """Check type and shape of the logits."""
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits: expected a tensor, but got {hints.not_logits(logits)}")
     check_kind("logits", logits)
@@ -219,12 +207,7 @@ def check_logits(logits: Tensor) -> None:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Check that a tensor is an ordinary one: dense, with values, and of a batch of its own.
-
-    Raises:
-        TypeError: for sparse, MKL-DNN, nested and meta tensors.
-        RuntimeError: under ``torch.vmap``.
-    """
+    """Check that a tensor is an ordinary one: dense, with values, and of a batch of its own."""
     expected = f"{name}: expected a dense tensor, but got a"
     if tensor.is_nested:
         raise TypeError(f"{expected} nested one; pad the images to one size: {name}.to_padded_tensor(0)")
@@ -239,22 +222,13 @@ def check_kind(name: str, tensor: Tensor) -> None:
 
 
 def check_values(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has values.
-
-    Raises:
-        TypeError: for meta tensors.
-    """
+    """Check that a tensor has values."""
     if tensor.is_meta:
         raise TypeError(f"{name}: expected a tensor with values, but got one on the meta device; move it to a device")
 
 
 def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterator[Tensor]:
-    """Iterate over label maps, with a check of each.
-
-    Raises:
-        TypeError: if they are not tensors of labels, or one tensor instead of several.
-        ValueError: if one is not [B, *S], or [B, C, *S] of a multilabel loss.
-    """
+    """Iterate over label maps, with a check of each."""
     if isinstance(targets, Tensor):
         raise TypeError(f"targets: expected several tensors, but got one, {describe(targets)}; pass [targets]")
     if isinstance(targets, str) or not isinstance(targets, Iterable):
@@ -272,12 +246,7 @@ def label_maps(targets: Iterable[Tensor], *, multilabel: bool = False) -> Iterat
 
 
 def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
-    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel loss [B, C, H, W] or [B, C, D, H, W].
-
-    Raises:
-        TypeError: if the target is not a tensor of labels.
-        ValueError: if its shape does not fit.
-    """
+    """Check that labels are [B, H, W] or [B, D, H, W], of a multilabel loss [B, C, H, W] or [B, C, D, H, W]."""
     check_target(target)
     check_values("target", target)
     if target.dim() - multilabel not in (3, 4):
@@ -287,12 +256,7 @@ def check_label_map(target: Tensor, *, multilabel: bool = False) -> None:
 
 
 def check_target(target: Tensor, *, name: str = "target") -> None:
-    """Check that the target holds class indices.
-
-    Raises:
-        TypeError: if the target is not a tensor, or its dtype is not one of ``LABEL_DTYPES``.
-        ValueError: if the target requires grad.
-    """
+    """Check that the target holds class indices."""
     if not isinstance(target, Tensor):
         raise TypeError(f"{name}: expected a tensor of class indices, but got {hints.not_a_tensor(name, target)}")
     check_kind(name, target)
@@ -316,17 +280,15 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
 def check_pair(
     logits: Tensor, target: Tensor, *, upsample: bool = False, multilabel: bool = False, name: str = "target"
 ) -> None:
-    """Check that the shapes and devices of logits and target match.
-
-    Raises:
-        ValueError: if they do not.
-    """
-    lead, size = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:])
-    expected, got = [*lead, *size], list(target.shape)
+    """Check that the shapes and devices of logits and target match."""
     if target.device != logits.device:
         raise ValueError(f"{name}: expected device {logits.device}, as the logits, but got {target.device}")
+    if target.shape == logits.shape[: 1 + multilabel] + logits.shape[2:]:
+        return
+    lead, size, got = list(logits.shape[: 1 + multilabel]), list(logits.shape[2:]), list(target.shape)
+    expected = [*lead, *size]
     fits_but_for_size = len(got) == len(expected) and got[: len(lead)] == lead
-    if got == expected or (upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :])):
+    if upsample and fits_but_for_size and _is_upsampled(size, got[len(lead) :]):
         return
     hint = hints.of_shapes(name, logits.shape, target.shape, upsample=upsample, multilabel=multilabel)
     wanted = str(expected)
@@ -348,9 +310,6 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
         classes: C, the number of logits per pixel; 1 means labels 0 and 1, None any label ≥ 0.
         ignore_index: label of pixels to ignore, if any.
         name: of the argument.
-
-    Raises:
-        ValueError: with the first wrong label, its count and its position.
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
     wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
@@ -374,37 +333,47 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     )
 
 
-def check_class_weight(
-    weight: Tensor, classes: int, device: torch.device, *, name: str = "weight", multilabel: bool = False
-) -> None:
-    """Check that there is one class weight per class, on the right device.
+def flat_class_weight(
+    name: str, weight: Tensor | None, classes: int, like: Tensor, options: Options, *, is_counted: bool = False
+) -> Tensor | None:
+    """Check class weights, and return them in the form of :class:`Inputs`, but in their own dtype.
 
-    Raises:
-        ValueError: if their number or device does not match.
+    Args:
+        name: of the argument.
+        weight: [C], of a multilabel call also [C, 2].
+        classes: C, of the logits.
+        like: a tensor of the call.
+        options: of the call.
+        is_counted: whether the weights come from counts, and their values need no check.
     """
-    if multilabel:
-        if weight.shape[0] != classes or (weight.dim() == 2 and weight.shape[1] != 2):
-            raise ValueError(
-                f"{name}: expected [{classes}], or [{classes}, 2] for labels 0 and 1 of each class, but got"
-                f" {list(weight.shape)}"
-            )
-    elif weight.shape[0] != max(2, classes):
-        binary = " (labels 0 and 1 of one logit)" if classes == 1 else ""
-        raise ValueError(f"{name}: expected {max(2, classes)} class weights{binary}, but got {weight.shape[0]}")
-    if weight.device != device:
+    if weight is None:
+        return None
+    if not is_counted:
+        check_weight(weight, options.validate, name=name, multilabel=options.multilabel)
+    count = classes if options.multilabel else max(2, classes)
+    if is_counted and weight.shape[0] != count:
         raise ValueError(
-            f"{name}: expected device {device}, as the logits, but got {weight.device}; move the loss with"
-            f" criterion.to({str(device)!r})"
+            f"logits: expected {weight.shape[0]} classes, as edge_class_weight={RUNNING!r} has counted, but got"
+            f" {count}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
         )
+    if weight.shape[0] != count or (weight.dim() == 2 and weight.shape[1] != 2):
+        expected = f"{count} class weights{' (labels 0 and 1 of one logit)' if classes == 1 else ''}"
+        if options.multilabel:
+            expected = f"[{classes}], or [{classes}, 2] for labels 0 and 1 of each class"
+        got = list(weight.shape) if options.multilabel else weight.shape[0]
+        raise ValueError(f"{name}: expected {expected}, but got {got}")
+    if weight.device != like.device:
+        raise ValueError(
+            f"{name}: expected device {like.device}, as the logits, but got {weight.device}; move the loss with"
+            f" criterion.to({str(like.device)!r})"
+        )
+    if options.multilabel and weight.dim() == 1:  # the same for both labels of a class
+        weight = weight.unsqueeze(1).expand(-1, 2)
+    return weight.detach().flatten()
 
 
 def check_map(name: str, values: Tensor, target: Tensor, shape: Sequence[int] | None = None) -> None:
-    """Check type, shape and device of a map; the shape is by default that of the target, [B, *S].
-
-    Raises:
-        TypeError: if the map is not a floating tensor.
-        ValueError: if shape or device differ.
-    """
+    """Check type, shape and device of a map; the shape is by default that of the target, [B, *S]."""
     if not isinstance(values, Tensor) or not values.is_floating_point():
         is_tensor = isinstance(values, Tensor)
         got = f"{describe(values)}; pass {name}.float()" if is_tensor else hints.not_a_tensor(name, values)
@@ -424,10 +393,6 @@ def valid_pixel_weight(
     """Check the pixel weight, and return it detached and 0 on pixels that are not valid, in the shape of ``valid``.
 
     That of a multilabel call may have no axis of classes.
-
-    Raises:
-        TypeError: if it is not a floating tensor.
-        ValueError: if its shape, device or a value does not fit.
     """
     if multilabel and isinstance(pixel_weight, Tensor) and pixel_weight.dim() == valid.dim() - 1:
         check_map("pixel_weight", pixel_weight, valid, shape=[*valid.shape[:1], *valid.shape[2:]])
@@ -440,11 +405,7 @@ def valid_pixel_weight(
 
 
 def check_that(holds: Tensor, message: str) -> None:
-    """Check a condition on values, 0-d; waits for the device.
-
-    Raises:
-        ValueError: with the message; under torch.compile a RuntimeError.
-    """
+    """Check a condition on values, 0-d; waits for the device."""
     if torch.compiler.is_compiling():  # a condition on values would break the graph
         torch._assert_async(holds, message)
     elif not holds:
@@ -452,12 +413,7 @@ def check_that(holds: Tensor, message: str) -> None:
 
 
 def check_mask(mask: Tensor, like: Tensor) -> None:
-    """Check type, shape and device of a mask of pixels.
-
-    Raises:
-        TypeError: if the mask is not a tensor.
-        ValueError: if the mask is not bool, or shape or device differ.
-    """
+    """Check type, shape and device of a mask of pixels."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask: expected a bool tensor, but got {hints.not_a_tensor('mask', mask)}")
     check_kind("mask", mask)
@@ -470,12 +426,7 @@ def check_mask(mask: Tensor, like: Tensor) -> None:
 def normalizer_tensors(
     normalizer: tuple[float | Tensor, float | Tensor], device: torch.device, validate: Validate
 ) -> tuple[Tensor, Tensor]:
-    """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it.
-
-    Raises:
-        TypeError: if they are not two numbers or tensors.
-        ValueError: if one is not 0-d, or out of range.
-    """
+    """Return user-supplied denominators (W, E) as 0-d tensors on the device, without waiting for it."""
     got = "" if torch.compiler.is_compiling() else f", but got {normalizer!r}"  # compilers have no text of tensors
     is_pair = isinstance(normalizer, Sequence) and len(normalizer) == 2
     if not is_pair or not all(is_number(value) or isinstance(value, Tensor) for value in normalizer):
@@ -508,11 +459,7 @@ def normalizer_tensors(
 
 
 def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *, most: float = math.inf) -> None:
-    """Check that values are finite and ≥ 0, and not above a bound (where the mask is set); waits for the device.
-
-    Raises:
-        ValueError: with the first wrong value and its position; under torch.compile a RuntimeError without them.
-    """
+    """Check that values are finite and ≥ 0, and not above a bound (where the mask is set); waits for the device."""
     wrong = ~((values >= 0) & (values < math.inf) & (values <= most))  # also nan
     if where is not None:
         wrong &= where

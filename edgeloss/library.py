@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.metadata
+import importlib.util
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from edgeloss.extras import install_advice
-from edgeloss.options import Backend
+from edgeloss.options import NO_POWER, Backend
 
 
 def _load() -> str | None:
@@ -31,8 +34,8 @@ def _load() -> str | None:
 # The record of the build: compilers, targets, and why something was not built.
 _NOTE = Path(__file__).with_name("_build.json")
 RECORD: dict[str, Any] = json.loads(_NOTE.read_text()) if _NOTE.exists() else {}
-# Why CUDA tensors take the reference, which is the only one that serves them.
-_NO_CUDA_KERNELS = "this version has no CUDA kernels of the loss, which is plain PyTorch there"
+# Whether CPU tensors take the kernels of GPUs, interpreted; for tests, in a process with TRITON_INTERPRET=1.
+interprets = False
 # Why there is no library, None if there is one. Loaded at import: torch.compile and torch.load use its operators
 # without a call of this module.
 MISSING = _load()
@@ -42,43 +45,86 @@ def backends() -> dict[str, str]:
     """Return which backends this installation has, and why others are missing.
 
     Returns:
-        For each of ``"reference"``, ``"cpu"`` and ``"cuda"``, ``"available"`` or ``"unavailable: <reason>"``;
-        ``"cuda"`` is unavailable in this version: the loss of CUDA tensors is plain PyTorch.
+        For each of ``"reference"``, ``"cpu"``, ``"cuda"`` and ``"cuda, power != 0"``, ``"available"`` or
+        ``"unavailable: <reason>"``. ``"cuda"`` stands for GPUs of NVIDIA and of AMD, whose kernels with ``power=0`` are
+        those of Triton; ``"cuda, power != 0"`` for those that nvcc has compiled: of the edge terms with another
+        ``power``, and of ``neighbor_nll``.
 
     Example:
         >>> from edgeloss import backends
         >>> backends()["reference"]
         'available'
     """
-    reasons = {"reference": None, "cpu": MISSING, "cuda": _NO_CUDA_KERNELS}
+    reasons = {
+        "reference": None,
+        "cpu": MISSING,
+        "cuda": _why_not_on_gpu(),
+        "cuda, power != 0": _why_not_on_cuda(None),
+    }
     return {name: f"unavailable: {reason}" if reason else "available" for name, reason in reasons.items()}
 
 
 def check() -> None:
-    """Raise an error for out-of-range labels that earlier calls have recorded; in this version none of them does.
+    """Raise an error for out-of-range labels that earlier calls have recorded, which it waits for.
 
-    Every call raises the error itself, except with ``validate="never"``.
+    Calls on a GPU with ``validate="async"`` record them, unless plain PyTorch serves the call; the labels count as
+    ignored. Other calls raise the error themselves, except with ``validate="never"``.
+
+    Raises:
+        ValueError: if there were out-of-range labels since the last such error.
 
     Example:
         >>> import edgeloss
         >>> edgeloss.check()  # for example after the last call of an epoch
     """
+    wrong = sum(int(count.item()) for count in _WRONG.values())
+    if wrong:
+        for count in _WRONG.values():
+            count.zero_()
+        pixels = "1 pixel" if wrong == 1 else f"{wrong} pixels"
+        raise ValueError(
+            f"target: expected labels that are classes or ignored, but got others at {pixels} of the calls before;"
+            " pass validate='sync' to see which"
+        )
 
 
-def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()) -> str | None:
+_WRONG: dict[torch.device, Tensor] = {}  # out-of-range labels of calls that nobody waited for, 0-d
+
+
+def record_wrong(count: Tensor) -> None:
+    """Add a number of out-of-range labels, 0-d, to those that :func:`check` reports."""
+    if count.device not in _WRONG:
+        _WRONG[count.device] = torch.zeros_like(count)
+    _WRONG[count.device] += count
+
+
+def gathers(logits: Tensor, power: float) -> bool:
+    """Return whether the kernels of a call are those of the edge terms alone, for CUDA tensors and ``power`` ≠ 0."""
+    return logits.is_cuda and abs(power) > NO_POWER
+
+
+def uses_triton(logits: Tensor) -> bool:
+    """Return whether the kernels of a call of the loss are those of Triton."""
+    return logits.is_cuda or interprets
+
+
+def why_not_fused(
+    logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = (), power: float = 0.0
+) -> str | None:
     """Return why the fused kernels do not support a call, None if they do; without target, of ``neighbor_nll``.
 
     Args:
         logits: of the call.
         target: of the call.
         lengths: the size of a pixel along each axis over the decay, where the kernels search for distances.
+        power: of the call.
     """
     if logits.device.type not in ("cpu", "cuda"):
         return f"there are no kernels for {logits.device.type} tensors"
-    if logits.is_cuda:
-        reason = _why_not_on_cuda(logits.device.index) if target is None else _NO_CUDA_KERNELS
+    if target is not None and uses_triton(logits) and not gathers(logits, power):
+        reason = "the kernels of Triton are for power=0" if abs(power) > NO_POWER else _why_no_triton()
     else:
-        reason = MISSING
+        reason = _why_not_on_cuda(logits.device.index) if logits.is_cuda else MISSING
     if reason:
         return reason
     if torch._C._are_functorch_transforms_active():
@@ -95,24 +141,76 @@ def why_not_fused(logits: Tensor, target: Tensor | None = None, lengths: Sequenc
 
 
 def why_reference(
-    backend: Backend, logits: Tensor, target: Tensor | None = None, lengths: Sequence[float] = ()
+    backend: Backend,
+    logits: Tensor,
+    target: Tensor | None = None,
+    lengths: Sequence[float] = (),
+    power: float = 0.0,
 ) -> str | None:
-    """Return why the reference serves a call; None if the fused kernels do.
+    """Return why the reference serves a call, None if the fused kernels do; arguments as :func:`why_not_fused`.
 
     Raises:
         RuntimeError: if ``backend="fused"`` and the fused kernels do not support the call.
     """
-    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths)
+    reason = "the caller's choice" if backend == "reference" else why_not_fused(logits, target, lengths, power)
     if backend == "fused" and reason:
         raise RuntimeError(f"backend: 'fused' does not support this call: {reason}; pass 'auto' or 'reference'")
+    is_for_triton = target is not None and logits.is_cuda and not gathers(logits, power)
+    if backend == "auto" and is_for_triton and (missing := _why_no_triton()):
+        _warn_of_plain_pytorch(missing)
     return reason
+
+
+OLDEST_TRITON = (3, 7)  # older ones lose the constants in tuples of arguments
+_REASONS: dict[str, str | None] = {}  # what _why_no_triton has found, and what was warned of
+
+
+def _why_no_triton() -> str | None:
+    """Return why the kernels of GPUs can't be compiled, None if they can. It does not import Triton."""
+    if "triton" not in _REASONS:
+        reason = None
+        version = next(filter(None, map(_version_of, ("triton", "pytorch-triton-rocm", "triton-rocm"))), "")
+        if importlib.util.find_spec("triton") is None:
+            reason = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
+        elif version and tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+            reason = (
+                f"Triton {version} is too old for the kernels of GPUs, which need {_dotted(OLDEST_TRITON)} or newer"
+            )
+        _REASONS["triton"] = reason
+    return _REASONS["triton"]
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _warn_of_plain_pytorch(reason: str) -> None:
+    if "warned" not in _REASONS:
+        _REASONS["warned"] = reason
+        warnings.warn(f"the loss on GPUs is plain PyTorch: {reason}", RuntimeWarning, stacklevel=5)
+
+
+# torch.compile uses the answers as constants, and does not trace the functions.
+_why_no_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_warn_of_plain_pytorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _why_not_on_gpu() -> str | None:
+    if reason := _why_no_triton():
+        return reason
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built for CPUs; the kernels of GPUs need one for CUDA or ROCm"
+    return None if torch.cuda.is_available() else "torch sees no GPU"
 
 
 _FIT: dict[int, str | None] = {}  # the answer for each CUDA device
 
 
 def _why_not_on_cuda(index: int | None) -> str | None:
-    """Return why ``neighbor_nll`` has no kernels for a CUDA device, None if it has; by default of the current device.
+    """Return why there are no kernels for a CUDA device, None if there are; by default of the current device.
 
     It does not wait for the device.
     """

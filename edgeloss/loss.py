@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgeloss.from_labels import label_totals
 from edgeloss.functional import loss_and_evaluation
-from edgeloss.inputs import RUNNING, check_logits, check_weight, label_maps, widest
+from edgeloss.inputs import RUNNING, check_weight, label_maps
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
-from edgeloss.reduction import (
-    OF_STEP,
-    Evaluation,
-    Result,
-    balanced_weight,
-    edge_error_sums,
-    edge_focus_scale,
-    edge_sums_of_0_2,
-    fold_step,
-    is_shared,
-    new_edge_sums,
-)
-from edgeloss.steps import OpenStep, Step, has_counted, is_repeated, may_count
-
-KEPT = ("edge_counts", "counted_steps", "edge_sums")  # buffers that a step changes
+from edgeloss.reduction import Result
+from edgeloss.steps import StatefulLoss
 
 
-class EdgeAwareLoss(nn.Module):
+class EdgeAwareLoss(StatefulLoss):
     r"""Compute cross-entropy plus terms of edges and regions, for semantic segmentation.
 
     The module is called like :class:`torch.nn.CrossEntropyLoss`. In training it balances the classes at the edges and
@@ -97,10 +84,11 @@ class EdgeAwareLoss(nn.Module):
             ``F.interpolate(logits.float(), size, mode="bilinear", align_corners=False)`` does (trilinear in 3-D).
         sync_normalizer: share the denominators across the ranks of ``torch.distributed``: the gradient that DDP
             averages is then that of one process with the whole batch. Not used by ``reduction="sum"``.
-        validate: when out-of-range labels raise. ``"async"`` and ``"sync"``: in the call, which waits for the device.
-            ``"never"``: not checked, and such pixels are ignored. Values of other CUDA tensors (``weight``,
-            ``pixel_weight``, ``distance``, ``normalizer``) are checked with ``"sync"`` only, and not
-            under ``torch.compile``; class weights also when the module is created.
+        validate: when out-of-range labels raise. ``"async"`` and ``"sync"``: in the call; but the kernels of GPUs
+            record them with ``"async"`` for :func:`edgeloss.check`, and do not wait. ``"never"``: not checked. Labels
+            that do not raise are ignored. Values of other CUDA tensors (``weight``, ``pixel_weight``, ``distance``,
+            ``normalizer``) are checked with ``"sync"`` only, and not under ``torch.compile``; class weights also when
+            the module is created.
         backend: ``"fused"`` for the compiled kernels, ``"reference"`` for plain PyTorch, ``"auto"`` for the fused
             kernels where they support the call; see :func:`edgeloss.backends`. Only the reference can be differentiated
             twice.
@@ -159,9 +147,6 @@ class EdgeAwareLoss(nn.Module):
 
     weight: Tensor | None
     edge_class_weight: Tensor | Literal["running"] | None
-    edge_counts: Tensor  # [C] or [C, 2] int64, C = 0 before the first step: edge pixels of all steps; "running" only
-    counted_steps: Tensor  # 0-d int64
-    edge_sums: Tensor  # [5] float64: a place for each reduction.EdgeSum; with edge_focus only
 
     @suggest_keywords
     def __init__(
@@ -191,10 +176,13 @@ class EdgeAwareLoss(nn.Module):
         """Store and check the options."""
         super().__init__()
         class_weights = {"weight": weight}
-        if isinstance(edge_class_weight, str):
-            self._register_counts(edge_class_weight, multilabel)
-        else:
+        if not isinstance(edge_class_weight, str):
             class_weights["edge_class_weight"] = edge_class_weight
+        elif edge_class_weight == RUNNING:
+            self.edge_class_weight = edge_class_weight
+        else:
+            got = f"but got {edge_class_weight!r}"
+            raise ValueError(f"edge_class_weight: expected a tensor, {RUNNING!r} or None, {got}")
         for name, values in class_weights.items():
             if values is not None:
                 check_weight(values, name=name, multilabel=multilabel)
@@ -217,18 +205,8 @@ class EdgeAwareLoss(nn.Module):
         self.sync_normalizer = sync_normalizer
         self.validate = validate
         self.backend = backend
-        self._open_step = OpenStep()
-        if Options.from_attributes(self).edge_focus:
-            self.register_buffer("edge_sums", new_edge_sums())
-
-    def _register_counts(self, edge_class_weight: Literal["running"], multilabel: bool) -> None:
-        if edge_class_weight != RUNNING:
-            raise ValueError(
-                f"edge_class_weight: expected a tensor, {RUNNING!r} or None, but got {edge_class_weight!r}"
-            )
-        self.edge_class_weight = edge_class_weight
-        self.register_buffer("edge_counts", torch.zeros((0, 2) if multilabel else 0, dtype=torch.int64))
-        self.register_buffer("counted_steps", torch.zeros((), dtype=torch.int64))
+        self._options = Options.from_attributes(self)
+        self._register_kept((0, 2) if multilabel else (0,))
 
     def options(self, *, training: bool | None = None) -> dict[str, Any]:
         """Return the arguments of :func:`edgeloss.functional.edge_aware_loss` that give the loss of the next call.
@@ -249,10 +227,7 @@ class EdgeAwareLoss(nn.Module):
 
         [C]; with ``"running"`` and ``multilabel`` [C, 2].
         """
-        if not isinstance(self.edge_class_weight, str):
-            return self.edge_class_weight
-        weight = self._running_weight()
-        return weight if len(weight) else None
+        return self._class_weight()
 
     @property
     def current_edge_weight(self) -> Tensor:
@@ -260,34 +235,17 @@ class EdgeAwareLoss(nn.Module):
 
         ``eval()`` uses ``edge_weight`` instead.
         """
-        scale = self._edge_scale()
+        scale, _ = self._focus()
         weight = self.edge_weight * (1.0 if scale is None else scale)
         return weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
 
-    def _edge_scale(self) -> Tensor | float | None:
-        if not self.edge_focus:
-            return None
-        if "edge_sums" not in self._buffers:  # edge_focus was 0 so far
-            self.register_buffer("edge_sums", new_edge_sums())
-        return edge_focus_scale(self.edge_sums, self.edge_focus)
-
-    def _running_weight(self) -> Tensor:
-        """Return u of the edge pixels counted so far, in the shape of the counts."""
-        return balanced_weight(self.edge_counts, steps=self.counted_steps)
-
-    def _count(self, counts: Tensor, options: Options) -> None:
-        """Add the edge pixels of a step, or of a call of the first step."""
-        if is_shared(options):
-            dist.all_reduce(counts)
-        if len(self.edge_counts):
-            self.edge_counts.add_(counts)  # in place, for CUDA graphs
-            return
-        if torch.compiler.is_exporting():  # a graph can't create a buffer
-            raise RuntimeError(
-                f"edge_class_weight={RUNNING!r}: expected counts, but got none; call the loss before export, or export"
-                " it in eval()"
-            )
-        self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device, non_blocking=True)
+    def _checked_options(self) -> Options:
+        """Return the options, checked again if one was set since the last call."""
+        if torch.compiler.is_compiling():
+            return Options.from_attributes(self)
+        if not all(map(operator.is_, map(self.__dict__.get, HELP), vars(self._options).values())):
+            self._options = Options.from_attributes(self)
+        return self._options
 
     @suggest_keywords
     def forward(
@@ -333,12 +291,8 @@ class EdgeAwareLoss(nn.Module):
             ValueError: if a shape, device or value does not fit; the message says what to do.
             RuntimeError: if ``backend="fused"`` does not support the call.
         """
-        is_part = normalizer is not None
-        has_steps = self._has_steps() and self.training
-        is_recomputed = has_steps and is_repeated()
-        step = self._open_step.repeat(target) if is_recomputed else self._step_of_call(logits, target, is_part=is_part)
-        is_counted = has_steps and may_count()
-        options = Options.from_attributes(self)
+        options, is_part, is_running = self._checked_options(), normalizer is not None, self._is_running()
+        step, is_counted = self._step_of_call(target, is_part=is_part)
         result, evaluation = loss_and_evaluation(
             logits,
             target,
@@ -346,77 +300,19 @@ class EdgeAwareLoss(nn.Module):
             return_maps=return_maps,
             return_terms=return_terms,
             # Only the logits show the number of classes, so the calls of the first step count.
-            count_edges=is_counted and self._is_running() and (not is_part or step.edge_class_weight is None),
+            count_edges=is_counted and is_running and (not is_part or step.edge_class_weight is None),
             edge_scale=step.edge_scale,
             weight=self.weight,
             edge_class_weight=step.edge_class_weight,
-            is_counted=self._is_running(),
+            is_counted=is_running,
             pixel_weight=pixel_weight,
             distance=distance,
             normalizer=normalizer,
         )
-        if is_counted and not (is_recomputed and has_counted()):
-            if is_part:
-                self._open_step.end_part(target.numel())
-            self._add(evaluation, options, classes=2 if self.multilabel else max(2, logits.shape[1]), is_part=is_part)
+        if is_counted:
+            classes = 2 if self.multilabel else max(2, logits.shape[1])
+            self._end_call(step, evaluation, options, classes, part=target.numel() if is_part else None)
         return result
-
-    def _is_running(self) -> bool:
-        return isinstance(self.edge_class_weight, str)
-
-    def _has_steps(self) -> bool:
-        """Return whether a step changes those after it; for every call, so it reads no attribute of nn.Module."""
-        return self.edge_focus > 0 or "counted_steps" in self._buffers
-
-    def _begin_step(self, shared: Step | None = None, pixels: int = 0) -> None:
-        self._open_step.begin(shared, pixels)
-        if self._is_running():
-            self.counted_steps.add_(1)
-        if self.edge_focus:
-            self.edge_sums.copy_(fold_step(self.edge_sums))  # in place, for CUDA graphs
-
-    def _add(self, evaluation: Evaluation, options: Options, *, classes: int, is_part: bool) -> None:
-        """Add what a call found to that of the calls before it."""
-        if not is_part:
-            self._begin_step()
-        if evaluation.edge_counts is not None:
-            self._count(evaluation.edge_counts, options)
-        if not self.edge_focus:
-            return
-        sums = edge_error_sums(evaluation.sums.detach(), options, classes)
-        if is_shared(options):
-            dist.all_reduce(sums)
-        if self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
-            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
-        self.edge_sums[OF_STEP].add_(sums)
-
-    def _step_of_call(self, logits: Tensor, target: Tensor, *, is_part: bool) -> Step:
-        """Return what a call takes from the steps before it.
-
-        Args:
-            logits: [B, C, *S].
-            target: of the call.
-            is_part: of a step of several calls, which :meth:`step_normalizer` began.
-        """
-        if not self._has_steps():
-            return Step(self.edge_class_weight, None)  # type: ignore[arg-type]
-        if self._is_meta() and not logits.is_meta:
-            raise RuntimeError(
-                "criterion: expected buffers with values, but got those of device meta; call"
-                " criterion.to_empty(device=...), or load_state_dict(..., assign=True)"
-            )
-        if self._is_running():
-            check_logits(logits)
-            counted, classes = len(self.edge_counts), max(1 if self.multilabel else 2, logits.shape[1])
-            if counted and counted != classes:  # not `in`: Dynamo compares symbolic sizes by identity there
-                raise ValueError(
-                    f"logits: expected {counted} classes, as edge_class_weight={RUNNING!r} has counted, but got"
-                    f" {classes}; use one EdgeAwareLoss per number of classes, or edge_class_weight=None"
-                )
-        if not self.training:
-            return Step(self.current_edge_class_weight, None)
-        own = None if is_part else Step(self.current_edge_class_weight, self._edge_scale())
-        return self._open_step.take(target, own)
 
     def of_class(self, index: int, *, training: bool | None = None) -> EdgeAwareLoss:
         """Return the binary loss of one class of a multilabel loss, such as for a figure of that class.
@@ -503,42 +399,11 @@ class EdgeAwareLoss(nn.Module):
         if not totals:
             raise ValueError("targets: expected the labels of at least one call, but got none")
         pixels, w, e, counts = zip(*totals, strict=True)
-        if self.training and self._has_steps():
-            self._open_step.check_complete()
-            self._begin_step(Step(u, self._edge_scale()), sum(pixels))
+        if self.training:
+            self._begin_parts(u, sum(pixels))
             if is_counted and u is not None:
                 self._count(torch.stack(counts).sum(0), options)
         return torch.stack(w).sum(), torch.stack(e).sum()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
-        """Load the counts of any number of classes where there are none yet, or none in the state."""
-        sums = state_dict.get(f"{prefix}edge_sums")
-        if sums is not None and len(sums) == 3:  # of version 0.2
-            state_dict[f"{prefix}edge_sums"] = edge_sums_of_0_2(sums)
-        counts = state_dict.get(f"{prefix}edge_counts")
-        if counts is not None and isinstance(self.edge_class_weight, str):
-            own = self.edge_counts
-            # Counts of a multilabel loss have another number of axes.
-            if 0 in (len(counts), len(own)) and counts.shape[1:] == own.shape[1:]:
-                self.edge_counts = own.new_zeros(counts.shape)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> EdgeAwareLoss:  # noqa: ANN401
-        """Move what the module keeps with it, without casts: half() would overflow, and to_empty() leave any values."""
-        kept = {name: values for name in KEPT if (values := self._buffers.get(name)) is not None}
-        self._buffers.update({name: torch.zeros_like(values, dtype=torch.uint8) for name, values in kept.items()})
-        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-        for name, values in kept.items():
-            device = getattr(self, name).device
-            if values.is_meta and device.type != "meta":  # there are no values: begin again
-                shape = [0, *values.shape[1:]] if values.dim() else []
-                values = new_edge_sums() if name == "edge_sums" else torch.zeros(shape, dtype=values.dtype)
-            self._buffers[name] = values.to(device, widest(device) if values.is_floating_point() else values.dtype)
-        return self
-
-    def _is_meta(self) -> bool:
-        kept = (self._buffers.get(name) for name in KEPT)
-        return any(buffer is not None and buffer.is_meta for buffer in kept)
 
     def extra_repr(self) -> str:
         """Return the options that differ from their defaults, the most used ones, and all weights that are not 0."""

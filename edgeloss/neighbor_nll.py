@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from edgeloss import fused, library
+from edgeloss.arguments import is_evenly_spaced
 from edgeloss.inputs import (
     check_labels,
     check_logits,
@@ -20,6 +21,7 @@ from edgeloss.inputs import (
     check_target,
     check_that,
     check_values,
+    result_dtype,
 )
 from edgeloss.neighborhoods import Grid, offsets
 from edgeloss.opaque import opaque_to_compilers
@@ -96,9 +98,9 @@ def neighbor_nll(
     if mask is not None:
         check_mask(mask, logits[:, 0])
     index = _check_index(index, logits, weight, mask, radius, reads_values)
+    x = logits.to(result_dtype(logits))
     if reason is None:
-        return by_kernels(logits, index, weight, mask, radius)
-    x = logits if logits.dtype == torch.float64 else logits.float()
+        return by_kernels(x, index, weight, mask, radius)
     mask = has_neighbors(weight, radius) if mask is None else mask
     return by_torch(x, index if index.dim() == x.dim() else index.long(), weight, mask, radius)
 
@@ -141,7 +143,7 @@ def by_kernels(logits: Tensor, index: Tensor, weight: Tensor, mask: Tensor | Non
     """
 
     def spaced(x: Tensor) -> Tensor:
-        return x if x.dim() == logits.dim() and fused.is_evenly_spaced(x) else x.contiguous()
+        return x if x.dim() == logits.dim() and is_evenly_spaced(x) else x.contiguous()
 
     mask = None if mask is None else mask.contiguous()
     value: Tensor = fused.operators.neighbor_nll(*map(spaced, (logits, index, weight)), mask, list(radius))[0]
@@ -185,23 +187,16 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     return x.new_zeros(mask.numel()).index_copy(0, center, value).view_as(mask)
 
 
-def _shifted(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x - max and log Σ exp(x - max) over dim 1; log p is their difference, exact at any offset of x.
-
-    log p does not depend on the shift, so max is detached without a change of any derivative.
-    """
-    shifted = x - x.amax(1, keepdim=True).detach()
-    return shifted, shifted.exp().sum(1).log()
-
-
 def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return logits and ``_shifted`` of the pixels in n, [M, C] twice and [M], and the row of each of n in them, [P].
+    """Return x, x - max and log Σ exp(x - max) of the pixels in n, [M, C] twice and [M], and the row of each of n, [P].
 
-    A pixel is the neighbor of many: it is computed once. Other pixels are not read.
+    log p is the difference of the last two, exact at any offset of x. It does not depend on the shift, so max is
+    detached without a change of any derivative. A pixel is the neighbor of many: it is computed once.
     """
     pixels, at = torch.unique(n, return_inverse=True)
     logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
-    return logits, *_shifted(logits), at
+    shifted = logits - logits.amax(1, keepdim=True).detach()
+    return logits, shifted, shifted.exp().sum(1).log(), at
 
 
 def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:

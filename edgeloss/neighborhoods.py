@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss.inputs import widest
+from edgeloss.inputs import Inputs, widest
 from edgeloss.opaque import opaque_to_compilers
-from edgeloss.options import Options, spacing_per_axis
 
 FAR = 1e38  # all distances beyond so many decays are as far: no difference of two may overflow float32
 
@@ -31,23 +30,17 @@ def find_edges(y: Tensor, valid: Tensor, radius: Sequence[int]) -> Tensor:
 
 
 def neighbor_distance(
-    y: Tensor,
-    valid: Tensor,
-    mask: Tensor,
-    radius: Sequence[int],
-    options: Options,
-    distance: Tensor | None,
-    *,
-    everywhere: bool = False,
+    inputs: Inputs, y: Tensor, valid: Tensor, mask: Tensor, decay: float | None, *, everywhere: bool = False
 ) -> Tensor | None:
     """Return d [B, *S] at the neighbors of the pixels of the mask, or everywhere; None without decay.
 
-    ``distance`` is the field of the user, which is returned as it is.
+    The field of the user is returned as it is.
     """
-    if options.decay is None or distance is not None:
-        return distance
+    if decay is None or inputs.distance is not None:
+        return inputs.distance
+    radius = clipped(inputs.radius, y.shape)
     read = valid if everywhere else valid & within_reach(mask, radius)
-    return distance_map(y, valid, read, radius, spacing_per_axis(options.spacing, y.dim() - 1))
+    return distance_map(y, valid, read, radius, inputs.spacing)
 
 
 def log_weights(distance: Tensor | None, decay: float | None) -> Tensor | None:

@@ -19,6 +19,7 @@ Validate = Literal["async", "sync", "never"]
 Backend = Literal["auto", "fused", "reference"]
 _CHOICES = {"reduction": get_args(Reduction), "validate": get_args(Validate), "backend": get_args(Backend)}
 
+NO_POWER = 1e-30  # smaller exponents of the power mean are treated as 0
 # Beyond these, sums and products of weights would leave float32, and lengths float64.
 MOST_WEIGHT = 1e12
 LENGTHS = 1e-100, 1e100
@@ -38,7 +39,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - known:
+        for name in () if kwargs.keys() <= known else kwargs.keys() - known:
             if name == REMOVED and "same_side_weight" in known:
                 _check_removed(kwargs.pop(name))
                 continue
@@ -64,12 +65,7 @@ def _check_removed(value: object) -> None:
 
 
 def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
-    """Return the radius along each of the ``dims`` spatial axes.
-
-    Raises:
-        TypeError: if a radius is not an integer.
-        ValueError: if a radius is negative or beyond 64 bits, if none is ≥ 1, or if there is not one per axis.
-    """
+    """Return the radius along each of the ``dims`` spatial axes."""
     if type(radius) is int and 1 <= radius < 2**63:  # for speed
         return [radius] * dims
     values = list(radius) if isinstance(radius, Sequence) else [radius] * dims
@@ -85,11 +81,7 @@ def radius_per_axis(radius: int | Sequence[int], dims: int) -> list[int]:
 
 
 def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list[float]:
-    """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1.
-
-    Raises:
-        ValueError: if a size is not finite and > 0, or far out of range, or if there is not one per axis.
-    """
+    """Return the size of a pixel along each of the ``dims`` spatial axes, by default 1."""
     if spacing is None:
         return [1.0] * dims
     values = list(spacing) if isinstance(spacing, Sequence) else [spacing] * dims
@@ -178,8 +170,8 @@ def _check_spacing(name: str, value: float | Sequence[float] | None) -> None:
 # ---------------------------------------------------------------------------------------------------------- the options
 
 
-def _about(meaning: str, check: Callable[[str, Any], None], *, module_only: bool = False) -> dict[str, Any]:
-    return {"help": meaning, "check": check, "module_only": module_only}
+def _option(default: Any, check: Callable[[str, Any], None], meaning: str, *, module_only: bool = False) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={"help": meaning, "check": check, "module_only": module_only})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,107 +194,67 @@ class Options:
         'Weight of the cross-entropy, ≥ 0.'
     """
 
-    ignore_index: int | None = field(
-        default=-100,
-        metadata=_about(
-            "Label of pixels to ignore: they have no gradient and no edges, and their logits are not read. None for"
-            " none.",
-            _check_label,
-        ),
+    ignore_index: int | None = _option(
+        -100,
+        _check_label,
+        "Label of pixels to ignore: they have no gradient and no edges, and their logits are not read. None for none.",
     )
-    multilabel: bool = field(
-        default=False,
-        metadata=_about(
-            "Take each class as a binary loss of its own, with labels per class; classes may overlap.", _check_flag
-        ),
+    multilabel: bool = _option(
+        False, _check_flag, "Take each class as a binary loss of its own, with labels per class; classes may overlap."
     )
-    reduction: Reduction = field(
-        default="mean",
-        metadata=_about("Reduction of the loss: mean, sum, or none for a map.", _check_choice),
+    reduction: Reduction = _option("mean", _check_choice, "Reduction of the loss: mean, sum, or none for a map.")
+    label_smoothing: float = _option(0.0, _check_fraction, "Label smoothing of the cross-entropy, in [0, 1].")
+    ce_weight: float = _option(1.0, _check_weight, "Weight of the cross-entropy, ≥ 0.")
+    edge_weight: float = _option(1.0, _check_weight, "Weight of the edge terms, ≥ 0; 0 leaves them out.")
+    other_side_weight: float = _option(1.0, _check_weight, "Weight of the other-side term among the edge terms, ≥ 0.")
+    same_side_weight: float = _option(1.0, _check_weight, "Weight of the same-side term among the edge terms, ≥ 0.")
+    edge_focus: float = _option(
+        8.0,
+        _check_weight,
+        "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
+        module_only=True,
     )
-    label_smoothing: float = field(
-        default=0.0,
-        metadata=_about("Label smoothing of the cross-entropy, in [0, 1].", _check_fraction),
+    region_weight: float = _option(
+        3.0,
+        _check_weight,
+        "Weight of the region term, ≥ 0: the share of what the labels say about small regions that the prediction"
+        " leaves open.",
     )
-    ce_weight: float = field(
-        default=1.0,
-        metadata=_about("Weight of the cross-entropy, ≥ 0.", _check_weight),
+    radius: int | Sequence[int] = _option(
+        1, _check_radius, "Radius of the neighborhood in pixels; in Python also one per axis."
     )
-    edge_weight: float = field(
-        default=1.0,
-        metadata=_about("Weight of the edge terms, ≥ 0; 0 leaves them out.", _check_weight),
+    power: float = _option(
+        0.0,
+        _check_power,
+        "Exponent of the power mean: 0 averages the logarithms, 1 is the logarithm of the mean, -1 emphasizes the"
+        " worst neighbor.",
     )
-    other_side_weight: float = field(
-        default=1.0,
-        metadata=_about("Weight of the other-side term among the edge terms, ≥ 0.", _check_weight),
+    decay: float | None = _option(
+        None,
+        _check_decay,
+        "Distance from the edge over which the weight of a neighbor falls by a factor of e, in pixels or units of"
+        " spacing; None for equal weights.",
     )
-    same_side_weight: float = field(
-        default=1.0,
-        metadata=_about("Weight of the same-side term among the edge terms, ≥ 0.", _check_weight),
+    spacing: float | Sequence[float] | None = _option(
+        None, _check_spacing, "Size of a pixel, or one per axis; None for 1. Only decay uses it."
     )
-    edge_focus: float = field(
-        default=8.0,
-        metadata=_about(
-            "Exponent ≥ 0 by which the weight of the edge terms falls as the edges are learned; 0 keeps it.",
-            _check_weight,
-            module_only=True,
-        ),
+    upsample: bool = _option(
+        False, _check_flag, "Accept logits of lower resolution than the labels, and interpolate them."
     )
-    region_weight: float = field(
-        default=3.0,
-        metadata=_about(
-            "Weight of the region term, ≥ 0: the share of what the labels say about small regions that the prediction"
-            " leaves open.",
-            _check_weight,
-        ),
+    sync_normalizer: bool = _option(
+        False, _check_flag, "Share the denominators of the mean across the ranks of torch.distributed."
     )
-    radius: int | Sequence[int] = field(
-        default=1,
-        metadata=_about("Radius of the neighborhood in pixels; in Python also one per axis.", _check_radius),
+    validate: Validate = _option(
+        "async",
+        _check_choice,
+        "When out-of-range labels raise. async: in the call, or on GPUs in edgeloss.check(). sync: in the call, as do"
+        " values of other CUDA tensors. never: not checked.",
     )
-    power: float = field(
-        default=0.0,
-        metadata=_about(
-            "Exponent of the power mean: 0 averages the logarithms, 1 is the logarithm of the mean, -1 emphasizes the"
-            " worst neighbor.",
-            _check_power,
-        ),
-    )
-    decay: float | None = field(
-        default=None,
-        metadata=_about(
-            "Distance from the edge over which the weight of a neighbor falls by a factor of e, in pixels or units of"
-            " spacing; None for equal weights.",
-            _check_decay,
-        ),
-    )
-    spacing: float | Sequence[float] | None = field(
-        default=None,
-        metadata=_about("Size of a pixel, or one per axis; None for 1. Only decay uses it.", _check_spacing),
-    )
-    upsample: bool = field(
-        default=False,
-        metadata=_about("Accept logits of lower resolution than the labels, and interpolate them.", _check_flag),
-    )
-    sync_normalizer: bool = field(
-        default=False,
-        metadata=_about("Share the denominators of the mean across the ranks of torch.distributed.", _check_flag),
-    )
-    validate: Validate = field(
-        default="async",
-        metadata=_about(
-            "When out-of-range labels raise. async, sync: in the call; sync also checks values of other CUDA tensors."
-            " never: not checked.",
-            _check_choice,
-        ),
-    )
-    backend: Backend = field(
-        default="auto",
-        metadata=_about(
-            "Implementation: fused (compiled kernels), reference (plain PyTorch), or auto (fused where it supports the"
-            " call).",
-            _check_choice,
-        ),
+    backend: Backend = _option(
+        "auto",
+        _check_choice,
+        "Implementation: fused (compiled kernels), reference (plain PyTorch), or auto (fused where it supports the"
+        " call).",
     )
 
     @classmethod
@@ -317,6 +269,8 @@ class Options:
             value, default = values[name], _DEFAULTS[name]
             if type(value) is not type(default) or value != default:  # most are, and need no check
                 check(name, value)
+                if is_number(value) and type(value) not in (int, float):  # of NumPy: its products have its precision
+                    values[name] = int(value) if is_integer(value) else float(value)
         for name in ("other_side_weight", "same_side_weight"):
             if self.edge_weight * getattr(self, name) > MOST_WEIGHT:
                 raise ValueError(
@@ -333,10 +287,5 @@ _DEFAULTS = {option.name: option.default for option in fields(Options)}
 
 
 def check_option(name: str, value: Any) -> None:  # noqa: ANN401
-    """Check one option by its name.
-
-    Raises:
-        TypeError: if it has the wrong type.
-        ValueError: if it is out of range.
-    """
+    """Check one option by its name."""
     _CHECKS[name](name, value)

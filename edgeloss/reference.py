@@ -30,9 +30,9 @@ Lists of pixels hold their indices in the flattened batch, 0 ... B·|S| - 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,8 @@ from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
 from edgeloss.opaque import opaque_to_compilers
-from edgeloss.options import Options, radius_per_axis
+from edgeloss.options import NO_POWER as NO_POWER
+from edgeloss.options import Options
 from edgeloss.parts import by_parts, of_rows
 from edgeloss.reduction import (
     Evaluation,
@@ -55,10 +56,18 @@ from edgeloss.reduction import (
 from edgeloss.reduction import LossMaps as LossMaps
 from edgeloss.weights import weigh_neighbors
 
-NO_POWER = 1e-30  # smaller exponents are treated as 0
+EdgeTerms: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # as `edge_terms`
 
 
-def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count_edges: bool = False) -> Evaluation:
+def evaluate(
+    inputs: Inputs,
+    options: Options,
+    *,
+    edges: bool,
+    maps: bool,
+    count_edges: bool = False,
+    by_kernels: EdgeTerms | None = None,
+) -> Evaluation:
     """Return everything of the loss but its reduction.
 
     Args:
@@ -67,17 +76,19 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, count
         edges: compute the edge terms; else they are 0.
         maps: return the maps; d is then filled beyond the pixels that the loss reads.
         count_edges: return the number of edge pixels of each class too.
+        by_kernels: what to compute edge terms with ``power`` ≠ 0 by, instead of :func:`edge_terms`.
     """
-    y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
+    y, valid = inputs.labels()
     x, place, v = readable_logits(inputs.logits, valid), places_of_labels(y, inputs.tables), inputs.pixel_weight
-    radius, power = clipped(radius_per_axis(options.radius, y.dim() - 1), y.shape), options.power
+    radius, power = clipped(inputs.radius, y.shape), options.power
     mask = find_edges(y, valid, radius) if edges else torch.zeros_like(valid)
     vu = edge_pixel_weight(place, mask, v, inputs.edge_class_weight)
-    distance = neighbor_distance(y, valid, mask, radius, options, inputs.distance, everywhere=maps)
+    distance = neighbor_distance(inputs, y, valid, mask, options.decay, everywhere=maps)
     log_w = log_weights(distance, options.decay)
     x, cross_entropy = cross_entropy_map(x, y, valid, inputs.weight, options.label_smoothing, inputs.tables)
     if maps or abs(power) > NO_POWER:
-        sides = edge_terms(x, y, valid, mask, log_w, radius, power)
+        find_terms = by_kernels if by_kernels and abs(power) > NO_POWER else edge_terms
+        sides = find_terms(x, y, valid, mask, log_w, radius, power)
         of_edges = torch.stack([weighted_total(side, vu) for side in sides])
     else:
         of_edges = edge_sums(x, y, valid, mask, log_w, vu, radius)

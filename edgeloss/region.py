@@ -30,16 +30,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss.inputs import Inputs, labels, widest
+from edgeloss.inputs import Inputs, widest
 from edgeloss.opaque import opaque_to_compilers
-from edgeloss.options import Options
 from edgeloss.parts import by_parts, of_images
 from edgeloss.reduction import Regions, weights_of_pixels
 from edgeloss.reference import readable_logits
@@ -50,19 +48,19 @@ NOISE = 5e-4  # a
 LEAST_KNOWN = 0.1  # H - f is 0, or at least 0.96 (0.20 in 3-D): docs/loss.md derives it
 
 
-def evaluate(inputs: Inputs, options: Options) -> tuple[Inputs, Regions]:
+def evaluate(inputs: Inputs) -> tuple[Inputs, Regions]:
     """Return the inputs of the other terms and the region term of each image.
 
     Labels that are no class count as ignored. The logits of the inputs may be a view, by which the region term adds its
     gradient to that of the other terms in its place.
     """
-    y, valid = labels(inputs.target, inputs.logits.shape[1], options.ignore_index)
+    y, valid = inputs.labels()
     weight = weights_of_pixels(y, valid, inputs).flatten(1).sum(1).view(-1, inputs.tables).sum(1)
     given = inputs.logits, y, valid, inputs.tables
     if torch.compiler.is_compiling():
         return inputs, Regions(region_values(*given), weight)
     logits, value = _logits_and_values(*given)
-    return replace(inputs, logits=logits), Regions(value, weight)
+    return inputs._replace(logits=logits), Regions(value, weight)
 
 
 @opaque_to_compilers(lambda x, y, valid, tables: x.new_empty(y.shape[0] // tables, dtype=widest(y.device)))

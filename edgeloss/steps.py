@@ -1,12 +1,32 @@
-"""Which step a call of the loss belongs to, where ``torch.utils.checkpoint`` repeats calls and parts are left out."""
+"""What the loss keeps from step to step, and which step a call belongs to, where checkpoints repeat calls."""
 
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from edgeloss.inputs import RUNNING, widest
+from edgeloss.options import Options
+from edgeloss.reduction import (
+    OF_STEP,
+    Evaluation,
+    Scalars,
+    balanced_weight,
+    edge_error_sums,
+    edge_focus_scale,
+    edge_sums_of_0_2,
+    fold_step,
+    is_shared,
+    new_edge_sums,
+    vector,
+    write,
+)
+
+KEPT = ("edge_counts", "counted_steps", "edge_sums")  # buffers that a step changes
 
 
 class Step(NamedTuple):
@@ -15,23 +35,16 @@ class Step(NamedTuple):
     Attributes:
         edge_class_weight: u [C]; None for ones.
         edge_scale: f, the factor of ``edge_weight``, 0-d; None for 1.
+        folded: what :func:`edgeloss.reduction.fold_step` returns of them, empty without ``edge_focus``; None for a call
+            that repeats one that has counted.
     """
 
     edge_class_weight: Tensor | None
-    edge_scale: Tensor | float | None
+    edge_scale: Tensor | float | None = None
+    folded: Scalars | None = ()
 
 
-def may_count() -> bool:
-    """Return whether a call may change the module; torch does not let the functions that it transforms do so."""
-    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-
-
-def is_repeated() -> bool:
-    """Return whether a call is made inside a backward pass, which repeats one of the forward pass."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def has_counted() -> bool:
+def _has_counted() -> bool:
     """Return whether the call that this one repeats has counted.
 
     With ``use_reentrant=True`` it was made under ``no_grad()``. Otherwise the repetition has hooks for what it saves.
@@ -84,9 +97,6 @@ class OpenStep:
         Args:
             target: of the call.
             own: the step of a call that is one; None for the shared step.
-
-        Raises:
-            ValueError: if there is no shared step.
         """
         step = self.shared if own is None else own
         if step is None:
@@ -106,12 +116,8 @@ class OpenStep:
         return step
 
     def repeat(self, target: Tensor) -> Step:
-        """Return the step of the call that this one repeats.
-
-        Raises:
-            RuntimeError: if there may be another call than the recorded one.
-        """
-        call, task = self._calls.get(has_counted(), {}).get(_address(target)), torch._C._current_graph_task_id()
+        """Return the step of the call that this one repeats."""
+        call, task = self._calls.get(_has_counted(), {}).get(_address(target)), torch._C._current_graph_task_id()
         if call is None or (call.repeated_by == task and not call.is_part):
             raise RuntimeError(
                 "target: expected a call in a backward pass, as torch.utils.checkpoint makes it, to repeat the last"
@@ -125,3 +131,151 @@ class OpenStep:
 
 def _address(target: Tensor) -> int:
     return target.data_ptr() if type(target) is Tensor else 0  # a subclass may have no values
+
+
+class StatefulLoss(nn.Module):
+    """A loss that keeps the counts of ``edge_class_weight="running"`` and the sums of ``edge_focus`` between steps."""
+
+    edge_class_weight: Tensor | Literal["running"] | None
+    edge_focus: float
+    edge_counts: Tensor  # [C] or [C, 2] int64, C = 0 before the first step: edge pixels of all steps; "running" only
+    counted_steps: Tensor  # 0-d int64
+    edge_sums: Tensor  # [5] float64: a place for each reduction.EdgeSum; with edge_focus only
+
+    def _register_kept(self, counts: tuple[int, ...]) -> None:
+        """Create the buffers before the first step; ``counts`` is the shape of those counts."""
+        self._open_step = OpenStep()
+        if self._is_running():
+            self.register_buffer("edge_counts", torch.zeros(counts, dtype=torch.int64))
+            self.register_buffer("counted_steps", torch.zeros((), dtype=torch.int64))
+        if self.edge_focus:
+            self.register_buffer("edge_sums", new_edge_sums())
+
+    def _is_running(self) -> bool:
+        return isinstance(self.edge_class_weight, str)
+
+    def _class_weight(self) -> Tensor | None:
+        """Return u of the next step."""
+        if not self._is_running():
+            return cast("Tensor | None", self.edge_class_weight)
+        counts = self.edge_counts
+        return balanced_weight(counts, steps=self.counted_steps) if counts.shape[0] else None
+
+    def _focus(self) -> tuple[Tensor | float | None, Scalars]:
+        """Return f, None for 1, and the sums that it comes from, of the steps so far."""
+        if not self.edge_focus:
+            return None, ()
+        if "edge_sums" not in self._buffers:  # edge_focus was 0 so far
+            self.register_buffer("edge_sums", new_edge_sums())
+        folded = fold_step(self.edge_sums)
+        return edge_focus_scale(folded[0], self.edge_focus), folded
+
+    def _step_of_call(self, target: Tensor, *, is_part: bool) -> tuple[Step, bool]:
+        """Return what a call takes from the steps before it, and whether what it finds counts for those after it.
+
+        ``is_part`` is whether the call is one of several of a step, which :meth:`_begin_parts` began.
+        """
+        if not self._is_running() and not self.edge_focus:
+            return Step(self._class_weight()), False
+        if self._is_meta() and not target.is_meta:
+            raise RuntimeError(
+                "criterion: expected buffers with values, but got those of device meta; call"
+                " criterion.to_empty(device=...), or load_state_dict(..., assign=True)"
+            )
+        if not self.training:
+            return Step(self._class_weight()), False
+        # torch does not let the functions that it transforms change a module.
+        may_count = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        # A call inside a backward pass repeats one of the forward pass.
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            step = self._open_step.repeat(target)
+            # It need not come after the last step that has counted.
+            return step._replace(folded=None if _has_counted() else self._focus()[1]), may_count
+        own = None if is_part else Step(self._class_weight(), *self._focus())
+        return self._open_step.take(target, own), may_count
+
+    def _begin_parts(self, edge_class_weight: Tensor | None, pixels: int) -> None:
+        """Begin a step of several calls, with so many labels in all."""
+        if self._is_running() or self.edge_focus:
+            self._open_step.check_complete()
+            scale, folded = self._focus()
+            self._open_step.begin(Step(edge_class_weight, scale), pixels)
+            self._begin_step(folded)
+
+    def _begin_step(self, folded: Scalars, errors: Scalars = (0.0, 0.0, 0.0)) -> None:
+        if self._is_running():
+            self.counted_steps.add_(1)
+        if self.edge_focus:
+            write([*errors, *folded], self.edge_sums)
+
+    def _end_call(self, step: Step, evaluation: Evaluation, options: Options, classes: int, part: int | None) -> None:
+        """Add what a call found to that of the steps before it, or to that of its step.
+
+        Args:
+            step: of the call.
+            evaluation: of the call.
+            options: of the call.
+            classes: C ≥ 2.
+            part: the number of labels of one of several calls of a step; None for a step of its own.
+        """
+        if step.folded is None:
+            return
+        sums, errors = evaluation.sums, edge_error_sums(evaluation.sums, options, classes) if self.edge_focus else ()
+        if self.edge_focus and self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
+            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
+        if part is None:
+            self._open_step.begin()
+            self._begin_step(step.folded, errors)
+        else:
+            self._open_step.end_part(part)
+            if self.edge_focus:
+                self.edge_sums[OF_STEP].add_(vector(errors, sums))
+        if evaluation.edge_counts is not None:
+            self._count(evaluation.edge_counts, options)
+
+    def _count(self, counts: Tensor, options: Options) -> None:
+        """Add the edge pixels of a step, or of a call of the first step."""
+        if is_shared(options):
+            dist.all_reduce(counts)
+        before = self.edge_counts
+        if before.shape[0]:
+            before.add_(counts)  # in place, for CUDA graphs
+            return
+        if torch.compiler.is_exporting():  # a graph can't create a buffer
+            raise RuntimeError(
+                f"edge_class_weight={RUNNING!r}: expected counts, but got none; call the loss before export, or export"
+                " it in eval()"
+            )
+        self.edge_counts, self.counted_steps = counts, self.counted_steps.to(counts.device, non_blocking=True)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
+        """Load the counts of any number of classes where there are none yet, or none in the state."""
+        sums = state_dict.get(f"{prefix}edge_sums")
+        if sums is not None and len(sums) == 3:  # of version 0.2
+            state_dict[f"{prefix}edge_sums"] = edge_sums_of_0_2(sums)
+        counts = state_dict.get(f"{prefix}edge_counts")
+        if counts is not None and self._is_running():
+            own = self.edge_counts
+            # Counts of a multilabel loss have another number of axes.
+            if 0 in (len(counts), len(own)) and counts.shape[1:] == own.shape[1:]:
+                self.edge_counts = own.new_zeros(counts.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> StatefulLoss:  # noqa: ANN401
+        """Move what the module keeps with it, without casts: half() would overflow, and to_empty() leave any values."""
+        kept = self._kept()
+        self._buffers.update({name: torch.zeros_like(values, dtype=torch.uint8) for name, values in kept.items()})
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        for name, values in kept.items():
+            device = getattr(self, name).device
+            if values.is_meta and device.type != "meta":  # there are no values: begin again
+                shape = [0, *values.shape[1:]] if values.dim() else []
+                values = new_edge_sums() if name == "edge_sums" else torch.zeros(shape, dtype=values.dtype)
+            self._buffers[name] = values.to(device, widest(device) if values.is_floating_point() else values.dtype)
+        return self
+
+    def _is_meta(self) -> bool:
+        return any(values.is_meta for values in self._kept().values())
+
+    def _kept(self) -> dict[str, Tensor]:
+        return {name: values for name in KEPT if (values := self._buffers.get(name)) is not None}

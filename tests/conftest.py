@@ -7,16 +7,18 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import host_shim
 import hypothesis
 import pytest
 import torch
 
 from edgeloss import backends, library
 
-# No doctests in them; and as test modules, conftest files of several folders would share one name.
-collect_ignore_glob = ["conftest.py", "*/conftest.py"]
+# No doctests in them; as test modules, conftest files of several folders would share one name, and one needs Triton.
+collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/interpreted.py"]
 
 # Workers share the cores: one thread each, and no deadline, which a busy machine would miss.
 torch.set_num_threads(1)
@@ -50,10 +52,24 @@ def _seed() -> None:
 def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make ``backend="auto"`` on the CPU choose each backend in turn."""
     if request.param == "reference":
-        monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "the test's choice")
+        monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "the test's choice")
     elif (state := backends()["cpu"]) != "available":
         pytest.skip(f"fused kernels {state}")
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def stepped() -> SimpleNamespace:
+    """Return the operators, those with CUDA kernels by these, stepped on the host."""
+    command = host_shim.compiler()
+    if command is None:
+        pytest.skip("no C++ compiler to build the CUDA kernels for the host")
+    host_shim.load(host_shim.build(command))
+    names = {"edge_loss": torch.ops.edgeloss, "gathered_terms": torch.ops.edgeloss_host}
+    names["neighbor_nll"] = torch.ops.edgeloss_host
+    return SimpleNamespace(
+        **{operator: getattr(of, operator) for name, of in names.items() for operator in (name, f"{name}_backward")}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ Usage, from the repository's root: python tools/build_wheel.py
 
 The wheel serves every Python from 3.10 on (abi3), every torch from 2.10 on, and every Linux on x86-64 with glibc from
 2.28 on (manylinux_2_28): setup.py compiles as always, and links by zig, which has the symbols of all releases of glibc.
-Where there is nvcc, it holds the CUDA kernels of neighbor_nll too; EDGELOSS_BUILD=cpu leaves them out.
+Where there is nvcc, it holds the CUDA kernels too; EDGELOSS_BUILD=cpu leaves them out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Usage, from the repository's root: python tools/check_builds.py {targets,sanitized} [words for pytest]
 
 targets: for AVX2 alone and for SSE2 alone. The library holds every loop for AVX-512, AVX2 and SSE2, and the other tests
-see only those of the processor that they run on. The CUDA kernels of neighbor_nll, stepped on the host, with products
-and sums fused into one operation, as nvcc does. It needs g++ and an x86-64 processor.
+see only those of the processor that they run on. The CUDA kernels, stepped on the host, with products and sums fused
+into one operation, as nvcc does. It needs g++ and an x86-64 processor.
 
 sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the first access outside of an array, use
 of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. These also with
@@ -38,7 +38,7 @@ TARGET_TESTS += ["-k", "not cuda and not [reference and not -reference] and not 
 SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_numerics.py", "tests/loss/test_autograd.py"]
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
 SANITIZED_TESTS += ["-k", "not [reference and not -reference] and not camvid and not compile and not one_graph"]
-STEPPED_TESTS = [NEIGHBOR_TESTS, "-k", "stepped"]
+STEPPED_TESTS = [NEIGHBOR_TESTS, "tests/kernels/test_gathered_terms.py", "-k", "stepped or gathered_terms"]
 CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
 RACES = "g++ -O1 -g -fsanitize=thread"
 PATHS = os.pathsep.join(["tests", "tools", str(Path.cwd())])

@@ -20,20 +20,19 @@ class SlabGradient {
   void for_each_tile(const Slab& slab, int64_t number, const F& body) {
     const Places places(slab, call_.g.width, call_.up.has_value());
     prepare(slab, number, places);
-    const bool rereads = !regions_.classes.empty();
     const Smoothing<A> smoothing = call_.smoothing(slab.image);
     const EdgeWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
-    tiles_.for_each(slab, weights, places, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    tiles_.for_each(slab, weights, places, false, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       const A *m = own_m, *r = own_r;
       if (call_.m && !at.place) {
         m = call_.m + at.start;
         r = call_.r + at.start;
-      } else {
+      } else if (call_.g.classes > 2) {
         read_statistics(pixels, at, own_m, own_r);
       }
-      if (rereads) rows_.read(regions_, pixels.tile.n, at);
-      tile_gradient(pixels, factors_, smoothing, m, r, regions_, gradient_.data(), call_.tile());
+      const A* const* slopes = regions_.classes.empty() ? nullptr : rows_.read(regions_, pixels.tile.n, at);
+      tile_gradient(pixels, factors_, smoothing, m, r, slopes, gradient_.data(), call_.tile());
       body(gradient_.data(), pixels, at);
     });
   }

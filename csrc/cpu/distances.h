@@ -18,11 +18,6 @@
 
 namespace edgeloss {
 
-// How far the search goes along an axis. Rounded up, since rounding could take the last pixel away: the length decides.
-inline int64_t search_reach(double limit, double spacing, int64_t size) {
-  return static_cast<int64_t>(std::min(std::ceil(limit / spacing), static_cast<double>(size - 1)));
-}
-
 // The search axis by axis: where each pixel stops by itself. Lengths are in units of `unit`, the longest side of a
 // pixel as a power of two: so squares neither overflow nor underflow, and nothing is rounded.
 struct Search {
@@ -40,7 +35,9 @@ struct Search {
       limit += 4 * (length * length);
     }
     for (int64_t axis = first; axis < 3; ++axis) {
-      reach[axis] = search_reach(std::sqrt(limit), spacing[axis], size[axis]);
+      // Rounded up, since rounding could take the last pixel away: the length decides.
+      const double places = std::ceil(std::sqrt(limit) / spacing[axis]);
+      reach[axis] = static_cast<int64_t>(std::min(places, static_cast<double>(size[axis] - 1)));
     }
     limit *= 1 + 1e-12;  // the last pixel's square may be rounded up, as a product that is fused with a sum
   }

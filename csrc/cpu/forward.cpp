@@ -82,12 +82,16 @@ void keep_weights(const EdgeWeights<A>& weights, const typename Call<A>::Near& n
     ++count;
   };
   const auto keep_plane = [&](const std::vector<A>& plane, int16_t k) {
-    for (size_t first = 0; first < plane.size(); first += Places::kAligned) {
-      A sum = 0;
-      for (int64_t j = 0; j < Places::kAligned; ++j) sum += plane[first + j];
-      for (size_t i = first; sum > A(0) && i < first + Places::kAligned; ++i) {
-        if (plane[i] > A(0)) keep(i, k, plane[i]);
-      }
+    const int64_t all = static_cast<int64_t>(plane.size());
+    uint8_t found[kTile];
+    for (int64_t first = 0; first < all; first += kTile) {
+      const A* part = plane.data() + first;
+      const int64_t n = std::min(kTile, all - first);
+      vectorized<A>([=, found = &found[0]]() EDGELOSS_LOOP {
+        EDGELOSS_INDEPENDENT
+        for (int64_t i = 0; i < n; ++i) found[i] = part[i] > A(0);
+      });
+      for_each_found(found, n, [&](int64_t i) { keep(first + i, k, part[i]); });
     }
   };
   if (weights.any) {
@@ -154,15 +158,18 @@ struct Passes {
 
   // Adds the pixels of a row to the counts, and to a row of the averages of each class.
   void count_row(const int16_t* label, A* z, std::vector<int64_t>& counts) {
-    const int64_t width = call.g.width, averages_of_row = averages.size.width, step = averages.count;
-    for (int64_t i = 0, x = 0; x < width; ++i) {  // of an average at a time, which mostly has one class
-      const int64_t last = std::min(kPool * i + kPool - 1, width), n = last - x;
-      A* sum = z && i < averages_of_row ? z + i : nullptr;
-      const int16_t c = label[x];
-      if (n == kPool && c == label[x + 1] && c == label[x + 2]) {
-        if (c >= 0) {
-          counts[c] += kPool;
-          if (sum) sum[c * step] += A(kPool);
+    constexpr int64_t kAverages = 16;  // at a time: mostly they have one class alone
+    const int64_t width = call.g.width, averages_of_row = z ? averages.size.width : 0, step = averages.count;
+    for (int64_t i = 0, x = 0; x < width; i += kAverages) {
+      const int64_t last = std::min(kPool * (i + kAverages) - 1, width), n = last - x;
+      if (is_constant(label + x, n)) {
+        const int16_t c = label[x];
+        A* sum = z + c * step;
+        const int64_t end = c < 0 ? 0 : std::min(i + kAverages, averages_of_row);
+        if (c >= 0) counts[c] += n;
+        for (int64_t k = i; k < end; ++k) {
+          const int64_t before = std::max(kPool * k - 1, x), behind = std::min(kPool * k + kPool - 1, last);
+          sum[k] += static_cast<A>(behind - before);
         }
         x = last;
         continue;
@@ -170,7 +177,7 @@ struct Passes {
       for (; x < last; ++x) {
         if (label[x] < 0) continue;
         ++counts[label[x]];
-        if (sum) sum[label[x] * step] += A(1);
+        if (average_of(x) < averages_of_row) z[label[x] * step + average_of(x)] += A(1);
       }
     }
   }

@@ -116,6 +116,26 @@ EDGELOSS_INLINE void sum_sides(const Box& box, const L* label, const T* w, const
   }
 }
 
+// The same, neighbor by neighbor.
+template <typename T, typename L, typename Box>
+EDGELOSS_INLINE void sum_neighbors(const Box& box, const L* label, const T* w, const std::vector<int64_t>& offsets,
+                                   T* same, T* across) {
+  std::fill_n(same, box.count, T(0));
+  std::fill_n(across, box.count, T(0));
+  const int64_t begin = box.begin, end = box.end;
+  for (const int64_t offset : offsets) {
+    const L* neighbor = label + offset;
+    const T* weight = w ? w + offset : nullptr;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = begin; i < end; ++i) {
+      const T value = weight ? weight[i] : T(1);
+      const bool is_own = neighbor[i] == label[i];
+      same[i] = static_cast<T>(same[i] + (is_own ? value : T(0)));
+      across[i] = static_cast<T>(across[i] + (!is_own & (neighbor[i] >= 0) ? value : T(0)));
+    }
+  }
+}
+
 // Makes of D and D' what edge pixels give to each pixel on either side; of u, -1 elsewhere.
 template <typename T, typename A>
 EDGELOSS_INLINE void divide_sides(const int32_t* label, int64_t begin, int64_t end, const T* same_sum,
@@ -159,6 +179,7 @@ void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, const Places
     weights->others.clear();
   }
   unsorted_.clear();
+  newest_.assign(g_.classes, -1);
   const int64_t *r = g_.radius, size[3] = {g_.depth, g_.height, g_.width};
   if (r[0] + r[1] + r[2] == 0) return;
   for (int64_t x = 0; x < g_.width; x += kColumns) {
@@ -179,6 +200,10 @@ void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, const Places
       weights->any = true;
       weights->same.assign(places.count, A(0));
       if (g_.classes == 2) weights->other.assign(places.count, A(0));
+    }
+    if (sees_neighbors()) {
+      collect_neighbors(map, box, core, slab, places, *weights);
+      continue;
     }
     for (const int32_t k : classes_) collect(map, box, k, core, slab, places, *weights);
   }
@@ -256,12 +281,19 @@ void EdgeWindows<A>::find_edges(const LabelMap<A>& map, const Box& box) {
                           EDGELOSS_LOOP { return next_label(label, n, k); });
   };
   for (int32_t k = next(-1); k < INT16_MAX; k = next(k)) classes_.push_back(k);
+  offsets_.clear();
+  for (int64_t z = -box.radius[0]; sees_neighbors() && z <= box.radius[0]; ++z) {
+    for (int64_t y = -box.radius[1]; y <= box.radius[1]; ++y) {
+      for (int64_t x = -box.radius[2]; x <= box.radius[2]; ++x) {
+        const int64_t offset = z * box.step[0] + y * box.step[1] + x;
+        if (offset != 0) offsets_.push_back(offset);
+      }
+    }
+  }
   // Numbers of neighbors are counted in 16 bits.
-  int64_t window = 1;
-  for (const int64_t r : box.radius) window *= 2 * r + 1;
-  const bool counts = !map.field && window <= INT16_MAX;
+  const bool counts = !map.field && window_ <= INT16_MAX, by_neighbor = sees_neighbors();
   vectorized<A>([=, arrays = arrays_, sums = sums_, shorts = short_sums_, classes = classes_.data(),
-                 n = static_cast<int64_t>(classes_.size())]() EDGELOSS_LOOP {
+                 n = static_cast<int64_t>(classes_.size()), offsets = &offsets_]() EDGELOSS_LOOP {
     for (int64_t of = 0; map.class_weight && of < n; ++of) {
       const int32_t k = classes[of];
       const A factor = map.class_weight[k];
@@ -273,12 +305,22 @@ void EdgeWindows<A>::find_edges(const LabelMap<A>& map, const Box& box) {
     }
     if (counts) {
       int16_t *same = arrays.short_same, *across = arrays.short_across;
-      sum_sides(box, arrays.short_label, static_cast<const int16_t*>(nullptr), classes, n, shorts, same, across);
+      const int16_t* none = nullptr;
+      if (by_neighbor) {
+        sum_neighbors(box, arrays.short_label, none, *offsets, same, across);
+      } else {
+        sum_sides(box, arrays.short_label, none, classes, n, shorts, same, across);
+      }
       std::fill_n(arrays.same, box.count, A(0));
       std::fill_n(arrays.across, box.count, A(0));
       divide_sides(arrays.label, box.begin, box.end, same, across, arrays.u, arrays.same, arrays.across);
     } else {
-      sum_sides(box, arrays.label, map.field ? arrays.w : nullptr, classes, n, sums, arrays.same, arrays.across);
+      const A* w = map.field ? arrays.w : nullptr;
+      if (by_neighbor) {
+        sum_neighbors(box, arrays.label, w, *offsets, arrays.same, arrays.across);
+      } else {
+        sum_sides(box, arrays.label, w, classes, n, sums, arrays.same, arrays.across);
+      }
       divide_sides(arrays.label, box.begin, box.end, arrays.same, arrays.across, arrays.u, arrays.same, arrays.across);
     }
   });
@@ -359,12 +401,56 @@ void EdgeWindows<A>::collect(const LabelMap<A>& map, const Box& box, int32_t k, 
       });
   if (is_pair) return;
   for_each_row([&](int64_t at, int64_t place) {
-    for (int64_t i = 0; i < n; i += 8) {
-      uint64_t bytes;
-      std::memcpy(&bytes, found_.data() + at + i, sizeof(bytes));
-      if (n - i < 8) bytes &= (uint64_t(1) << 8 * (n - i)) - 1;
-      for (int64_t j = at + i; bytes; ++j, bytes >>= 8) {
-        if (bytes & 1) unsorted_.push_back({static_cast<int32_t>(place + j - at), k, w ? sum[j] * w[j] : sum[j]});
+    for_each_found(found_.data() + at, n, [&](int64_t i) {
+      const int64_t j = at + i;
+      unsorted_.push_back({static_cast<int32_t>(place + i), k, w ? sum[j] * w[j] : sum[j]});
+    });
+  });
+}
+
+// The same for all classes, more than two, neighbor by neighbor.
+template <typename A>
+void EdgeWindows<A>::collect_neighbors(const LabelMap<A>& map, const Box& box, const Core& core, const Slab& slab,
+                                       const Places& places, EdgeWeights<A>& weights) {
+  const A* w = map.field ? arrays_.w : nullptr;
+  const Arrays arrays = arrays_;
+  const int64_t n = core.last[2] - core.first[2];
+  for_each_row(slab, [&](int64_t z, int64_t y) {
+    const int64_t at = box.at(z, y, core.first[2]);
+    const int64_t place =
+        (z - slab.first_slice) * places.slice_step + (y - slab.first_row) * places.row_step + core.first[2];
+    const int32_t* label = arrays.label + at;
+    vectorized<A>([=, offsets = &offsets_, to_same = weights.same.data() + place]() EDGELOSS_LOOP {
+      for (const int64_t offset : *offsets) {
+        const int32_t* neighbor = label + offset;
+        const A* same = arrays.same + at + offset;
+        EDGELOSS_INDEPENDENT
+        for (int64_t i = 0; i < n; ++i) {
+          const A value = same[i];
+          to_same[i] += neighbor[i] == label[i] ? value : A(0);
+        }
+      }
+      if (!w) return;
+      EDGELOSS_INDEPENDENT
+      for (int64_t i = 0; i < n; ++i) {
+        const A all = to_same[i], weighted = all * w[at + i];
+        to_same[i] = all > A(0) ? weighted : A(0);  // w is not set far from edges
+      }
+    });
+    for (int64_t i = 0; i < n; ++i) {
+      if (!(arrays.u[at + i] >= A(0))) continue;  // only edge pixels have a neighbor of another class
+      const int32_t first = static_cast<int32_t>(unsorted_.size());
+      for (const int64_t offset : offsets_) {
+        const int32_t k = label[i + offset];
+        const A weight = arrays.across[at + i + offset];
+        if (k == label[i] || weight == A(0)) continue;
+        const A weighted = w ? weight * w[at + i] : weight;
+        if (newest_[k] < first) {
+          newest_[k] = static_cast<int32_t>(unsorted_.size());
+          unsorted_.push_back({static_cast<int32_t>(place + i), k, weighted});
+        } else {
+          unsorted_[newest_[k]].weight += weighted;
+        }
       }
     }
   });

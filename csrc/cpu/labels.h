@@ -7,12 +7,15 @@
 // where D_i and D'_i are Σ w over the neighbors of i on its own side and across the edge.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "../geometry.h"
 #include "../labels.h"
 #include "slabs.h"
+#include "vectorize.h"
 
 namespace edgeloss {
 
@@ -49,6 +52,26 @@ struct LabelMap {
   A per_decay;
 };
 
+// Calls body(i) for each i where found[i] is 1, else 0; reads up to 7 bytes more.
+template <typename F>
+EDGELOSS_INLINE void for_each_found(const uint8_t* found, int64_t n, const F& body) {
+  for (int64_t first = 0; first < n; first += 8) {
+    uint64_t bytes;
+    std::memcpy(&bytes, found + first, sizeof(bytes));
+    if (n - first < 8) bytes &= (uint64_t(1) << 8 * (n - first)) - 1;
+    for (; bytes; bytes &= bytes - 1) body(first + __builtin_ctzll(bytes) / 8);
+  }
+}
+
+// Whether n labels are the same.
+inline bool is_constant(const int16_t* label, int64_t n) {
+  return vectorized([=]() EDGELOSS_LOOP {
+    int16_t differs = 0;
+    for (int64_t i = 0; i < n; ++i) differs |= static_cast<int16_t>(label[i] ^ label[0]);
+    return differs == 0;
+  });
+}
+
 // Whether all labels of a box of an image, [first, last) along each axis, are the same.
 bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last);
 
@@ -56,7 +79,8 @@ bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, c
 template <typename A>
 class EdgeWindows {
  public:
-  explicit EdgeWindows(const Geometry& g) : g_(g) {}
+  explicit EdgeWindows(const Geometry& g)
+      : g_(g), window_((2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1)) {}
 
   // weights and totals: each may be null.
   void form(const LabelMap<A>& map, const Slab& slab, const Places& places, EdgeWeights<A>* weights,
@@ -95,9 +119,18 @@ class EdgeWindows {
   void count_edges(const LabelMap<A>& map, const Box& box, const Core& core, EdgeTotals& totals);
   void collect(const LabelMap<A>& map, const Box& box, int32_t k, const Core& core, const Slab& slab,
                const Places& places, EdgeWeights<A>& weights);
+  void collect_neighbors(const LabelMap<A>& map, const Box& box, const Core& core, const Slab& slab,
+                         const Places& places, EdgeWeights<A>& weights);
+  // Whether the neighbors of a block are fewer than what its classes cost: of windows of radius 1, with many classes.
+  bool sees_neighbors() const {
+    const int64_t most = std::min<int64_t>(27, 4 * static_cast<int64_t>(classes_.size()));
+    return g_.classes > 2 && window_ <= most;
+  }
   void sort(const Places& places, std::vector<OtherWeight<A>>& others);
 
   const Geometry& g_;
+  int64_t window_;                // pixels of a window
+  std::vector<int64_t> offsets_;  // of the neighbors of a pixel in the box, where they are looked at one by one
   int64_t room_ = 0;
   std::vector<A> numbers_;
   std::vector<int32_t> labels_, starts_, classes_;  // classes_: those of the block
@@ -107,6 +140,7 @@ class EdgeWindows {
   Sums<A> sums_;
   Sums<int16_t> short_sums_;
   std::vector<OtherWeight<A>> unsorted_;
+  std::vector<int32_t> newest_;  // of each class, its last place in unsorted_
 };
 
 }  // namespace edgeloss

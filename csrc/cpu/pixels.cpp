@@ -43,6 +43,9 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
 template <typename A>
 double weighted_sum(const A* value, const A* weight, int64_t n) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
+    int any = 0;  // mostly there is no edge nearby
+    for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
+    if (!any) return 0.0;
     double product[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
@@ -224,11 +227,12 @@ EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>&
   if (pixels.other) add(pixels.other, factors.other);
 }
 
-// The gradient of two classes; slope: of the second one, or null.
+// The gradient of two classes, of which the second has the slope; that of the first is its opposite.
 template <typename A>
 EDGELOSS_INLINE void gradient_of_two(const Pixels<A>& pixels, const Factors<A>& factors, const Smoothing<A>& smoothing,
                                      const A* slope, A* g, int64_t ld) {
   const A *first = pixels.tile.x, *second = first + pixels.tile.ld, *own = factors.own, *spread = factors.spread;
+  const A of_first = smoothing.of_class(0), of_second = smoothing.of_class(1);
   const int32_t* y = pixels.y;
   const int64_t n = pixels.tile.n;
   A* second_g = g + ld;
@@ -236,104 +240,88 @@ EDGELOSS_INLINE void gradient_of_two(const Pixels<A>& pixels, const Factors<A>& 
   for (int64_t j = 0; j < n; ++j) {
     A p, q;  // of the first, of the second
     probabilities_of_pair(first[j] - second[j], p, q);
-    const A at = own[j], value = y[j] == 0 ? -at * q : at * p;
+    const A at = own[j], of_y = y[j] == 0 ? -at * q : at * p;
+    const A value = of_y + spread[j] * (of_second * p - of_first * q) - slope[j] * p * q;
     g[j] = y[j] < 0 ? A(0) : value;
     second_g[j] = -g[j];
   }
-  if (slope) {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      A p, q;
-      probabilities_of_pair(first[j] - second[j], p, q);
-      const A value = slope[j] * p * q, to_second = y[j] < 0 ? A(0) : value;
-      g[j] -= to_second;
-      second_g[j] += to_second;
-    }
-  }
-  if (!smoothing.exists()) return;
-  const A total = smoothing.total, of_first = smoothing.of_class(0), of_second = smoothing.of_class(1);
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) {
-    A p, q;
-    probabilities_of_pair(first[j] - second[j], p, q);
-    const A even = spread[j];
-    const A to_first = even * (total * p - of_first), to_second = even * (total * q - of_second);
-    g[j] += y[j] < 0 ? A(0) : to_first;
-    second_g[j] += y[j] < 0 ? A(0) : to_second;
-  }
 }
 
-// The slopes of the region term less that of the likeliest class of each pixel, which then is 0: nothing cancels where
-// a pixel is nearly sure. base: 0 less it, of classes without a slope; inner: Σ p g. The shares are left in g.
+// The shares p, and what the slopes g of the region term add to `rest`: less Σ p g of all classes elsewhere, and g less
+// it at a class with p > 1/2, where nothing may cancel: g (1 - p), less Σ p g of the others.
 template <typename A>
-EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* scale, const int32_t* slot,
-                                   TileRegions<A>* regions, A* base, A* inner, A* g, int64_t ld) {
-  const int64_t n = tile.n, count = static_cast<int64_t>(regions->classes.size());
-  A* slopes = regions->value.data();
-  std::fill_n(base, n, A(0));
-  std::fill_n(inner, n, A(0));
-  for (int64_t of = 0; of < count; ++of) {
-    const A *x = tile.x + regions->classes[of] * tile.ld, *slope = slopes + of * kTile;
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) base[j] = x[j] == m[j] ? -slope[j] : base[j];
-  }
-  for (int64_t of = 0; of < count; ++of) {
-    A* slope = slopes + of * kTile;
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) slope[j] += base[j];
-  }
+struct Centers {
+  A elsewhere[kTile], at_likely[kTile];
+};
+template <typename A>
+EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* r, const A* scale, const A* const* slopes,
+                                   Centers<A>& centers, A* g, int64_t ld) {
+  const int64_t n = tile.n;
+  A *sum = centers.elsewhere, *likely = centers.at_likely;
+  std::fill_n(sum, n, A(0));
+  std::fill_n(likely, n, A(0));
   for (int64_t c = 0; c < tile.classes; ++c) {
-    const A *x = tile.x + c * tile.ld, *slope = slot[c] < 0 ? base : slopes + slot[c] * kTile;
+    prefetch_ahead(tile, c);
+    const A *x = tile.x + c * tile.ld, *slope = slopes[c];
     A* p = g + c * ld;
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
       p[j] = exp_negative(x[j] - m[j]) * scale[j];
-      inner[j] += p[j] * slope[j];
+      const A before = likely[j], own = slope[j], product = p[j] * own;
+      const bool is_top = p[j] > A(0.5);
+      sum[j] += is_top ? A(0) : product;
+      likely[j] = is_top ? own : before;
     }
+  }
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A of_likely = likely[j] * scale[j], others = sum[j];
+    likely[j] = of_likely * r[j] - others;
+    sum[j] = of_likely + others;
   }
 }
 
-// The gradient of class c of a tile, whose slopes are given where there are some: the share is in `out` then.
+// The gradient of class c of a tile; with slopes, the share is in `out`.
 template <bool HasSlopes, typename A>
 EDGELOSS_INLINE void gradient_of_class(const Pixels<A>& pixels, const Factors<A>& factors, const A* m, const A* r,
-                                       const A* scale, const A* slope, int32_t c, A* out) {
+                                       const A* scale, const A* slope, const Centers<A>& centers, int32_t c, A* out) {
   const int64_t n = pixels.tile.n;
   const A *x = pixels.tile.x + c * pixels.tile.ld, *own = factors.own, *rest = factors.rest;
   const int32_t* y = pixels.y;
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
     const A p = HasSlopes ? out[j] : exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j];
-    const A complement = is_likely(x[j], m[j], r[j]) ? of_rest : A(1) - p;
-    const A others = HasSlopes ? rest[j] + slope[j] : rest[j];
+    const bool is_top = p > A(0.5);
+    const A complement = is_top ? of_rest : A(1) - p;
+    A others = rest[j];
+    if constexpr (HasSlopes) {
+      const A likely = centers.at_likely[j], centered = slope[j] - centers.elsewhere[j];
+      others += is_top ? likely : centered;
+    }
     const A at_y = p * others - own[j] * complement, elsewhere = p * (own[j] + others);
     const A value = y[j] == c ? at_y : elsewhere;
     out[j] = y[j] < 0 ? A(0) : value;
   }
 }
 
-// The gradient of more classes but for what single classes of single pixels add.
+// The gradient of more classes but for what single classes of single pixels add. slopes: of each class, or null.
 template <typename A>
-EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, Factors<A>& factors, const Smoothing<A>& smoothing,
-                                      const A* m, const A* r, TileRegions<A>* regions, const int32_t* slot, A* g,
-                                      int64_t ld) {
+EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, const Factors<A>& factors, const Smoothing<A>& smoothing,
+                                      const A* m, const A* r, const A* const* slopes, A* g, int64_t ld) {
   const Tile<A>& tile = pixels.tile;
   const int64_t n = tile.n;
-  A scale[kTile], base[kTile], inner[kTile];
+  A scale[kTile];
+  Centers<A> centers;
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
-  if (slot) {
-    center_slopes(tile, m, scale, slot, regions, base, inner, g, ld);
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) factors.rest[j] -= inner[j];
-  }
+  if (slopes) center_slopes(tile, m, r, scale, slopes, centers, g, ld);
   for (int32_t c = 0; c < tile.classes; ++c) {
     A* out = g + c * ld;
-    if (slot) {
-      const A* slope = slot[c] < 0 ? base : regions->of(slot[c]);
-      gradient_of_class<true>(pixels, factors, m, r, scale, slope, c, out);
+    if (slopes) {
+      gradient_of_class<true>(pixels, factors, m, r, scale, slopes[c], centers, c, out);
     } else {
       prefetch_ahead(tile, c);
-      gradient_of_class<false>(pixels, factors, m, r, scale, base, c, out);
+      gradient_of_class<false>(pixels, factors, m, r, scale, static_cast<const A*>(nullptr), centers, c, out);
     }
     if (!smoothing.exists()) continue;
     const A of_class = smoothing.of_class(c), *spread = factors.spread;
@@ -379,14 +367,14 @@ void add_others(const Tile<A>& tile, const TileOthers<A>& of, A* g, int64_t ld) 
 
 template <typename A>
 void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing, const A* m,
-                   const A* r, TileRegions<A>& regions, A* g, int64_t ld) {
+                   const A* r, const A* const* slopes, A* g, int64_t ld) {
   Factors<A> of;
   vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
                     EDGELOSS_LOOP { fill_factors(*px, factors, *smoothing, *of); });
   if (pixels.tile.classes == 2) {
-    vectorized<A>(
-        [=, px = &pixels, smoothing = &smoothing, of = &of, slope = regions.classes.empty() ? nullptr : regions.of(0)]()
-            EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, static_cast<const A*>(slope), g, ld); });
+    const A none[kTile] = {};
+    vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, slope = slopes ? slopes[1] : none]()
+                      EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, slope, g, ld); });
     return;
   }
   TileOthers<A>* others = pixels.others;
@@ -396,10 +384,8 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
       if (!is_likely(others->x[i], others->m[i], others->r[i])) of.rest[others->j[i]] -= others->term[i];
     }
   }
-  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, regions = &regions,
-                 slot = regions.classes.empty() ? nullptr : regions.slot.data()]() EDGELOSS_LOOP {
-    gradient_of_many(*px, *of, *smoothing, m, r, regions, static_cast<const int32_t*>(slot), g, ld);
-  });
+  vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
+                    EDGELOSS_LOOP { gradient_of_many(*px, *of, *smoothing, m, r, slopes, g, ld); });
   if (others) add_others(pixels.tile, *others, g, ld);
 }
 
@@ -407,7 +393,7 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
   template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                  \
   template void tile_residuals(const Pixels<A>&, const A*, const A*, TileRegions<A>&);                          \
   template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*, \
-                              TileRegions<A>&, A*, int64_t);
+                              const A* const*, A*, int64_t);
 EDGELOSS_INSTANTIATE(float)
 EDGELOSS_INSTANTIATE(double)
 

@@ -70,14 +70,14 @@ struct Pixels {
 template <typename A>
 struct TileRegions {
   std::vector<int32_t> classes;
-  std::vector<int32_t> slot;  // [C], the place of a class among them, or -1
-  std::vector<A> value;       // [classes, kTile]
+  std::vector<A> value;          // [classes and a row of zeros, kTile]
+  std::vector<const A*> slopes;  // [C], of each class by pixel
 
   // Makes room once the classes are set.
   void start(int64_t all) {
-    value.resize(classes.size() * kTile);
-    slot.assign(all, -1);
-    for (size_t n = 0; n < classes.size(); ++n) slot[classes[n]] = static_cast<int32_t>(n);
+    value.resize((classes.size() + 1) * kTile);
+    std::fill_n(of(classes.size()), kTile, A(0));
+    slopes.assign(all, of(classes.size()));
   }
 
   A* of(size_t n) { return value.data() + n * kTile; }
@@ -101,9 +101,10 @@ struct TermFactors {
   A cross_entropy, same, other;
 };
 
-// The gradient to g[c · ld + j]; exactly 0 where a pixel does not count, for any logits. regions: the slopes.
+// The gradient to g[c · ld + j]; exactly 0 where a pixel does not count, for any logits. slopes: those of the region
+// term by the share of each class, or null. Of two classes, m and r are not read.
 template <typename A>
 void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing, const A* m,
-                   const A* r, TileRegions<A>& regions, A* g, int64_t ld);
+                   const A* r, const A* const* slopes, A* g, int64_t ld);
 
 }  // namespace edgeloss

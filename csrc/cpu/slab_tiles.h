@@ -78,15 +78,19 @@ struct RegionRows {
       });
     });
   }
-  void read(TileRegions<A>& regions, int64_t n, const TilePlace& at_tile) {
-    if (at_tile.place) {
-      for (size_t of = 0; of < regions.classes.size(); ++of) {
-        A *value = regions.of(of), *row = at(of, average_of(at_tile.row) - first);
-        for (int64_t j = 0; j < n; ++j) value[j] = row[std::max(at_tile.place[j], 0)];
-      }
-      return;
+  // The slopes of a tile's pixels, by class; where they lie in a row, as they are.
+  const A* const* read(TileRegions<A>& regions, int64_t n, const TilePlace& at_tile) {
+    for (size_t of = 0; of < regions.classes.size(); ++of) {
+      A* value = regions.of(of);
+      const A* row = at(of, average_of(at_tile.row) - first);
+      const A*& slope = regions.slopes[regions.classes[of]];
+      slope = at_tile.place || at_tile.column + n > width ? value : row + at_tile.column;
+      for (int64_t j = 0; at_tile.place && j < n; ++j) value[j] = row[std::max(at_tile.place[j], 0)];
     }
-    for_each_part(regions, n, at_tile, [](A* value, const A* row, int64_t part) { std::copy_n(row, part, value); });
+    if (!at_tile.place && at_tile.column + n > width) {
+      for_each_part(regions, n, at_tile, [](A* value, const A* row, int64_t part) { std::copy_n(row, part, value); });
+    }
+    return regions.slopes.data();
   }
 };
 

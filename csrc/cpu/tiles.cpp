@@ -107,8 +107,16 @@ int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* lab
     // The next tile's: 8 bytes a pixel are more than those of a logit.
     for (int64_t j = 0; j < n; j += 64 / sizeof(*from)) __builtin_prefetch(from + n + j);
     return vectorized([=]() EDGELOSS_LOOP {
-      const int64_t wrong = classes_of(from, n, ignore_index, classes, y);
-      narrow_labels(y, n, label);
+      int64_t wrong = 0;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t value = static_cast<int64_t>(from[j]);
+        const bool ignored = value == ignore_index, in_range = value >= 0 && value < classes;
+        y[j] = !ignored && in_range ? static_cast<int32_t>(value) : kIgnored;
+        wrong += !ignored && !in_range;
+      }
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) label[j] = static_cast<int16_t>(y[j]);
       return wrong;
     });
   });

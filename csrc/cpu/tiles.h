@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "../labels.h"
@@ -20,14 +19,6 @@ using torch::headeronly::Half;
 constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
 
 // ---------------------------------------------------------------------------------------------------------- precisions
-
-template <typename Target, typename Source>
-EDGELOSS_INLINE Target bits_of(Source value) {
-  static_assert(sizeof(Target) == sizeof(Source));
-  Target out;
-  std::memcpy(&out, &value, sizeof(out));
-  return out;
-}
 
 // Half-precision numbers as float and back, in forms that vectorize.
 EDGELOSS_INLINE float widen(float x) { return x; }
@@ -84,24 +75,6 @@ void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Store
 
 // Makes what this thread has streamed visible to the others.
 void end_streams();
-
-// y of n labels, kIgnored where they do not count; returns how many are out of range.
-template <typename Label>
-EDGELOSS_INLINE int64_t classes_of(const Label* label, int64_t n, int64_t ignore_index, int64_t classes, int32_t* y) {
-  int64_t wrong = 0;
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) {
-    const int64_t value = static_cast<int64_t>(label[j]);
-    const bool ignored = value == ignore_index, in_range = value >= 0 && value < classes;
-    y[j] = !ignored && in_range ? static_cast<int32_t>(value) : kIgnored;
-    wrong += !ignored && !in_range;
-  }
-  return wrong;
-}
-EDGELOSS_INLINE void narrow_labels(const int32_t* y, int64_t n, int16_t* label) {
-  EDGELOSS_INDEPENDENT
-  for (int64_t j = 0; j < n; ++j) label[j] = static_cast<int16_t>(y[j]);
-}
 
 // The labels of n pixels from the first on, kIgnored where they do not count; returns how many are out of range.
 int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y);

@@ -1,25 +1,25 @@
-// How CUDA kernels are launched, and how they walk through pixels.
+// The passes of this folder's operators on CUDA: one thread takes a pixel in each. No thread writes where another does,
+// so every run gives the same bits.
 #pragma once
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#include "batch.h"
+
 namespace edgeloss {
 
 constexpr int kThreads = 256;  // of a block
 // Blocks at most; each thread takes one pixel after another. Enough for two waves on the largest devices.
 constexpr int64_t kBlocks = 2048;
-
-inline void check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // clear the sticky error
-  STD_TORCH_CHECK(false, "edgeloss: CUDA error: ", cudaGetErrorString(error));
-}
+// The 1 of __launch_bounds__(kThreads, 1) keeps the compiler from spilling registers to let more threads run at a time.
 
 // The stream that torch's own kernels would run on now. A CPU-only torch has no such function, so that the library
 // would not load there if it called it by name.
@@ -35,23 +35,38 @@ inline cudaStream_t current_stream(int32_t device) {
   return static_cast<cudaStream_t>(stream);
 }
 
-inline int64_t blocks_for(int64_t items) { return std::min((items + kThreads - 1) / kThreads, kBlocks); }
-
-template <typename... Parameters, typename... Arguments>
-void launch(cudaStream_t stream, int64_t blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
-  if (blocks == 0) return;  // there is no empty grid
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
-
-// Calls body(i) for the items of this thread, of `count` in all.
-template <typename F>
-__device__ __forceinline__ void for_each_item(int64_t count, const F& body) {
+template <typename Pass, typename Batch>
+__global__ void __launch_bounds__(kThreads, 1) pixel_kernel(const Batch batch) {
+  const Geometry& g = batch.g;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) body(i);
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < g.batch * g.pixels; i += step) {
+    const int64_t b = quotient(i, g.pixels), pixel = i - b * g.pixels, row = quotient(pixel, g.width);
+    Pass()(batch.image(b), row, pixel - row * g.width);
+  }
 }
+
+class OnDevice {
+ public:
+  explicit OnDevice(const Tensor& like)
+      : guard_(like.get_device_index()), stream_(current_stream(like.get_device_index())) {}
+
+  template <typename Pass, typename Batch>
+  void run(Pass, const Batch& batch) const {
+    const int64_t blocks = std::min((batch.g.batch * batch.g.pixels + kThreads - 1) / kThreads, kBlocks);
+    if (blocks == 0) return;  // there is no empty grid
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream_;
+    const cudaError_t error = cudaLaunchKernelEx(&config, pixel_kernel<Pass, Batch>, batch);
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // clear the sticky error
+    STD_TORCH_CHECK(false, "edgeloss: CUDA error: ", cudaGetErrorString(error));
+  }
+
+ private:
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_;
+};
 
 }  // namespace edgeloss

@@ -73,79 +73,38 @@ struct Pairs {
       if (x[j] == m[j]) t[j] = other_term(logits, neighbor[j], gather.g.classes, k(j), m[j], r[j]);
     }
   }
-
-  // The logarithm of the j-th pair's share. By rounding it may be more than that of the largest: not 1e20 decays away.
-  void find_log_share(const typename Gather<A>::Side& side, int64_t j) {
-    const A below = gather.power == A(0) || t[j] == side.t ? A(0) : t[j] - side.t;  // both may be infinite
-    share[j] = smaller_or_nan(A(0), (side.d - d[j]) * gather.per_decay + gather.power * below) - side.log_sum;
-  }
 };
 
 // One side of an edge pixel: its pairs, and what comes of them.
 template <typename A>
 struct Term {
   int64_t first, last;
-  typename Gather<A>::Side side;
-  A nearest, value;  // the least d; -log M_q{e^t; w}
+  Side<A> side;
+  A nearest, value;
 };
-
-// Finds log w, and the shares' logarithms but for that of their sum.
-template <typename A>
-void find_largest(Pairs<A>& pairs, Term<A>& term) {
-  const A q = pairs.gather.power;
-  term.nearest = *std::min_element(pairs.d.begin() + term.first, pairs.d.begin() + term.last);
-  A largest = -INFINITY;
-  for (int64_t j = term.first; j < term.last; ++j) {
-    pairs.w[j] = (term.nearest - pairs.d[j]) * pairs.gather.per_decay;
-    const A v = pairs.w[j] + (q == A(0) ? A(0) : q * pairs.t[j]);
-    if (!(v > largest)) continue;
-    largest = v;
-    term.side = {pairs.t[j], pairs.d[j], A(0)};
-  }
-  for (int64_t j = term.first; j < term.last; ++j) pairs.find_log_share(term.side, j);
-}
-
-// Finds the value, from w and the shares.
-//
-// log M = c + log(Σ w e^(q (t - c)) / Σ w) / q for any constant c. With the mean of t for c, and where the exponents
-// are small, the quotient is 1 + Σ w expm1(...) / Σ w, and no digits are lost for 1/q to magnify. Else c is the t that
-// counts most.
-template <typename A>
-void find_value(const Pairs<A>& pairs, Term<A>& term) {
-  const A q = pairs.gather.power, *const t = pairs.t.data(), *const w = pairs.w.data();
-  A weights = 0, mean = 0, sum = 0, largest = 0, small = 0;
-  for (int64_t j = term.first; j < term.last; ++j) {
-    weights += w[j];
-    mean += w[j] * t[j];
-    sum += pairs.share[j];
-  }
-  mean /= weights;
-  term.side.log_sum = std::log(sum);
-  for (int64_t j = term.first; j < term.last; ++j) {
-    const A exponent = std::abs(q * (t[j] - mean));
-    if (!(exponent <= largest)) largest = exponent;  // nan too
-  }
-  A log_m = mean;
-  if (q != A(0) && largest <= A(1)) {
-    for (int64_t j = term.first; j < term.last; ++j) small += w[j] * expm1_of_unit(q * (t[j] - mean));
-    log_m += std::log1p(small / weights) / q;
-  } else if (q != A(0)) {
-    const A log_weights = std::log(weights) + (term.side.d - term.nearest) * pairs.gather.per_decay;
-    log_m = term.side.t + (term.side.log_sum - log_weights) / q;
-  }
-  term.value = log_m > A(0) ? A(0) : A(0) - log_m;  // M ≤ 1: rounding may not make the loss negative
-}
 
 template <typename A>
 void find_values(Pairs<A>& pairs, std::vector<Term<A>>& terms) {
   pairs.read();
+  const PowerMean<A> mean = pairs.gather.mean();
+  A *t = pairs.t.data(), *d = pairs.d.data(), *w = pairs.w.data(), *share = pairs.share.data();
   for (Term<A>& term : terms) {
-    if (term.first < term.last) find_largest(pairs, term);
+    const auto for_each = [=, first = term.first, last = term.last](const auto& body) {
+      for (int64_t j = first; j < last; ++j) body(t[j], d[j]);
+    };
+    mean.find_largest(for_each, term.side, term.nearest);
+    for (int64_t j = term.first; j < term.last; ++j) {
+      w[j] = mean.log_weight(d[j], term.nearest);
+      share[j] = mean.log_share(term.side, t[j], d[j]);
+    }
   }
-  exponentials(pairs.w.data(), pairs.count);
-  exponentials(pairs.share.data(), pairs.count);
+  exponentials(w, pairs.count);
+  exponentials(share, pairs.count);
   for (Term<A>& term : terms) {
-    if (term.first < term.last) find_value(pairs, term);
+    const auto for_each = [=, first = term.first, last = term.last](const auto& body) {
+      for (int64_t j = first; j < last; ++j) body(t[j], w[j], share[j]);
+    };
+    if (term.first < term.last) term.value = mean.find_value(for_each, term.side, term.nearest);
   }
 }
 
@@ -197,7 +156,7 @@ void Gather<A>::add_terms(const Reader<A>& x, const Chunk& chunk, double* same_s
       if (!row_edge[column]) continue;
       const int64_t i = row * g.width + column;
       for (int s = 0; s < 2; ++s) terms[s].push_back({of_side[s].count, 0, {}, 0, 0});
-      for_each_neighbor(g, row, column, [&](int64_t n) {
+      for_each_neighbor(g, row, column, [&](int64_t n, int64_t) {
         if (label[base + n] >= 0) of_side[label[base + n] != label[base + i]].add(i, n);
       });
       for (int s = 0; s < 2; ++s) terms[s].back().last = of_side[s].count;
@@ -218,7 +177,8 @@ void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own,
     for (Pairs<A>& pairs : of_side) {
       pairs.read();
       for (int64_t j = 0; j < pairs.count; ++j) {
-        pairs.find_log_share(sides[2 * (base + pairs.edge[j]) + !pairs.is_same_side], j);
+        const Side& side = sides[2 * (base + pairs.edge[j]) + !pairs.is_same_side];
+        pairs.share[j] = mean().log_share(side, pairs.t[j], pairs.d[j]);
       }
       exponentials(pairs.share.data(), pairs.count);
       for (int64_t j = 0; j < pairs.count; ++j) {
@@ -244,7 +204,7 @@ void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own,
     for (int64_t column = 0; column < g.width; ++column) {
       const int64_t n = row * g.width + column;
       if (!near[column] || label[base + n] < 0) continue;
-      for_each_neighbor(g, row, column, [&](int64_t i) {
+      for_each_neighbor(g, row, column, [&](int64_t i, int64_t) {
         if (edge[base + i]) of_side[label[base + i] != label[base + n]].add(i, n);
       });
       if (std::max(of_side[0].count, of_side[1].count) >= kPairs) flush();

@@ -1,11 +1,5 @@
 // The edge terms from the logits around each edge pixel, one neighbor after another: for powers other than 0, and for
-// distances whose weights have no common scale. A neighbor n of an edge pixel i has the share
-//
-//     π_n = w_n e^(q t_n) / Σ w e^(q t) = e^((d - d_n) / decay + q (t_n - t) - log_sum)
-//
-// of the gradient, with t_n = log p_n(y_i) on the same side and log(1 - p_n(y_i)) on the other. t and d are those of
-// the neighbor with the largest share, and log_sum is the logarithm of the sum of all shares over it. So no digits are
-// lost, however far apart weights and terms are.
+// distances whose weights have no common scale. On the CPU, where they are a part of the passes of the loss.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +7,13 @@
 
 #include "../cpu/call.h"
 #include "../cpu/parallel.h"
+#include "power_mean.h"
 
 namespace edgeloss {
 
 template <typename A>
 struct Gather {
-  // What backward needs of one side of an edge pixel.
-  struct Side {
-    A t, d, log_sum;
-  };
+  using Side = edgeloss::Side<A>;
 
   const Geometry& g;  // its radius ends with the image
   A power, per_decay;
@@ -41,6 +33,7 @@ struct Gather {
   // the order of pixels.
   void collect_shares(const Reader<A>& x, const Chunk& chunk, A* own, std::vector<OtherWeight<A>>& others) const;
 
+  PowerMean<A> mean() const { return {power, per_decay}; }
   A edge_weight(int64_t image, int64_t pixel) const {
     const int64_t i = image * g.pixels + pixel;
     const A v = pixel_weight ? pixel_weight[i] : A(1);

@@ -8,22 +8,14 @@
 // center, or at the centers around a neighbor. So nothing is added up by two threads.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <optional>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
-#include "../math.h"
-#include "../tensors.h"
+#include "../checks.h"
+#include "batch.h"
 #include "window.h"
-
-#ifdef __CUDA_ARCH__
-#define EDGELOSS_UNROLL _Pragma("unroll")
-#else
-#define EDGELOSS_UNROLL
-#endif
 
 namespace edgeloss {
 
@@ -46,18 +38,19 @@ struct Choice {
   }
 };
 
-// Everything of one image. T: the type of its logits; A: the type to compute in; W: that of the weights.
-template <typename T, typename A, typename W>
-struct NeighborNll {
-  const Geometry& g;
-  Logits<T, A> x;
+// Everything of one image. A: the type of its logits; W: that of the weights.
+template <typename A, typename W>
+struct NeighborNll : SoftmaxImage<A> {
+  using Base = SoftmaxImage<A>;
+  using Base::g, Base::x, Base::m, Base::r;
+
   Logits<W, W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
   const uint8_t* mask;  // null: set everywhere
-  A *m, *r;             // of the pixels that are neighbors of centers that count
   W* largest;           // weight of any neighbor; 0 where the center does not count
   A* inverse;           // of the centers that count: 1 / Σ (w / largest) P, or 0 where A can't hold it
   A *first, *log_sum;   // there: of log (w / largest) P the largest, and log Σ of the others over it
+  A* value;             // of each center, or its gradient
 
   // Whether a sum over classes is so large that what underflowed of them does not matter to it.
   EDGELOSS_INLINE bool is_exact_sum(A sum) const { return is_exact(sum / static_cast<A>(g.logits)); }
@@ -76,7 +69,7 @@ struct NeighborNll {
   template <typename F>
   EDGELOSS_INLINE void for_each_weighted(int64_t row, int64_t column, const F& body) const {
     const int64_t center = row * g.width + column;
-    for_each_numbered_neighbor(g, row, column, [&](int64_t n, int64_t number) {
+    for_each_neighbor(g, row, column, [&](int64_t n, int64_t number) {
       const W w = weight.at(center, number);
       if (w > W(0)) body(n, w);
     });
@@ -86,7 +79,7 @@ struct NeighborNll {
   template <typename F>
   EDGELOSS_INLINE void for_each_center(int64_t row, int64_t column, const F& body) const {
     const int64_t last = last_number(g);
-    for_each_numbered_neighbor(g, row, column, [&](int64_t i, int64_t number) {
+    for_each_neighbor(g, row, column, [&](int64_t i, int64_t number) {
       if (!(largest[i] > W(0))) return;
       const W w = weight.at(i, last - number);
       if (w > W(0)) body(i, w);
@@ -149,9 +142,11 @@ struct NeighborNll {
   }
 
   // Pass 3: the value.
-  EDGELOSS_INLINE A value(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void find_value(int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
-    if (!(largest[i] > W(0))) return A(0);
+    value[i] = largest[i] > W(0) ? value_of(i, row, column) : A(0);
+  }
+  EDGELOSS_INLINE A value_of(int64_t i, int64_t row, int64_t column) const {
     A right = 0, wrong = 0;
     for_each_weighted(row, column, [&](int64_t n, W w) {
       const Chosen chosen_n = chosen(i, n, [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); });
@@ -195,14 +190,14 @@ struct NeighborNll {
     return -gives.pull * (gives.is_near ? e : exp_negative(x.at(n, c) - gives.sum.max)) / gives.sum.sum;
   }
 
-  // Adds the gradient at a pixel that is read, given that of the value, to the sums of `block` classes from `begin` on,
-  // whose e^(x - m) are given; e_at(c) is that of any class.
+  // Adds the gradient at a pixel that is read to the sums of `block` classes from `begin` on, whose e^(x - m) are
+  // given; e_at(c) is that of any class.
   template <typename E>
-  EDGELOSS_INLINE void add_gradient(int64_t row, int64_t column, const A* upstream, int64_t begin, int block,
-                                    const A* e, A* sum, const E& e_at) const {
+  EDGELOSS_INLINE void add_gradient(int64_t row, int64_t column, int64_t begin, int block, const A* e, A* sum,
+                                    const E& e_at) const {
     const int64_t n = row * g.width + column;
     for_each_center(row, column, [&](int64_t i, W w) {
-      const Pull gives = pull(i, n, w, chosen(i, n, e_at), upstream[i]);
+      const Pull gives = pull(i, n, w, chosen(i, n, e_at), value[i]);
       if (choice.is_index()) {
         const int k = static_cast<int>(choice.index(i) - begin);
         EDGELOSS_UNROLL
@@ -220,114 +215,109 @@ struct NeighborNll {
 
 // ------------------------------------------------------------------------------------------------------------- tensors
 
-// The tensors of a call, and what forward leaves to backward.
-struct NeighborNllTensors {
-  const Tensor &logits, &index, &weight;
-  const Tensor* mask;
-  Tensor stats;    // [2, B·P]: m, r
-  Tensor largest;  // [1, B·P], as the weights
-  Tensor sides;    // [3, B·P]: inverse, first, log_sum
-};
+// All images of a call.
+template <typename A, typename W>
+struct NeighborNllBatch : SoftmaxBatch<A> {
+  using SoftmaxBatch<A>::g;
 
-// All images of a call. The value is written, or read as its gradient, that of the logits is written.
-template <typename T, typename A, typename W>
-struct NeighborNllBatch {
-  using Value = A;
-
-  Geometry g;
-  const T* x;
   const W* weight;
   const char* choice;
   const uint8_t* mask;
-  A *stats, *sides, *value;
+  A *sides, *value;
   W* largest;
-  T* grad;
-  Steps x_steps, weight_steps, choice_steps, grad_steps;
+  Steps weight_steps, choice_steps;
   int64_t index_bytes;  // 0 for an indicator
 
-  NeighborNllBatch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius, const Tensor& value,
-                   const Tensor& grad)
-      : g(geometry_of(tensors.logits, radius)),
-        x(static_cast<const T*>(tensors.logits.const_data_ptr())),
-        weight(static_cast<const W*>(tensors.weight.const_data_ptr())),
-        choice(static_cast<const char*>(tensors.index.const_data_ptr())),
-        mask(tensors.mask ? static_cast<const uint8_t*>(tensors.mask->const_data_ptr()) : nullptr),
-        stats(static_cast<A*>(tensors.stats.mutable_data_ptr())),
-        sides(static_cast<A*>(tensors.sides.mutable_data_ptr())),
+  // value: [B, *S], or its gradient; stats: [2, B·P]: m, r; largest: [1, B·P]; sides: [3, B·P]: inverse, first,
+  // log_sum.
+  NeighborNllBatch(const Tensor& logits, const Tensor& weight, const Tensor& index, const Tensor* mask,
+                   const std::vector<int64_t>& radius, const Tensor& value, const Tensor& stats, const Tensor& largest,
+                   const Tensor& sides, const Tensor* grad)
+      : SoftmaxBatch<A>(logits, stats, grad, radius),
+        weight(static_cast<const W*>(weight.const_data_ptr())),
+        choice(static_cast<const char*>(index.const_data_ptr())),
+        mask(mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr),
+        sides(static_cast<A*>(sides.mutable_data_ptr())),
         value(static_cast<A*>(value.mutable_data_ptr())),
-        largest(static_cast<W*>(tensors.largest.mutable_data_ptr())),
-        grad(static_cast<T*>(grad.mutable_data_ptr())),
-        x_steps(tensors.logits),
-        weight_steps(tensors.weight),
-        choice_steps(tensors.index),
-        grad_steps(grad),
-        index_bytes(tensors.index.dim() == tensors.logits.dim() ? 0 : tensors.index.element_size()) {}
+        largest(static_cast<W*>(largest.mutable_data_ptr())),
+        weight_steps(weight),
+        choice_steps(index),
+        index_bytes(index.dim() == logits.dim() ? 0 : index.element_size()) {}
 
-  EDGELOSS_INLINE NeighborNll<T, A, W> image(int64_t b) const {
+  EDGELOSS_INLINE NeighborNll<A, W> image(int64_t b) const {
     const int64_t base = b * g.pixels, all = g.batch * g.pixels;
     const int64_t chosen = index_bytes ? base * index_bytes : b * choice_steps.image;
-    return {g,
-            {x + b * x_steps.image, x_steps.channel, x_steps.pixel, false},
+    return {this->softmax(b),
             {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
             {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
             mask ? mask + base : nullptr,
-            stats + base,
-            stats + all + base,
             largest + base,
             sides + base,
             sides + all + base,
-            sides + 2 * all + base};
-  }
-
-  EDGELOSS_INLINE void write_gradient(int64_t b, int64_t pixel, int64_t c, A gradient) const {
-    grad[b * grad_steps.image + pixel * grad_steps.pixel + c * grad_steps.channel] = static_cast<T>(gradient);
+            sides + 2 * all + base,
+            value + base};
   }
 };
 
 // Calls body(batch) with the types of a call.
-template <typename F>
-void with_batch(const NeighborNllTensors& tensors, const std::vector<int64_t>& radius, const Tensor& value,
-                const Tensor& grad, const F& body) {
-  by_type(tensors.logits, [&](auto t, auto a) {
-    using T = decltype(t);
-    using A = decltype(a);
-    if (tensors.weight.scalar_type() == ScalarType::Double) {
-      body(NeighborNllBatch<T, A, double>(tensors, radius, value, grad));
-    } else {
-      body(NeighborNllBatch<T, A, float>(tensors, radius, value, grad));
-    }
+template <typename F, typename... Arguments>
+void with_batch(const F& body, const Tensor& logits, const Tensor& weight, const Arguments&... arguments) {
+  by_arithmetic(logits, [&](auto a) {
+    by_arithmetic(weight,
+                  [&](auto w) { body(NeighborNllBatch<decltype(a), decltype(w)>(logits, weight, arguments...)); });
   });
 }
 
-// The passes are those of a device, each over all pixels. Returns value [B, *S], stats, largest, sides.
+inline checks::Checker checked(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                               const std::vector<int64_t>& radius) {
+  const checks::Checker check(logits, checks::kReal);
+  std::vector<int64_t> per_neighbor = sizes_of(logits);
+  per_neighbor[1] = check.neighbors(radius);
+  if (index.dim() == logits.dim()) {
+    check.tensor("index", index, sizes_of(logits), checks::kFlags, false);
+  } else {
+    check.tensor("index", index, check.image, checks::kLabels);
+  }
+  check.tensor("weight", weight, per_neighbor, checks::kReal, false);
+  return check;
+}
+
+// The operators; their passes are those of a device, each over all pixels. Returns value, stats, largest, sides.
 template <typename Passes>
-std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll_forward(const Tensor& logits, const Tensor& index,
-                                                                const Tensor& weight, const std::optional<Tensor>& mask,
-                                                                const std::vector<int64_t>& radius,
-                                                                const Passes& passes) {
-  const Geometry g = geometry_of(logits, radius);
-  const ScalarType real = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  std::vector<int64_t> shape = {g.batch};
-  for (int64_t axis = 2; axis < logits.dim(); ++axis) shape.push_back(logits.size(axis));
-  const auto empty = [&](int64_t count, ScalarType type) {
-    return new_tensor(logits, {count, g.batch * g.pixels}, type);
+std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
+                                                        const std::optional<Tensor>& mask,
+                                                        std::vector<int64_t> radius) {
+  const checks::Checker check = checked(logits, index, weight, radius);
+  check.tensor("mask", mask, check.image, checks::kFlags);
+  const Tensor value = new_tensor(logits, check.image, check.real);
+  const auto rows = [&](int64_t count, ScalarType type) { return new_tensor(logits, {count, value.numel()}, type); };
+  const Tensor stats = rows(2, check.real), largest = rows(1, weight.scalar_type()), sides = rows(3, check.real);
+  const Passes passes(logits);
+  const auto run = [&](const auto& batch) {
+    passes.run(FindLargest(), batch);
+    passes.run(FindStatistics(), batch);
+    passes.run(FindValue(), batch);
   };
-  const Tensor value = new_tensor(logits, shape, real);
-  const NeighborNllTensors tensors = {
-      logits, index, weight, mask ? &*mask : nullptr, empty(2, real), empty(1, weight.scalar_type()), empty(3, real)};
-  with_batch(tensors, radius, value, logits, [&](const auto& batch) {
-    passes.find_largest(batch);
-    passes.find_statistics(batch);
-    passes.find_values(batch);
-  });
-  return {value, tensors.stats, tensors.largest, tensors.sides};
+  const Tensor *given = mask ? &*mask : nullptr, *const no_grad = nullptr;
+  with_batch(run, logits, weight, index, given, radius, value, stats, largest, sides, no_grad);
+  return {value, stats, largest, sides};
 }
 
 template <typename Passes>
-Tensor neighbor_nll_gradient(const Tensor& upstream, const NeighborNllTensors& tensors,
-                             const std::vector<int64_t>& radius, const Passes& passes) {
-  Tensor grad = torch::stable::empty_like(tensors.logits);
-  with_batch(tensors, radius, upstream, grad, [&](const auto& batch) { passes.find_gradient(batch); });
+Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index, const Tensor& weight,
+                             const Tensor& stats, const Tensor& largest, const Tensor& sides,
+                             std::vector<int64_t> radius) {
+  const checks::Checker check = checked(logits, index, weight, radius);
+  const int64_t pixels = check.pixels();
+  check.flat("grad_value", grad_value, pixels, check.real);
+  check.flat("stats", stats, 2 * pixels, check.real);
+  check.flat("largest", largest, pixels, weight.scalar_type());
+  check.flat("sides", sides, 3 * pixels, check.real);
+  const Tensor grad = torch::stable::empty_like(logits);
+  const Passes passes(logits);
+  const Tensor *const no_mask = nullptr, *const to = &grad;
+  with_batch([&](const auto& batch) { passes.run(FindGradient(), batch); }, logits, weight, index, no_mask, radius,
+             grad_value, stats, largest, sides, to);
   return grad;
 }
 

@@ -15,7 +15,7 @@ EDGELOSS_INLINE int64_t last_number(const Geometry& g) {
 // The other pixels of the window around pixel `column` of `row`, with their numbers among the K in row-major order:
 // calls body(pixel, number). Seen from that pixel, this one has the number K - 1 - number.
 template <typename F>
-EDGELOSS_INLINE void for_each_numbered_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
+EDGELOSS_INLINE void for_each_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
   const int64_t z = quotient(row, g.height), y = row - z * g.height, center = row * g.width + column;
   const int64_t span_y = 2 * g.radius[1] + 1, span_x = 2 * g.radius[2] + 1;
   const int64_t first_z = z < g.radius[0] ? 0 : z - g.radius[0], first_y = y < g.radius[1] ? 0 : y - g.radius[1];

@@ -49,13 +49,11 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
         is_counted=True,
         **tensors,
     )
-    y = reference.labels(inputs.target, inputs.logits.shape[1], options.ignore_index)[0]
     evaluation = reference.evaluate(inputs, options, edges=options.edge_weight > 0, maps=True)
     maps = cast("reduction.TermMaps", evaluation.maps)
-    place, v = reduction.places_of_labels(y, inputs.tables), inputs.pixel_weight
+    place, v = reduction.places_of_labels(inputs.labels()[0], inputs.tables), inputs.pixel_weight
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    denominators = reduction.shared_denominators(evaluation.sums, inputs, options)
-    w, e = denominators.unbind()
+    w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, inputs, options)
     losses = {}
     for name, pixel_weight, denominator in (
         ("cross_entropy", v, w),
@@ -65,9 +63,10 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
         if reduction.term_weights(options)[name]:
             values = getattr(maps, name)
             values = values if pixel_weight is None else values * pixel_weight
-            losses[name] = values.sum(dtype=widest(leaf.device)) * (1 / denominator).nan_to_num(0.0, 0.0, 0.0)
+            losses[name] = values.sum(dtype=widest(leaf.device)) * reduction.ratio(1.0, denominator)
     if options.region_weight:
-        losses["region"] = reduction.mean_of_regions(region.evaluate(inputs, options)[1], denominators)
+        value, weight = region.evaluate(inputs)[1]
+        losses["region"] = torch.dot(value, weight) * reduction.ratio(1.0, w)
     return losses
 
 

@@ -18,6 +18,7 @@ import torch
 import host_shim
 from edgeloss import fused
 from edgeloss.functional import neighbor_nll
+from edgeloss.neighborhoods import find_edges
 
 # More than a block of 256 threads, and a last one that is not full; more classes than a thread takes at a time.
 SCENES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
@@ -40,6 +41,9 @@ def run(shape: tuple[int, ...], radius: tuple[int, ...], *, indicator: bool, las
     chosen = torch.nn.functional.one_hot(index, classes).movedim(-1, 1) if indicator else index
     mask = torch.rand(batch, *size) < 0.8
     neighbor_nll(x, chosen, weight, mask, radius=radius, backend="fused").sum().backward()
+    edge = find_edges(index, mask, radius)
+    same_side, other_side = fused.gathered_terms(x, index, mask, edge, -weight[:, 0], radius, power=1.0)
+    (same_side + other_side).sum().backward()
 
 
 def main() -> None:

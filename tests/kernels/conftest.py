@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import host_shim
 import pytest
-import torch
 from kernel_kinds import CPU, CUDA, KINDS, STEPPED
 
 from edgeloss import fused, library
-
-
-@pytest.fixture(scope="session")
-def stepped() -> Any:
-    """Return operators of which those of ``neighbor_nll`` are the CUDA kernels, stepped on the host."""
-    command = host_shim.compiler()
-    if command is None:
-        pytest.skip("no C++ compiler to build the CUDA kernels for the host")
-    host_shim.load(host_shim.build(command))
-    host, own = torch.ops.edgeloss_host, torch.ops.edgeloss
-    loss = {"edge_loss": own.edge_loss, "edge_loss_backward": own.edge_loss_backward}
-    return SimpleNamespace(neighbor_nll=host.neighbor_nll, neighbor_nll_backward=host.neighbor_nll_backward, **loss)
 
 
 @pytest.fixture
@@ -50,5 +35,5 @@ def device(request: pytest.FixtureRequest, use: Any, monkeypatch: pytest.MonkeyP
     """Return a device on which ``backend="auto"`` chooses plain PyTorch, or kernels of each kind."""
     if request.param != "reference":
         return str(use(request.param))
-    monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "the test's choice")
+    monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "the test's choice")
     return CPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from edgeloss import EdgeAwareLoss, backends, inputs, library
+from edgeloss import EdgeAwareLoss, backends, check, inputs, library
 from edgeloss.functional import edge_aware_loss, normalizers
 
 # As the build records it: CUDA 12.8, machine code for 8.x and 9.x, PTX of 9.0.
@@ -76,26 +77,80 @@ def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.Monk
 
 
 def test_what_is_available() -> None:
-    live = backends()
-    assert set(live) == {"reference", "cpu", "cuda"}
-    assert live["reference"] == "available"
-    assert all(state == "available" or state.startswith("unavailable: ") for state in live.values())
+    assert set(backends()) == {"reference", "cpu", "cuda", "cuda, power != 0"}
+    assert backends()["reference"] == "available"
+    assert all(state == "available" or state.startswith("unavailable: ") for state in backends().values())
     logits, target = torch.zeros(1, 2, 4, 4, device="meta"), torch.zeros(1, 4, 4, dtype=torch.long, device="meta")
     with pytest.raises(RuntimeError, match="does not support this call: there are no kernels for meta tensors"):
         edge_aware_loss(logits, target, backend="fused")
 
 
-@pytest.mark.usefixtures("_machine")
-def test_the_loss_of_cuda_tensors_is_plain_pytorch() -> None:
-    reason = "this version has no CUDA kernels of the loss, which is plain PyTorch there"
+@pytest.fixture
+def _without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(library, "_REASONS", {})
+
+
+@pytest.mark.usefixtures("_without_triton")
+def test_without_triton_the_loss_on_gpus_is_plain_pytorch_and_says_so_once() -> None:
+    reason = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
     assert backends()["cuda"] == f"unavailable: {reason}"
     with FakeTensorMode():
         logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
         target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
-        assert library.why_reference("auto", logits, target) == reason
-        assert library.why_reference("auto", logits) is None  # of neighbor_nll
+        with pytest.warns(RuntimeWarning, match=f"the loss on GPUs is plain PyTorch: {reason}"):
+            assert library.why_reference("auto", logits, target) == reason
+        assert library.why_reference("auto", logits, target) == reason  # a second warning would be an error
         with pytest.raises(RuntimeError, match=f"'fused' does not support this call: {reason}; pass 'auto' or"):
             edge_aware_loss(logits, target, backend="fused")
+
+
+@pytest.mark.usefixtures("_machine", "_without_triton")
+def test_with_power_gpus_have_the_kernels_of_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
+        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
+        assert backends()["cuda, power != 0"] == "available"
+        assert library.why_reference("auto", logits, target, (), 1.0) is None
+        assert library.why_reference("auto", logits) is None  # of neighbor_nll
+        monkeypatch.setattr(library, "_why_not_on_cuda", lambda index: "no nvcc was found")
+        assert backends()["cuda, power != 0"] == "unavailable: no nvcc was found"
+        assert library.why_reference("auto", logits, target, (), 1.0) == "no nvcc was found"
+        with pytest.raises(RuntimeError, match="'fused' does not support this call: no nvcc was found; pass 'auto' or"):
+            edge_aware_loss(logits, target, power=1.0, backend="fused")
+
+
+def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_REASONS", {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(library, "_version_of", lambda name: "3.6.0" if name == "pytorch-triton-rocm" else None)
+    expected = "unavailable: Triton 3.6.0 is too old for the kernels of GPUs, which need 3.7 or newer"
+    assert backends()["cuda"] == expected
+
+
+def test_gpus_have_the_kernels_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_why_no_triton", lambda: None)
+    with FakeTensorMode():
+        logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
+        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
+        assert library.why_reference("auto", logits, target) is None
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert "is built for CPUs" in backends()["cuda"]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert backends()["cuda"] == "unavailable: torch sees no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert backends()["cuda"] == "available"
+
+
+def test_labels_that_nobody_waited_for_are_reported_once() -> None:
+    check()
+    library.record_wrong(torch.tensor(2.0))
+    library.record_wrong(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="but got others at 3 pixels of the calls before; pass validate='sync'"):
+        check()
+    check()
 
 
 def test_only_sync_reads_from_cuda() -> None:

@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device: the loss is plain PyTorch there, and neighbor_nll has kernels where they are built."""
+"""Tests that need a CUDA device: the loss with the kernels of Triton, and neighbor_nll where its kernels are built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_kinds import CUDA, ON_CUDA
 
-from edgeloss import EdgeAwareLoss
+from edgeloss import EdgeAwareLoss, check
 from edgeloss.functional import edge_aware_loss, neighbor_nll
 
 if not ON_CUDA:
@@ -29,11 +29,46 @@ def test_the_loss_is_that_of_the_cpu(options: dict[str, Any]) -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_out_of_range_labels_raise_in_the_call() -> None:
+def test_out_of_range_labels_raise_in_the_call_or_in_check() -> None:
     x, y = torch.zeros(1, 3, 4, 5, device=CUDA), torch.zeros(1, 4, 5, dtype=torch.long, device=CUDA)
     y[0, 1, 2] = 7
     with pytest.raises(ValueError, match="expected labels 0 to 2, or ignore_index=-100, but got 7 at 1 pixel"):
-        edge_aware_loss(x, y)
+        edge_aware_loss(x, y, validate="sync")
+    edge_aware_loss(x, y, backend="fused")
+    with pytest.raises(ValueError, match="but got others at 1 pixel of the calls before"):
+        check()
+    check()
+
+
+def test_the_loss_runs_on_the_stream_of_the_caller() -> None:
+    x, y = torch.randn(2, 19, 64, 80, device=CUDA), torch.randint(19, (2, 64, 80), device=CUDA)
+    expected, late = edge_aware_loss(x, y, region_weight=3.0, backend="fused"), torch.empty_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x)
+        found = edge_aware_loss(late, y, region_weight=3.0, backend="fused")
+    torch.cuda.synchronize()
+    assert torch.equal(found, expected)
+
+
+def test_a_step_may_be_captured_as_a_graph() -> None:
+    x, y = torch.randn(2, 5, 64, 80, device=CUDA, requires_grad=True), torch.randint(5, (2, 64, 80), device=CUDA)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        loss = edge_aware_loss(x, y, region_weight=3.0, backend="fused")
+        return loss, *torch.autograd.grad(loss, x)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # kernels are compiled at their first call
+        expected = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("kernels", [CUDA], indirect=True)

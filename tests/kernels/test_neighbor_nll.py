@@ -276,7 +276,7 @@ def test_second_derivatives_of_the_reference(kind: str) -> None:
 
 def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     given = scene((4, 4), 3, "index")
-    monkeypatch.setattr(library, "why_not_fused", lambda *arguments: "there is a reason")
+    monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "there is a reason")
     message = "backend: 'fused' does not support this call: there is a reason; pass 'auto' or 'reference'"
     with pytest.raises(RuntimeError, match=message):
         neighbor_nll(*given, backend="fused")

@@ -107,6 +107,28 @@ ROWS = [
 SMALL_ROWS = rows(
     SMALL, [1, 2, 3, 5, "multilabel"], [torch.float64], power=[0.0, 1.0, -1.0, 0.3], logits=["normal", "right", "large"]
 )
+# The kernels of GPUs in Triton's interpreter, which takes seconds for each: a few of what they serve.
+TRITON_ROWS = [
+    *rows(
+        [(7, 8), (12, 14)],
+        [1, 2, 4, "multilabel"],
+        [torch.float32, torch.bfloat16, torch.float64],
+        labels=["noise", "blocks"],
+        logits=["normal", "right", "extremely wrong"],
+        layout=["contiguous", "channels last", "transposed"],
+        target=[torch.int64, torch.uint8],
+        target_layout=["contiguous"],
+        ignore_index=[IGNORED, None],
+        radius=["1", "per axis"],
+        power=[0.0],
+        reduction=["mean", "sum"],
+        resolution=["same", "any ratio"],
+        parts=["region", "all"],
+    ),
+    _MANY._replace(size=(7, 9), classes=19, radius="2"),
+    Row((7, 8, 10), 2, torch.float32, "blocks", "right", "reversed", torch.int32, "transposed", -100, parts="region"),
+    Row((2, 3, 4), 3, torch.float64, "noise", "normal", "sliced", torch.int16, "expanded", 1, resolution="any ratio"),
+]
 
 
 def make_case(row: Row) -> Case:

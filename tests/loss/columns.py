@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import brute_force
@@ -10,39 +11,57 @@ import torch
 from cases import Case, interpolated
 from torch import Tensor
 
+from edgeloss import library
 from edgeloss.functional import edge_aware_loss
-from edgeloss.library import MISSING
 from edgeloss.options import Backend
 
 Results = dict[str, Tensor]  # the value, its gradient, and every term, by name
 
 
+# Triton reads it where kernels are defined, so its column is a process of its own; tests/loss/interpreted.py.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    import interpreted  # noqa: F401
+
+
 class Column(NamedTuple):
-    """A backend on a device."""
+    """A backend on a device; interpreted, the kernels of GPUs run on CPUs."""
 
     backend: Backend
     device: str = "cpu"
+    interpreted: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether the kernels are those of GPUs."""
+        return self.interpreted or self.device != "cpu"
 
     def loss(self, x: Tensor, y: Tensor, **options: Any) -> Any:
         """Return the loss of logits and labels on the device of the column."""
         backend = self.backend
-        if backend == "fused" and options.get("reduction") == "none":  # kernels return sums only
-            backend = "auto"
+        # Kernels return sums only, and those of GPUs are for power 0.
+        if options.get("reduction") == "none" or (self.on_gpu and options.get("power")):
+            backend = "auto" if backend == "fused" else backend
+        library.interprets = self.interpreted
         options = {name: self.place(value) for name, value in options.items()}
-        return edge_aware_loss(self.place(x), self.place(y), backend=backend, **options)
+        try:
+            return edge_aware_loss(self.place(x), self.place(y), backend=backend, **options)
+        finally:
+            library.interprets = False
 
     def place(self, value: Any) -> Any:
         return value.to(self.device) if isinstance(value, Tensor) else value
 
 
-COLUMNS = [Column("reference"), Column("fused")]
+COLUMNS = [Column("fused", interpreted=True)]
+if not INTERPRETED:
+    COLUMNS = [Column("reference"), Column("fused")]
+    COLUMNS += [Column("fused", "cuda")] if torch.cuda.is_available() else []
+_NEEDS_LIBRARY = pytest.mark.skipif(bool(library.MISSING), reason=str(library.MISSING))
 each_column = pytest.mark.parametrize(
     "column",
-    [
-        pytest.param(column, marks=pytest.mark.skipif(column.backend == "fused" and bool(MISSING), reason=str(MISSING)))
-        for column in COLUMNS
-    ],
-    ids=lambda column: column.backend if column.device == "cpu" else column.device,
+    [pytest.param(column, marks=[_NEEDS_LIBRARY] if column == Column("fused") else []) for column in COLUMNS],
+    ids=lambda column: "triton" if column.on_gpu else column.backend,
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from columns import COLUMNS, Column, each_column
+from columns import Column, each_column
 from pairwise import pairwise
 from recorded import operators_of
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from edgeloss import EdgeAwareLoss, parts
 from edgeloss.functional import edge_aware_loss
 
-FUSED = COLUMNS[1]
+FUSED = Column("fused")
 # Classes, sizes of logits and labels, dtype, and options of each way through the library.
 CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, dict[str, Any]]] = {
     "defaults": (19, (34, 45), (34, 45), torch.float32, {"region_weight": 3.0}),

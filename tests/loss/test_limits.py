@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from cases import interpolated
-from columns import COLUMNS, Column, each_column
+from columns import Column, each_column
 
-REFERENCE = COLUMNS[0]
+REFERENCE = Column("reference")
 SHAPES = [(0, 4, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0), (0, 2, 3, 3), (2, 0, 3, 3), (2, 3, 0, 3), (2, 3, 3, 0)]
 
 

@@ -1,0 +1,183 @@
+"""The CUDA kernels of the edge terms with ``power`` other than 0, stepped on the host, next to the reference."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pairwise import pairwise
+from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+
+from edgeloss import fused, inputs, library, reference
+from edgeloss.functional import edge_aware_loss
+from edgeloss.neighborhoods import distance_map, find_edges, log_weights
+
+pytestmark = pytest.mark.skipif(bool(library.MISSING), reason=str(library.MISSING))
+
+
+@pytest.fixture(autouse=True)
+def _stepped(stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "operators", stepped)
+
+
+def scene(size: tuple[int, ...], classes: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits of blocks with some noise, nan where they are ignored, labels, and which of them count."""
+    y = torch.randint(classes, (2, *(-(-length // 3) for length in size)))
+    for axis, length in enumerate(size, 1):
+        y = y.repeat_interleave(3, axis).narrow(axis, 0, length)
+    is_noise = torch.rand(y.shape) < 0.1
+    y = torch.where(is_noise, torch.randint(classes, y.shape), y)
+    valid = torch.rand(y.shape) > 0.1
+    x = scale * torch.randn(2, classes, *size, dtype=torch.float64)
+    return x.masked_fill(~valid[:, None], torch.nan), y, valid
+
+
+def terms_and_gradient(function: Any, x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """Return both terms [2, B, *S], and the gradient of a weighted sum of them."""
+    x = x.detach().requires_grad_()
+    terms = torch.stack(function(x, *others))
+    weight = torch.linspace(0.5, 1.5, terms.numel(), dtype=terms.dtype).view_as(terms)
+    return terms.detach(), torch.autograd.grad(terms, x, weight)[0]
+
+
+@pytest.mark.parametrize(
+    ("power", "shape", "scale", "field", "layout", "dtype"),
+    pairwise(
+        [-30.0, -1.0, -0.01, 1e-6, 0.5, 1.0, 3.0],
+        [((12, 15), (1, 1)), ((9, 40), (2, 0)), ((1, 7), (1, 3)), ((3, 7, 8), (1, 1, 1)), ((17, 33), (3, 3))],
+        [0.5, 5.0, 40.0],
+        ["none", "decay", "distance", "far"],
+        ["contiguous", "channels last", "constant"],
+        [torch.float64, torch.float32],
+    ),
+)
+@pytest.mark.parametrize("classes", [2, 3, 19])
+def test_agreement(
+    power: float,
+    shape: tuple[tuple[int, ...], tuple[int, ...]],
+    scale: float,
+    field: str,
+    layout: str,
+    dtype: torch.dtype,
+    classes: int,
+) -> None:
+    size, radius = shape
+    x, y, valid = scene(size, classes, scale)
+    x = x.to(dtype)
+    if layout == "channels last":
+        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
+    elif layout == "constant":
+        x, valid = torch.zeros((), dtype=dtype).expand(x.shape), torch.ones_like(valid)
+    mask = find_edges(y, valid, radius)
+    distance = distance_map(y, valid, valid, radius, [1.0] * len(size))
+    if field in ("distance", "far"):  # in binary fractions: a field that float32 holds
+        distance = ((4.0 if field == "distance" else 1000.0) * torch.rand(y.shape)).bfloat16().double()
+    log_w = log_weights(distance, None if field == "none" else 1.3)
+    others = (y, valid, mask, log_w, radius, power)
+    terms, gradient = terms_and_gradient(fused.gathered_terms, x, *others)
+    expected, expected_gradient = terms_and_gradient(reference.edge_terms, x.double(), *others)
+    assert terms.dtype == gradient.dtype == dtype
+    # A mean with an exponent q magnifies roundings of t by |q|, and one far from 0 those of the shares by 1 / |q|.
+    magnified = 1 + (abs(power) * 3 * scale + (1000 if field == "far" else 0)) / 10
+    rtol, atol = (1e-11, 1e-12) if dtype == torch.float64 else (1e-5, 1e-5)
+    torch.testing.assert_close(terms.double(), expected, rtol=rtol * magnified, atol=atol * magnified)
+    torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol * magnified, atol=atol * magnified)
+    assert not gradient[~valid[:, None].expand_as(x)].any()
+    assert not terms[:, ~mask].any()
+
+
+@pytest.mark.parametrize("gap", [12.0, 20.0, 60.0, 200.0, 1e30])
+@pytest.mark.parametrize("power", [-1.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_sure_pixels(gap: float, power: float, dtype: torch.dtype) -> None:
+    """Where a neighbor is sure of a class, its gradient has all digits, of that class and of the others."""
+    y = torch.tensor([[[0, 1, 1], [0, 1, 2], [0, 2, 2]]])
+    valid = torch.ones_like(y, dtype=torch.bool)
+    for sure in range(3):
+        x = torch.randn(1, 11, 3, 3, dtype=dtype)
+        x[:, sure] += gap
+        others = (y, valid, find_edges(y, valid, (1, 1)), None, (1, 1), power)
+        terms, gradient = terms_and_gradient(fused.gathered_terms, x, *others)
+        expected, expected_gradient = terms_and_gradient(reference.edge_terms, x.double(), *others)
+        rtol = 1e-11 if dtype == torch.float64 else 2e-5
+        torch.testing.assert_close(terms.double(), expected, rtol=rtol, atol=1e-30)
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol, atol=1e-37)
+
+
+@pytest.mark.parametrize("options", [{}, {"decay": 1.0, "distance": True}, {"reduction": "none"}])
+def test_nothing_is_read_back(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors have no values to read: with these kernels a call does not wait for its device."""
+    with FakeTensorMode():
+        x = torch.randn(2, 5, 8, 9, requires_grad=True)
+        y, v = torch.zeros(2, 8, 9, dtype=torch.long), torch.rand(2, 8, 9)
+        options = {name: v if value is True else value for name, value in options.items()}
+        options |= {"power": 1.0, "pixel_weight": v, "validate": "never", "backend": "reference"}
+        monkeypatch.setattr(inputs, "may_read", lambda values, validate: validate == "sync")
+        with pytest.raises(DynamicOutputShapeException):
+            edge_aware_loss(x, y, **options)
+        monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
+        edge_aware_loss(x, y, **options).sum().backward()  # type: ignore[union-attr]
+
+
+def arguments(x: Tensor, label: Tensor) -> dict[str, Any]:
+    return {
+        "logits": x,
+        "label": label,
+        "edge": torch.ones_like(label, dtype=torch.bool),
+        "distance": None,
+        "power": 1.0,
+        "radius": [1, 1],
+    }
+
+
+def test_labels_out_of_range_read_nothing(stepped: SimpleNamespace) -> None:
+    label = torch.tensor([[[0, 1, 2**15 - 1], [-5, 0, 3]]], dtype=torch.int16)
+    given = arguments(torch.randn(1, 3, 2, 3, dtype=torch.float64), label)
+    terms, stats, sides = stepped.gathered_terms(**given)
+    assert not terms[:, (label < 0) | (label >= 3)].any()
+    assert terms.isfinite().all()
+    gradient = stepped.gathered_terms_backward(torch.ones_like(terms), stats=stats, sides=sides, **given)
+    assert gradient.isfinite().all()
+    assert not gradient[:, :, 1, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("logits", torch.zeros(2, 3, 5, 6).half(), "logits: expected the dtype Float, Double, but got Half"),
+        ("logits", torch.zeros(2, 1, 5, 6), "logits: expected at least 2 classes, but got 1"),
+        ("label", torch.zeros(2, 5, 6).long(), "label: expected the dtype Short, but got Long"),
+        ("label", torch.zeros(2, 6, 5).short(), r"label: expected \[2, 5, 6\], but got \[2, 6, 5\]"),
+        ("edge", torch.zeros(2, 5, 6), "edge: expected the dtype Bool, Byte, but got Float"),
+        ("distance", torch.zeros(2, 5, 6).double(), "distance: expected the dtype Float, but got Double"),
+        ("radius", [1], "radius: expected 2 numbers, one per axis, but got 1"),
+        ("radius", [1, -1], "radius: expected at least 0, but got -1"),
+        ("grad_terms", torch.zeros(2, 5, 6), r"grad_terms: expected 120 contiguous elements, but got \[2, 5, 6\]"),
+        ("stats", torch.zeros(60), r"stats: expected 120 contiguous elements, but got \[60\]"),
+        ("sides", torch.zeros(360).double(), "sides: expected the dtype Float, but got Double"),
+    ],
+)
+def test_checks(stepped: SimpleNamespace, name: str, value: Any, message: str) -> None:
+    given = arguments(torch.zeros(2, 3, 5, 6), torch.zeros(2, 5, 6, dtype=torch.int16))
+    terms, stats, sides = stepped.gathered_terms(**given)
+    of_backward = given | {"grad_terms": terms, "stats": stats, "sides": sides}
+    assert stepped.gathered_terms_backward(**of_backward).shape == given["logits"].shape
+    if name in given:
+        with pytest.raises(RuntimeError, match=message):
+            stepped.gathered_terms(**given | {name: value})
+    with pytest.raises(RuntimeError, match=message):
+        stepped.gathered_terms_backward(**of_backward | {name: value})
+
+
+def test_operator(stepped: SimpleNamespace) -> None:
+    given = arguments(torch.randn(1, 3, 4, 5, requires_grad=True), torch.randint(3, (1, 4, 5), dtype=torch.int16))
+    # Not test_aot_dispatch_dynamic: the state that forward leaves to backward is filled only where backward reads it.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(stepped.gathered_terms.default, tuple(given.values()), test_utils=tests)
+    terms = stepped.gathered_terms(**given)[0]
+    (gradient,) = torch.autograd.grad(terms.sum(), given["logits"], create_graph=True)
+    with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
+        gradient.sum().backward()

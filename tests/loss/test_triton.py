@@ -1,0 +1,114 @@
+"""The operators of Triton's kernels, in its interpreter: what torch knows of them, and that they repeat their bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from columns import INTERPRETED, Column
+
+from edgeloss import EdgeAwareLoss, check, library
+from edgeloss.functional import edge_aware_loss
+from edgeloss.triton import operators
+
+TRITON = Column("fused", interpreted=True)
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="make test runs it in a process with TRITON_INTERPRET=1")
+
+
+def test_triton_is_not_imported_for_cpu_tensors() -> None:
+    script = """
+import sys, torch
+import edgeloss
+x = torch.randn(1, 3, 12, 12, requires_grad=True)
+edgeloss.EdgeAwareLoss()(x, torch.randint(3, (1, 12, 12))).backward()
+edgeloss.backends()
+assert "triton" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def call(
+    classes: int, size: tuple[int, int] = (12, 14), **options: Any
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Return logits, labels and options of a call with edges and regions."""
+    random = torch.Generator().manual_seed(0)
+    y = torch.randint(max(2, classes), (1, *size), generator=random)
+    x = torch.randn(1, classes, *size, generator=random, requires_grad=True)
+    return x, y, {"region_weight": 3.0, "ignore_index": 1 if classes > 2 else None, **options}
+
+
+@interpreted
+@pytest.mark.parametrize("classes", [1, 9])
+def test_operators_are_as_torch_expects_them(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for name in ("edge_loss", "edge_loss_backward"):
+        operator = getattr(operators.operators, name).default
+
+        def record(*args: Any, operator: Any = operator) -> Any:
+            calls.append((operator, args))
+            return operator(*args)
+
+        monkeypatch.setattr(getattr(operators.operators, name), "default", record)
+    x, y, options = call(classes, (7, 8), decay=1.5)
+    TRITON.loss(x, y, **options).backward()
+    monkeypatch.undo()
+    assert len(calls) == 2
+    for operator, args in calls:
+        torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@interpreted
+def test_one_graph_has_the_bits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, options = call(3)
+    monkeypatch.setattr(library, "interprets", True)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return edge_aware_loss(x, y, backend="fused", validate="never", **options)
+
+    results = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        value = function(x, y)
+        results.append((value, *torch.autograd.grad(value, x)))
+    assert all(torch.equal(eager, compiled) for eager, compiled in zip(*results, strict=True))
+
+
+@interpreted
+def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
+    x, y, options = call(4)
+    first, second = (TRITON.loss(x, y, **options) for _ in range(2))
+    assert torch.equal(first, second)
+    (gradient,) = torch.autograd.grad(first, x, retain_graph=True)
+    (doubled,) = torch.autograd.grad(2 * first, x)
+    assert torch.equal(gradient, torch.autograd.grad(second, x)[0])
+    assert torch.equal(doubled, 2 * gradient)
+    (gradient,) = torch.autograd.grad(TRITON.loss(x, y, **options), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="the fused loss can't be differentiated twice; pass backend='reference'"):
+        gradient.sum().backward()
+
+
+@interpreted
+def test_edge_pixels_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, _ = call(4)
+    counts = []
+    for interprets in (False, True):
+        monkeypatch.setattr(library, "interprets", interprets)
+        criterion = EdgeAwareLoss(ignore_index=1, backend="fused" if interprets else "reference")
+        criterion(x, y).backward()
+        counts.append(criterion.state_dict())
+    assert counts[0].keys() == counts[1].keys()
+    for name, value in counts[0].items():
+        torch.testing.assert_close(counts[1][name], value, rtol=1e-6, atol=1e-6)
+
+
+@interpreted
+def test_labels_out_of_range_are_ignored_and_recorded() -> None:
+    x, y, options = call(4)
+    wrong = y.masked_fill(y == 0, 77)
+    ignored = TRITON.loss(x, y.masked_fill(y == 0, 1), **options)
+    assert torch.equal(TRITON.loss(x, wrong, validate="never", **options), ignored)
+    check()
+    with pytest.raises(ValueError, match="expected labels 0 to 3, or ignore_index=1, but got 77"):
+        TRITON.loss(x, wrong, **options)

@@ -1,0 +1,143 @@
+"""Compile the kernels of GPUs as calls of the loss do, without a GPU; print a table, and fail on register spills.
+
+Usage, from the repository's root: python tools/check_gpu.py [--targets sm_90 gfx942] [--forms NAME ...]
+
+Triton has its own compiler and assembler: a machine without a GPU compiles for all of them. Calls are made of tensors
+on the CPU, whose kernels are compiled and not run, so that what is compiled is what a call would launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FIRST, *OTHERS = TARGETS = ["sm_90", "sm_80", "sm_100", "sm_120", "gfx942"]
+# Calls: the shape of the logits and of the labels, the dtype, and options that change what is compiled.
+FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] = {
+    "2 classes": ((2, 2, 64, 64), (64, 64), "float32", {}),
+    "2 classes, bfloat16": ((2, 2, 64, 64), (64, 64), "bfloat16", {}),
+    "1 logit, multilabel": ((2, 3, 64, 64), (64, 64), "float32", {"multilabel": True}),
+    "19 classes": ((2, 19, 64, 64), (64, 64), "float32", {}),
+    "19 classes, no regions": ((2, 19, 64, 64), (64, 64), "float32", {"region_weight": 0.0}),
+    "19 classes, bfloat16": ((2, 19, 64, 64), (64, 64), "bfloat16", {}),
+    "19 classes, decay, smoothing": ((2, 19, 64, 64), (64, 64), "float32", {"decay": 2.0, "label_smoothing": 0.1}),
+    "150 classes": ((2, 150, 64, 64), (64, 64), "float32", {}),
+    "150 classes, upsampled": ((2, 150, 16, 16), (64, 64), "float32", {"upsample": True}),
+    "4 classes, volume": ((1, 4, 16, 16, 16), (16, 16, 16), "float32", {}),
+    "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
+}
+COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
+
+
+class Row(NamedTuple):
+    """Resources of a compiled kernel; spills are loads and stores of them, or of AMD spilled registers."""
+
+    form: str
+    target: str
+    kernel: str
+    registers: int
+    spills: int
+    shared: int
+
+
+class _Driver:
+    """Stands for a device that is not there."""
+
+    def __init__(self, target: str) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        number, self._number = target.split("_")[-1], TARGETS.index(target)
+        self._target = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(number), 32)
+
+    def get_current_device(self) -> int:
+        return self._number  # Triton keeps what it has compiled for each device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:  # noqa: ANN401
+        return self._target
+
+
+def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return the registers of a thread, and how many instructions, or on AMD registers, are for spilled ones."""
+    if "cubin" not in compiled.asm:
+        code = compiled.asm["amdgcn"]
+        used, spilled = (re.findall(rf"\.vgpr_{name}: +(\d+)", code) for name in ("count", "spill_count"))
+        return max(map(int, used)), sum(map(int, spilled))
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout
+            for what in ("-res-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+)", usage)
+    assert found, usage
+    return int(found[1]), len(re.findall(r"\b(?:LDL|STL)\b", code))
+
+
+def compile_form(form: str, target: str) -> list[Row]:
+    """Compile the kernels of a call for a target."""
+    warnings.simplefilter("ignore")
+    import torch
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    from edgeloss import library
+    from edgeloss.functional import edge_aware_loss
+
+    triton.runtime.driver.set_active(_Driver(target))
+    rows = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ANN401
+        compiled = run(self, *args, grid=grid, warmup=True, **options)
+        name = self.fn.__name__.removesuffix("_kernel")
+        rows[name] = Row(form, target, name, *resources(compiled), compiled.metadata.shared)
+
+    JITFunction.run = compile_only
+    library.interprets = True  # CPU tensors take the kernels of GPUs
+    try:
+        x_shape, y_shape, dtype, options = FORMS[form]
+        y = torch.randint(2, (*x_shape[: 1 + options.get("multilabel", False)], *y_shape))
+        x = torch.randn(x_shape, dtype=getattr(torch, dtype), requires_grad=True)
+        edge_aware_loss(x, y, backend="fused", **{"region_weight": 3.0, **options}).backward()
+    finally:
+        JITFunction.run = run
+    return list(rows.values())
+
+
+def main() -> int:
+    """Compile all forms for all targets."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS))
+    given = parser.parse_args()
+    jobs = [
+        (form, target) for target in given.targets for form in given.forms or (COMMON if target in OTHERS else FORMS)
+    ]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = [row for rows in pool.map(compile_form, *zip(*jobs, strict=True)) for row in rows]
+    print(f"{'form':30} {'target':8} {'kernel':16} {'registers':>9} {'spills':>6} {'shared':>6}")
+    for row in found:
+        print(f"{row.form:30} {row.target:8} {row.kernel:16} {row.registers:9} {row.spills:6} {row.shared:6}")
+    spilled = [row for row in found if row.spills]
+    for row in spilled:
+        print(f"{row.kernel} spills {row.spills} for {row.target} ({row.form})", file=sys.stderr)
+    return bool(spilled)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +96,21 @@ def test_neighbor_nll(kernels: str) -> None:
             forward(**given | {name: value})
     arguments = dict(zip(["grad_value", "stats", "largest", "sides"], forward(**given), strict=True))
     assert_checked(backward, arguments | {name: given[name] for name in ("logits", "index", "weight", "radius")})
+
+
+def test_gathered_terms(stepped: SimpleNamespace) -> None:
+    given = {name: NEIGHBOR[name] for name in ("logits", "radius")} | {"power": 1.0, "distance": torch.ones(2, 5, 6)}
+    given |= {"label": torch.zeros(2, 5, 6).short(), "edge": torch.ones(2, 5, 6, dtype=torch.bool)}
+    forward, backward = stepped.gathered_terms, stepped.gathered_terms_backward
+    terms, stats, sides = forward(**given)
+    of_backward = given | {"grad_terms": terms, "stats": stats, "sides": sides}
+    assert_checked(forward, given)
+    assert_checked(backward, of_backward)
+    for name, value, message in (
+        ("logits", torch.zeros(2, 1, 5, 6), "logits: expected at least 2 classes, but got 1"),
+        ("radius", [1], "radius: expected 2 numbers, one per axis, but got 1"),
+        ("radius", [1, -1], "radius: expected at least 0, but got -1"),
+    ):
+        for operator, arguments in ((forward, given), (backward, of_backward)):
+            with pytest.raises(RuntimeError, match=message):
+                operator(**arguments | {name: value})

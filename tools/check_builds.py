@@ -33,7 +33,7 @@ SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
 SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
 NEIGHBOR_TESTS = "tests/kernels/test_neighbor_nll.py"
 AGREEMENT_TESTS = ["tests/loss/test_agreement.py", "tests/loss/test_gaps.py", "tests/loss/test_limits.py"]
-TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/kernels/test_region_term.py", "tests/loss/test_numerics.py"]
+TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/loss/test_region.py", "tests/loss/test_numerics.py"]
 TARGET_TESTS += ["-k", "not cuda and not [reference and not -reference] and not compile and not one_graph"]
 SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_numerics.py", "tests/loss/test_autograd.py"]
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
@@ -41,6 +41,7 @@ SANITIZED_TESTS += ["-k", "not [reference and not -reference] and not camvid and
 STEPPED_TESTS = [NEIGHBOR_TESTS, "tests/kernels/test_gathered_terms.py", "-k", "stepped or gathered_terms"]
 CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
 RACES = "g++ -O1 -g -fsanitize=thread"
+PATHS = os.pathsep.join(["tests", "tools", str(Path.cwd())])
 RACE_FOUND = 66  # the status of a process that ThreadSanitizer ends
 STATE = "import edgeloss; print(edgeloss.__file__, edgeloss.backends()['cpu'])"
 
@@ -86,7 +87,7 @@ def preload(*runtimes: str) -> str:
 def build_stepped(compiler: str) -> str:
     """Build the CUDA kernels for the host, and return the path of the library."""
     shim = "import host_shim; print(host_shim.build(host_shim.compiler()))"
-    env = {**os.environ, "CXX": compiler, "PYTHONPATH": os.pathsep.join(["tests", str(Path.cwd())])}
+    env = {**os.environ, "CXX": compiler, "PYTHONPATH": PATHS}
     return subprocess.run(
         [sys.executable, "-c", shim], env=env, stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
@@ -109,7 +110,7 @@ def check_races() -> None:
     print("==> races: building the CUDA kernels for the host", flush=True)
     library = build_stepped(RACES)
     options = f"halt_on_error=1 exitcode={RACE_FOUND} report_signal_unsafe=0 ignore_noninstrumented_modules=1"
-    env = os.environ | {"LD_PRELOAD": preload("libtsan.so"), "TSAN_OPTIONS": options, "PYTHONPATH": str(Path.cwd())}
+    env = os.environ | {"LD_PRELOAD": preload("libtsan.so"), "TSAN_OPTIONS": options, "PYTHONPATH": PATHS}
     command = [sys.executable, "tests/host_shim/races.py", library]
     if code := subprocess.run(command, env=env, preexec_fn=progress.end_with_parent).returncode:
         raise SystemExit(code)

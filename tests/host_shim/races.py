@@ -1,6 +1,6 @@
 """Call the CUDA kernels in all ways, for ThreadSanitizer.
 
-Usage: python tests/host_shim/races.py LIBRARY
+Usage: PYTHONPATH=tests:tools:. python tests/host_shim/races.py LIBRARY
 
 LIBRARY is that of `host_shim.build`, compiled with -fsanitize=thread, by which tools/check_builds.py steps the kernels
 on the host.
@@ -12,8 +12,6 @@ import itertools
 import math
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-import torch
-from kernel_kinds import CPU, CUDA, ON_CUDA, STEPPED, Kernels
+from kernel_kinds import CPU, CUDA, KINDS, STEPPED
 
 from edgeloss import fused, library
 
 
-@pytest.fixture(params=[CPU, *ON_CUDA, STEPPED])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """Return the kernels of ``neighbor_nll`` of each kind."""
-    reason = library._why_not_on_cuda(None) if request.param == CUDA else library.MISSING
-    if reason:
-        pytest.skip(reason)
-    if request.param != STEPPED:
-        return Kernels(request.param, torch.ops.edgeloss)
-    operators = request.getfixturevalue("stepped")
-    monkeypatch.setattr(fused, "operators", operators)
-    return Kernels("cpu", operators)
+@pytest.fixture
+def use(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes calls of ``neighbor_nll`` use a kind of kernels, and returns their device."""
+
+    def use_kind(kind: str) -> str:
+        if reason := library._why_not_on_cuda(None) if kind == CUDA else library.MISSING:
+            pytest.skip(reason)
+        if kind == STEPPED:
+            monkeypatch.setattr(fused, "operators", request.getfixturevalue("stepped"))
+        return CUDA if kind == CUDA else CPU
+
+    return use_kind
 
 
-@pytest.fixture(params=["reference", "fused", STEPPED])
-def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``backend="auto"`` choose each backend in turn, and the stepped kernels of ``neighbor_nll``."""
-    if request.param == "reference":
-        monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "the test's choice")
-    elif library.MISSING:
-        pytest.skip(library.MISSING)
-    elif request.param == STEPPED:
-        monkeypatch.setattr(fused, "operators", request.getfixturevalue("stepped"))
+@pytest.fixture(params=KINDS)
+def kernels(request: pytest.FixtureRequest, use: Any) -> str:
+    """Return the device of each kind of kernels, which are ``fused.operators``."""
+    return str(use(request.param))
+
+
+@pytest.fixture(params=["reference", *KINDS])
+def device(request: pytest.FixtureRequest, use: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a device on which ``backend="auto"`` chooses plain PyTorch, or kernels of each kind."""
+    if request.param != "reference":
+        return str(use(request.param))
+    monkeypatch.setattr(library, "why_not_fused", lambda *arguments, **named: "the test's choice")
+    return CPU

@@ -35,10 +35,6 @@ def test_which_device_a_library_serves(driver: tuple[int, int], capability: tupl
     assert found is None if expected is None else expected in (found or "")
 
 
-def test_a_library_without_its_record_is_not_trusted() -> None:
-    assert "has no record" in str(library._why_unfit({}, (13, 0), (9, 0)))
-
-
 @pytest.fixture
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend a library with CUDA kernels and a torch for CUDA, on a machine with two devices."""
@@ -57,6 +53,12 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library._why_not_on_cuda(None) is None  # on the current device
     assert "capability 7.5" in str(library._why_not_on_cuda(0))
+    with monkeypatch.context() as patch:  # a device is asked once
+        patch.delattr(torch.cuda, "get_device_capability")
+        assert library._why_not_on_cuda(1) is None
+    library._FIT.clear()
+    monkeypatch.setattr(library, "RECORD", {})
+    assert "has no record" in str(library._why_not_on_cuda(1))
     library._FIT.clear()
 
     def no_driver() -> None:
@@ -74,14 +76,10 @@ def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.Monk
     assert backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
 
 
-@pytest.mark.usefixtures("_machine")
-def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library._why_not_on_cuda(1) is None
-    monkeypatch.delattr(torch.cuda, "get_device_capability")
-    assert library._why_not_on_cuda(1) is None
-
-
-def test_fused_reports_why_it_is_not_available() -> None:
+def test_what_is_available() -> None:
+    assert set(backends()) == {"reference", "cpu", "cuda", "cuda, power != 0"}
+    assert backends()["reference"] == "available"
+    assert all(state == "available" or state.startswith("unavailable: ") for state in backends().values())
     logits, target = torch.zeros(1, 2, 4, 4, device="meta"), torch.zeros(1, 4, 4, dtype=torch.long, device="meta")
     with pytest.raises(RuntimeError, match="does not support this call: there are no kernels for meta tensors"):
         edge_aware_loss(logits, target, backend="fused")

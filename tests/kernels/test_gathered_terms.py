@@ -43,48 +43,34 @@ def terms_and_gradient(function: Any, x: Tensor, *others: Any) -> tuple[Tensor, 
     return terms.detach(), torch.autograd.grad(terms, x, weight)[0]
 
 
+# Other powers and distances than those of the agreement suite, which runs these kernels too.
 @pytest.mark.parametrize(
-    ("power", "shape", "scale", "field", "layout", "dtype"),
+    ("power", "shape", "scale", "field", "dtype", "classes"),
     pairwise(
-        [-30.0, -1.0, -0.01, 1e-6, 0.5, 1.0, 3.0],
-        [((12, 15), (1, 1)), ((9, 40), (2, 0)), ((1, 7), (1, 3)), ((3, 7, 8), (1, 1, 1)), ((17, 33), (3, 3))],
+        [-30.0, -0.01, 1e-6, 0.5, 3.0],
+        [((12, 15), (1, 1)), ((9, 40), (2, 0)), ((3, 7, 8), (1, 1, 1)), ((17, 33), (3, 3))],
         [0.5, 5.0, 40.0],
-        ["none", "decay", "distance", "far"],
-        ["contiguous", "channels last", "constant"],
+        ["none", "decay", "far"],
         [torch.float64, torch.float32],
+        [2, 3, 19],
     ),
 )
-@pytest.mark.parametrize("classes", [2, 3, 19])
-def test_agreement(
-    power: float,
-    shape: tuple[tuple[int, ...], tuple[int, ...]],
-    scale: float,
-    field: str,
-    layout: str,
-    dtype: torch.dtype,
-    classes: int,
-) -> None:
+def test_agreement(power: float, shape: Any, scale: float, field: str, dtype: torch.dtype, classes: int) -> None:
     size, radius = shape
     x, y, valid = scene(size, classes, scale)
-    x = x.to(dtype)
-    if layout == "channels last":
-        x = x.to(memory_format=torch.channels_last if len(size) == 2 else torch.channels_last_3d)
-    elif layout == "constant":
-        x, valid = torch.zeros((), dtype=dtype).expand(x.shape), torch.ones_like(valid)
-    mask = find_edges(y, valid, radius)
+    x, mask = x.to(dtype), find_edges(y, valid, radius)
     distance = distance_map(y, valid, valid, radius, [1.0] * len(size))
-    if field in ("distance", "far"):  # in binary fractions: a field that float32 holds
-        distance = ((4.0 if field == "distance" else 1000.0) * torch.rand(y.shape)).bfloat16().double()
-    log_w = log_weights(distance, None if field == "none" else 1.3)
-    others = (y, valid, mask, log_w, radius, power)
+    if field == "far":  # in binary fractions: a field that float32 holds
+        distance = (1000.0 * torch.rand(y.shape)).bfloat16().double()
+    others = (y, valid, mask, log_weights(distance, None if field == "none" else 1.3), radius, power)
     terms, gradient = terms_and_gradient(fused.gathered_terms, x, *others)
     expected, expected_gradient = terms_and_gradient(reference.edge_terms, x.double(), *others)
     assert terms.dtype == gradient.dtype == dtype
     # A mean with an exponent q magnifies roundings of t by |q|, and one far from 0 those of the shares by 1 / |q|.
     magnified = 1 + (abs(power) * 3 * scale + (1000 if field == "far" else 0)) / 10
-    rtol, atol = (1e-11, 1e-12) if dtype == torch.float64 else (1e-5, 1e-5)
-    torch.testing.assert_close(terms.double(), expected, rtol=rtol * magnified, atol=atol * magnified)
-    torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol * magnified, atol=atol * magnified)
+    rtol, atol = ((each * magnified) for each in ((1e-11, 1e-12) if dtype == torch.float64 else (1e-5, 1e-5)))
+    torch.testing.assert_close(terms.double(), expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol, atol=atol)
     assert not gradient[~valid[:, None].expand_as(x)].any()
     assert not terms[:, ~mask].any()
 
@@ -142,34 +128,6 @@ def test_labels_out_of_range_read_nothing(stepped: SimpleNamespace) -> None:
     gradient = stepped.gathered_terms_backward(torch.ones_like(terms), stats=stats, sides=sides, **given)
     assert gradient.isfinite().all()
     assert not gradient[:, :, 1, 0].any()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("logits", torch.zeros(2, 3, 5, 6).half(), "logits: expected the dtype Float, Double, but got Half"),
-        ("logits", torch.zeros(2, 1, 5, 6), "logits: expected at least 2 classes, but got 1"),
-        ("label", torch.zeros(2, 5, 6).long(), "label: expected the dtype Short, but got Long"),
-        ("label", torch.zeros(2, 6, 5).short(), r"label: expected \[2, 5, 6\], but got \[2, 6, 5\]"),
-        ("edge", torch.zeros(2, 5, 6), "edge: expected the dtype Bool, Byte, but got Float"),
-        ("distance", torch.zeros(2, 5, 6).double(), "distance: expected the dtype Float, but got Double"),
-        ("radius", [1], "radius: expected 2 numbers, one per axis, but got 1"),
-        ("radius", [1, -1], "radius: expected at least 0, but got -1"),
-        ("grad_terms", torch.zeros(2, 5, 6), r"grad_terms: expected 120 contiguous elements, but got \[2, 5, 6\]"),
-        ("stats", torch.zeros(60), r"stats: expected 120 contiguous elements, but got \[60\]"),
-        ("sides", torch.zeros(360).double(), "sides: expected the dtype Float, but got Double"),
-    ],
-)
-def test_checks(stepped: SimpleNamespace, name: str, value: Any, message: str) -> None:
-    given = arguments(torch.zeros(2, 3, 5, 6), torch.zeros(2, 5, 6, dtype=torch.int16))
-    terms, stats, sides = stepped.gathered_terms(**given)
-    of_backward = given | {"grad_terms": terms, "stats": stats, "sides": sides}
-    assert stepped.gathered_terms_backward(**of_backward).shape == given["logits"].shape
-    if name in given:
-        with pytest.raises(RuntimeError, match=message):
-            stepped.gathered_terms(**given | {name: value})
-    with pytest.raises(RuntimeError, match=message):
-        stepped.gathered_terms_backward(**of_backward | {name: value})
 
 
 def test_operator(stepped: SimpleNamespace) -> None:

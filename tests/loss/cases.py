@@ -14,6 +14,7 @@ IGNORED = 255
 SIZES = [(1, 1), (1, 9), (9, 1), (7, 7), (12, 15), (3, 5, 6), (7, 8, 10), (34, 65), (3, 300)]
 SMALL = [(1, 7), (6, 1), (5, 6), (7, 22), (12, 15), (2, 3, 4)]
 CLASSES = [1, 2, 3, 4, 5, 19, 150, "multilabel"]
+LAYOUTS = ["channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped", "unaligned"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 PARTS: dict[str, dict[str, float]] = {
     "defaults": {},
@@ -30,9 +31,9 @@ PARTS: dict[str, dict[str, float]] = {
 VALUES: dict[str, list[Any]] = {
     "labels": ["blocks", "noise", "line", "one class", "all ignored"],
     "logits": ["normal", "right", "large", "offset", "extreme", "extremely wrong"],
-    "layout": ["contiguous", "channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped"],
+    "layout": ["contiguous", *LAYOUTS],
     "target": [torch.int64, torch.int32, torch.int16, torch.uint8],
-    "target_layout": ["contiguous", "transposed", "expanded"],
+    "target_layout": ["contiguous", "transposed", "reversed", "expanded", "sliced"],
     "ignore_index": [IGNORED, -100, None, 1],
     "radius": ["1", "2", "3", "per axis", "beyond the image"],
     "power": [0.0, 1.0, -1.0, 1e-5],
@@ -145,7 +146,7 @@ def make_case(row: Row) -> Case:
     elif ignore_index != IGNORED:
         y[y == IGNORED] = ignore_index
     x = laid_out(x, row.layout)
-    y = laid_out(y.to(row.target), "contiguous" if low != size else row.target_layout)
+    y = laid_out(y.to(row.target), row.target_layout)
     valid = torch.ones_like(y, dtype=torch.bool) if ignore_index is None else y != ignore_index
     options: dict[str, Any] = {
         "ignore_index": ignore_index,
@@ -166,14 +167,16 @@ def make_case(row: Row) -> Case:
 
 
 def unread_logits(x: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits that no valid pixel needs, also by interpolation; valid is [B, C, *S] or [B, 1, *S]."""
-    if x.shape[2:] == valid.shape[2:]:
-        return ~valid.expand(x.shape)
-    # In the dtype of the interpolation, whose weights may be 0 by rounding.
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cells = torch.zeros(len(x), valid.shape[1], *x.shape[2:], dtype=dtype, requires_grad=True)
-    (support,) = torch.autograd.grad(interpolated(cells, valid.shape[2:]), cells, valid.to(dtype))
-    return (support == 0).expand(x.shape)
+    """Return the logits that no valid pixel needs, also by interpolation; valid is [B, C, *S] or [B, 1, *S].
+
+    A position on a low-resolution pixel may be rounded to one beside it, which reads the next pixel too.
+    """
+    read = valid.double()
+    for axis, (low, high) in enumerate(zip(x.shape[2:], valid.shape[2:], strict=True), start=2):
+        place = ((torch.arange(high) + 0.5).double() * low / high - 0.5).clamp(0, low - 1)
+        apart = (place[:, None] - torch.arange(low)).abs()
+        read = ((read.movedim(axis, -1) @ (apart < 1 + 1e-6 * (low != high)).double()) > 0).double().movedim(-1, axis)
+    return (read == 0).expand(x.shape)
 
 
 def with_unread(case: Case, value: float) -> Case:
@@ -278,6 +281,8 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
     if layout == "cropped":
         channels = values.shape[1]
         return F.pad(torch.cat([values] * 3, 1), [1, 1])[:, channels : 2 * channels, ..., 1:-1]
+    if layout == "unaligned":  # to the length of a vector
+        return values.new_empty(values.numel() + 3)[3:].view(values.shape).copy_(values)
     if layout == "sliced":
         return torch.stack([values, values], -1).flatten(-2)[..., ::2]
     return values

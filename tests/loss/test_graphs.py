@@ -26,15 +26,15 @@ class Call(nn.Module):
         super().__init__()
         self.function, self.options = function, options
 
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.function(*tensors, **self.options)
+    def forward(self, *args: Tensor, **tensors: Any) -> Any:
+        return self.function(*args, **self.options, **tensors)
 
 
-def graph_of(how: str, eager: Call, *tensors: Tensor, axes: dict[int, Any] | None = None) -> Loss:
+def graph_of(how: str, eager: Call, *args: Tensor, axes: dict[int, Any] | None = None, **tensors: Any) -> Loss:
     """Return the graph of a call, for any size of the axes if it is exported, and for all sizes if it is compiled."""
     if how == "export":
-        shapes = {"tensors": tuple(axes for _ in tensors)} if axes else None
-        return torch.export.export(eager, tensors, dynamic_shapes=shapes).module()
+        shapes = {"args": tuple(axes for _ in args)} if axes else None
+        return torch.export.export(eager, args, tensors, dynamic_shapes=shapes).module()
     torch._dynamo.reset()
     return torch.compile(eager, fullgraph=True, dynamic=True if axes is not None else None, backend="aot_eager")
 
@@ -52,20 +52,19 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors_of(call: str, batch: int, *size: int) -> tuple[Tensor, Tensor]:
-    low = [n // 2 for n in size] if "upsample" in CALLS[call] else size
-    return torch.randn(batch, 3, *low), torch.randint(2, (batch, 3, *size) if "multilabel" in call else (batch, *size))
-
-
 @each_column
 @each_way
 @pytest.mark.parametrize("call", CALLS)
 def test_loss(call: str, how: str, column: Column) -> None:
+    def tensors(batch: int, *size: int) -> tuple[Tensor, Tensor]:
+        low = [n // 2 for n in size] if call == "upsampled" else size
+        return torch.randn(batch, 3, *low), torch.randint(2, (batch, *[3] * (call == "multilabel"), *size))
+
     eager = Call(column.loss, CALLS[call])
-    graph = graph_of(how, eager, *tensors_of(call, 2, 12, 14), axes={0: Dim("batch", min=2, max=64)})
+    graph = graph_of(how, eager, *tensors(2, 12, 14), axes={0: Dim("batch", min=2, max=64)})
     with torch._dynamo.config.patch(error_on_recompile=True):
         for size in [(2, 12, 14), (3, 12, 14), *([] if how == "export" else [(2, 22, 30)])]:
-            x, y = tensors_of(call, *size)
+            x, y = tensors(*size)
             for labels in (y, torch.full_like(y, -100), torch.zeros_like(y)):
                 assert_same(graph, eager, x, labels)
         with pytest.raises((RuntimeError, ValueError), match="target: expected labels"):
@@ -85,22 +84,11 @@ TENSORS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-class WithTensors(nn.Module):
-    """The loss as a module that can be exported."""
-
-    def forward(self, x: Tensor, y: Tensor, **tensors: Any) -> Any:
-        return edge_aware_loss(x, y, decay=2.0, spacing=(1.0, 2.0), **tensors)
-
-
 @each_way
 def test_every_tensor_is_checked(how: str) -> None:
     x, y = torch.randn(2, 3, 5, 6), torch.randint(3, (2, 5, 6))
-    given, eager = {name: good for name, (good, _, _) in TENSORS.items()}, WithTensors()
-    if how == "compile":
-        torch._dynamo.reset()
-        graph = torch.compile(eager, fullgraph=True, backend="aot_eager")
-    else:
-        graph = torch.export.export(eager, (x, y), kwargs=given).module()
+    given, eager = {name: good for name, (good, _, _) in TENSORS.items()}, Call(edge_aware_loss, {"decay": 2.0})
+    graph = graph_of(how, eager, x, y, **given)
     assert graph(x, y, **given) == eager(x, y, **given)
     for name, (_, bad, message) in TENSORS.items():
         with pytest.raises(RuntimeError, match=message):

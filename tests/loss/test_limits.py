@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import brute_force
 import pytest
 import torch
-from cases import interpolated, laid_out
+from cases import interpolated
 from columns import Column, each_column
 
 REFERENCE = Column("reference")
@@ -31,54 +30,6 @@ def test_nothing_is_a_loss_of_zero(shape: tuple[int, ...], column: Column) -> No
         assert not torch.autograd.grad(loss.sum(), x)[0].any()
         with torch.no_grad():
             assert not column.loss(x, y, reduction=reduction, **options).any()
-
-
-@each_column
-@pytest.mark.parametrize("resolution", ["same", "upsampled"])
-@pytest.mark.parametrize("layout", ["transposed", "reversed", "expanded", "sliced"])
-def test_labels_of_any_layout(layout: str, resolution: str, column: Column) -> None:
-    calls: list[dict[str, Any]] = [{"reduction": reduction} for reduction in ("mean", "sum", "none")]
-    calls += [{"multilabel": True}, {"region_weight": 3.0}, {"multilabel": True, "region_weight": 3.0}]
-    for options in calls:
-        x = torch.randn(2, 3, *((3, 4) if resolution == "upsampled" else (8, 9)), requires_grad=True)
-        y = laid_out(torch.randint(2, (2, 3, 8, 9) if "multilabel" in options else (2, 8, 9)), layout)
-        results = []
-        for labels in (y, y.clone(memory_format=torch.contiguous_format)):
-            loss = column.loss(x, labels, upsample=True, **options)
-            with torch.no_grad():
-                assert torch.equal(column.loss(x, labels, upsample=True, **options), loss)
-            results.append((loss, *torch.autograd.grad(loss.sum(), x)))
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-@each_column
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("resolution", ["same", "upsampled"])
-def test_gradients_of_half_precision_are_rounded_once(resolution: str, dtype: torch.dtype, column: Column) -> None:
-    y = torch.randint(4, (2, 9, 11)).repeat_interleave(3, 1).repeat_interleave(3, 2)
-    x = (2 * torch.randn(2, 4, *((27, 33) if resolution == "same" else (7, 9)))).to(dtype)
-    options: dict[str, Any] = {"region_weight": 3.0, "reduction": "sum", "upsample": True}
-    gradients = []
-    for logits, each in ((x.double(), REFERENCE), (x, column)):
-        logits.requires_grad_()
-        gradients += torch.autograd.grad(each.loss(logits, y, **options), logits)
-    expected, found = gradients[0], gradients[1].double()
-    ulp = torch.finfo(dtype).eps * 2.0 ** expected.abs().clamp(min=torch.finfo(dtype).tiny).log2().floor()
-    in_float32 = 2e-6 * float(expected.abs().max())
-    assert ((found - expected).abs() <= 0.5 * ulp + in_float32).all()
-
-
-@each_column
-def test_a_field_of_distances_over_a_thousand_decays(column: Column) -> None:
-    torch.manual_seed(135)
-    x, y = 300 * torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randint(2, (1, 3, 3))
-    distance = 1000 * torch.rand(1, 3, 3, dtype=torch.float64)
-    options: dict[str, Any] = {"power": -1.0, "decay": 1.0}
-    loss = column.loss(x.requires_grad_(), y, distance=distance, **options)
-    expected, *_ = brute_force.loss(x.detach().numpy(), y.numpy(), radius=(1, 1), distance=distance.numpy(), **options)
-    torch.testing.assert_close(loss.item(), expected.item())
-    exact = REFERENCE.loss(x, y, distance=distance, **options)
-    torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in (loss, exact)))
 
 
 @each_column
@@ -107,19 +58,6 @@ def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(power: float, col
 
 
 @each_column
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_logits_at_any_address(dtype: torch.dtype, column: Column) -> None:
-    x, y = torch.randn(2, 9, 5, 12).to(dtype), torch.randint(9, (2, 5, 12))
-    results = []
-    for offset in range(4):  # of them, one is a multiple of a vector's length
-        moved = torch.empty(x.numel() + offset, dtype=dtype)[offset:].view(x.shape).copy_(x).requires_grad_()
-        loss = column.loss(moved, y)
-        results.append((loss, *torch.autograd.grad(loss, moved)))
-    for others in results[1:]:
-        torch.testing.assert_close(others, results[0])
-
-
-@each_column
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.3, -2.0])
 def test_nothing_cancels_next_to_large_terms(power: float, column: Column) -> None:
     x, y = torch.randn(1, 3, 48, 40), torch.zeros(1, 48, 40, dtype=torch.long)
@@ -137,20 +75,17 @@ def test_nothing_cancels_next_to_large_terms(power: float, column: Column) -> No
 
 @each_column
 @pytest.mark.parametrize("power", [0.0, -1.0])
-@pytest.mark.parametrize("scale", [1e4, 1e30])
-def test_upsampled_logits_that_are_sure(scale: float, power: float, column: Column) -> None:
+@pytest.mark.parametrize(("scale", "offset"), [(30.0, 1e4), (1e30, 0.0)])
+def test_upsampled_logits_that_are_sure(scale: float, offset: float, power: float, column: Column) -> None:
     # Classes that are certain to within 1e-9 and beyond on both sides of the edge, and offsets that a rounded logsumexp
     # would drown in: the logits of a pixel must be the same to the last bit wherever they are interpolated.
-    offset = scale * torch.randn(1, 1, 5, 6)
-    x = torch.randn(1, 3, 5, 6) * (30 if scale == 1e4 else scale) + (offset if scale == 1e4 else 0)
-    y = torch.randint(3, (1, 17, 19))
+    x, y = scale * torch.randn(1, 3, 5, 6) + offset * torch.randn(1, 1, 5, 6), torch.randint(3, (1, 17, 19))
     high = interpolated(x, (17, 19)).double().requires_grad_()
-    loss = column.loss(x.requires_grad_(), y, upsample=True, power=power)
-    exact = REFERENCE.loss(high, y, power=power)
+    loss, exact = column.loss(x.requires_grad_(), y, upsample=True, power=power), REFERENCE.loss(high, y, power=power)
     torch.testing.assert_close(loss.double(), exact, rtol=1e-4, atol=0)
     (gradient,), (of_high,) = torch.autograd.grad(loss, x), torch.autograd.grad(exact, high)
     assert gradient.isfinite().all()
-    if scale == 1e4:
+    if offset:
         (expected,) = torch.autograd.grad(interpolated(x, (17, 19)), x, of_high.float())
         # Logits of 1e4 are rounded to 1e-3.
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))

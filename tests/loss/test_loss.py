@@ -1,18 +1,22 @@
-"""Values of the loss, its maps and its reductions."""
+"""Values of the loss, its maps, its reductions, and what comes from the labels alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss, loss_maps, normalizers
+from edgeloss.functional import (
+    balanced_edge_class_weight,
+    edge_aware_loss,
+    edge_weights,
+    loss_maps,
+    normalizers,
+)
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -20,134 +24,93 @@ pytestmark = pytest.mark.usefixtures("each_backend")
 def scene(*size: int, classes: int = 4, batch: int = 2, ignore: float = 0.2) -> tuple[Tensor, Tensor]:
     x = torch.randn(batch, classes, *size, dtype=torch.float64) * 3
     y = torch.randint(classes, (batch, *size))
-    y[..., size[-1] // 2 :] = 1  # where the prediction alone has edges
+    y[..., size[-1] // 2 :] = 1
     y[torch.rand(batch, *size) < ignore] = 255
     return x, y
 
 
-def test_own_distance_field_is_read_beside_edges_only() -> None:
-    x, y = torch.randn(1, 3, 4, 12), torch.zeros(1, 4, 12, dtype=torch.long)
-    y[..., 0] = 1  # edge pixels in columns 0 and 1, their neighbors up to column 2
-    field = torch.ones(1, 4, 12)
-    expected = edge_aware_loss(x, y, decay=2.0, distance=field)
-    field[..., 3:] = torch.inf
-    assert edge_aware_loss(x, y, decay=2.0, distance=field) == expected
-
-
-def test_own_normalizer_makes_crops_add_up() -> None:
-    x, y = scene(6, 8, batch=5)
-    weight = torch.tensor([1.0, 0.5, 2.0, 0.3], dtype=torch.float64)
-    v = torch.rand(5, 6, 8, dtype=torch.float64)
-    v[y == 255] = torch.nan  # not read
-    weights = {"weight": weight, "edge_class_weight": weight.flip(0)}
-    criterion = stateless_loss(**weights, ignore_index=255)
-    x.requires_grad_()
-    whole = criterion(x, y, pixel_weight=v)
-    (expected,) = torch.autograd.grad(whole, x)
-    counts = [normalizers(y[i : i + 1], **weights, ignore_index=255, pixel_weight=v[i : i + 1]) for i in range(5)]
-    total = (sum(w for w, _ in counts), sum(e for _, e in counts))
-    parts = [criterion(x[i : i + 1], y[i : i + 1], pixel_weight=v[i : i + 1], normalizer=total) for i in range(5)]
-    torch.testing.assert_close(sum(parts), whole)
-    torch.testing.assert_close(torch.autograd.grad(sum(parts), x)[0], expected)
-    plain = criterion(x, y, pixel_weight=v, normalizer=(float(total[0]), float(total[1])))
-    torch.testing.assert_close(plain, whole)
-
-
-def test_bool_labels() -> None:
-    x, y = torch.randn(1, 1, 6, 6), torch.rand(1, 6, 6) < 0.5
-    assert edge_aware_loss(x, y) == edge_aware_loss(x, y.long())
-
-
-@pytest.mark.parametrize("size", [(7, 6), (3, 4, 5)])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_one_logit_equals_two_classes(size: tuple[int, ...], weighted: bool) -> None:
-    x, y = scene(*size, classes=2)
-    one = x[:, 1:].clone().requires_grad_()
-    two = torch.cat([torch.zeros_like(x[:, 1:]), x[:, 1:]], 1).requires_grad_()
-    weight = torch.tensor([0.4, 1.7]) if weighted else None
-    options: dict[str, Any] = {"ignore_index": 255, "weight": weight, "label_smoothing": 0.1}
-    loss, expected = edge_aware_loss(one, y, **options), edge_aware_loss(two, y, **options)
-    loss.backward()
-    expected.backward()
-    assert loss == expected
-    assert one.grad is not None
-    assert two.grad is not None
-    assert torch.equal(one.grad, two.grad[:, 1:])
-
-
-def test_one_logit_without_edge_weight_is_binary_cross_entropy() -> None:
-    x, y = torch.randn(2, 1, 6, 7) * 4, torch.randint(2, (2, 6, 7))
-    expected = F.binary_cross_entropy_with_logits(x[:, 0], y.float())
-    torch.testing.assert_close(edge_aware_loss(x, y, edge_weight=0.0), expected)
+@pytest.mark.parametrize("ignore", [0.2, 1.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("classes", "smoothing"), [(1, 0.0), (1, 0.1), (2, 0.1), (5, 0.0), (5, 1.0)])
+def test_without_edges_and_regions_it_is_cross_entropy(
+    classes: int, smoothing: float, reduction: Any, ignore: float
+) -> None:
+    x, y = scene(7, 12, classes=max(2, classes), ignore=ignore)
+    x[:, 0] *= classes > 1  # one logit is the second of two
+    weight = torch.rand(max(2, classes)).double()
+    options: dict[str, Any] = {"ignore_index": 255, "label_smoothing": smoothing, "weight": weight}
+    expected = F.cross_entropy(x, y, **options, reduction=reduction)
+    found = edge_aware_loss(x[:, -classes:], y, **options, reduction=reduction, edge_weight=0.0)
+    torch.testing.assert_close(found, expected.nan_to_num(0.0))  # that of torch is nan for a mean over nothing
 
 
 def test_only_logits_get_a_gradient() -> None:
     x, y = scene(6, 6)
     others = {
         "weight": torch.rand(4, requires_grad=True),
+        "edge_class_weight": torch.rand(4, requires_grad=True),
         "pixel_weight": torch.rand(2, 6, 6, requires_grad=True),
         "distance": torch.rand(2, 6, 6, requires_grad=True),
     }
     count = torch.tensor(3.0, requires_grad=True)
-    loss = edge_aware_loss(x.requires_grad_(), y, ignore_index=255, decay=1.0, normalizer=(count, count), **others)
-    loss.backward()
+    options: dict[str, Any] = {"ignore_index": 255, "decay": 1.0, "region_weight": 1.0}
+    for given in ({}, {"normalizer": (count, count)}):
+        edge_aware_loss(x.requires_grad_(), y, **options, **given, **others).backward()
     assert x.grad is not None
     assert all(value.grad is None for value in [*others.values(), count])
 
 
-def test_many_classes_are_distinguished() -> None:
-    y = torch.tensor([[[256, 257, 2**24, 2**24 + 1]]])
-    assert normalizers(y)[1] == 4
+@pytest.mark.parametrize("classes", [1, 2])
+def test_bool_labels(classes: int) -> None:
+    x, y = torch.randn(1, classes, 6, 6), torch.rand(1, 6, 6) < 0.5
+    assert edge_aware_loss(x, y) == edge_aware_loss(x, torch.from_numpy(y.numpy())) == edge_aware_loss(x, y.long())
 
 
-def test_the_map_of_the_distance_is_a_copy() -> None:
+def test_maps_are_detached_copies() -> None:
     x, y = scene(6, 6)
     y[:, :, 3:] = 1  # the outermost column is nobody's neighbor across an edge, and may be anything
     field = torch.rand(2, 6, 6, dtype=torch.float64)
     field[..., 5] = torch.inf
+    options: dict[str, Any] = {"ignore_index": 255, "decay": 1.0}
     for own in (field, None):
-        logits = x.clone().requires_grad_()
-        loss, maps = edge_aware_loss(logits, y, ignore_index=255, decay=1.0, distance=own, return_maps=True)
+        logits, before = x.clone().requires_grad_(), None if own is None else own.clone()
+        given = {"return_maps": True, "return_terms": True, "distance": own}
+        loss, maps, terms = EdgeAwareLoss(**options)(logits, y, **given)
         (expected,) = torch.autograd.grad(loss, logits, retain_graph=True)
         assert own is None or torch.equal(maps.distance, own)
-        maps.distance.zero_()
+        for value in [*maps, *terms.values()]:
+            assert not value.requires_grad
+            value.zero_()
         assert torch.equal(torch.autograd.grad(loss, logits)[0], expected)
-    assert field[..., 5].isinf().all()
+        assert own is None or torch.equal(own, before)
+        assert not any(value.requires_grad for value in loss_maps(logits, y, **options))
 
 
 def test_distance_map_reaches_twice_the_radius() -> None:
     y = torch.zeros(1, 1, 9, dtype=torch.long)
     y[..., 0] = 1
-    maps = loss_maps(torch.zeros(1, 2, 1, 9), y, radius=(0, 2), decay=1.0, spacing=(1.0, 0.5))
-    inf = torch.inf
+    maps, inf = loss_maps(torch.zeros(1, 2, 1, 9), y, radius=(0, 2), decay=1.0, spacing=(1.0, 0.5)), torch.inf
     assert maps.distance is not None
     assert maps.distance[0, 0].tolist() == [0.5, 0.5, 1.0, 1.5, 2.0, inf, inf, inf, inf]
     assert loss_maps(torch.zeros(1, 2, 1, 9), y).distance is None
 
 
-def test_maps_are_detached_and_inputs_untouched() -> None:
-    x, y = scene(6, 6)
-    x.requires_grad_()
-    before = x.detach().clone(), y.clone()
-    loss, maps, terms = EdgeAwareLoss(ignore_index=255, decay=1.0)(x, y, return_maps=True, return_terms=True)
-    (loss * 3).backward()
-    assert not any(value.requires_grad for value in [*maps, *terms.values()])
-    assert torch.equal(x, before[0])
-    assert torch.equal(y, before[1])
+def test_memory_follows_the_edges() -> None:
+    # No [B, K, C, *S] tensor, even of the edge pixels alone: they are a tenth of the image, K = 48 neighbors each, so
+    # that a tenth of it would be 5 times the logits. What is kept for backward is 4 times them: shifted, its exp, and
+    # these two again for the pixels next to the border.
+    x, y = torch.randn(1, 256, 64, 64, requires_grad=True), torch.zeros(1, 64, 64, dtype=torch.long)
+    y[..., 32:] = 1
+    kept: dict[int, int] = {}
 
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-def test_on_real_scenes(camvid: Path) -> None:
-    from segkit.data import SegmentationFolder
-
-    data = SegmentationFolder(camvid / "val", num_classes=11, ignore_index=255)
-    y = torch.stack([data[i][1] for i in (0, 50)])
-    x = torch.randn(2, 11, *y.shape[1:], requires_grad=True)
-    loss, terms = edge_aware_loss(x, y, ignore_index=255, return_terms=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = edge_aware_loss(x, y, radius=3)
     loss.backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-    assert (x.grad.movedim(1, -1)[y == 255] == 0).all()
-    assert 0.03 < terms["edge_fraction"] < 0.15
+    assert sum(kept.values()) < 4 * x.nbytes
 
 
 def test_balanced_edge_class_weight() -> None:
@@ -156,16 +119,34 @@ def test_balanced_edge_class_weight() -> None:
     y[1, 5, 5] = 2  # one of class 2, and 8 of class 0
     y[1, 0] = 255
     counts = torch.tensor([12.0 + 8, 12, 1])
-    options: dict[str, Any] = {"ignore_index": 255}
     for exponent in (0.0, 0.5, 1.0):
-        weight = balanced_edge_class_weight(y.split(1), 4, exponent=exponent, **options)
+        weight = balanced_edge_class_weight(y.split(1), 4, exponent=exponent, ignore_index=255)
         torch.testing.assert_close(weight[:3] * counts**exponent, weight[2].expand(3))  # in proportion to n^-exponent
         torch.testing.assert_close((weight[:3] * counts).sum(), counts.sum())
         assert weight[3] == 1
-    with pytest.raises(ValueError, match="expected labels 0 to 1, or ignore_index=255, but got 2 at 1 pixel"):
-        balanced_edge_class_weight([y], 2, **options)
-    with pytest.raises(ValueError, match="num_classes: expected an int, at least 2, but got 1"):
-        balanced_edge_class_weight([y], 1)
-    with pytest.raises(TypeError, match="target: expected class indices of dtype"):
-        balanced_edge_class_weight([y.float()], 3)
     torch.testing.assert_close(balanced_edge_class_weight([], 3), torch.ones(3))
+    each = torch.stack([y == 1, y == 2], 1)  # 2 C classes
+    weight = balanced_edge_class_weight([each], 2, multilabel=True)
+    torch.testing.assert_close(weight, 33 / 4 / torch.tensor([[12.0, 12], [8, 1]]))
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_functions_of_labels_ignore_none_or_one(multilabel: bool) -> None:
+    y = torch.randint(2, (2, 3, 7, 9) if multilabel else (2, 7, 9))
+    given: dict[str, Any] = {"multilabel": multilabel, "edge_class_weight": torch.tensor([1.0, 2.0, 0.5])}
+    functions: list[Any] = [lambda **more: normalizers(y, **given, **more)]
+    functions += [lambda **more: tuple(edge_weights(y, 3, **given, **more))]
+    functions += [lambda **more: balanced_edge_class_weight([y], 3, multilabel=multilabel, **more)]
+    for function in functions:
+        before = function()
+        torch.testing.assert_close(function(ignore_index=None), before, rtol=0, atol=0)
+    y[..., :3] = 7
+    before = [function(ignore_index=7) for function in functions]
+    y[y == 7] = -100
+    torch.testing.assert_close([function() for function in functions], before, rtol=0, atol=0)
+    for function in functions:
+        with pytest.raises(ValueError, match=r"target: expected labels .*, but got -100 at"):
+            function(ignore_index=None)
+    labels = torch.tensor([[[256, 257, 2**24, 2**24 + 1]]])  # all are distinguished
+    assert normalizers(labels)[1] == 4
+    assert normalizers(labels - 258, validate="never") == (2, 2)  # below 0 they do not count

@@ -131,7 +131,7 @@ EDGELOSS_INLINE void sum_neighbors(const Box& box, const L* label, const T* w, c
       const T value = weight ? weight[i] : T(1);
       const bool is_own = neighbor[i] == label[i];
       same[i] = static_cast<T>(same[i] + (is_own ? value : T(0)));
-      across[i] = static_cast<T>(across[i] + (!is_own & (neighbor[i] >= 0) ? value : T(0)));
+      across[i] = static_cast<T>(across[i] + ((!is_own & (neighbor[i] >= 0)) ? value : T(0)));
     }
   }
 }

@@ -73,31 +73,21 @@ LAYOUTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("size_and_radius", "classes", "kind", "layout", "of_weight", "dtype", "of_index", "has_mask"),
-    pairwise(
-        SIZES,
-        [2, 19, 40],  # 40: more than one block of sums
-        ["index", "one-hot", "several classes"],
-        LAYOUTS[:3],
-        LAYOUTS,
-        [torch.float64, torch.float32, torch.bfloat16, torch.float16],
-        [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool],
-        [False, True],
-    ),
+ROWS = pairwise(
+    SIZES,
+    [2, 19, 40],  # 40: more than one block of sums
+    ["index", "one-hot", "several classes"],
+    LAYOUTS[:3],
+    LAYOUTS,
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool],
+    [False, True],
 )
-def test_the_line(
-    device: str,
-    size_and_radius: tuple[tuple[int, ...], tuple[int, ...]],
-    classes: int,
-    kind: str,
-    layout: Any,
-    of_weight: Any,
-    dtype: torch.dtype,
-    of_index: torch.dtype,
-    has_mask: bool,
-) -> None:
-    size, radius = size_and_radius
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[*range(len(ROWS))])
+def test_the_line(row: tuple[Any, ...], device: str) -> None:
+    (size, radius), classes, kind, layout, of_weight, dtype, of_index, has_mask = row
     x, index, weight = scene(size, classes, kind, device, radius)
     x, weight = layout(x.to(dtype)).requires_grad_(), of_weight(weight.float() if dtype == torch.float32 else weight)
     index = layout((index % 2 if kind == "index" and of_index == torch.bool else index).to(of_index))
@@ -139,47 +129,40 @@ def test_other_side_is_the_line_with_flipped_one_hot(weighted: bool, device: str
 def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels: str) -> None:
     # Logits: gaps so large that probabilities underflow, ties, and an offset. Weights: of all magnitudes.
     largest = 65504.0 if dtype == torch.float16 else 1e30
-    for scale in (largest, 1e4, 300.0, 95.0, 20.0):
-        for smallest in (0.0, -30.0, -44.0):
-            x, index, weight = scene((6, 7), 5, kind, kernels)
-            x = (torch.sign(x) * scale * torch.rand_like(x) ** 4).to(dtype)
-            exponent = smallest + torch.rand_like(weight) * (min(-smallest, 38.0) - smallest)
-            weight = torch.where(weight > 0, 10.0**exponent, 0.0).float()  # 1e-44 is subnormal
-            near, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-            value = neighbor_nll(near, index, weight, backend="fused")
-            expected = neighbor_nll(exact, index, weight.double(), backend="reference")
-            torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
-            gradients = torch.autograd.grad(value.sum(), near), torch.autograd.grad(expected.sum(), exact)
-            # With a probability of e^-400 and a large weight, float32 resolves the exponent of their product to 3e-5.
-            rtol = max(1e-5, 2 * torch.finfo(dtype).eps)
-            torch.testing.assert_close(gradients[0][0].double(), gradients[1][0], rtol=rtol, atol=1e-4)
+    for scale, smallest in itertools.product((largest, 1e4, 300.0, 95.0, 20.0), (0.0, -30.0, -44.0)):
+        x, index, weight = scene((6, 7), 5, kind, kernels)
+        x = (torch.sign(x) * scale * torch.rand_like(x) ** 4).to(dtype)
+        exponent = smallest + torch.rand_like(weight) * (min(-smallest, 38.0) - smallest)
+        weight = torch.where(weight > 0, 10.0**exponent, 0.0).float()  # 1e-44 is subnormal
+        near, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        value = neighbor_nll(near, index, weight, backend="fused")
+        expected = neighbor_nll(exact, index, weight.double(), backend="reference")
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+        gradients = torch.autograd.grad(value.sum(), near), torch.autograd.grad(expected.sum(), exact)
+        # With a probability of e^-400 and a large weight, float32 resolves the exponent of their product to 3e-5.
+        rtol = max(1e-5, 2 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(gradients[0][0].double(), gradients[1][0], rtol=rtol, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["index", "one-hot"])
-def test_a_center_without_a_class_does_not_count(kind: str, kernels: str) -> None:
-    # The public function raises where it may read the values.
+def test_values_that_python_would_refuse_leave_a_neighbor_or_a_center_out(kind: str, kernels: str) -> None:
     x, index, weight = scene((5, 6), 3, kind, kernels)
+    expected = neighbor_nll(x.requires_grad_(), index, weight, backend="reference")
+    for wrong in (-1.0, torch.nan, -torch.inf):
+        value = by_kernels(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
+        torch.testing.assert_close(value, expected)
+    for factor in (1e-50, 1e50):  # only the ratios of weights count
+        torch.testing.assert_close(neighbor_nll(x, index, weight * factor, backend="fused"), expected)
     mask, where = torch.ones(2, 5, 6, dtype=torch.bool, device=kernels), ([0, 1, 1], [2, 0, 4], [3, 0, 5])
     if kind == "index":
         index[where] = torch.tensor([-1, 3, 2**62], device=kernels)
     else:
         index.movedim(1, -1)[where] = False
     mask[where] = False
-    weight = torch.ones_like(weight)
-    expected = neighbor_nll(x.requires_grad_(), index, weight, mask, backend="reference")
-    value = by_kernels(x, index, weight, None, [1, 1])
+    expected = neighbor_nll(x, index, torch.ones_like(weight), mask, backend="reference")
+    value = by_kernels(x, index, torch.ones_like(weight), None, [1, 1])
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), x))
-
-
-def test_what_counts_of_the_weights(kernels: str) -> None:
-    x, index, weight = scene((5, 6), 3, "index", kernels)
-    expected = neighbor_nll(x, index, weight, backend="reference")
-    for wrong in (-1.0, torch.nan, -torch.inf):  # leave the neighbor out
-        value = by_kernels(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
-        torch.testing.assert_close(value, expected)
-    for factor in (1e-50, 1e50):  # only their ratios
-        torch.testing.assert_close(neighbor_nll(x, index, weight * factor, backend="fused"), expected)
 
 
 # --------------------------------------------------------------------------------------- the kernels and the reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,9 @@ CALLS: dict[str, dict[str, Any]] = {
 @each_way
 @pytest.mark.parametrize("call", CALLS)
 def test_loss(call: str, how: str, column: Column) -> None:
+    if column == Column("reference") and how == "compile" and call != "multilabel" and os.environ.get("CI") != "true":
+        pytest.skip("slow, torch traces plain PyTorch for half a minute: runs with CI=true")
+
     def tensors(batch: int, *size: int) -> tuple[Tensor, Tensor]:
         low = [n // 2 for n in size] if call == "upsampled" else size
         return torch.randn(batch, 3, *low), torch.randint(2, (batch, *[3] * (call == "multilabel"), *size))

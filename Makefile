@@ -84,7 +84,7 @@ triton: setup
 
 # Triton reads TRITON_INTERPRET where kernels are defined, so its tests are a process of their own.
 OF_TRITON := tests/loss/test_triton.py tests/loss/test_agreement.py \
-	$(if $(EXHAUSTIVE),tests/loss/test_gaps.py tests/loss/test_numerics.py)
+	$(if $(EXHAUSTIVE),tests/loss/test_numerics.py)
 
 test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, with the reference
 	@echo "==> running the kernels of GPUs in Triton's interpreter"

@@ -280,8 +280,7 @@ def test_soft_labels(options: dict[str, Any]) -> None:
 EVERY: list[dict[str, Any]] = [*KEPT, {**KEPT[1], "reduction": "none"}, DEFAULT]
 
 
-@pytest.mark.parametrize("options", EVERY)
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("is_first", "options"), [*((True, options) for options in EVERY), (False, DEFAULT)])
 def test_compiles_to_one_graph(is_first: bool, options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     criterion, batches = stateless_loss(ignore_index=IGNORE, **options), steps(4)

@@ -209,14 +209,14 @@ def test_sum_over_many_pixels_is_in_float64() -> None:
 
 @by_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("spread", [1e3, 1e20])
+@pytest.mark.parametrize(("spread", "radius"), [(1e3, 1), (1e20, 1), (30.0, 4)])
 @pytest.mark.parametrize("power", [-1.0, 0.0, 2.0])
-def test_distances_of_any_spread(power: float, spread: float, dtype: torch.dtype) -> None:
+def test_distances_of_any_spread(power: float, spread: float, radius: int, dtype: torch.dtype) -> None:
     # A neighbor that is many decays away has hardly any weight, and yet it may decide a mean of negative power.
     x, y = (300 * torch.randn(1, 3, 6, 7, dtype=dtype)).requires_grad_(), torch.randint(-1, 3, (1, 6, 7))
     distance = spread * torch.rand(1, 6, 7, dtype=dtype)
     exact = x.detach().double().requires_grad_()
-    options: dict[str, Any] = {"ignore_index": -1, "power": power, "decay": 1.0}
+    options: dict[str, Any] = {"ignore_index": -1, "power": power, "decay": 1.0, "radius": radius}
     found = value_and_gradient(edge_aware_loss(x, y, distance=distance, **options), x)
     expected = edge_aware_loss(exact, y, distance=distance.double(), backend="reference", **options)
     tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-13}

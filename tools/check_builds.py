@@ -29,7 +29,7 @@ import progress
 SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
 # As a sanitizer reports and ends the process; Python itself leaks at its end.
 SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-NEIGHBOR_TESTS = "tests/kernels/test_neighbors.py"
+NEIGHBOR_TESTS = "tests/kernels/test_neighbor_kernels.py"
 AGREEMENT_TESTS = ["tests/loss/test_agreement.py", "tests/loss/test_numerics.py"]
 TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/loss/test_region.py"]
 TARGET_TESTS += ["-k", "not cuda and not gathered and not [reference and not -reference] and not compile and not graph"]

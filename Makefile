@@ -84,7 +84,7 @@ triton: setup
 
 # Triton reads TRITON_INTERPRET where kernels are defined, so its tests are a process of their own.
 OF_TRITON := tests/loss/test_triton.py tests/loss/test_agreement.py \
-	$(if $(EXHAUSTIVE),tests/loss/test_gaps.py tests/loss/test_limits.py)
+	$(if $(EXHAUSTIVE),tests/loss/test_numerics.py)
 
 test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, with the reference
 	@echo "==> running the kernels of GPUs in Triton's interpreter"
@@ -141,7 +141,7 @@ check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and withou
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
 	@$(BIN)/python tools/check_builds.py targets
 
-sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; look for races on CUDA
+sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(BIN)/python tools/check_builds.py sanitized
 
 wheel: setup  ## build the wheel (manylinux_2_28, abi3) and the source distribution into dist/, check and try them

@@ -16,7 +16,6 @@ from command_line import ROOT, Run, arguments, process, wrote
 
 import edgeloss
 from edgeloss.cli.messages import with_clock
-from edgeloss.extras import install_advice
 
 
 @pytest.mark.parametrize("command", ["view", "metrics", "diagnose", "info"])
@@ -101,18 +100,6 @@ def test_other_programs_import_all_names(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "project.train", "--help"]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.stdout == "[]\n", ran.stderr
-
-
-def test_the_library_does_not_import_the_command() -> None:
-    heavy = {"typer", "rich", "matplotlib", "torchmetrics", "PIL", "cv2", "scipy"}
-    ran = process(code=f"import sys, edgeloss; print(sorted({heavy} & set(sys.modules)))")
-    assert ran.stdout == "[]\n", ran.stderr
-
-
-def test_without_typer_names_the_extra() -> None:
-    ran = process(code="import sys; sys.modules['typer'] = None; from edgeloss.cli import main; main()")
-    assert ran.returncode == 1
-    assert ran.stderr == f"edgeloss: error: the command needs typer; {install_advice('cli')}\n"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -260,20 +260,12 @@ if __name__ == "__main__":
         pool.submit(work, None).result()
 """
 
-CALL = """
-import os, sys
-from measure import call
-
-call([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], os.environ)
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("source", [POOL, CALL])
-def test_processes_end_with_their_parent(source: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(source)
+    script.write_text(POOL)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None

@@ -122,7 +122,7 @@ bench: setup  ## measure time and memory of the loss compared with cross-entropy
 
 bench-all: setup  ## measure with two threads what the docs show; writes benchmarks/results/speed.jsonl and the tables
 	@$(SPEED) --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl
-	@$(BIN)/python benchmarks/figures.py --write
+	@$(BIN)/python benchmarks/doc_figures.py --write
 
 lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"

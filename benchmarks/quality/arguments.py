@@ -36,12 +36,10 @@ examples:
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
-  python benchmarks/quality.py table --split val --by epochs
   python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml --by data
   python benchmarks/quality.py plot --split val --curve edge_weight         # which falls as edges are learned
   python benchmarks/quality.py plot
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
-  python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
   python benchmarks/quality.py benefit configs/quality.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
@@ -173,9 +171,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
         metavar="LOSS",
         help="only these losses of the plan, as the table names them (default: all)",
     )
-    shown.add_argument(
-        "--by", choices=["epochs", "data"], help="put several lengths of the same training, or data sets, together"
-    )
+    shown.add_argument("--by", choices=["data"], help="put the data sets together")
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
@@ -214,7 +210,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
 
 
 def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
-    """Add `offsets` and `bootstrap`."""
+    """Add `offsets`."""
     finished = argparse.ArgumentParser(add_help=False, parents=[networks])
     finished.set_defaults(results=[TABLE])  # not read
     finished.add_argument("plan", type=Path)
@@ -252,15 +248,6 @@ def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )
     offsets.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
-    bootstrap = commands.add_parser("bootstrap", parents=[finished], help="compare finished runs over resampled images")
-    bootstrap.add_argument(
-        "--losses",
-        nargs="+",
-        default=[TITLES["ce"], TITLES["ours"]],
-        metavar="LOSS",
-        help="as the table names them: the others are compared with the first (default: %(default)s)",
-    )
-    bootstrap.add_argument("--samples", type=int, default=1000, help="sets of images (default: %(default)s)")
 
 
 def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:

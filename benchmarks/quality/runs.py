@@ -15,7 +15,7 @@ from baselines.recipes import REMOVED, TITLES, Options, completed, defaults
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
-NETWORKS = ("unet", "segformer", "efficientnet-lite0")
+NETWORKS = ("unet", "efficientnet-lite0")
 # Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
 # earlier checkpoints and results keep theirs.
 ADDED = ("crop", "crops", "masks", "contiguous", "network", "pretrained", "dice", "old_focus")
@@ -43,7 +43,7 @@ class Run:
         crops: samples of each training image per epoch.
         masks: folder of the masks to train on; scores are of ``masks``.
         contiguous: hold out the last training images, not random ones: neighboring sections look the same.
-        network: unet, or segformer or efficientnet-lite0, which have a size of their own and take images only.
+        network: unet, or efficientnet-lite0, which has a size of its own and takes images only.
         pretrained: start efficientnet-lite0 from ImageNet weights.
     """
 

@@ -11,15 +11,15 @@ import pytest
 from documents import DOCUMENTS, ROOT, name_of
 from test_commands import check_script
 
-import figures
-from figures import FIGURES
+import doc_figures
+from doc_figures import FIGURES
 
 
-@pytest.mark.parametrize("page", figures.pages())
+@pytest.mark.parametrize("page", doc_figures.pages())
 def test_figures_are_those_of_the_results(page: str) -> None:
     text = (ROOT / page).read_text()
-    assert figures.written(page, text) == text, "run python benchmarks/figures.py --write"
-    assert figures.missing(page, text) == []
+    assert doc_figures.written(page, text) == text, "run python benchmarks/doc_figures.py --write"
+    assert doc_figures.missing(page, text) == []
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -46,17 +46,17 @@ def test_every_committed_result_is_listed() -> None:
 def test_a_figure_that_differs_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(figures, "ROOT", tmp_path)
-    for page in figures.pages():
+    monkeypatch.setattr(doc_figures, "ROOT", tmp_path)
+    for page in doc_figures.pages():
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text(
             (ROOT / page).read_text().replace("| camvid |", "| CamVid |").replace("2.2 %", "2.3 %")
         )
-    monkeypatch.setattr(sys, "argv", ["figures.py"])
-    assert figures.main() == 1
+    monkeypatch.setattr(sys, "argv", ["doc_figures.py"])
+    assert doc_figures.main() == 1
     reported = capsys.readouterr().err
     assert "README.md: a table differs" in reported
     assert "docs/training.md: expected the words: A step of 4 images" in reported
-    monkeypatch.setattr(sys, "argv", ["figures.py", "--write"])
-    figures.main()
+    monkeypatch.setattr(sys, "argv", ["doc_figures.py", "--write"])
+    doc_figures.main()
     assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()

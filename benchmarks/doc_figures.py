@@ -316,7 +316,7 @@ def main() -> int:
         if options.write:
             path.write_text(new)
         elif new != text:
-            wrong.append(f"{page}: a table differs from its results; run python benchmarks/figures.py --write")
+            wrong.append(f"{page}: a table differs from its results; run python benchmarks/doc_figures.py --write")
         wrong += [f"{page}: expected the words: {sentence}" for sentence in missing(page, new)]
     print("\n".join(wrong), end="\n" if wrong else "", file=sys.stderr)
     return int(bool(wrong))

@@ -22,15 +22,12 @@ The tables show scores over seeds, and differences to cross-entropy. All runs of
 order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
 again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
 are those of the last epoch: no epoch is chosen by its score.
-
-`tune` trains on four fifths of the training images and scores on the fifth, with the same number of trials for every
-loss: the validation split is not used to choose anything.
 """
 EXAMPLES = """\
 examples:
   python benchmarks/quality.py run --loss ce --seeds 0 1 2
   python benchmarks/quality.py run --loss ours --option edge_weight=1 --option power=0 --seeds 0 1 2
-  python benchmarks/quality.py tune configs/quality-tune.yaml               # on a held-out fifth of the training images
+  python benchmarks/quality.py plan configs/quality-tune.yaml --held-out    # on a fifth of the training images
   nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
   python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
@@ -119,7 +116,7 @@ Commands = Any  # argparse names no public type for it
 
 
 def add_training_commands(commands: Commands, parents: Sequence[argparse.ArgumentParser]) -> None:
-    """Add `run`, `plan` and `tune`."""
+    """Add `run` and `plan`."""
     training = argparse.ArgumentParser(add_help=False, parents=parents)
     training.add_argument("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
     training.add_argument("--threads", type=int, default=1, help="threads per run (default: %(default)s)")
@@ -145,15 +142,6 @@ def add_training_commands(commands: Commands, parents: Sequence[argparse.Argumen
     plan.add_argument("plan", type=Path)
     for command in (run, plan):
         command.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
-    tune = commands.add_parser("tune", parents=[training], help="do trials on the training images alone")
-    tune.add_argument("plan", type=Path)
-    tune.add_argument(
-        "--by",
-        nargs="+",
-        choices=list(METRICS),
-        default=["miou", "f1_1"],
-        help="rank by the mean of these metrics (default: %(default)s)",
-    )
 
 
 def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> None:

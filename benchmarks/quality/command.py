@@ -27,7 +27,7 @@ from quality.crops import Split, at_percentile, choose, plot_crops, summary, win
 from quality.data import open_folder, read_labels, scored_batches
 from quality.offsets import report, sweep
 from quality.plots import plot_bars, plot_curves, plot_offsets, plot_set_curves, plot_sets
-from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
+from quality.runs import SETTINGS, Place, Run, key_of, loss_title, pick, runs_of
 from quality.scores import METRICS, SHOWN
 from quality.tables import (
     BASELINE,
@@ -38,7 +38,6 @@ from quality.tables import (
     read_results,
     summarize,
     title_of,
-    trials,
 )
 from quality.training import execute, load_network
 from result_table import Row, add_rows, read_rows
@@ -64,23 +63,15 @@ def place_of(options: argparse.Namespace) -> tuple[Place, str | None]:
 
 
 def do_runs(options: argparse.Namespace) -> None:
-    """Execute `run`, `plan` or `tune`."""
+    """Execute `run` or `plan`."""
     place, data = place_of(options)
     place = replace(place, score_every=options.score_every)
-    tuning = options.command == "tune"
     if options.command == "run":
         settings = {name: getattr(options, name) for name in (*SETTINGS, "held_out")} | {"data": data or Run.data}
         runs = [Run(options.loss, dict(options.option), seed, **settings) for seed in options.seeds]
     else:
-        runs = read_plan(options.plan, data=data, held_out=tuning or options.held_out)
-    if tuning:
-        check_trials(runs)
+        runs = read_plan(options.plan, data=data, held_out=options.held_out)
     execute(runs, place, workers=options.workers, threads=options.threads)
-    if tuning:
-        rows = {key_of(row): row for row in read_rows(place.results, *place.others)}
-        for name in dict.fromkeys(run.data for run in runs):
-            summaries = summarize(rows[place.key(run)] for run in runs if run.data == name)
-            print(f"{name}\n\n{trials(summaries, options.by)}")
 
 
 # -------------------------------------------------------------------------------------------------------------- results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
@@ -212,17 +211,6 @@ def runs_of(plan: Mapping[str, Any] | Sequence[Any], *, data: str | None = None,
     if not runs:
         raise ValueError("plan: expected a list of runs, but got none")
     return sorted(runs, key=lambda run: run.seed)
-
-
-def check_trials(runs: Iterable[Run]) -> None:
-    """Check that all losses with options have the same number of trials.
-
-    Raises:
-        ValueError: if they do not.
-    """
-    trials = Counter(run.loss for run in runs if run.options)
-    if len(set(trials.values())) > 1:
-        raise ValueError(f"plan: expected the same number of trials for every loss, but got {dict(trials)}")
 
 
 def pick(runs: Iterable[Run], names: Iterable[str]) -> dict[str, Run]:

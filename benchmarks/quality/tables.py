@@ -11,7 +11,7 @@ from typing import Any
 from baselines.recipes import RECIPES
 from quality.intervals import holm, interval, p_value, spread
 from quality.runs import Run, loss_title
-from quality.scores import BORDER_SIDES, METRICS, SCORES, scale_of
+from quality.scores import BORDER_SIDES, METRICS, scale_of
 from result_table import Row, read_rows
 
 BASELINE = "cross-entropy"
@@ -280,20 +280,3 @@ def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:
         return ["–"] * 3
     cost = costs[loss]
     return [f"{cost['milliseconds']:.1f}", f"{cost['ratio']:.2f}", f"{cost['megabytes']:.1f}"]
-
-
-def trials(rows: Sequence[Summary], by: Sequence[str]) -> str:
-    """Write a table of the trials of every loss, the best first."""
-    scored = [row for row in rows if row["seeds"]]
-    shown = [name for name in SCORES if all(name in row["scores"] for row in scored)]
-    heads = ["loss", "seeds", f"mean of {', '.join(by)}", *(METRICS[name] for name in shown)]
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
-    criterion = {row["loss"]: statistics.fmean(row["scores"][name][0] for name in by) for row in scored}
-    for name in RECIPES:
-        of_loss = sorted((row for row in scored if row["name"] == name), key=lambda row: -criterion[row["loss"]])
-        for rank, row in enumerate(of_loss):
-            title = f"**{row['loss']}**" if rank == 0 else row["loss"]
-            figures = [criterion[row["loss"]] * 100, *(row["scores"][name][0] * scale_of(name) for name in shown)]
-            cells = [title, str(len(row["seeds"])), *(f"{figure:.2f}" for figure in figures)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

@@ -8,7 +8,7 @@ import pytest
 from sample_results import RESULTS, result_of
 
 from quality.intervals import holm, interval, p_value
-from quality.tables import markdown, markdown_by_data, summarize, trials
+from quality.tables import markdown, markdown_by_data, summarize
 
 
 def test_interval() -> None:
@@ -98,14 +98,3 @@ def test_another_baseline() -> None:
     rows = {row["loss"]: row for row in summarize(RESULTS, "edgeloss")}
     assert rows["edge-weighted CE (k 2)"]["differences"]["miou"]["mean"] == pytest.approx(-0.02)
     assert rows["edgeloss"]["differences"] == {}
-
-
-def test_trials_are_sorted_by_the_criterion() -> None:
-    results = [result_of("weighted", 0, score, k=k) for k, score in ((1, 0.4), (2, 0.6), (8, 0.5))]
-    lines = trials(summarize(results), ["miou", "f1_1"]).splitlines()
-    assert "mean of miou, f1_1" in lines[0]
-    assert [line.split(" | ")[0] for line in lines[2:]] == [
-        "| **edge-weighted CE (k 2)**",
-        "| edge-weighted CE (k 8)",
-        "| edge-weighted CE (k 1)",
-    ]

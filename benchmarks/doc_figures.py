@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from math import prod
 from statistics import fmean
 from typing import NamedTuple
 
@@ -122,6 +123,30 @@ SHORT = {
 }
 
 
+def machine() -> tuple[str, str]:
+    """Return what the times depend on, as pages name it: the processor, and torch."""
+    about = speed()["19 classes"]["machine"]
+    return f"{about['processor']} with {about['instructions']}", f"torch {about['torch']}"
+
+
+def speed_sentences() -> list[str]:
+    """Return the machine of the tables, in full."""
+    about = speed()["19 classes"]["machine"]
+    processor, torch = machine()
+    return [f"{processor}, {about['cores']} cores, {about['threads']} threads, {torch}"]
+
+
+def memory_sentences() -> list[str]:
+    """Return the machine of the short table, and what the loss keeps per pixel."""
+    row = speed()["19 classes"]
+    pixels = prod(row["logits"]) / row["logits"][1]
+    plain, ours = (row["held_bytes"][name] / pixels for name in ("cross-entropy", "EdgeAwareLoss"))
+    return [
+        ", ".join(machine()),
+        f"19 classes keep {ours:.0f} bytes per pixel, where cross-entropy keeps {plain:.0f}",
+    ]
+
+
 def step_sentences() -> list[str]:
     """Return what a training step takes."""
     result = json.loads((RESULTS / "training.json").read_text())
@@ -204,6 +229,7 @@ FIGURES = {
                 "logits | `EdgeAwareLoss()`: | `region_weight=0`:", (f"{SHORT[c]} | {ratios(c)}" for c in SHORT)
             ),
         },
+        {"docs/performance.md": speed_sentences, "README.md": memory_sentences},
     ),
     "cliffs": Figures(
         "python benchmarks/speed.py --masks ../shared/camvid/val/masks --threads 2 --cliffs",

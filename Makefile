@@ -121,6 +121,7 @@ bench: setup  ## measure time and memory of the loss compared with cross-entropy
 	@$(SPEED)
 
 bench-all: setup  ## measure with two threads what the docs show; writes benchmarks/results/speed.jsonl and the tables
+	@rm -f benchmarks/results/speed.jsonl  # of one machine
 	@$(SPEED) --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl
 	@$(BIN)/python benchmarks/doc_figures.py --write
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from math import prod
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -80,7 +81,9 @@ def speed() -> dict[str, Row]:
     rows = read_rows(RESULTS / "speed.jsonl")
     machines = {(row["kernels"], *(row["machine"][k] for k in ("processor", "instructions", "torch"))) for row in rows}
     if len(machines) != 1:
-        raise ValueError(f"speed.jsonl: expected the rows of one machine and version, but got {sorted(machines)}")
+        raise ValueError(
+            f"speed.jsonl: expected the rows of one machine and version, but got {sorted(machines)}; delete the others"
+        )
     by_case = {row["case"]: row for row in rows}
     return {case.name: by_case[case.name] for cases in CASES.values() for case in cases if case.name in by_case}
 
@@ -325,8 +328,8 @@ def pages() -> list[str]:
     return sorted({page for figures in FIGURES.values() for page in (*figures.tables, *figures.sentences)})
 
 
-def main() -> int:
-    """Compare or write all pages."""
+def main(root: Path = ROOT) -> int:
+    """Compare or write all pages below a folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the tables again")
     parser.add_argument("--list", action="store_true", help="print the commands and their results")
@@ -336,7 +339,7 @@ def main() -> int:
         return 0
     wrong = []
     for page in pages():
-        path = ROOT / page
+        path = root / page
         text = path.read_text()
         new = written(page, text)
         if options.write:

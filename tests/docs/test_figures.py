@@ -46,17 +46,16 @@ def test_every_committed_result_is_listed() -> None:
 def test_a_figure_that_differs_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doc_figures, "ROOT", tmp_path)
     for page in doc_figures.pages():
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text(
             (ROOT / page).read_text().replace("| camvid |", "| CamVid |").replace("2.2 %", "2.3 %")
         )
     monkeypatch.setattr(sys, "argv", ["doc_figures.py"])
-    assert doc_figures.main() == 1
+    assert doc_figures.main(tmp_path) == 1
     reported = capsys.readouterr().err
     assert "README.md: a table differs" in reported
     assert "docs/training.md: expected the words: A step of 4 images" in reported
     monkeypatch.setattr(sys, "argv", ["doc_figures.py", "--write"])
-    doc_figures.main()
+    doc_figures.main(tmp_path)
     assert (tmp_path / "README.md").read_text() == (ROOT / "README.md").read_text()

@@ -113,15 +113,17 @@ fuzz: setup  ## compare random calls of the loss with long doubles; for hours: m
 	@echo "==> comparing random calls of the loss with an independent computation, for $(MINUTES) min"
 	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(if $(FIRST),--first $(FIRST))
 
-bench: setup  ## measure time and memory of the loss and of cross-entropy
-	@$(BIN)/python benchmarks/speed.py
-
 # Real labels where they are available.
 MASKS := $(wildcard ../shared/camvid/val/masks)
+SPEED := $(BIN)/python benchmarks/speed.py $(if $(MASKS),--masks $(MASKS))
 
-bench-all: setup  ## measure the other losses too; writes benchmarks/results/speed.jsonl and docs/images/speed.png
-	@$(BIN)/python benchmarks/speed.py --all $(if $(MASKS),--masks $(MASKS)) \
-		--output benchmarks/results/speed.jsonl --plot docs/images/speed.png
+bench: setup  ## measure time and memory of the loss compared with cross-entropy
+	@$(SPEED)
+
+bench-all: setup  ## measure with two threads what the docs show; writes benchmarks/results/speed.jsonl and the tables
+	@rm -f benchmarks/results/speed.jsonl  # of one machine
+	@$(SPEED) --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl
+	@$(BIN)/python benchmarks/doc_figures.py --write
 
 lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"

@@ -52,12 +52,17 @@ def test_runs_as_a_program(folder: Path) -> None:
 
 @pytest.mark.parametrize("start", [["/bin/edgeloss"], ["-m", "edgeloss.cli"]])
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [(["view", "--help"], "--edge-weight"), (["--version"], f"edgeloss {edgeloss.__version__}\n")],
+    ("words", "code", "expected"),
+    [
+        (["view", "--help"], 0, "--edge-weight"),
+        (["--version"], 0, f"edgeloss {edgeloss.__version__}\n"),
+        (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder\n"),
+        (["metrics", "--pred", __file__, "--mask", "no.png", "--classes", "3"], 2, "error: no.png: no such"),
+    ],
 )
-def test_help_and_version_need_no_torch(start: list[str], words: list[str], expected: str) -> None:
+def test_torch_is_imported_where_it_is_needed(start: list[str], words: list[str], code: int, expected: str) -> None:
     """Importing torch takes longer than they should."""
-    code = f"""
+    program = f"""
 import sys
 sys.argv = ["{start[0]}", *{words}]
 sys.orig_argv = [sys.executable, *{start}, *{words}]
@@ -67,15 +72,18 @@ try:
 finally:
     assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
-    ran = process(code=code)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert expected in ran.stdout
+    ran = process(code=program)
+    assert ran.returncode == code
+    assert expected in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("slow", ["typer", "torch"])
 @pytest.mark.parametrize("start", ["program", "module"])
 def test_imports_can_be_interrupted(slow: str, start: str, tmp_path: Path) -> None:
     (tmp_path / f"{slow}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    for name in ("mask.png", "pred.npy"):  # a missing file is reported before torch is imported
+        (tmp_path / name).touch()
     program = tmp_path / "edgeloss"
     program.write_text("from edgeloss.cli import main\nmain()\n")
     begin = [str(program)] if start == "program" else ["-m", "edgeloss.cli"]

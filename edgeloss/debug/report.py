@@ -94,7 +94,7 @@ class Report:
         Raises:
             ValueError: if there is no gradient, or the logits are not [B, C, H, W] or [B, C, D, H, W].
         """
-        from edgeloss.viz.gradient import gradient_figure
+        from edgeloss.viz.panel import gradient_figure
 
         if self.gradient is None:
             raise ValueError(f"gradient: expected one to draw, but got none from {self.name}; see the findings")

@@ -18,10 +18,18 @@ from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays, compute_arrays, compute_top_classes
 from edgeloss.viz.coloring import CMAP, class_colors, class_labels, color_map, color_maps, rgb_images
 from edgeloss.viz.neighbors import compute_neighbors
-from edgeloss.viz.packing import MAX_BYTES, REACH, Content, Layer, Precision, pack_images, picture_uri
+from edgeloss.viz.packing import (
+    MAX_BYTES,
+    REACH,
+    Content,
+    Layer,
+    Precision,
+    pack_images,
+    picture_uri,
+    worst_places,
+)
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import BORDER_RADIUS, Scores, compute_scores
-from edgeloss.viz.summary import worst_places
 
 _Array = npt.NDArray[Any]
 _NEIGHBORS = 8  # per edge pixel

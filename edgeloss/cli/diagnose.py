@@ -41,7 +41,7 @@ def diagnose(
       edgeloss diagnose --pred logits --mask masks --classes 11
     """  # noqa: D301
     from edgeloss import debug
-    from edgeloss.cli.reader import Reader, find_cases, make_criterion
+    from edgeloss.cli.cases import Reader, find_cases, make_criterion
     from edgeloss.io import InputError
 
     reader = Reader.from_options(source)

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgeloss.cli.cases import Case, CaseFiles
+from edgeloss.cli.cases import Case, CaseFiles, Reader
 from edgeloss.cli.index_page import IndexRow, index_page
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
-from edgeloss.cli.reader import Reader
 from edgeloss.io import InputError, Rgb
 from edgeloss.loss import EdgeAwareLoss
 

@@ -10,13 +10,10 @@ from torch import Tensor
 
 from edgeloss import hints, inputs
 from edgeloss.debug.calls import LossCall, Outcome
-from edgeloss.debug.findings import bad_input, bad_outcome, odd_logits, odd_outcome
-from edgeloss.debug.labels import Labels
-from edgeloss.debug.report import LEVELS, Finding, Report
-from edgeloss.debug.stats import dtype_name
+from edgeloss.debug.findings import Labels, bad_input, bad_outcome, odd_logits, odd_outcome
+from edgeloss.debug.report import LEVELS, Finding, Origin, Report
 from edgeloss.debug.terms import blame_term, evaluate_terms
-from edgeloss.debug.tracing import Origin
-from edgeloss.debug.trees import Node, make_node
+from edgeloss.debug.trees import Node, dtype_name, make_node
 from edgeloss.loss import EdgeAwareLoss
 
 

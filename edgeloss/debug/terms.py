@@ -11,8 +11,7 @@ from torch import Tensor
 from edgeloss import reduction, reference, region
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
-from edgeloss.debug.stats import all_finite, first_line
-from edgeloss.debug.trees import Node, make_node
+from edgeloss.debug.trees import Node, all_finite, first_line, make_node
 from edgeloss.inputs import check_inputs, widest
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options

@@ -62,19 +62,11 @@ _PRECISIONS = (
 )
 
 
-class Layer(NamedTuple):
-    """A map of the menus."""
-
-    key: str
-    colored: ColoredMap
-    values: _Array
-
-
 class Content(NamedTuple):
     """The numbers of a report."""
 
     arrays: Arrays
-    layers: list[Layer]  # in the order of the menus
+    layers: list[ColoredMap]  # in the order of the menus
     top_classes: TopClasses
     neighbors: Neighbors
 
@@ -102,7 +94,7 @@ def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
         packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
         if name in layers:
             counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
-            log = layers[name].colored.log
+            log = layers[name].log
             packed["histograms"][name] = histogram(np.asarray(counts), log=log)
     return packed
 
@@ -182,13 +174,13 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
         if rank:  # rank 0 is the prediction
             yield f"class_{rank}", labels(top_classes.classes[rank, index], arrays.classes)
         yield f"probability_{rank}", floats(top_classes.probabilities[rank, index])
-    for key, colored, values in content.layers:
-        packed = floats(values[index], 0 if key in ("gradient", "distance") else step)
-        special = {OFF_EDGES: ~edges} if key in _EDGE_LAYERS else {}
-        for code, mask in {**special, IGNORED: colored.void[index]}.items():
+    for layer in content.layers:
+        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "distance") else step)
+        special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
+        for code, mask in {**special, IGNORED: layer.void[index]}.items():
             for part, where in zip(packed.parts, split(mask, ends(len(mask))), strict=True):
                 part[where] = code
-        yield key, packed
+        yield layer.key, packed
 
     before, here = (int(arrays.maps["edge_mask"][images].sum()) for images in (slice(index), index))
     own = slice(before, before + here)

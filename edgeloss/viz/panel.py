@@ -348,4 +348,4 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
     if void.shape != norm.shape:  # cells of a lower resolution have no label of their own
         void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & (norm == 0)
     zero = (norm == 0) & ~void
-    return names, color_map("|gradient|", norm, ~void, void, zero, outline="white", log=True)
+    return names, color_map("gradient", norm, ~void, void, zero, log=True)

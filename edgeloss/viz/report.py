@@ -16,13 +16,12 @@ from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays, compute_arrays, compute_top_classes
-from edgeloss.viz.coloring import CMAP, class_colors, class_labels, color_map, color_maps, rgb_images
+from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
 from edgeloss.viz.neighbors import compute_neighbors
 from edgeloss.viz.packing import (
     MAX_BYTES,
     REACH,
     Content,
-    Layer,
     Precision,
     pack_images,
     picture_uri,
@@ -165,23 +164,23 @@ def _room(content: Content) -> int:
     return MAX_BYTES + max(content.arrays.target.size - _MANY_PIXELS, 0)
 
 
-def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
+def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    key, colored, _ = layer
     return {
-        "key": key,
-        "name": colored.name,
-        "stats": colored.stats[index],
-        "low": float(colored.norm.vmin or 0),
-        "high": float(colored.norm.vmax or 0),
-        "log": colored.log,
-        "unit": colored.unit,
-        "extend": colored.extend,
-        "nothing": _NOTHING.get(key, "off the edges"),
+        "key": layer.key,
+        "name": layer.name,
+        "stats": layer.stats[index],
+        "low": float(layer.norm.vmin or 0),
+        "high": float(layer.norm.vmax or 0),
+        "log": layer.log,
+        "unit": layer.unit,
+        "extend": layer.extend,
+        "nothing": _NOTHING.get(layer.key, "off the edges"),
     }
 
 
-def _layers(arrays: Arrays) -> list[Layer]:
+def _layers(arrays: Arrays) -> list[ColoredMap]:
+    """Return the maps in the order of the menus."""
     cross_entropy, edge, gradient, same_side, other_side = color_maps(arrays, terms=True)
     void = arrays.target < 0
     distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
@@ -190,17 +189,8 @@ def _layers(arrays: Arrays) -> list[Layer]:
         distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR)
     # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
     far = np.isinf(distance)
-    drawn = color_map(
-        "distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white", unit=unit
-    )
-    return [
-        Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
-        Layer("same_side", same_side, arrays.maps["same_side"]),
-        Layer("other_side", other_side, arrays.maps["other_side"]),
-        Layer("edge", edge, arrays.maps["edge"]),
-        Layer("distance", drawn, distance),
-        Layer("gradient", gradient, arrays.gradient),
-    ]
+    drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, unit=unit)
+    return [cross_entropy, same_side, other_side, edge, drawn._replace(raw=distance), gradient]
 
 
 # ------------------------------------------------------------------------------------------------------------ the text

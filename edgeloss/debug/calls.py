@@ -14,7 +14,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +92,8 @@ class LossCall(NamedTuple):
             except Exception as error:  # any exception of the loss belongs into the report
                 frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
                 where = place(reversed(frames))
-                outcome.error = first_line(error) + ("" if is_library(where[0]) else f" at {shown_line(*where)}")
+                is_users = where[0] and not where[0].startswith((TORCH, _PACKAGE))
+                outcome.error = first_line(error) + (f" at {shown_line(*where)}" if is_users else "")
             outcome.is_random = not torch.equal(before, self._random_state())
         if outcome.loss is not None and outcome.gradient is None and not outcome.error:
             message = "gradient: none, since no differentiable path leads from the logits to the loss."
@@ -216,11 +216,6 @@ class _Float64Mode(TorchFunctionMode):
 # --------------------------------------------------------------------------------------------- the operation to blame
 
 
-def is_library(file: str) -> bool:
-    """Return whether a file belongs to torch or to this package."""
-    return not file or file.startswith((TORCH, _PACKAGE))
-
-
 def place(frames: Iterable[tuple[str, int]]) -> tuple[str, int, str]:
     """Return file, line and text of the innermost frame of the user's loss.
 
@@ -277,13 +272,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return next((self._origins[a] for a in map(_address, tensors) if a in self._origins), None)
 
     def origin_in(self, file: str, line: int, derivative: str) -> Origin | None:
-        """Return the origin of what an operation returned in a line, None if finite.
-
-        Args:
-            file: the file of the call.
-            line: its line.
-            derivative: the name of the operation's derivative.
-        """
+        """Return the origin of what the operation of a derivative returned in a line, None if finite."""
         operations = self._by_line.get((file, line), [])
         return next((origin for name, origin in operations if base_name(name) == base_name(derivative)), None)
 
@@ -308,7 +297,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             states = states or [_state(x) for x in given]
             worst = [x for x, s in zip(given, states, strict=True) if s in (state, _NAN)]
             infinite = [x for x, s in zip(given, states, strict=True) if s == _INFINITE]
-            file, line, source = place(_stack(inspect.currentframe()))
+            stack = traceback.walk_stack(inspect.currentframe())
+            file, line, source = place((frame.f_code.co_filename, at) for frame, at in stack)
             origin = self.origin_of(*worst)
             if not worst:
                 origin = Origin(name, _made(out), file, line, source, self.origin_of(*infinite))
@@ -324,10 +314,6 @@ def _is_readable(value: object) -> bool:
     return (
         isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided and not value.is_meta
     )
-
-
-def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
-    return ((outer.f_code.co_filename, line) for outer, line in traceback.walk_stack(frame))
 
 
 def watch_backward(loss: Tensor, watch: Watch) -> list[Origin]:

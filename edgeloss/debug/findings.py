@@ -101,6 +101,13 @@ class Labels(NamedTuple):
         """Return whether the labels have the resolution of the logits."""
         return self.y.shape[1:] == logits.shape[2:]
 
+    def ignored(self, logits: Tensor) -> Tensor | None:
+        """Return the pixels that do not count, for any class; of volumes only in the resolution of the logits."""
+        if not (self.fit(logits) or self.valid.dim() == 3):
+            return None
+        ignored = ~self.as_given(self.valid)
+        return ignored if self.multilabel_classes is None else ignored.all(1)
+
     def images_without_edge(self) -> Tensor:
         """Return a mask [B] bool of the images without an edge pixel."""
         edge_mask = torch.ones_like(self.valid) if self.edge_mask is None else self.edge_mask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -57,12 +56,10 @@ class Painter(NamedTuple):
         if suffix == ".html":
             text: str = report(case.logits, case.target, links=links, **self._options(case))
             return text.encode()
-        file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
             figure = panel(case.logits, case.target, **self.drawn, **self._options(case))
-            figure.savefig(file, format=suffix[1:], dpi=self.dpi)
-        return file.getvalue()
+            return figure.content(suffix, dpi=self.dpi)
 
     def summary(self, case: Case) -> tuple[bytes, dict[str, float], list[float]]:
         """Return thumbnail, figures and IoU of each class."""

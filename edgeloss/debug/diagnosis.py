@@ -13,7 +13,7 @@ from edgeloss.debug.calls import LossCall, Outcome
 from edgeloss.debug.findings import Labels, bad_input, bad_outcome, odd_logits, odd_outcome
 from edgeloss.debug.report import LEVELS, Finding, Report
 from edgeloss.debug.terms import blame_term, evaluate_terms
-from edgeloss.debug.trees import Node, dtype_name, make_node
+from edgeloss.debug.trees import Node, make_node
 from edgeloss.loss import EdgeAwareLoss
 
 
@@ -84,7 +84,7 @@ def _diagnose(call: LossCall) -> Report:
     else:
         exact = Outcome() if call.logits.dtype == torch.float64 else call.run(torch.float64)
         for part in ("loss", "gradient"):
-            tensors = {dtype_name(call.logits): getattr(given, part)}
+            tensors = {inputs.dtype_name(call.logits.dtype): getattr(given, part)}
             if exact.loss is not None:
                 tensors["float64"] = getattr(exact, part)
             lines = [make_node(name, tensor) for name, tensor in tensors.items() if tensor is not None]

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeloss.debug.trees import Node
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from edgeloss.viz.drawing import TextFigure
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 _WIDTH = 110  # of the findings below the tree
@@ -121,7 +121,7 @@ class Report:
             **{section.name: section.to_dict() for section in self._tree.children},
         }
 
-    def figure(self) -> Figure:
+    def figure(self) -> TextFigure:
         """Draw log10 of the gradient's L2 norm over the classes, one map per image.
 
         Non-finite pixels are magenta and counted, ignored pixels gray, and pixels with a gradient of exactly 0 black.

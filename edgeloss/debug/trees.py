@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgeloss.inputs import widest
+from edgeloss.inputs import dtype_name, widest
 
 MAX_VALUES = 10  # distinct values that a line lists
 _MAX_CHILDREN = 40  # children of a node that are shown
@@ -245,7 +245,7 @@ def measure(tensor: Tensor, device: str | None = None) -> Stats:
     """
     if tensor.is_nested:  # which has no shape
         return _measured_nested(tensor, device)
-    empty = Stats(list(tensor.shape), dtype_name(tensor), str(tensor.device) if device is None else device)
+    empty = Stats(list(tensor.shape), dtype_name(tensor.dtype), str(tensor.device) if device is None else device)
     if tensor.is_meta:
         return dataclasses.replace(empty, remark="no values")
     try:
@@ -338,11 +338,6 @@ def first_index(mask: Tensor) -> list[int]:
     """Return the index of the first True."""
     flat_index = mask.flatten().to(torch.uint8).argmax()
     return [int(i) for i in torch.unravel_index(flat_index, mask.shape)]
-
-
-def dtype_name(x: Tensor) -> str:
-    """Return the name of the dtype, without "torch."."""
-    return str(x.dtype).removeprefix("torch.")
 
 
 def first_line(error: BaseException) -> str:

@@ -262,8 +262,12 @@ class TextFigure(Figure):
         with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
             super().savefig(*arguments, **options)
 
+    def content(self, suffix: str, **options: Any) -> bytes:  # noqa: ANN401
+        """Return the content of a file with this suffix; options as of Figure.savefig."""
+        file = io.BytesIO()
+        self.savefig(file, format=suffix.lower()[1:], **options)
+        return file.getvalue()
+
     def _repr_png_(self) -> bytes:
         """Return what a notebook displays, also before anything has imported pyplot."""
-        picture = io.BytesIO()
-        self.savefig(picture, format="png")
-        return picture.getvalue()
+        return self.content(".png")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edgeloss.viz.arrays import Arrays, TopClasses
+from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import ColoredMap
 from edgeloss.viz.neighbors import Neighbors
 
@@ -67,7 +67,7 @@ class Content(NamedTuple):
 
     arrays: Arrays
     layers: list[ColoredMap]  # in the order of the menus
-    top_classes: TopClasses
+    top_classes: tuple[_Array, _Array]  # and their probabilities
     neighbors: Neighbors
 
 
@@ -151,7 +151,7 @@ def _bands(values: _Array, ends: Sequence[int]) -> list[_Array]:
 
 def _image(content: Content, index: int, precision: Precision, split: _Split) -> Iterator[tuple[str, _Packed]]:
     """Yield the name and content of each array of one image, split in bands: a page unpacks those that it shows."""
-    arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
+    arrays, neighbors, (classes, probabilities) = content.arrays, content.neighbors, content.top_classes
     bits, step, count = precision
     edges = arrays.maps["edge_mask"][index]
     bands = max(1, round(edges.size / _BAND))
@@ -159,9 +159,9 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
     def ends(rows: int) -> list[int]:
         return [rows * (band + 1) // bands for band in range(bands)]
 
-    def labels(values: _Array, classes: int, at: Sequence[int] = ends(len(edges))) -> _Packed:
+    def labels(values: _Array, numbers: int, at: Sequence[int] = ends(len(edges))) -> _Packed:
         # The largest value of the type stands for -1.
-        dtype = np.uint8 if classes <= 255 else np.uint16
+        dtype = np.uint8 if numbers <= 255 else np.uint16
         return _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
 
     def floats(values: _Array, step: float = step, at: Sequence[int] | None = None) -> _Packed:
@@ -170,10 +170,10 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
 
     yield "truth", labels(arrays.target[index], arrays.classes)
     yield "prediction", labels(arrays.prediction[index], arrays.classes)
-    for rank in range(min(count, len(top_classes.classes))):
+    for rank in range(min(count, len(classes))):
         if rank:  # rank 0 is the prediction
-            yield f"class_{rank}", labels(top_classes.classes[rank, index], arrays.classes)
-        yield f"probability_{rank}", floats(top_classes.probabilities[rank, index])
+            yield f"class_{rank}", labels(classes[rank, index], arrays.classes)
+        yield f"probability_{rank}", floats(probabilities[rank, index])
     for layer in content.layers:
         packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "distance") else step)
         special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}

@@ -48,7 +48,7 @@ def panel(
     terms: bool = False,
     contours: bool = True,
     width: float | None = None,
-) -> Figure:
+) -> drawing.TextFigure:
     """Draw image, ground truth, prediction, errors, cross-entropy map, edge map and gradient.
 
     The loss maps are those of ``criterion(logits, target, return_maps=True)``. The gradient is that of the loss with
@@ -273,7 +273,7 @@ def _key_columns(letters: list[int], width: float) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------- the gradient of any loss
 
 
-def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: str | None = None) -> Figure:
+def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: str | None = None) -> drawing.TextFigure:
     """Draw the L2 norm of the gradient over the classes on a log scale, one picture per image.
 
     Colors are those of :func:`edgeloss.viz.panel`, with one scale for all pictures: non-finite values are magenta and

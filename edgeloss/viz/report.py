@@ -95,29 +95,14 @@ def report(
         compute_top_classes(logits, target, criterion),
         compute_neighbors(logits, target, criterion, count),
     )
-    images = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
+    pictures = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
     names = class_labels(class_names, arrays.classes)
     colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
-    title = "edgeloss report" if title is None else title
-    return _page(content, criterion, images, names, colors, title=title, links=links)
-
-
-def _page(
-    content: Content,
-    criterion: EdgeAwareLoss,
-    pictures: Sequence[str],
-    names: Sequence[str],
-    colors: Sequence[str],
-    *,
-    title: str,
-    links: Mapping[str, str] | None,
-) -> str:
-    arrays = content.arrays
     data, precision = _data(content, pictures, names, colors)
     scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
-        title=title,
+        title="edgeloss report" if title is None else title,
         links=links,
         header=f'<p class="subtitle">{size} pixels · {arrays.classes} classes</p>',
         body=Template(pages.asset("report.html")).substitute(
@@ -125,7 +110,7 @@ def _page(
             loss=html.escape(" ".join(str(criterion).split())),
             table=_table(arrays, scores, names, colors),
         ),
-        footer=html.escape(_footer(precision, len(content.neighbors.nll) if arrays.maps["edge_mask"].any() else 0)),
+        footer=html.escape(_footer(precision, count if edge_pixels else 0)),
         data=data,
         css=["report.css"],
         scripts=_SCRIPTS,
@@ -137,14 +122,16 @@ def _data(
 ) -> tuple[dict[str, Any], Precision]:
     """Return what the scripts need."""
     special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
-    packed, precision = pack_images(content, _room(content) - sum(map(len, pictures)))
-    worst = "edge" if content.arrays.maps["edge_mask"].any() else "cross_entropy"
+    arrays = content.arrays
+    room = MAX_BYTES + max(arrays.target.size - _MANY_PIXELS, 0)  # without the text
+    packed, precision = pack_images(content, room - sum(map(len, pictures)))
+    worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     images: list[dict[str, Any]] = [
         {
             **arrays_and_histograms,
             "layers": [_about_layer(layer, index) for layer in content.layers],
             "picture": pictures[index] if pictures else None,
-            "worst": {"layer": worst, "places": worst_places(content.arrays.maps[worst][index])},
+            "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][index])},
         }
         for index, arrays_and_histograms in enumerate(packed)
     ]
@@ -157,11 +144,6 @@ def _data(
         "images": images,
     }
     return data, precision
-
-
-def _room(content: Content) -> int:
-    """Return how many bytes a page may take, without its text."""
-    return MAX_BYTES + max(content.arrays.target.size - _MANY_PIXELS, 0)
 
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
         ("same_side", vu, e),
         ("other_side", vu, e),
     ):
-        if reduction.term_weights(options)[name]:
+        if options.term_weights()[name]:
             values = getattr(maps, name)
             values = values if pixel_weight is None else values * pixel_weight
             losses[name] = values.sum(dtype=widest(leaf.device)) * reduction.ratio(1.0, denominator)

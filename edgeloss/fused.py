@@ -223,7 +223,7 @@ def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tupl
 
 
 def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
-    state = returned[_COUNT:]
+    state: tuple[Tensor | None, ...] = tuple(returned[_COUNT:])
     if kernels is not triton_operators.operators:
         state = (given.distance, *state)
     ctx.kernels = kernels

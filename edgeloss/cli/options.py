@@ -69,30 +69,21 @@ class FileOptions(NamedTuple):
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
 _TYPES: dict[str, Any] = {"float": float, "float | None": float | None, "int | Sequence[int]": int}
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:  # noqa: ANN401
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 _LOSS_OPTIONS = {
-    option.name: inspect.Parameter(
+    option.name: _keyword(
         option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option.default,
-        annotation=Annotated[_TYPES[str(option.type)], typer.Option(help=f"Loss: {HELP[option.name]}")],
+        Annotated[_TYPES[str(option.type)], typer.Option(help=f"Loss: {HELP[option.name]}")],
+        option.default,
     )
     for option in dataclasses.fields(Options)
     if str(option.type) in _TYPES and option.name not in MODULE_ONLY
 }
-
-
-def _file_options() -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(FileOptions, include_extras=True)
-    empty = inspect.Parameter.empty
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=FileOptions._field_defaults.get(name, empty),
-            annotation=hints[name],
-        )
-        for name in FileOptions._fields
-    }
 
 
 def _check_paths(values: Mapping[str, Any]) -> None:
@@ -113,7 +104,11 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     own = dict(inspect.signature(command, eval_str=True).parameters)
     has_loss = own.pop("loss", None) is not None
     del own["source"]
-    shared = _file_options() | own | (_LOSS_OPTIONS if has_loss else {})
+    hints, defaults = get_type_hints(FileOptions, include_extras=True), FileOptions._field_defaults
+    of_files = {
+        name: _keyword(name, hints[name], defaults.get(name, inspect.Parameter.empty)) for name in FileOptions._fields
+    }
+    shared = of_files | own | (_LOSS_OPTIONS if has_loss else {})
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:  # noqa: ANN401

@@ -143,7 +143,7 @@ check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and withou
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
 	@$(BIN)/python tools/check_builds.py targets
 
-sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer; look for races on CUDA
 	@$(BIN)/python tools/check_builds.py sanitized
 
 wheel: setup  ## build the wheel (manylinux_2_28, abi3) and the source distribution into dist/, check and try them

@@ -12,75 +12,51 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.utils.data import DataLoader
 
 from measure import processor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from segkit.config import Config, ConfigError, load_config
-from segkit.data import Augment, SegmentationDataset, open_dataset
-from segkit.loader import TimedIterator
-from segkit.seeding import seed_worker
+from segkit.data import SegmentationDataset
+from segkit.data_module import SegmentationData
+from segkit.loader import Batches
+from segkit.run import build
 
 EXAMPLES = """\
 examples:
   python benchmarks/loading.py --config configs/shapes.yaml
-  python benchmarks/loading.py --config configs/camvid.yaml data.size=null --workers 0 1 2 4 --output loading.json
+  python benchmarks/loading.py --config configs/camvid.yaml --data.size=null --workers 0 1 2 4 --output loading.json
 """
-
-
-def open_train_set(config: Config, *, cache: bool) -> SegmentationDataset:
-    """Open the training images of a configuration."""
-    data = config.data
-    return open_dataset(
-        data.layout,
-        data.root,
-        data.train,
-        size=None if data.size is None else (data.size[0], data.size[1]),
-        augment=None if data.augment is None else Augment(**asdict(data.augment)),
-        seed=config.seed,
-        classes=data.classes,
-        cache=cache,
-    )
 
 
 def run_epoch(dataset: SegmentationDataset, batch_size: int, workers: int, epoch: int) -> tuple[float, float]:
     """Load all images; return the seconds to the first batch, and to the end."""
-    dataset.set_epoch(epoch)
-    loader = DataLoader(
-        dataset,
-        batch_size,
-        shuffle=True,
-        num_workers=workers,
-        generator=torch.Generator().manual_seed(epoch),
-        worker_init_fn=seed_worker,
-    )
-    batches = TimedIterator(loader)
+    start = time.perf_counter()
+    batches = iter(Batches(dataset, batch_size, workers, seed=0, position=lambda: (epoch, 0)))
     next(batches)
-    first = batches.seconds
+    first = time.perf_counter() - start
     for _ in batches:
         pass
-    return first, batches.seconds
+    return first, time.perf_counter() - start
 
 
-def measure(config: Config, workers: Sequence[int], epochs: int) -> tuple[SegmentationDataset, list[dict[str, Any]]]:
-    """Return the data set, and the figures of each case."""
-    datasets = {cached: open_train_set(config, cache=cached) for cached in (False, True)}
+def measure(data: dict[bool, SegmentationData], workers: Sequence[int], epochs: int) -> list[dict[str, Any]]:
+    """Return the figures of each case; the data are with and without a cache."""
+    datasets = {cached: module.train_set for cached, module in data.items()}
     seconds: dict[tuple[bool, int], list[tuple[float, float]]] = {
         (cached, count): [] for cached in datasets for count in workers
     }
     for epoch in range(epochs + 1):
         for (cached, count), times in seconds.items():
-            times.append(run_epoch(datasets[cached], config.batch_size, count, epoch))
+            times.append(run_epoch(datasets[cached], data[cached].batch_size, count, epoch))
     rows = []
     for (cached, count), times in seconds.items():
         first, whole = (statistics.median(values) for values in zip(*times[1:], strict=True))
@@ -93,37 +69,45 @@ def measure(config: Config, workers: Sequence[int], epochs: int) -> tuple[Segmen
                 "epoch_seconds": whole,
             }
         )
-    return datasets[True], rows
+    return rows
 
 
-def parse() -> argparse.Namespace:
-    """Parse the command line."""
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """Parse the command line; return its own options, and those of train.py."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, such as configs/shapes.yaml")
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="YAML file, such as configs/shapes.yaml; other options are those of train.py",
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="numbers of workers (default: 0 1 2)")
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs per case (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write all figures as JSON")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that override the file")
-    options = parser.parse_intermixed_args()
+    options, overrides = parser.parse_known_args()
     if options.epochs < 1:
         parser.error(f"--epochs: expected at least 1, but got {options.epochs}")
     if min(options.workers) < 0:
         parser.error(f"--workers: expected at least 0, but got {min(options.workers)}")
-    return options
+    return options, overrides
 
 
 def main() -> int:
     """Time all cases and print the table."""
-    options = parse()
+    options, overrides = parse()
     # A file or pipe has no width.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     torch.set_num_threads(1)  # as in a worker, for comparison
     try:
-        config = load_config(options.config, options.overrides)
-        dataset, rows = measure(config, options.workers, options.epochs)
-    except (ConfigError, OSError, ValueError) as error:
+        data = {
+            cached: build(["--config", options.config, *overrides, f"--data.cache={cached}"])[1]
+            for cached in (False, True)
+        }
+        rows = measure(data, options.workers, options.epochs)
+        dataset = data[True].train_set
+    except (OSError, ValueError) as error:
         print(f"loading.py: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
         return 1
     height, width = dataset[0][1].shape
@@ -131,11 +115,11 @@ def main() -> int:
         "processor": processor(),
         "torch": torch.__version__,
         "config": str(options.config),
-        "overrides": options.overrides,
+        "overrides": overrides,
         "images": len(dataset),
         "height": height,
         "width": width,
-        "batch_size": config.batch_size,
+        "batch_size": data[True].batch_size,
         "cache_bytes": dataset.cache_bytes,
     }
     table = Table("cached", "workers", "images/s", "first batch, s", "epoch, s")
@@ -144,7 +128,7 @@ def main() -> int:
         table.add_row("yes" if row["cached"] else "no", str(row["workers"]), *(f"{figure:.2f}" for figure in figures))
     console.print(f"{about['processor']}, torch {about['torch']}")
     console.print(
-        f"{options.config}: {len(dataset)} images of {height} × {width}, batches of {config.batch_size};"
+        f"{options.config}: {len(dataset)} images of {height} × {width}, batches of {data[True].batch_size};"
         f" the cache takes {dataset.cache_bytes / 2**20:.1f} MiB"
     )
     console.print(table)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 from processes import wait_for_end
+from segkit.run_files import read_history
 from small_run import run_in, write_config
 
 import demo
 from segkit.comparison import Labeled, draw_labels, label_validation, quartiles
-from segkit.run_files import read_history
 
 
 @pytest.fixture(scope="module")

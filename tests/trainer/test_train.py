@@ -135,8 +135,8 @@ def gradients_of(folder: Path, config: Path, monkeypatch: pytest.MonkeyPatch, *o
     """Return the clipped gradient of the first step, over four images."""
     folder.mkdir()
 
-    def noted(self: SegmentationModule, optimizer: Any, value: Any = None, algorithm: Any = None) -> None:
-        self.clip_gradients(optimizer, gradient_clip_val=value, gradient_clip_algorithm=algorithm)
+    def noted(self: SegmentationModule, optimizer: Any, **clipping: Any) -> None:
+        self.clip_gradients(optimizer, **clipping)
         if self.trainer.is_global_zero:
             torch.save([parameter.grad for parameter in self.network.parameters()], folder / "gradients.pt")
 

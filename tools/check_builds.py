@@ -7,8 +7,7 @@ see only those of the processor that they run on. The CUDA kernels, stepped on t
 into one operation, as nvcc does. It needs g++ and an x86-64 processor.
 
 sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer, which stop at the first access outside of an array, use
-of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. These also with
-ThreadSanitizer, which stops where two threads of a block use one address. It needs g++.
+of freed memory, overflow of a signed integer and so on; the CUDA kernels too, stepped on the host. It needs g++.
 
 The builds are in build/AVX2, build/SSE2 and build/sanitized, apart from that of the environment.
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -31,18 +29,16 @@ import progress
 SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
 # As a sanitizer reports and ends the process; Python itself leaks at its end.
 SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-NEIGHBOR_TESTS = "tests/kernels/test_neighbor_nll.py"
-AGREEMENT_TESTS = ["tests/loss/test_agreement.py", "tests/loss/test_gaps.py", "tests/loss/test_limits.py"]
-TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/loss/test_region.py", "tests/loss/test_numerics.py"]
-TARGET_TESTS += ["-k", "not cuda and not [reference and not -reference] and not compile and not one_graph"]
-SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_numerics.py", "tests/loss/test_autograd.py"]
+NEIGHBOR_TESTS = "tests/kernels/test_neighbor_kernels.py"
+AGREEMENT_TESTS = ["tests/loss/test_agreement.py", "tests/loss/test_numerics.py"]
+TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/loss/test_region.py"]
+TARGET_TESTS += ["-k", "not cuda and not gathered and not [reference and not -reference] and not compile and not graph"]
+SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_autograd.py"]
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
 SANITIZED_TESTS += ["-k", "not [reference and not -reference] and not camvid and not compile and not one_graph"]
-STEPPED_TESTS = [NEIGHBOR_TESTS, "tests/kernels/test_gathered_terms.py", "-k", "stepped or gathered_terms"]
+STEPPED_TESTS = [NEIGHBOR_TESTS, "tests/fuzz/test_fuzz.py", "-k", "stepped or gathered_terms or of_cuda"]
 CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
-RACES = "g++ -O1 -g -fsanitize=thread"
 PATHS = os.pathsep.join(["tests", "tools", str(Path.cwd())])
-RACE_FOUND = 66  # the status of a process that ThreadSanitizer ends
 STATE = "import edgeloss; print(edgeloss.__file__, edgeloss.backends()['cpu'])"
 
 
@@ -84,13 +80,10 @@ def preload(*runtimes: str) -> str:
     return " ".join(subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names)
 
 
-def build_stepped(compiler: str) -> str:
-    """Build the CUDA kernels for the host, and return the path of the library."""
-    shim = "import host_shim; print(host_shim.build(host_shim.compiler()))"
-    env = {**os.environ, "CXX": compiler, "PYTHONPATH": PATHS}
-    return subprocess.run(
-        [sys.executable, "-c", shim], env=env, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.strip()
+def build_stepped(compiler: str) -> None:
+    """Build the CUDA kernels for the host."""
+    shim = "import host_shim; host_shim.build(host_shim.compiler())"
+    subprocess.run([sys.executable, "-c", shim], env={**os.environ, "CXX": compiler, "PYTHONPATH": PATHS}, check=True)
 
 
 def check_contracted() -> None:
@@ -103,23 +96,6 @@ def check_contracted() -> None:
         command, env=env | {"CXX": CONTRACTED, "OMP_NUM_THREADS": "1"}, preexec_fn=progress.end_with_parent
     ).returncode:
         raise SystemExit(code)
-
-
-def check_races() -> None:
-    """Look for races between the threads of a block; where two take the same pixels there must be one."""
-    print("==> races: building the CUDA kernels for the host", flush=True)
-    library = build_stepped(RACES)
-    options = f"halt_on_error=1 exitcode={RACE_FOUND} report_signal_unsafe=0 ignore_noninstrumented_modules=1"
-    env = os.environ | {"LD_PRELOAD": preload("libtsan.so"), "TSAN_OPTIONS": options, "PYTHONPATH": PATHS}
-    command = [sys.executable, "tests/host_shim/races.py", library]
-    if code := subprocess.run(command, env=env, preexec_fn=progress.end_with_parent).returncode:
-        raise SystemExit(code)
-    racing = subprocess.run(command, env=env | {"DOUBLED_THREADS": "1"}, capture_output=True, text=True)
-    # In a kernel, not in what steps it.
-    found = re.search(r"SUMMARY: ThreadSanitizer: data race \S*csrc/", racing.stderr)
-    if racing.returncode != RACE_FOUND or not found:
-        raise SystemExit(f"check_builds: a race is not found: {racing.stdout}{racing.stderr[-4000:]}")
-    print("==> races: one that was made was found")
 
 
 def check_targets(tests: list[str]) -> None:
@@ -150,8 +126,6 @@ def main() -> None:
             check_contracted()
     else:
         check("sanitized", SANITIZERS, arguments.tests or SANITIZED_TESTS, sanitized=True)
-        if not arguments.tests:
-            check_races()
 
 
 if __name__ == "__main__":

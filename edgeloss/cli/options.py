@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
+from edgeloss.cli.messages import say
 from edgeloss.options import HELP, MODULE_ONLY, Options
 
 
@@ -94,6 +95,15 @@ def _file_options() -> dict[str, inspect.Parameter]:
     }
 
 
+def _check_paths(values: Mapping[str, Any]) -> None:
+    """Exit with an error if an input does not exist, before the command imports torch, which takes seconds."""
+    for name in ("pred", "mask", "image"):
+        path = values.get(name)
+        if path is not None and not path.exists():
+            say(f"error: {path}: no such file or folder")
+            raise typer.Exit(2)
+
+
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of files to a command, and those of the loss if it has an argument ``loss``.
 
@@ -107,6 +117,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:  # noqa: ANN401
+        _check_paths(values)
         arguments = {name: values[name] for name in own}
         arguments["source"] = FileOptions(**{name: values[name] for name in FileOptions._fields})
         if has_loss:

@@ -41,6 +41,7 @@ class Parsed(Exception):  # noqa: N818
     """What a program has made of its arguments; it ends the program."""
 
 
+@pytest.mark.filterwarnings("default")  # Lightning's own
 @pytest.mark.parametrize("command", list(commands()))
 def test_command(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = command

@@ -80,7 +80,7 @@ def test_neighbors_of_largest_weighted_loss_come_first() -> None:
 
 
 def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, target = patches(batch=2)
+    logits, target = patches(12, 18, batch=2)
     criterion = EdgeAwareLoss(radius=(2, 30), decay=2.0, power=0.5)
     monkeypatch.setattr(neighbors, "_MOST_PAIRS_PER_PIXEL", math.inf)
     whole = compute_neighbors(logits, target, criterion)
@@ -133,8 +133,7 @@ def test_no_edge_has_no_neighbors() -> None:
 
 
 def test_a_wide_radius_forms_no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one, the 70 million pairs of these pixels and their neighbors take half a minute."""
-    logits, target = patches(90, 100, classes=4)
+    logits, target = patches(36, 48, classes=4)
     monkeypatch.delattr(neighbors, "_windows_one_by_one")
-    found = compute_neighbors(logits, target, EdgeAwareLoss(radius=90))
+    found = compute_neighbors(logits, target, EdgeAwareLoss(radius=36))
     assert np.isfinite(found.share).all()  # all edge pixels have as many neighbors as are asked for

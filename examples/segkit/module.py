@@ -78,7 +78,7 @@ class SegmentationModule(LightningModule):
             self.network.compile()
         loss.ignore_index, loss.upsample, loss.sync_normalizer = ignore_index, True, True
         loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
-        if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # it has the size of its classes at once, as averages need
+        if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # averages of weights need its final size
             loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
         self.criterion = loss.train()
         self.full_edge_weight = loss.edge_weight

@@ -9,8 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from segkit.console import Row
-from segkit.run_files import read_history
+from edgeloss.integrations.run_page import Row
+from segkit.comparison import read_history
 
 # What is drawn: a key of metrics.json, its title, and whether it is a share, shown in percent.
 CURVES = (
@@ -27,7 +27,7 @@ def draw(runs: dict[str, list[Row]]) -> Figure:
     all_axes = figure.subplots(1, len(CURVES))
     for axes, (key, title, is_share) in zip(all_axes, CURVES, strict=True):
         for name, epochs in runs.items():
-            values = [float("nan") if row[key] is None else row[key] for row in epochs]
+            values = [float("nan") if row.get(key) is None else row[key] for row in epochs]
             axes.plot([row["epoch"] for row in epochs], values, marker=".", label=name)
         axes.set_title(title, fontsize="medium")
         axes.set_xlabel("epoch")
@@ -49,7 +49,7 @@ def table(runs: dict[str, list[Row]]) -> str:
     for name, epochs in runs.items():
         cells = [name, str(len(epochs))]
         for key, _, is_share in CURVES:
-            ends = (epochs[0][key], epochs[-1][key])
+            ends = (epochs[0].get(key), epochs[-1].get(key))
             cells.append(" → ".join("none" if v is None else f"{v:.1%}" if is_share else f"{v:.4f}" for v in ends))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

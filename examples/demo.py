@@ -9,8 +9,10 @@ curves.png and report.html.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,18 +25,17 @@ from rich.table import Column, Table
 
 import compare
 from edgeloss import EdgeAwareLoss
+from edgeloss.integrations.run_page import Row
 from edgeloss.io import atomic_write
 from edgeloss.viz import report
-from segkit.comparison import Labeled, draw_labels, label_validation, quartiles
-from segkit.console import Row
-from segkit.run_files import read_history
-from segkit.signals import end_with_parent
+from segkit.comparison import Labeled, draw_labels, label_validation, quartiles, read_history
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
-RUNS = {"cross-entropy": ["loss.edge_weight=0", "loss.region_weight=0"], "EdgeAwareLoss": []}
+RUNS = {"cross-entropy": ["--model.loss.edge_weight=0", "--model.loss.region_weight=0"], "EdgeAwareLoss": []}
 DRAWN = ("--merge", "--train", "96", "--val", "24", "--size", "96")
-COMMON = ("model.width=8", "model.levels=4", "data.workers=0", "data.cache=true", "panels=0", "worst=4")
+COMMON = ("--model.width=8", "--model.levels=4", "--data.workers=0", "--data.cache=true", "--page.worst=4")
+COMMON += ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.logger=false")
 SCORES = {
     "val/miou": "mean IoU",
     "val/iou/wire": "IoU of wires",
@@ -42,11 +43,19 @@ SCORES = {
     "val/boundary_f1_1": "boundary F1, 1 px",
     "val/edge_accuracy": "accuracy at edges",
 }
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not loaded in a forked process
+
+
+def end_with_parent() -> None:
+    """In a new process, receive SIGTERM as soon as the parent ends, even if that is killed; on Linux only."""
+    if LIBC is not None:
+        LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def train(name: str, output: Path, overrides: Sequence[str]) -> int:
     """Run train.py in a process of one thread, print a short line per epoch, and return its exit code."""
-    command = [sys.executable, "examples/train.py", "--config", "configs/shapes.yaml", f"output={output / name}"]
+    command = [sys.executable, "examples/train.py", "fit", "--config", "configs/shapes.yaml"]
+    command += [f"--trainer.default_root_dir={output / name}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [*command, *COMMON, *RUNS[name], *overrides],
@@ -111,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     console.print("==> drawing images of shapes and wires", markup=False)
     subprocess.run([sys.executable, "data/make_shapes.py", "--out", str(data), *DRAWN], cwd=ROOT, check=True)
     console.print(f"==> training two networks for {options.epochs} epochs each, from seed {options.seed}", markup=False)
-    overrides = [f"data.root={data}", f"epochs={options.epochs}", f"seed={options.seed}"]
+    overrides = [f"--data.root={data}", f"--trainer.max_epochs={options.epochs}", f"--seed_everything={options.seed}"]
     with ThreadPoolExecutor() as pool:
         codes = list(pool.map(lambda name: train(name, output, overrides), RUNS))
     if any(codes):

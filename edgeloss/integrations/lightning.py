@@ -1,13 +1,20 @@
-"""Lightning: a callback that logs the terms of the loss and panels of it."""
+"""Lightning: callbacks that log the terms of the loss and panels of it, and that write a page about a run."""
 
 from __future__ import annotations
 
+import csv
 import inspect
-from io import BytesIO
+import io
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
@@ -15,7 +22,11 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss, normalizers
+from edgeloss.integrations.run_page import ImageFigures, Row, write_run_page
+from edgeloss.io import atomic_write
 from edgeloss.viz import panel
+from edgeloss.viz.scores import compute_scores
 
 
 class LogEdgeLoss(Callback):  # type: ignore[misc]
@@ -93,7 +104,7 @@ class LogEdgeLoss(Callback):  # type: ignore[misc]
 
 
 def _log_panel(trainer: Trainer, name: str, figure: Figure) -> None:
-    file = BytesIO()
+    file = io.BytesIO()
     figure.savefig(file, format="png")
     picture = np.asarray(Image.open(file).convert("RGB"))
     for logger in trainer.loggers:
@@ -101,3 +112,146 @@ def _log_panel(trainer: Trainer, name: str, figure: Figure) -> None:
             logger.experiment.add_image(name, picture, trainer.global_step, dataformats="HWC")
         elif hasattr(logger, "log_image"):
             logger.log_image(name, [picture], trainer.global_step)
+
+
+class WriteRunPage(Callback):  # type: ignore[misc]
+    """Write the figures of a run after each epoch, and a page about it at the end.
+
+    ``metrics.csv`` and ``metrics.json`` in ``default_root_dir`` have a row per epoch, with everything that the module
+    logs by epoch. After the last one ``report.html`` shows their curves, the scores per class, and the loss maps of the
+    validation images with the highest edge loss. The rows are part of checkpoints, so a resumed run continues them.
+
+    The module is called with images and returns logits, and has one EdgeAwareLoss of exclusive classes; batches begin
+    with images [B, K, *S] and labels [B, *S], and may have ``names``. Volumes have no pictures.
+
+    Args:
+        worst: number of validation images to show.
+
+    Attributes:
+        history: the figures of each epoch.
+    """
+
+    def __init__(self, worst: int = 8) -> None:
+        """Store the options."""
+        self.worst = worst
+        self.history: list[Row] = []
+        self._start, self._images = time.perf_counter(), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the figures so far."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the figures of a checkpoint."""
+        self.history = list(state_dict["history"])
+
+    def picture(self, image: Tensor) -> Tensor:
+        """Return an image [K, H, W] as it is drawn, in [0, 1]; a module's normalization may be undone here."""
+        low, high = image.amin(), image.amax()
+        return (image - low) / (high - low).clamp(min=1e-6)
+
+    def class_names(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[str] | None:
+        """Return the names of the classes; those of the module if it has ``classes``."""
+        return getattr(pl_module, "classes", None)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._start, self._images = time.perf_counter(), 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ANN401
+        """Count images."""
+        self._images += len(batch[0]) * trainer.world_size
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the speed of training alone."""
+        self._seconds = time.perf_counter() - self._start
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the figures of an epoch."""
+        figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        seconds = time.perf_counter() - self._start
+        speed = {"seconds": seconds, "images_per_second": self._images / getattr(self, "_seconds", seconds)}
+        row = {"epoch": trainer.current_epoch + 1, **speed}
+        row |= {name: value if math.isfinite(value) else None for name, value in sorted(figures.items())}
+        self.history = [*(old for old in self.history if old["epoch"] < row["epoch"]), row]
+        if trainer.is_global_zero:
+            self._write(Path(trainer.default_root_dir), self.class_names(trainer, pl_module) or ())
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the page; a collective."""
+        if not self.history or trainer.fast_dev_run:
+            return
+        worst = self._find_worst(trainer, pl_module)
+        if trainer.is_global_zero:
+            folder, names = Path(trainer.default_root_dir), self.class_names(trainer, pl_module)
+            criterion = _criterion(pl_module).cpu()
+            panels = [
+                (figures, panel(logits, labels, image=image, criterion=criterion, class_names=names))
+                for figures, image, logits, labels in worst
+            ]
+            config = folder / "config.yaml"
+            write_run_page(
+                folder, self.history, names or (), panels, config=config.read_text("utf-8") if config.exists() else ""
+            )
+
+    def _write(self, folder: Path, names: Sequence[str]) -> None:
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, list(dict.fromkeys(name for row in self.history for name in row)))
+        table.writeheader()
+        table.writerows(self.history)
+        folder.mkdir(parents=True, exist_ok=True)
+        described = {"classes": list(names), "epochs": self.history}
+        for name, content in {"metrics.csv": text.getvalue(), "metrics.json": json.dumps(described, indent=1)}.items():
+            with atomic_write(folder / name) as file:
+                file.write(content.encode())
+
+    @torch.no_grad()
+    def _find_worst(self, trainer: Trainer, module: LightningModule) -> list[tuple[ImageFigures, Any, Any, Any]]:
+        """Return figures, picture, logits and labels of the worst images of all processes, worst first."""
+        found: list[tuple[ImageFigures, Any, Any, Any]] = []
+        module.eval()
+        loaders = trainer.val_dataloaders or (trainer.datamodule and trainer.datamodule.val_dataloader()) or ()
+        for index, batch in enumerate(loaders if self.worst else ()):
+            if batch[0].dim() != 4:
+                break
+            moved = trainer.strategy.batch_to_device(batch, module.device)
+            with trainer.precision_plugin.forward_context():
+                logits = module(moved[0])
+            names = getattr(batch, "names", [f"image {k} of batch {index}" for k in range(len(logits))])
+            for k, name in enumerate(names):
+                one = logits[k : k + 1].float(), moved[1][k : k + 1]
+                if (figures := _image_figures(name, *one, _criterion(module))) is not None:
+                    found.append((figures, self.picture(moved[0][k]).cpu(), one[0].cpu(), one[1].cpu()))
+            found = _worst_of(found, self.worst)
+        if not dist.is_initialized():
+            return found
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, found)
+        # A sampler may have given an image to two ranks, to give all ranks the same number.
+        return _worst_of(list({item[0].name: item for part in parts for item in part}.values()), self.worst)
+
+
+def _criterion(module: LightningModule) -> EdgeAwareLoss:
+    return next(part for part in module.modules() if isinstance(part, EdgeAwareLoss))
+
+
+def _worst_of(found: list[Any], count: int) -> list[Any]:
+    """Return the items of the highest edge loss; those that are not finite come first, and equal ones by name."""
+    key = lambda item: (-item[0].edge if math.isfinite(item[0].edge) else -math.inf, item[0].name)  # noqa: E731
+    return sorted(found, key=key)[:count]
+
+
+def _image_figures(name: str, logits: Tensor, labels: Tensor, criterion: EdgeAwareLoss) -> ImageFigures | None:
+    """Return the figures of one image, None if it has no edge."""
+    void = -100 if criterion.ignore_index is None else criterion.ignore_index
+    options = {**criterion.options(training=False), "sync_normalizer": False, "upsample": True}
+    _, edges = normalizers(labels, ignore_index=criterion.ignore_index, radius=criterion.radius)
+    if not edges:
+        return None
+    result = edge_aware_loss(logits, labels, **options, return_terms=True)
+    _, terms = cast("tuple[Tensor, dict[str, Tensor]]", result)
+    if logits.shape[2:] != labels.shape[1:]:
+        logits = torch.nn.functional.interpolate(logits, labels.shape[1:], mode="bilinear")
+    target = labels.masked_fill(torch.eq(labels, void), -1)
+    scores = compute_scores(target.cpu().numpy(), logits.argmax(1).cpu().numpy(), logits.shape[1])
+    return ImageFigures(name, float(terms["edge"]), float(terms["cross_entropy"]), scores.means["mean IoU"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeloss.io import InputError, atomic_write, check_file
+from segkit.model import UNet
 
 
 class CheckpointError(RuntimeError):
@@ -42,8 +43,7 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
         map_location: device to load the tensors to.
 
     Returns:
-        The dict of the checkpoint. That of a run has the keys of `segkit.state.TrainingState.state_dict`, ``config``,
-        ``classes`` and ``ignore_index``.
+        The dict of the checkpoint.
 
     Raises:
         CheckpointError: if the file is missing, damaged, or not a checkpoint.
@@ -59,9 +59,39 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except Exception as error:  # a damaged file can make the unpickler raise anything
         raise CheckpointError(f"{path}: expected a checkpoint, but got a damaged or another file") from error
-    if not isinstance(checkpoint, dict) or "model" not in checkpoint:
+    if not isinstance(checkpoint, dict) or not {"model", "state_dict"} & checkpoint.keys():
         raise CheckpointError(f"{path}: expected a checkpoint, but got a file without a model")
     return checkpoint
+
+
+def open_network(path: str | Path) -> tuple[UNet, dict[str, Any]]:
+    """Open the network of a run of train.py.
+
+    Args:
+        path: best.ckpt or last.ckpt.
+
+    Returns:
+        The network in evaluation mode, and its description: ``classes``, ``ignore_index``, ``network`` and ``data``.
+
+    Raises:
+        CheckpointError: if the file can't be read, or isn't one of train.py.
+    """
+    checkpoint = load_checkpoint(path)
+    try:
+        about = checkpoint["segmentation"]
+        network = UNet(len(about["classes"]), **about["network"])
+        prefix = "network."
+        weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
+        load_weights(network, weights)
+        int(about["ignore_index"]), about["data"].get("size")
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except KeyError as error:
+        raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got one without {error}") from error
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise CheckpointError(f"{path}: expected a checkpoint of this network, but got another: {reason}") from error
+    return network.eval(), about
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

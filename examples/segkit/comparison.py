@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
+from edgeloss.integrations.run_page import Row
+from edgeloss.io import check_file
 from edgeloss.viz import distinct_colors
 from edgeloss.viz.palette import VOID
 from edgeloss.viz.scores import compute_scores
-from segkit.checkpoint import load_checkpoint, load_weights
+from segkit.checkpoint import open_network
 from segkit.data import denormalize, open_dataset
-from segkit.model import UNet
 
 
 class LabeledImage(NamedTuple):
@@ -51,22 +53,34 @@ class Labeled(NamedTuple):
     images: list[LabeledImage]
 
 
+def read_history(folder: Path) -> list[Row]:
+    """Read the figures of each epoch of a run.
+
+    Raises:
+        ValueError: if the folder has no metrics of a run.
+    """
+    path = folder / "metrics.json"
+    check_file(path)
+    try:
+        epochs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected the metrics of a run, but got an error ({error})") from error
+    return epochs
+
+
 @torch.inference_mode()
 def label_validation(folder: Path) -> Labeled:
     """Label the validation images of a run with its network after the last epoch.
 
     Raises:
-        CheckpointError: if there is no last.pt, or it can't be used.
+        CheckpointError: if there is no last.ckpt, or it can't be used.
     """
-    checkpoint = load_checkpoint(folder / "last.pt")
-    config, classes = checkpoint["config"], list(checkpoint["classes"])
-    network = UNet(len(classes), **config["model"])
-    load_weights(network, checkpoint.get("ema") or checkpoint["model"])
-    data = config["data"]
+    network, about = open_network(folder / "last.ckpt")
+    classes, data = list(about["classes"]), about["data"]
     dataset = open_dataset(data["layout"], data["root"], data["val"], classes=data["classes"], size=data["size"])
     images = []
     for name, (image, target) in zip(dataset.names, dataset, strict=True):
-        logits = network.eval()(image[None])
+        logits = network(image[None])
         if logits.shape[2:] != target.shape:
             logits = torch.nn.functional.interpolate(logits, target.shape, mode="bilinear")
         target = target.masked_fill(target == dataset.ignore_index, -1)

@@ -5,107 +5,77 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from torch import Tensor
+import torch
+from lightning import Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
 
-from edgeloss import EdgeAwareLoss, diagnose
+from edgeloss import diagnose
 from edgeloss.io import atomic_write
 from segkit.checkpoint import save_checkpoint
 from segkit.distributed import rank, sum_over_ranks, world_size
-
-Action = Literal["stop", "skip"]
+from segkit.loader import MicroBatch
+from segkit.module import SegmentationModule
 
 
 class NonFiniteLossError(RuntimeError):
     """The loss, or its gradient, became nan or infinite."""
 
 
-class NanGuard:
+class NanGuard(Callback):
     """Check loss and gradient of every step before they reach the weights.
 
     For a step whose loss or gradient norm is not finite, it writes to ``nan/``: ``step_N.pt``, the batch with its
     logits; ``step_N.txt`` and ``step_N.json``, the diagnosis of `edgeloss.diagnose`; and ``step_N.png``, the gradient
-    of the loss per pixel. Under ``torch.distributed`` all ranks decide the same, so that their weights stay equal; the
-    ranks whose batch is the cause save it, as ``step_N_rank_R``, or all ranks if no batch is.
+    of the loss per pixel. All processes decide the same; those whose batch is the cause save it, as ``step_N_rank_R``,
+    or all of them if no batch is. In float16, whose scaler skips infinite gradients itself, only the loss is checked.
 
     Args:
-        folder: the run's folder.
-        criterion: the loss, diagnosed as it is when a step fails.
-        action: ``"stop"`` raises at the first such step; ``"skip"`` counts it and continues without it.
-        limit: maximum number of steps to save.
-        in_a_row: raise after this many skipped steps without a good one in between: then the weights are the cause.
-
-    Attributes:
-        skipped: steps skipped so far.
-        message: one line about the last of them.
+        action: "stop" raises at the first such step; "skip" counts it and continues without it.
+        limit: Maximum number of steps to save.
+        in_a_row: Stop after this many skipped steps in a row: then the weights are the cause.
 
     Raises:
-        ValueError: for an unknown action or a number out of range.
+        ValueError: A number is out of range.
     """
 
-    def __init__(
-        self, folder: Path, criterion: EdgeAwareLoss, *, action: Action = "stop", limit: int = 4, in_a_row: int = 10
-    ) -> None:
+    def __init__(self, action: Literal["stop", "skip"] = "stop", limit: int = 4, in_a_row: int = 10) -> None:
         """Store the options; the folder is created with the first file."""
-        if action not in get_args(Action):
-            raise ValueError(f"action: expected stop or skip, but got {action!r}")
         if limit < 0 or in_a_row < 1:
             raise ValueError(f"limit, in_a_row: expected limit >= 0 and in_a_row >= 1, but got {limit} and {in_a_row}")
-        self.folder = folder / "nan"
-        self.criterion = criterion
-        self.action = action
-        self.limit = limit
-        self.in_a_row = in_a_row
+        self.action, self.limit, self.in_a_row = action, limit, in_a_row
         self.skipped = 0
         self.message = ""
         self._saved = 0
         self._row = 0  # steps skipped since the last good one
 
-    def check(
-        self,
-        step: int,
-        names: Sequence[str],
-        images: Tensor,
-        logits: Tensor,
-        target: Tensor,
-        loss: Tensor | float,
-        gradient_norm: Tensor | float,
-    ) -> bool:
-        """Return whether to use a step; a collective that every rank calls.
-
-        Args:
-            step: number of the step, for messages and file names.
-            names: names of the images.
-            images: [B, 3, H, W].
-            logits: [B, C, *S], as passed to the loss.
-            target: [B, *S].
-            loss: loss of this rank's batch.
-            gradient_norm: norm of the parameters' gradient, averaged over ranks, unscaled and before clipping. With a
-                gradient scaler, which skips infinite gradients itself, any finite number.
-
-        Returns:
-            True to use the step; False to skip it, with ``action="skip"``.
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: SegmentationModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Check a step; a step to skip loses its gradients, so that the optimizer changes nothing.
 
         Raises:
-            NonFiniteLossError: with ``action="stop"``, or for too many skipped steps in a row.
+            NonFiniteLossError: With ``action="stop"``, or for too many skipped steps in a row.
         """
-        values = {
-            name: float(value.item() if isinstance(value, Tensor) else value)
-            for name, value in {"loss": loss, "gradient": gradient_norm}.items()
-        }
+        assert pl_module.last_step is not None
+        batch, logits, loss = pl_module.last_step
+        norm = nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None])
+        is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        values = {"loss": loss.item(), "gradient": 0.0 if is_scaled else norm.item()}
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if not any(sum_over_ranks([len(bad)])):
             self._row = 0
-            return True
-
+            return
+        step = trainer.global_step + 1
         cause = f"the {bad[0]} is {values[bad[0]]}" if bad else "loss or gradient of another rank is not finite"
-        self.message = f"{cause} at step {step} on the images {', '.join(names)}"
+        self.message = f"epoch {trainer.current_epoch + 1}: {cause} at step {step} on {', '.join(batch.names)}"
         if self._saved < self.limit:
             self._saved += 1
-            if (path := self._save(step, names, images, logits, target, values)) is not None:
+            path = self._save(Path(trainer.default_root_dir) / "nan", step, pl_module, batch, logits, values)
+            if path is not None:
                 self.message += f"; the batch is in {path}, the diagnosis in {path.stem}.txt"
         if self.action == "stop":
             raise NonFiniteLossError(self.message)
@@ -113,43 +83,43 @@ class NanGuard:
         self._row += 1
         if self._row >= self.in_a_row:
             raise NonFiniteLossError(f"{self._row} steps in a row, so the weights are the cause: {self.message}")
-        return False
+        optimizer.zero_grad()
+        if trainer.is_global_zero:
+            print(f"skipped a step: {self.message}", flush=True)
 
     def _save(
         self,
+        folder: Path,
         step: int,
-        names: Sequence[str],
-        images: Tensor,
+        module: SegmentationModule,
+        batch: MicroBatch,
         logits: Tensor,
-        target: Tensor,
         values: dict[str, float],
     ) -> Path | None:
         """Write the batch and its diagnosis if it is the cause; return its file."""
-        criterion = copy.copy(self.criterion)
+        criterion = copy.copy(module.criterion)
         criterion.sync_normalizer = False  # only some ranks diagnose: a collective would wait forever
-        diagnosis = diagnose(criterion, logits, target)
+        with torch.inference_mode(False), torch.enable_grad():
+            diagnosis = diagnose(criterion, logits, batch.labels)
         is_fine = diagnosis.ok and math.isfinite(values["loss"])
         if any(sum_over_ranks([not is_fine])) and is_fine:
             return None
-        text = str(diagnosis)
-        if is_fine:
-            text += f"\n{_FROM_THE_NETWORK}"
         details = {
             "step": step,
-            "names": list(names),
+            "names": list(batch.names),
             "loss": _for_json(values["loss"]),
             "gradient_norm": _for_json(values["gradient"]),
             "from_the_network": is_fine,
             "diagnosis": diagnosis.to_dict(),
         }
-        tensors = {"images": images, "logits": logits, "target": target}
-
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / (f"step_{step}" + f"_rank_{rank()}" * (world_size() > 1) + ".pt")
+        tensors = {"images": batch.images, "logits": logits, "target": batch.labels}
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / (f"step_{step}" + f"_rank_{rank()}" * (world_size() > 1) + ".pt")
         # Copies, since of a view all of its storage would be written.
-        save_checkpoint(path, details | {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()})
+        copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+        save_checkpoint(path, details | copies)
         with atomic_write(path.with_suffix(".txt")) as file:
-            file.write(f"{text}\n".encode())
+            file.write(f"{diagnosis}\n{_FROM_THE_NETWORK * is_fine}".encode())
         with atomic_write(path.with_suffix(".json")) as file:
             file.write(json.dumps(details, indent=1, allow_nan=False).encode())
         if diagnosis.gradient is not None:
@@ -161,7 +131,7 @@ class NanGuard:
 _FROM_THE_NETWORK = (
     "The loss of this batch and its gradient at the logits are finite, so the nan or inf comes from the network's own"
     " backward pass: look for operations without a finite derivative, such as sqrt or norm at 0, or a masked division"
-    " by 0."
+    " by 0.\n"
 )
 
 

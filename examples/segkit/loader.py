@@ -1,25 +1,21 @@
-"""Batches of a data set, divided among processes and micro-batches, with a clock for the time spent waiting."""
+"""Batches of a data set, divided among processes and micro-batches."""
 
 from __future__ import annotations
 
 import math
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from segkit.data import SegmentationDataset
+from segkit.data import AugmentedDataset
 from segkit.distributed import rank, world_size
 from segkit.seeding import seed_worker
-from segkit.signals import let_main_process_stop, without_sigterm
-
-T = TypeVar("T")
 
 
 class DataError(ValueError):
@@ -30,71 +26,113 @@ class MicroBatch(NamedTuple):
     """Images that go through the network together.
 
     Attributes:
-        names: names of the images. Empty if the micro-batch only keeps this process in step with the others: all its
+        images: [B, K, *S].
+        labels: [B, *S].
+        names: Names of the images. Empty if the micro-batch only keeps this process in step with the others: all its
             labels are void then, and it counts in nothing.
-        images: [B, 3, H, W].
-        labels: [B, H, W].
+        step_labels: The labels of every micro-batch that this process has in the step, with the first of them; else
+            None.
+        parts: Number of these micro-batches.
+        step_images: Number of images in the step, over all processes.
     """
 
-    names: list[str]
     images: Tensor
     labels: Tensor
+    names: list[str]
+    step_labels: list[Tensor] | None
+    parts: int
+    step_images: int
 
 
-def load_batches(
-    dataset: SegmentationDataset,
-    batch_size: int,
-    workers: int,
-    *,
-    seed: int | None = None,
-    epoch: int = 0,
-    accumulate: int = 1,
-    skip: int = 0,
-) -> Iterator[list[MicroBatch]]:
-    """Load a data set once and yield the micro-batches of each batch.
+class Batches:
+    """Micro-batches of a data set, in an order that depends on a seed and the epoch only.
 
-    Each process gets its own part of a batch. Order and augmentation depend on `seed` and `epoch` only, not on what ran
-    before or on the number of processes.
+    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. Before each epoch,
+    `position` gives the place to begin at, so a resumed run skips what it has done without reading it.
 
     Args:
-        dataset: the images and masks.
-        batch_size: images per batch, over all processes; the last batch may have fewer.
-        workers: processes that read ahead; 0 reads in this one.
-        seed: seed of the order; None keeps the order of the data set.
-        epoch: the epoch.
-        accumulate: micro-batches per batch and process.
-        skip: batches to leave out at the beginning, without reading them.
+        dataset: Images and labels.
+        batch_size: Images per step, over all processes; the last batch may have fewer.
+        workers: Processes that read ahead; 0 reads in this one.
+        seed: Seed of the order; None keeps the order of the data set.
+        accumulate: Micro-batches per batch and process.
+        position: Returns the epoch, and the micro-batches of it that are done.
 
     Raises:
-        DataError: if a file can't be used.
+        ValueError: A batch has too few images for all processes and micro-batches.
     """
-    order = np.arange(len(dataset)) if seed is None else np.random.default_rng((seed, epoch)).permutation(len(dataset))
-    dataset.set_epoch(epoch)
-    starts = range(0, len(order), batch_size)
-    steps = [split_batch(order[start : start + batch_size].tolist(), accumulate) for start in starts][skip:]
-    parts = [part for step in steps for part in step]
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
-        dataset,
-        batch_sampler=[part or [0] for part in parts],
-        num_workers=workers,
-        collate_fn=_collate,
-        pin_memory=torch.cuda.is_available(),
-        worker_init_fn=_start_worker,
-        generator=torch.Generator().manual_seed(seed or 0),  # the workers' seeds take nothing from the global generator
-    )
-    with without_sigterm():  # workers get it when they are ready for it
-        loaded = zip(parts, loader, strict=True)
-    try:
-        for step in steps:
-            micro_batches = []
-            for part, (images, labels) in islice(loaded, len(step)):
-                if not part:
-                    labels.fill_(dataset.ignore_index)
-                micro_batches.append(MicroBatch([dataset.names[index] for index in part], images, labels))
-            yield micro_batches
-    except (OSError, ValueError) as error:
-        # A worker's error comes with the worker's traceback, whose last line has the type and the message.
-        raise DataError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
+
+    def __init__(
+        self,
+        dataset: AugmentedDataset,
+        batch_size: int,
+        workers: int,
+        *,
+        seed: int | None = None,
+        accumulate: int = 1,
+        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        """Store the options."""
+        if seed is not None and batch_size < accumulate * world_size():
+            raise ValueError(
+                f"data.batch_size: expected at least accumulate_grad_batches × processes = {accumulate} ×"
+                f" {world_size()} images, but got {batch_size}"
+            )
+        self.dataset, self.batch_size, self.workers = dataset, batch_size, workers
+        self.seed, self.accumulate, self.position = seed, accumulate, position
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches of an epoch."""
+        return sum(map(len, self._steps(np.arange(len(self.dataset)))))
+
+    def _steps(self, order: np.ndarray[Any, Any]) -> list[list[list[int]]]:
+        """Return the images of each micro-batch of each step."""
+        starts = range(0, len(order), self.batch_size)
+        return [split_batch(order[start : start + self.batch_size].tolist(), self.accumulate) for start in starts]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Read one epoch.
+
+        Raises:
+            DataError: A file can't be used.
+        """
+        epoch, done = self.position()  # here, not when the iterator is made: Lightning restores its counters later
+        count, dataset = len(self.dataset), self.dataset
+        order = np.arange(count) if self.seed is None else np.random.default_rng((self.seed, epoch)).permutation(count)
+        dataset.set_epoch(epoch)
+        skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
+        steps = self._steps(order)[skipped:]
+        loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+            dataset,
+            batch_sampler=[part or [0] for step in steps for part in step],
+            num_workers=self.workers,
+            collate_fn=_collate,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=seed_worker,
+            generator=torch.Generator().manual_seed(self.seed or 0),  # nothing is drawn from the global generator
+        )
+        loaded = iter(loader)
+        try:
+            for i, step in enumerate(steps):
+                parts = list(islice(loaded, len(step)))
+                for indices, (_, labels) in zip(step, parts, strict=True):
+                    if not indices:
+                        labels.fill_(dataset.ignore_index)
+                images = min(self.batch_size, count - (skipped + i) * self.batch_size)
+                for k, (indices, (pixels, labels)) in enumerate(zip(step, parts, strict=True)):
+                    names = [dataset.names[index] for index in indices]
+                    step_labels = None if k else [part[1] for part in parts]
+                    yield MicroBatch(pixels, labels, names, step_labels, len(step), images)
+        except (OSError, ValueError) as error:
+            # A worker's error comes with the worker's traceback, whose last line has the type and the message.
+            raise DataError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: `position` is what a resumed run needs, and Lightning warns about loaders without state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load nothing."""
 
 
 def split_batch(batch: list[int], accumulate: int) -> list[list[int]]:
@@ -115,43 +153,7 @@ def _collate(samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         shown = ", ".join(" x ".join(map(str, size)) for size in sizes)
         raise ValueError(
             f"data.size: expected images of one size in a batch, but got height x width {shown}; pass data.size to"
-            " resize them, or batch_size=1"
+            " resize them, or data.batch_size=1"
         )
     batch: list[Tensor] = default_collate(samples)
     return batch
-
-
-def _start_worker(worker: int) -> None:
-    """Seed a worker, and leave signals to the main process."""
-    seed_worker(worker)
-    let_main_process_stop()
-
-
-class TimedIterator(Iterator[T]):
-    """Iterate, and measure the time spent waiting for the next element.
-
-    With a loader whose workers keep up, there is next to no waiting; where ``seconds`` is a large part of an epoch,
-    the loader is the bottleneck.
-
-    Args:
-        iterable: what to iterate over, once; for instance a loader.
-
-    Attributes:
-        seconds: time spent in the iterable so far, with its start and end.
-    """
-
-    def __init__(self, iterable: Iterable[T]) -> None:
-        """Store the iterable; iteration starts with the first element."""
-        self._iterable = iterable
-        self._iterator: Iterator[T] | None = None
-        self.seconds = 0.0
-
-    def __next__(self) -> T:
-        """Return the next element."""
-        start = time.perf_counter()
-        try:
-            if self._iterator is None:
-                self._iterator = iter(self._iterable)
-            return next(self._iterator)
-        finally:
-            self.seconds += time.perf_counter() - start

@@ -1,24 +1,23 @@
-"""Figures besides the loss: scores of a validation set, its worst images, and gradient shares of the terms."""
+"""Figures of a run: those of a validation set, and gradient shares of the terms."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassJaccardIndex
-from torchmetrics.functional.classification import multiclass_jaccard_index
 
-from edgeloss import EdgeAwareLoss, LossMaps
-from edgeloss.functional import normalizers
+from edgeloss import EdgeAwareLoss
+from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
+from edgeloss.integrations.run_page import BY_CLASS
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-from segkit.distributed import gather, sum_over_ranks
-
-BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # scores that are kept per class too
+from segkit.distributed import sum_over_ranks
 
 
 def validation_metrics(
@@ -111,80 +110,69 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     return {name: norm / (sum(totals) or 1.0) for name, norm in zip(weights, totals, strict=True)}
 
 
-class ImageFigures(NamedTuple):
-    """Figures of one image of a validation set.
+class LossFigures(Metric):
+    """Loss, terms and accuracies of a validation set, as if all of it were one batch.
 
-    Attributes:
-        name: name of the image.
-        edge: mean edge loss over its edge pixels.
-        cross_entropy: mean cross-entropy, with the class weights of the loss.
-        miou: mean IoU over the classes that occur in the image.
-    """
-
-    name: str
-    edge: float
-    cross_entropy: float
-    miou: float
-
-
-class WorstImages:
-    """Collect the images with the highest edge loss; images without an edge are skipped.
+    All figures are sums over sums, over all processes, not means of means. Edge pixels are those with a neighbor (of 8)
+    of another class, for any radius of the criterion, so that all losses are compared on the same pixels.
 
     Args:
-        criterion: the loss of the maps.
-        num_classes: C ≥ 2.
-        count: number of images to keep.
+        criterion: the loss; with ``reduction="mean"``.
     """
 
-    def __init__(self, criterion: EdgeAwareLoss, num_classes: int, count: int) -> None:
-        """Start without images."""
-        self.criterion = criterion
-        self.num_classes = num_classes
-        self.count = count
-        self._images: list[ImageFigures] = []
+    names = ("cross_entropy", "same_side", "other_side", "edge", "region")
+    names += ("edge_fraction", "accuracy", "edge_accuracy", "interior_accuracy")
 
-    def update(self, names: Sequence[str], maps: LossMaps, prediction: Tensor, target: Tensor) -> None:
-        """Add the images of a batch.
+    def __init__(self, criterion: EdgeAwareLoss) -> None:
+        """Begin with empty sums."""
+        super().__init__()
+        self._criterion = [criterion]  # not a part of this module
+        for name in ("parts", "wholes"):
+            self.add_state(name, torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum")
 
-        Args:
-            names: names of the first images of the batch; the others are skipped.
-            maps: loss maps, [B, *S] each.
-            prediction: labels [B, *S].
-            target: labels [B, *S].
-        """
-        if not names:
-            return
-        ignore, weight = self.criterion.ignore_index, self.criterion.weight
-        rows = []
-        for index in range(len(names)):
-            labels = target[index : index + 1]
-            w, edges = normalizers(labels, weight=weight, ignore_index=ignore, radius=self.criterion.radius)
-            iou = multiclass_jaccard_index(
-                prediction[index : index + 1],
-                labels,
-                self.num_classes,
-                average="none",
-                ignore_index=ignore,
-                zero_division=math.nan,
-            )
-            sums = (maps.edge[index].sum() / edges, maps.cross_entropy[index].sum() / w, iou.nanmean())
-            rows.append(torch.stack([value.float() for value in (edges, *sums)]))
-        for name, (edges, *figures) in zip(names, torch.stack(rows).tolist(), strict=True):
-            if edges:
-                edge, *others = figures
-                self._images.append(
-                    ImageFigures(name, edge, *(None if math.isnan(value) else value for value in others))
-                )
-        self._keep()
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Add a batch, and return the predicted labels."""
+        self.update(logits, labels)
+        return self._prediction
 
-    def ranked(self) -> list[ImageFigures]:
-        """Return the worst images of all ranks, worst first; a collective."""
-        # A sampler may have given an image to two ranks, to give all ranks the same number.
-        self._images = list({image.name: image for image in gather(self._images)}.values())
-        self._keep()
-        return self._images
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch of logits [B, C, *S] and labels [B, *S]."""
+        criterion = self._criterion[0]
+        ignore = criterion.ignore_index
+        options = {**criterion.options(training=False), "sync_normalizer": False}
+        _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
+        names = ("weight", "edge_class_weight", "ignore_index", "radius")
+        weight, edges = normalizers(labels, **{name: options[name] for name in names})
+        border = loss_maps(logits, labels, ignore_index=ignore, upsample=True).edge_mask
+        if logits.shape[2:] != labels.shape[1:]:
+            mode = "trilinear" if labels.dim() == 4 else "bilinear"
+            logits = F.interpolate(logits.float(), labels.shape[1:], mode=mode)
+        self._prediction = logits.argmax(1)
+        valid, correct = labels != ignore, self._prediction == labels
+        ratios = [
+            (terms["cross_entropy"] * weight, weight),
+            *((terms[name] * edges, edges) for name in ("same_side", "other_side", "edge")),
+            (terms["region"] * weight, weight),
+            (maps.edge_mask.sum(), valid.sum()),
+            (correct.sum(), valid.sum()),
+            ((correct & border).sum(), border.sum()),
+            ((correct & ~border).sum(), (valid & ~border).sum()),
+        ]
+        for state, values in zip((self.parts, self.wholes), zip(*ratios, strict=True), strict=True):
+            state += torch.stack([torch.as_tensor(value, device=state.device).double() for value in values])
 
-    def _keep(self) -> None:
-        # Images whose loss is not finite come first; ties are sorted by name, not by batch or rank.
-        self._images.sort(key=lambda image: (-image.edge if math.isfinite(image.edge) else -math.inf, image.name))
-        del self._images[self.count :]
+    def compute(self) -> dict[str, float | None]:
+        """Return ``loss``, its terms, and the accuracies; None where there is nothing to measure."""
+        pairs = zip(self.names, self.parts.tolist(), self.wholes.tolist(), strict=True)
+        means = {name: part / whole if whole else None for name, part, whole in pairs}
+        criterion = self._criterion[0]
+        loss = total_loss(means, criterion, criterion.edge_weight)
+        if not criterion.region_weight:
+            del means["region"]
+        return {"loss": loss, **means}
+
+
+def total_loss(terms: Mapping[str, Any], criterion: EdgeAwareLoss, edge_weight: float) -> Any:  # noqa: ANN401
+    """Return the loss that is made of terms, with a weight of the edge terms."""
+    weights = {"cross_entropy": criterion.ce_weight, "edge": edge_weight, "region": criterion.region_weight}
+    return sum(weight * value for name, weight in weights.items() if (value := terms.get(name)) is not None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -33,39 +33,39 @@ def write_config(root: Path) -> Path:
             Image.fromarray(mask).save(root / split / "masks" / f"{split}{i}.png")
     (root / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(CLASSES)) + f"{VOID} void\n")
     values = {
-        "output": str(root / "run"),
-        "epochs": 2,
-        "batch_size": 2,
-        "panels": 2,
-        "device": "cpu",
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False},
         "data": {
-            "train": str(root / "train"),
-            "val": str(root / "val"),
-            "classes": str(root / "classes.txt"),
+            "root": str(root),
+            "layout": "folder",
+            "batch_size": 2,
             "workers": 0,
+            "augment": {"flip": 0.5, "scale": [0.75, 1.5], "color": 0.3},
         },
-        "model": {"width": 8, "levels": 3},
+        "model": {"width": 8, "levels": 3, "shares_every": 2},
+        "page": {"worst": 0},
     }
     path = root / "config.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
 
 
-def run_in(folder: Path, config: Path, *overrides: str, page: bool = False) -> int:
-    """Train in this process, without pictures and page, which take most of the time; return the exit code."""
-    import train  # here, so that processes which do not train need not import all of it
-    from segkit import trainer
+def run_in(folder: Path, config: Path, *options: str) -> int:
+    """Train in this process, without pictures, which take most of the time; return the exit code."""
+    import train  # here, so that processes which do not train need not import Lightning
 
-    with pytest.MonkeyPatch.context() as patch:
-        if not page:
-            patch.setattr(trainer, "write_run_page", lambda *arguments, **options: None)
-        return train.main(["--config", str(config), f"output={folder}", "panels=0", "worst=0", *overrides])
+    return train.main(["fit", "--config", str(config), f"--trainer.default_root_dir={folder}", *options])
 
 
-CLOCK = ("seconds", "images_per_second", "waiting")
+CLOCK = ("seconds", "images_per_second")
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Return the figures of each epoch, without those of the clock."""
     epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in epochs]
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Return the weights, and the state of the loss and of the optimizer, of a checkpoint."""
+    checkpoint = torch.load(path, weights_only=True)
+    return {"weights": checkpoint["state_dict"], "optimizer": checkpoint["optimizer_states"]}

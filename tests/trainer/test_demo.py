@@ -16,17 +16,20 @@ from processes import wait_for_end
 from small_run import run_in, write_config
 
 import demo
-from segkit.comparison import Labeled, draw_labels, label_validation, quartiles
-from segkit.run_files import read_history
+from segkit.comparison import Labeled, draw_labels, label_validation, quartiles, read_history
+
+pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
+LONGER = ("--trainer.max_epochs=8", "--model.lr=0.01", "--model.output_stride=2")
 
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Labeled]:
     """The validation images of a small run of one epoch, and of a longer one at half the resolution."""
+    pytest.importorskip("lightning", reason="Lightning is not installed")
     config = write_config(tmp_path_factory.mktemp("demo"))
     folders = {name: config.parent / name for name in ("short", "longer")}
-    assert run_in(folders["short"], config, "epochs=1") == 0
-    assert run_in(folders["longer"], config, "epochs=8", "optim.lr=0.01", "model.output_stride=2") == 0
+    assert run_in(folders["short"], config, "--trainer.max_epochs=1") == 0
+    assert run_in(folders["longer"], config, *LONGER) == 0
     scores = {name: label_validation(folder) for name, folder in folders.items()}
     for name, folder in folders.items():
         miou = read_history(folder)[-1]["val/miou"]

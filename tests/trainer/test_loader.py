@@ -1,4 +1,4 @@
-"""Workers, their cache and their seeds, and the time spent waiting for them."""
+"""Workers, their cache and their seeds, and the order of batches and micro-batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import random
 import re
 import shutil
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +17,9 @@ from PIL import Image
 from small_masks import blocks, save
 from torch.utils.data import DataLoader
 
-from segkit.data import Augment, SegmentationFolder, _Cache
-from segkit.loader import TimedIterator
+from segkit import loader
+from segkit.data import Augment, AugmentedDataset, SegmentationFolder, _Cache
+from segkit.loader import Batches
 from segkit.seeding import seed_worker
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
@@ -181,20 +180,53 @@ def test_random_numbers_of_workers_depend_on_seed_epoch_and_worker_only(folder: 
         assert not (other == first).any()
 
 
-def test_timed_iterator_counts_the_time_in_the_iterable_only() -> None:
-    def slow() -> Iterator[int]:
-        time.sleep(0.02)
-        for i in range(3):
-            time.sleep(0.02)
-            yield i
-        time.sleep(0.02)
+class Order(AugmentedDataset):
+    """Samples that are their own index."""
 
-    elements = TimedIterator(slow())
-    assert elements.seconds == 0
-    found = []
-    for element in elements:
-        found.append(element)
-        time.sleep(0.1)
-    assert found == [0, 1, 2]
-    assert 0.1 <= elements.seconds < 0.3  # five naps here, three long ones outside
-    assert list(TimedIterator([1, 2])) == [1, 2]
+    ignore_index = 255
+    names = tuple(f"image {i}" for i in range(11))
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(i), torch.tensor([i])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_micro_batches_of_an_epoch(accumulate: int) -> None:
+    batches = Batches(Order(0), 4, 0, seed=7, accumulate=accumulate, position=lambda: (3, 0))
+    found = list(batches)
+    assert len(batches) == len(found)
+    assert sorted(i for batch in found for i in batch.images.tolist()) == list(range(11))  # each image once
+    begins = [batch for batch in found if batch.step_labels is not None]
+    assert [batch.step_images for batch in begins] == [4, 4, 3]
+    assert [len(batch.step_labels or ()) for batch in begins] == [batch.parts for batch in begins]
+    assert [batch.parts for batch in begins[:2]] == [accumulate] * 2
+    whole = Batches(Order(0), 4, 0, seed=7, position=lambda: (3, 0))  # steps do not depend on the micro-batches
+    for begin, batch in zip(begins, whole, strict=True):
+        together = torch.cat(begin.step_labels or []).flatten()
+        assert sorted(together.tolist()) == sorted(batch.labels.flatten().tolist())
+    for done in (accumulate, 2 * accumulate):  # a resumed epoch goes on where it stopped
+        rest = list(Batches(Order(0), 4, 0, seed=7, accumulate=accumulate, position=lambda done=done: (3, done)))
+        assert [batch.names for batch in rest] == [batch.names for batch in found[done:]]
+        assert [batch.step_images for batch in rest] == [batch.step_images for batch in found[done:]]
+    other = [batch.names for batch in Batches(Order(0), 4, 0, seed=7, position=lambda: (4, 0))]
+    assert other != [batch.names for batch in whole]
+
+
+def test_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "world_size", lambda: 2)
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(loader, "rank", lambda rank=rank: rank)
+        parts.append(list(Batches(Order(0), 5, 0, seed=0, accumulate=2)))
+    assert len(parts[0]) == len(parts[1]) == 5
+    assert sorted(i for part in parts for batch in part for i in (batch.images.tolist() if batch.names else [])) == [
+        *range(11)
+    ]
+    empty = [batch for batch in parts[1] if not batch.names]
+    assert len(empty) == 1  # of the last batch, which has one image
+    assert empty[0].labels.tolist() == [[255]]
+    with pytest.raises(ValueError, match="batch_size: expected at least accumulate_grad_batches × processes = 2 × 2"):
+        Batches(Order(0), 3, 0, seed=0, accumulate=2)

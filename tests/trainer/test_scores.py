@@ -1,9 +1,8 @@
-"""Figures besides the loss: scores of a set, gradient shares of the terms, and the worst images."""
+"""Figures of a run: those of a validation set, and gradient shares of the terms."""
 
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from stateless import stateless_loss
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
-from segkit.scores import BY_CLASS, ImageFigures, WorstImages, flatten, gradient_shares, validation_metrics
+from edgeloss.integrations.run_page import BY_CLASS
+from segkit.scores import LossFigures, flatten, gradient_shares, validation_metrics
 
 VOID = 255
 CLASSES = ["a", "b", "c", "never"]
@@ -99,53 +99,32 @@ def test_shares_leave_everything_as_it_is() -> None:
     torch.testing.assert_close(criterion.state_dict(), state, rtol=0, atol=0)  # the step counts
 
 
-def test_worst_images_and_their_figures() -> None:
+def test_loss_figures_are_those_of_the_whole_set() -> None:
     logits, target = scene(batch=5)
     target[3] = 1  # an image without an edge
-    criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]))
-    worst = WorstImages(criterion, 4, 3)
-    for names, part in ((["i0", "i1"], slice(0, 2)), (["i2", "i3", "i4"], slice(2, 5))):
-        _, maps = criterion(logits[part], target[part], return_maps=True)
-        worst.update(names, maps, logits[part].argmax(1), target[part])
-    worst.update([], maps, logits.argmax(1), target)  # an empty batch that keeps this rank in step with others
-
-    expected = {}
-    for i in (0, 1, 2, 4):
-        _, terms = criterion(logits[i : i + 1], target[i : i + 1], return_terms=True)
-        score = validation_metrics(4, VOID)
-        score.update(logits[i : i + 1].argmax(1), target[i : i + 1])
-        miou = flatten(score.compute(), CLASSES)["miou"]
-        expected[f"i{i}"] = (float(terms["edge"]), float(terms["cross_entropy"]), miou)
-    ranked = sorted(expected, key=lambda name: -expected[name][0])[:3]
-    found = worst.ranked()
-    assert [image.name for image in found] == ranked
-    for name, *figures in found:
-        assert figures == pytest.approx(expected[name], rel=1e-5)
-
-
-def test_losses_that_are_not_finite_come_first_and_ties_go_by_name() -> None:
-    logits, target = scene(batch=1)
-    criterion = EdgeAwareLoss(ignore_index=VOID)
-    worst = WorstImages(criterion, 4, 3)
-    for name in ("z", "a", "m"):
-        x = torch.full_like(logits, math.nan) if name == "m" else logits
-        _, maps = criterion(x, target, return_maps=True)
-        worst.update([name], maps, logits.argmax(1), target)
-    assert [image.name for image in worst.ranked()] == ["m", "a", "z"]
+    criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0])).eval()
+    figures = LossFigures(criterion)
+    for part in (slice(0, 2), slice(2, 5)):
+        assert torch.equal(figures(logits[part], target[part]), logits[part].argmax(1))
+    found, (loss, terms) = figures.compute(), criterion(logits, target, return_terms=True)
+    terms = {name: term for name, term in terms.items() if name != "region"}  # its windows are not averaged by pixels
+    assert {name: found[name] for name in terms} == pytest.approx({k: float(v) for k, v in terms.items()}, rel=1e-5)
+    correct, valid = logits.argmax(1) == target, target != VOID
+    assert found["accuracy"] == pytest.approx(float(correct.sum() / valid.sum()))
+    assert found["loss"] == pytest.approx(float(loss), rel=0.02)
+    nothing = LossFigures(criterion)
+    nothing.update(logits, torch.full_like(target, VOID))
+    assert nothing.compute()["accuracy"] is None
 
 
 def one_rank(rank: int, folder: Path) -> None:
-    """Each rank has three of five images, one of them on both; for the shares, two and three."""
+    """Measure two images on one rank, and three on the other."""
     torch.manual_seed(0)
     logits, target = scene(batch=5)
-    criterion = stateless_loss(ignore_index=VOID)
-    synced, mine = stateless_loss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
-    shares = gradient_shares(synced, logits[mine], target[mine])
-    worst = WorstImages(criterion, 4, 4)
-    for i in (0, 1, 2) if rank == 0 else (2, 3, 4):
-        _, maps = criterion(logits[i : i + 1], target[i : i + 1], return_maps=True)
-        worst.update([f"i{i}"], maps, logits[i : i + 1].argmax(1), target[i : i + 1])
-    torch.save([shares, [tuple(image) for image in worst.ranked()]], folder / f"{rank}.pt")
+    criterion, mine = stateless_loss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
+    figures = LossFigures(criterion)
+    figures.update(logits[mine], target[mine])
+    torch.save([gradient_shares(criterion, logits[mine], target[mine]), figures.compute()], folder / f"{rank}.pt")
 
 
 @pytest.mark.slow
@@ -154,13 +133,10 @@ def test_ranks_measure_as_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     logits, target = scene(batch=5)
     criterion = stateless_loss(ignore_index=VOID)
-    alone = WorstImages(criterion, 4, 4)
-    _, maps = criterion(logits, target, return_maps=True)
-    alone.update([f"i{i}" for i in range(5)], maps, logits.argmax(1), target)
+    figures = LossFigures(criterion)
+    for one in range(5):
+        figures.update(logits[one : one + 1], target[one : one + 1])
     for rank in range(2):
-        shares, images = torch.load(tmp_path / f"{rank}.pt")
+        shares, found = torch.load(tmp_path / f"{rank}.pt")
         assert shares == pytest.approx(gradient_shares(criterion, logits, target), rel=1e-5)
-        found = [ImageFigures(*image) for image in images]
-        assert [image.name for image in found] == [image.name for image in alone.ranked()]
-        for image, other in zip(found, alone.ranked(), strict=True):
-            assert image[1:] == pytest.approx(other[1:])
+        assert found == pytest.approx(figures.compute(), rel=1e-2)

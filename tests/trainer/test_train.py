@@ -1,361 +1,289 @@
-"""The example trainer as a command: what a run writes, how it repeats, what its options change, how it stops."""
+"""The trainer: what a run writes, and that its steps do not depend on micro-batches, processes and interruptions."""
 
-import csv
+from __future__ import annotations
+
 import json
+import multiprocessing
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
-from small_run import CLASSES, VOID, metrics_of, run_in, write_config
+from packages import require
+from small_run import CLASSES, VOID, metrics_of, run_in, state_of, write_config
 
-import compare
-import train
-from edgeloss import EdgeAwareLoss
-from edgeloss.functional import edge_aware_loss
-from segkit import trainer
-from segkit.checkpoint import load_checkpoint
-from segkit.console import Row, epoch_line
-from segkit.data import Augment, SegmentationFolder
-from segkit.loader import load_batches
-from segkit.model import UNet
-from segkit.scores import BY_CLASS
+require("lightning")
 
-ROOT = Path(__file__).resolve().parents[2]
-LONG = ("epochs=8", "optim.lr=0.01", "optim.clip=1.0", "loss.weight=[1,2,2]")
+from edgeloss.metrics import boundary_f1  # noqa: E402
+from segkit.checkpoint import open_network  # noqa: E402
+from segkit.comparison import label_validation  # noqa: E402
+from segkit.guard import NanGuard  # noqa: E402
+from segkit.model import UNet  # noqa: E402
+from segkit.module import SegmentationModule  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # Lightning's and MONAI's own
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_config(tmp_path_factory.mktemp("train"))
+    return write_config(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
-def run(config: Path) -> Path:
-    assert train.main(["--config", str(config)]) == 0
-    return config.parent / "run"
+def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs, of three steps each."""
+    folder = tmp_path_factory.mktemp("run")
+    assert run_in(folder, config, "--page.worst=2") == 0
+    return folder
 
 
-@pytest.fixture(scope="module")
-def long_run(config: Path) -> Path:
-    """A run long enough to learn something."""
-    assert run_in(config.parent / "long", config, *LONG) == 0
-    return config.parent / "long"
-
-
-def test_run_writes_its_files(run: Path) -> None:
-    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    (events,) = (name for name in files if name.startswith("tensorboard/events."))
-    panels = {f"panels/epoch_{epoch:03d}_val{i}.png" for epoch in (1, 2) for i in (0, 2)}
-    assert files - {events} == {".lock", "metrics.csv", "metrics.json", "report.html", "best.pt", "last.pt"} | panels
-
-
-def test_metrics_csv_and_json_agree(run: Path) -> None:
-    report = json.loads((run / "metrics.json").read_text())
-    assert report["classes"] == CLASSES
-    assert report["config"]["epochs"] == 2
-    assert report["versions"]["torch"] == torch.__version__
-    with (run / "metrics.csv").open() as file:
-        rows = [{k: float(v) if v else None for k, v in row.items()} for row in csv.DictReader(file)]
-    assert rows == report["epochs"]
-    assert [row["epoch"] for row in rows] == [1, 2]
-    terms = {"loss", "cross_entropy", "same_side", "other_side", "edge", "region", "edge_fraction"}
-    measures = {"miou", "accuracy", "edge_accuracy", "interior_accuracy"}
-    measures |= {"boundary_iou", "boundary_iou_narrow", "trimap_iou_3"} | {f"boundary_f1_{r}" for r in (1, 3, 5)}
-    measures |= {f"{kind}/{name}" for kind in BY_CLASS for name in CLASSES}
-    shares = {f"train/gradient_share/{name}" for name in ("cross_entropy", "same_side", "other_side", "region")}
-    expected = shares | {f"train/{name}" for name in terms} | {f"val/{name}" for name in terms | measures}
-    assert rows[0].keys() == expected | {
-        "epoch",
-        "lr",
-        "edge_weight",
-        "seconds",
-        "images_per_second",
-        "waiting",
-        "skipped",
+def test_files_of_a_run(trained: Path) -> None:
+    assert {path.name for path in trained.iterdir()} == {
+        *("best.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "metrics.json", "report.html")
     }
+    rows = metrics_of(trained)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    for name in ("train/loss", "train/edge_fraction", "train/gradient_share/region", "lr", "edge_weight"):
+        assert all(np.isfinite(row[name]) for row in rows), name
+    for name in ("val/loss", "val/miou", "val/boundary_f1_3", "val/iou/box", "val/edge_accuracy"):
+        assert all(row[name] >= 0 for row in rows), name
+    assert rows[0]["lr"] == pytest.approx(0.003 * np.mean([1 / 3 * 1, 2 / 3 * (5 / 6) ** 0.9, (4 / 6) ** 0.9]), rel=0.1)
+    page = (trained / "report.html").read_text("utf-8")
+    assert page.count('<figure id="worst-') == 2
+    assert "edge_weight: 1.0" in page  # the configuration
+    assert len((trained / "metrics.csv").read_text().splitlines()) == 3
 
 
-def test_checkpoint_reproduces_the_logged_validation(run: Path) -> None:
-    """Compare with the whole set as one batch: the logged figures are no means over batches of 2 and 1."""
-    checkpoint = load_checkpoint(run / "last.pt")
-    assert checkpoint["epoch"] == 2
-    assert checkpoint["step"] == 6
-    assert checkpoint["metrics"] == json.loads((run / "metrics.json").read_text())["epochs"][-1]
-    model = UNet(len(checkpoint["classes"]), **checkpoint["config"]["model"])
-    model.load_state_dict(checkpoint["model"])
-    dataset = SegmentationFolder(checkpoint["config"]["data"]["val"], num_classes=3, ignore_index=VOID)
-    images, labels = (torch.stack(parts) for parts in zip(*map(dataset.__getitem__, range(3)), strict=True))
-    with torch.no_grad():
-        logits = model.eval()(images)
-    criterion = EdgeAwareLoss(ignore_index=VOID)
-    criterion.load_state_dict(checkpoint["criterion"])
-    assert criterion.counted_steps == 6
-    options = criterion.options(training=False)
-    loss, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
-    prediction, valid = logits.argmax(1), labels != VOID
-    ious = []
-    for c in range(3):
-        truth, found = (labels == c) & valid, (prediction == c) & valid
-        ious.append(((truth & found).sum() / (truth | found).sum()).item())
-    right = (prediction == labels)[maps.edge_mask]
-    expected = {"loss": loss, **terms, "miou": sum(ious) / 3, "edge_accuracy": right.double().mean()}
-    for name, value in expected.items():
-        assert checkpoint["metrics"][f"val/{name}"] == pytest.approx(float(value), rel=1e-4), name
+def test_figures_are_those_of_the_network(trained: Path) -> None:
+    labeled = label_validation(trained)
+    prediction = torch.stack([image.logits.argmax(0) for image in labeled.images])
+    target = torch.stack([image.target for image in labeled.images])
+    score = boundary_f1(prediction, target.masked_fill(target < 0, VOID), 3, ignore_index=VOID, radius=3)
+    assert metrics_of(trained)[-1]["val/boundary_f1_3"] == pytest.approx(float(score))
+    network, about = open_network(trained / "best.ckpt")
+    assert about["classes"] == CLASSES
+    assert about["ignore_index"] == VOID
+    assert isinstance(network, UNet)
 
 
-def test_best_checkpoint_is_of_the_best_epoch(run: Path) -> None:
-    mious = [row["val/miou"] for row in metrics_of(run)]
-    assert load_checkpoint(run / "best.pt")["epoch"] == 1 + mious.index(max(mious))
+def test_options_reach_the_loss_with_their_types(config: Path, tmp_path: Path) -> None:
+    options = ["--model.loss=edgeloss.EdgeAwareLoss", "--model.loss.weight=[1, 2, 3]", "--model.loss.edge_weight=2"]
+    assert run_in(tmp_path, config, "--trainer.max_epochs=1", "--model.edge_schedule=linear", *options) == 0
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert state["criterion.weight"].tolist() == [1, 2, 3]
+    assert metrics_of(tmp_path)[0]["edge_weight"] <= 2
 
 
-def test_same_seed_same_metrics(run: Path, config: Path, tmp_path: Path) -> None:
-    assert run_in(tmp_path / "again", config, "data.workers=1") == 0
-    assert run_in(tmp_path / "other", config, "seed=1") == 0
-    assert metrics_of(tmp_path / "again") == metrics_of(run)
-    assert metrics_of(tmp_path / "other") != metrics_of(run)
-
-
-def test_batches_depend_on_seed_and_epoch_alone(config: Path) -> None:
-    dataset = SegmentationFolder(config.parent / "train", num_classes=3, ignore_index=VOID, augment=Augment())
-
-    def read(seed: int, epoch: int) -> tuple[list[str], dict[str, torch.Tensor]]:
-        loaded = [batch for (batch,) in load_batches(dataset, 2, 0, seed=seed, epoch=epoch)]
-        names = [name for batch in loaded for name in batch.names]
-        return names, dict(zip(names, torch.cat([batch.images for batch in loaded]), strict=True))
-
-    first, second, again, other = read(0, 1), read(0, 2), read(0, 1), read(3, 1)
-    assert sorted(first[0]) == dataset.names
-    assert first[0] == again[0]
-    assert first[0] not in (second[0], other[0])
-    for name, image in first[1].items():
-        assert torch.equal(image, again[1][name])
-        assert not torch.equal(image, second[1][name])
-
-
-def test_learning_lowers_the_loss(long_run: Path) -> None:
-    first, *_, last = metrics_of(long_run)
-    # The region term is a logarithm of what is left open, and falls by differences.
-    assert last["val/loss"] < 0.8 * first["val/loss"]
-    assert last["val/cross_entropy"] < 0.6 * first["val/cross_entropy"]
-    assert last["val/edge"] < 0.7 * first["val/edge"]
-    assert last["val/miou"] > first["val/miou"] + 0.1
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_bad_mask_is_named_in_one_line(
-    workers: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    classes = tmp_path / "classes.txt"
-    classes.write_text("0 ground\n1 box\n255 void\n")  # the masks hold a class 2
-    assert run_in(tmp_path / "run", config, f"data.classes={classes}", f"data.workers={workers}") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"train.py: {config.parent / 'train' / 'masks' / 'train'}")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_images_of_several_sizes_need_a_size(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write_config(tmp_path)
-    for kind in ("images", "masks"):
-        path = tmp_path / "train" / kind / "train1.png"
-        with Image.open(path) as image:
-            image.crop((0, 0, 24, 32)).save(path)
-    options = "epochs=1", "data.augment=null", f"data.workers={workers}"
-    assert run_in(tmp_path / "run", config, *options) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
-        "train.py: data.size: expected images of one size in a batch, but got height x width 32 x 24, 32 x 32; pass"
-        " data.size to resize them, or batch_size=1"
-    )
-    assert run_in(tmp_path / "single", config, *options, "batch_size=1") == 0
-
-
-def test_masks_without_an_edge_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write_config(tmp_path)
-    for path in (tmp_path / "train" / "masks").iterdir():
-        with Image.open(path) as mask:
-            mask.point(lambda label: VOID if label else 0).save(path)  # a mask of 0 and 255
-    assert run_in(tmp_path / "run", config) == 0
-    note = "the training masks have no edge between two classes"
-    assert [line.startswith(note) for line in capsys.readouterr().out.splitlines()].count(True) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes of POSIX")
 @pytest.mark.parametrize(
-    "name", ["config", "data.classes", "resume", "train/images/train0.png", "train/masks/train0.png"]
+    ("options", "message"),
+    [
+        (["--data.root=nowhere"], "nowhere"),
+        (["--model.loss.edge_weight=-1"], "edge_weight: expected"),
+        (["--data.batch_size=1", "--trainer.accumulate_grad_batches=2"], "data.batch_size: expected at least"),
+        (["--data.size=[0, 3]"], "size: expected (height, width)"),
+    ],
 )
-def test_a_pipe_is_not_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Opening a pipe without a writer would wait forever."""
-    config = write_config(tmp_path / "data")
-    path = config.parent / name if "/" in name else tmp_path / "pipe"
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    overrides = [f"{name}={path}"] if name in ("data.classes", "resume") else ["epochs=1"]
-    assert run_in(tmp_path / "run", path if name == "config" else config, *overrides) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "pipe" in line or "expected only .png" in line
-    assert str(path) in line
-
-
-def test_a_run_is_replaced_only_if_asked(
-    run: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_error_is_one_line(
+    options: list[str], message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "notes.txt").write_text("mine")
-    assert run_in(tmp_path, config, "epochs=1") == 1
-    assert "overwrite=true" in capsys.readouterr().err
-    assert len(metrics_of(tmp_path)) == 2
-    assert run_in(tmp_path, config, "epochs=1", "overwrite=true") == 0
-    assert len(metrics_of(tmp_path)) == 1
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    try:
+        code = run_in(tmp_path, config, *options)
+    except SystemExit as error:  # of the command line's parser
+        code = int(str(error.code))
+    assert code > 0
+    assert message in capsys.readouterr().err
 
 
-def check_stopped_run(folder: Path, output: str) -> None:
-    assert str(folder / "last.pt") in output
-    assert "Traceback" not in output
-    checkpoint = load_checkpoint(folder / "last.pt")
-    assert checkpoint["epoch"] >= 2
-    assert checkpoint["step"] >= 6
+def test_an_earlier_run_is_kept(config: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (trained / "last.ckpt").read_bytes()
+    assert run_in(trained, config) == 1
+    assert "choose another, set --overwrite=true, or continue it by --ckpt_path=last" in capsys.readouterr().err
+    assert (trained / "last.ckpt").read_bytes() == before
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_group_leaves_a_loadable_checkpoint(
-    number: signal.Signals, code: int, config: Path, tmp_path: Path
+def test_weights_can_be_averaged(config: Path, tmp_path: Path) -> None:
+    average = "--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging"
+    assert run_in(tmp_path, config, average, "--trainer.callbacks.decay=0.5") == 0
+    network, _ = open_network(tmp_path / "last.ckpt")
+    last = torch.load(tmp_path / "last.ckpt", weights_only=True)["current_model_state"]
+    assert not torch.equal(network.head.weight, last["network.head.weight"])
+
+
+def test_volumes(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("0 air\n1 body\n255 void\n")
+    for part, count in {"train": 2, "val": 1}.items():
+        (tmp_path / part).mkdir()
+        for i in range(count):
+            image = np.random.default_rng(i).normal(size=(12, 16, 12)).astype(np.float32)
+            np.savez(tmp_path / part / f"{i}.npz", image=image, label=(image.cumsum(0) > 0).astype(np.uint8))
+    config = write_config(tmp_path / "images")
+    options = [f"--data.root={tmp_path}", "--data.layout=volumes", "--data.size=[8, 16, 8]", "--trainer.max_epochs=1"]
+    augment = "--data.volume_augment={flip: [0.5, 0, 0], intensity: 0.1}"
+    assert run_in(tmp_path / "run", config, *options, augment, "--page.worst=2") == 0
+    assert 0 <= metrics_of(tmp_path / "run")[0]["val/miou"] <= 1
+
+
+# ------------------------------------------------------------------------------------------ the gradient of the batch
+
+
+def gradients_of(folder: Path, config: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[torch.Tensor]:
+    """Return the clipped gradient of the first step, over four images."""
+    folder.mkdir()
+
+    def noted(self: SegmentationModule, optimizer: Any, **clipping: Any) -> None:
+        self.clip_gradients(optimizer, **clipping)
+        if self.trainer.is_global_zero:
+            torch.save([parameter.grad for parameter in self.network.parameters()], folder / "gradients.pt")
+
+    monkeypatch.setattr(SegmentationModule, "configure_gradient_clipping", noted)
+    step = ["--data.batch_size=4", "--trainer.max_steps=1", "--best.monitor=null"]
+    assert run_in(folder, config, *step, *options) == 0
+    gradients: list[torch.Tensor] = torch.load(folder / "gradients.pt")
+    return gradients
+
+
+@pytest.fixture
+def whole(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    return gradients_of(tmp_path / "whole", config, monkeypatch, "--trainer.gradient_clip_val=0.1")
+
+
+TWO = ("--trainer.devices=2", "--trainer.strategy=ddp_fork")
+
+
+@pytest.mark.parametrize(
+    "options", [["--trainer.accumulate_grad_batches=4"], [*TWO], [*TWO, "--trainer.accumulate_grad_batches=2"]]
+)
+def test_parts_have_the_gradient_of_the_batch(
+    options: list[str], whole: list[torch.Tensor], config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A terminal sends Ctrl-C to the workers too, and a scheduler SIGTERM; `timeout` sends it twice."""
-    command = [sys.executable, str(ROOT / "examples" / "train.py"), "--config", str(config)]
-    command += [f"output={tmp_path}", "panels=0", "epochs=100000", "data.workers=1"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("epoch 2/"):
-                break
-        else:
-            pytest.fail("".join(lines))
-        os.killpg(process.pid, number)
-        time.sleep(0.05)
-        os.killpg(process.pid, number)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == code, output
-    check_stopped_run(tmp_path, output)
+    clip = "--trainer.gradient_clip_val=0.1"
+    parts = gradients_of(tmp_path / "parts", config, monkeypatch, clip, *options)
+    norm = torch.nn.utils.get_total_norm(whole)
+    assert norm == pytest.approx(0.1, rel=1e-4)  # it was clipped
+    assert torch.nn.utils.get_total_norm([a - b for a, b in zip(whole, parts, strict=True)]) < 1e-6 * max(norm, 1)
 
 
-def test_sigterm_stops_the_run_in_its_own_process(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_two_processes_train_as_one(config: Path, trained: Path, tmp_path: Path) -> None:
+    assert run_in(tmp_path, config, *TWO) == 0
+    for got, wanted in zip(metrics_of(tmp_path), metrics_of(trained), strict=True):
+        assert got.keys() == wanted.keys()
+        assert got == pytest.approx(wanted, rel=1e-2, abs=1e-2)
+
+
+# ------------------------------------------------------------------------------------------------------ interruptions
+
+
+class Killed(BaseException):
+    """The end of a process, as far as a test is concerned."""
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5])
+def test_a_stopped_run_continues_with_the_same_bits(
+    step: int, config: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler ends the process that it has started, not its workers."""
+    start = SegmentationModule.on_train_batch_start
 
-    def line(row: Row, epochs: int) -> str:
-        if row["epoch"] == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return epoch_line(row, epochs)
+    def ends(self: SegmentationModule, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == step:
+            raise Killed
+        start(self, batch, batch_idx)
 
-    monkeypatch.setattr(trainer, "epoch_line", line)
-    assert run_in(tmp_path, config, "epochs=100000") == 143
-    check_stopped_run(tmp_path, capsys.readouterr().out)
-
-
-def test_averaged_weights_are_those_that_are_measured(run: Path, config: Path, tmp_path: Path) -> None:
-    assert run_in(tmp_path / "same", config, "ema=0") == 0  # the average of the last weights alone
-    assert run_in(tmp_path / "on", config, "ema=0.9") == 0
-    off, same, on = (metrics_of(folder) for folder in (run, tmp_path / "same", tmp_path / "on"))
-    assert off == same
-    for first, second in zip(off, on, strict=True):
-        assert first["train/loss"] == second["train/loss"]
-        assert first["val/loss"] != second["val/loss"]
-
-
-def test_the_edge_weight_rises_as_configured(config: Path, tmp_path: Path) -> None:
-    schedule = ("edge_schedule.kind=linear", "edge_schedule.warmup=1.0", "loss.edge_weight=0.6")
-    stateless = ("loss.edge_class_weight=null", "loss.edge_focus=0")
-    assert run_in(tmp_path, config, *schedule, *stateless, "optim.lr=0") == 0
-    first, second = metrics_of(tmp_path)  # 6 steps: 0, 0.1, 0.2; 0.3, 0.4, 0.5, of 2, 2 and 1 images
-    assert first["edge_weight"] == pytest.approx((0 * 2 + 0.1 * 2 + 0.2) / 5)
-    assert second["edge_weight"] == pytest.approx((0.3 * 2 + 0.4 * 2 + 0.5) / 5)
-    assert first["val/loss"] == second["val/loss"]  # by the full weight, so that epochs can be compared
+    every = "--last.every_n_train_steps=1"
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentationModule, "on_train_batch_start", ends)
+        with pytest.raises(Killed):
+            run_in(tmp_path, config, every)
+    assert run_in(tmp_path, config, every, "--ckpt_path=last") == 0
+    torch.testing.assert_close(
+        state_of(tmp_path / "last.ckpt")["optimizer"], state_of(trained / "last.ckpt")["optimizer"], rtol=0, atol=0
+    )
+    resumed, (network, _), (other, _) = (
+        metrics_of(tmp_path),
+        *(open_network(f / "last.ckpt") for f in (tmp_path, trained)),
+    )
+    torch.testing.assert_close(network.state_dict(), other.state_dict(), rtol=0, atol=0)
+    for got, wanted in zip(resumed, metrics_of(trained), strict=True):
+        assert {k: v for k, v in got.items() if "share" not in k} == {
+            k: v for k, v in wanted.items() if "share" not in k
+        }
 
 
-def test_charts_of_training_and_validation_have_the_same_weights(run: Path) -> None:
-    weights = {"cross_entropy": 1.0, "edge": 1.0, "region": EdgeAwareLoss().region_weight}
-    for row in metrics_of(run):
-        for split in ("train", "val"):
-            total = sum(weight * row[f"{split}/{name}"] for name, weight in weights.items())
-            assert row[f"{split}/loss"] == pytest.approx(total)
-    assert row["edge_weight"] < 1
+def killed_after(seconds: float, function: Callable[..., object], *arguments: object) -> int | None:
+    """Call a function in a process that is killed after some time; return its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    return process.exitcode
 
 
-def test_bfloat16_trains(long_run: Path, config: Path, tmp_path: Path) -> None:
-    assert run_in(tmp_path, config, *LONG, "precision=bfloat16") == 0
-    half, full = metrics_of(tmp_path), metrics_of(long_run)
-    assert half[0]["train/loss"] != full[0]["train/loss"]
-    assert half[0]["train/loss"] == pytest.approx(full[0]["train/loss"], rel=2e-2)
-    assert half[-1]["val/loss"] < 0.8 * half[0]["val/loss"]
-    assert half[-1]["val/cross_entropy"] < 0.6 * half[0]["val/cross_entropy"]
-    assert {weight.dtype for weight in load_checkpoint(tmp_path / "last.pt")["model"].values()} == {torch.float32}
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_killed_run_continues_with_the_same_bits(config: Path, trained: Path, tmp_path: Path) -> None:
+    """KILLS=20 kills it more often."""
+    kills, options = int(os.environ.get("KILLS", "3")), ["--last.every_n_train_steps=1", "--ckpt_path=last"]
+    start = time.monotonic()
+    assert killed_after(300, run_in, tmp_path / "timed", config, *options) == 0
+    whole, random, killed = time.monotonic() - start, np.random.default_rng(0), 0
+    for _ in range(kills):
+        code = killed_after(random.uniform(0.2, 0.9) * whole, run_in, tmp_path / "run", config, *options)
+        killed += code == -signal.SIGKILL
+    assert killed
+    assert killed_after(300, run_in, tmp_path / "run", config, *options) == 0
+    networks = [open_network(folder / "last.ckpt")[0].state_dict() for folder in (tmp_path / "run", trained)]
+    torch.testing.assert_close(*networks, rtol=0, atol=0)
+    assert [row["val/loss"] for row in metrics_of(tmp_path / "run")] == [row["val/loss"] for row in metrics_of(trained)]
 
 
-@pytest.mark.parametrize("option", ["channels_last=false", "accumulate=2"])
-def test_what_should_change_nothing_changes_nothing(option: str, config: Path, tmp_path: Path, run: Path) -> None:
-    assert run_in(tmp_path, config, option) == 0
-    for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
-        shared = {
-            name: value for name, value in expected.items() if "share" not in name
-        }  # of the last micro-batch only
-        # Up to the rounding of small gradients, which AdamW divides by their size.
-        assert {name: got[name] for name in shared} == pytest.approx(shared, rel=1e-2, abs=1e-2)
+# --------------------------------------------------------------------------------------------------------------- guard
 
 
-def test_a_compiled_network_trains_as_a_plain_one(
-    config: Path, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make the logits of the calls with these numbers nan, in training."""
+    forward, calls, bad = UNet.forward, [0], [2]
+
+    def spoil(self: UNet, image: torch.Tensor) -> torch.Tensor:
+        logits = forward(self, image)
+        calls[0] += self.training
+        return logits * torch.nan if self.training and calls[0] in bad else logits
+
+    monkeypatch.setattr(UNet, "forward", spoil)
+    return bad
+
+
+def test_nan_stops_the_run(
+    spoiled: list[int], config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compiled_by = []
-    compile_module = torch.nn.Module.compile
-
-    def compile_quickly(module: torch.nn.Module) -> None:  # without code of its own, whose compilation takes minutes
-        compiled_by.append("aot_eager")
-        compile_module(module, backend="aot_eager")
-
-    monkeypatch.setattr(torch.nn.Module, "compile", compile_quickly)
-    assert run_in(tmp_path, config, "compile=true", "ema=0.5") == 0
-    assert compiled_by == ["aot_eager"]
-    for got, expected in zip(metrics_of(tmp_path), metrics_of(run), strict=True):
-        assert got["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-2)
-    compiled, plain = (load_checkpoint(folder / "last.pt")["model"] for folder in (tmp_path, run))
-    assert compiled.keys() == plain.keys()
+    assert run_in(tmp_path, config) == 1
+    assert "train.py: epoch 1: the loss is nan at step 2 on train" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "nan").iterdir()} >= {"step_2.pt", "step_2.txt", "step_2.json"}
+    saved = torch.load(tmp_path / "nan" / "step_2.pt", weights_only=True)
+    assert saved["logits"].isnan().all()
+    assert saved["images"].shape == (2, 3, 32, 32)
+    details = json.loads((tmp_path / "nan" / "step_2.json").read_text())
+    assert details["loss"] == "nan"
+    assert not details["from_the_network"]
+    assert "nan" in (tmp_path / "nan" / "step_2.txt").read_text()
 
 
-def test_logits_of_lower_resolution_are_trained_measured_and_drawn(config: Path, tmp_path: Path) -> None:
-    options = ("epochs=8", "optim.lr=0.01", "model.output_stride=2", "panels=1", "worst=1", f"output={tmp_path}")
-    assert train.main(["--config", str(config), *options]) == 0
-    first, *_, last = metrics_of(tmp_path)
-    assert last["val/loss"] < 0.8 * first["val/loss"]
-    assert last["val/miou"] > 0.5
-    assert list((tmp_path / "panels").glob("*.png"))
+def test_a_step_of_nan_can_be_skipped(
+    spoiled: list[int], config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_in(tmp_path, config, "--guard.action=skip") == 0
+    assert capsys.readouterr().out.count("skipped a step: epoch 1: the loss is nan at step 2") == 1
+    assert all(np.isfinite(row["train/loss"]) for row in metrics_of(tmp_path))
+    spoiled.extend(range(8, 20))
+    assert run_in(tmp_path / "other", config, "--guard.action=skip", "--guard.in_a_row=2") == 1
+    assert "2 steps in a row, so the weights are the cause" in capsys.readouterr().err
 
 
-def test_compare_draws_and_tabulates(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figure = tmp_path / "curves.png"
-    assert compare.main([str(run), str(run), "-o", str(figure)]) == 0
-    with Image.open(figure) as image:
-        assert image.size[0] > 500
-    first, last = metrics_of(run)
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert rows[0].startswith(f"| {run} | 2 | {first['val/miou']:.1%} → {last['val/miou']:.1%} |")
-    assert compare.main([str(tmp_path), "-o", str(figure)]) == 1
-    assert "metrics.json" in capsys.readouterr().err
+def test_the_guard_checks_its_options() -> None:
+    with pytest.raises(ValueError, match="expected limit >= 0 and in_a_row >= 1, but got 4 and 0"):
+        NanGuard(in_a_row=0)

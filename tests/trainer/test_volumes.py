@@ -11,10 +11,8 @@ import torch
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss
 from edgeloss.metrics import boundary_f1
-from segkit.evaluation import evaluate
-from segkit.loader import load_batches
 from segkit.model import UNet
-from segkit.placement import Placement
+from segkit.scores import LossFigures, flatten, validation_metrics
 from segkit.volumes import VolumeAugment, VolumeFolder
 
 SHAPE = (5, 8, 6)
@@ -85,8 +83,11 @@ def test_spacing_reaches_loss_and_metrics(root: Path) -> None:
 
     def figures(spacing: tuple[float, ...] | None) -> dict[str, float | None]:
         criterion = EdgeAwareLoss(ignore_index=255, radius=(1, 2, 2), decay=1.0, spacing=spacing)
-        batches = load_batches(folder, batch_size=2, workers=0)
-        return evaluate(network, criterion, batches, classes=["a", "b", "c"], placement=Placement(torch.device("cpu")))
+        found, scores = LossFigures(criterion.eval()), validation_metrics(3, 255, spacing)
+        labels = torch.stack([folder[n][1] for n in range(2)])
+        with torch.no_grad():
+            scores.update(found(network.eval()(torch.stack([folder[n][0] for n in range(2)])), labels), labels)
+        return found.compute() | flatten(scores.compute(), ["a", "b", "c"])
 
     for n in range(2):
         with np.load(root / f"v{n}.npz") as arrays:

@@ -9,18 +9,17 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
 
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
 from edgeloss.viz.packing import data_uri
 from edgeloss.viz.scores import small_jpeg
-from segkit.console import Row, is_share, shown
-from segkit.scores import BY_CLASS, ImageFigures
 
+Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
+BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
 _TERMS = ("cross_entropy", "same_side", "other_side", "region")
 
@@ -43,22 +42,52 @@ _CURVES = (
 _DPI = 110  # of the pictures, which are for a screen
 
 
+class ImageFigures(NamedTuple):
+    """Figures of one image of a validation set.
+
+    Attributes:
+        name: name of the image.
+        edge: mean edge loss over its edge pixels.
+        cross_entropy: mean cross-entropy, with the class weights of the loss.
+        miou: mean IoU over the classes that occur in the image.
+    """
+
+    name: str
+    edge: float
+    cross_entropy: float
+    miou: float
+
+
+def is_share(name: str) -> bool:
+    """Return whether a figure of that name is a share, shown in percent."""
+    return any(word in name for word in ("iou", "f1", "accuracy", "share", "fraction"))
+
+
+def shown(name: str, value: float | None) -> str:
+    """Return a figure as it is printed."""
+    if value is None:
+        return "none"
+    if name == "lr":
+        return f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.1%}" if is_share(name) else f"{value:.4f}"
+
+
 def write_run_page(
     folder: Path,
     history: Sequence[Row],
     classes: Sequence[str],
     worst: Sequence[tuple[ImageFigures, Figure]],
     *,
-    config: Mapping[str, Any] | None = None,
+    config: str = "",
 ) -> Path:
     """Write ``report.html``.
 
     Args:
         folder: the run's folder.
-        history: figures of each epoch, at least one, as in `segkit.run_files.RunFiles`.
+        history: figures of each epoch, at least one.
         classes: names of the classes.
         worst: the worst images with their panels, in the order to show.
-        config: configuration, shown as YAML.
+        config: configuration as text.
 
     Returns:
         The path of the page.
@@ -171,11 +200,11 @@ def _errors(panel: Figure) -> Any:  # noqa: ANN401
     return next(axes.images[0].get_array() for axes in panel.axes if axes.get_title(loc="left") == "errors")
 
 
-def _configuration(config: Mapping[str, Any] | None) -> str:
-    if config is None:
+def _configuration(text: str) -> str:
+    if not text:
         return ""
-    text = html.escape(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    return f"<section class='card'><details><summary>Configuration</summary><pre>{text}</pre></details></section>"
+    pre = f"<pre>{html.escape(text)}</pre>"
+    return f"<section class='card'><details><summary>Configuration</summary>{pre}</details></section>"
 
 
 def _words(name: str) -> str:

@@ -1,0 +1,194 @@
+"""The network of a run with its loss, its figures and its optimizer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
+
+from edgeloss import EdgeAwareLoss
+from segkit.distributed import rank
+from segkit.loader import MicroBatch
+from segkit.model import UNet
+from segkit.schedule import Kind, edge_weight, lr_factor
+from segkit.scores import LossFigures, flatten, gradient_shares, total_loss, validation_metrics
+from segkit.seeding import seed_everything
+
+
+class SegmentationModule(LightningModule):
+    """A U-Net that is trained with an EdgeAwareLoss.
+
+    The gradient of a step is that of its whole batch: the micro-batches of all processes share the denominators of the
+    loss.
+
+    Args:
+        loss: The loss. Its ``ignore_index`` becomes the void label of the data.
+        classes: Names of the classes.
+        ignore_index: The label of void pixels.
+        dims: 2 for images, 3 for volumes.
+        width: Channels at full resolution, a multiple of 8; doubled at each level.
+        levels: Number of resolutions.
+        output_stride: Image pixels per logit along each axis: 1, 2, 4 ...; the loss upsamples the logits.
+        channels_last: Use this memory format, in which convolutions are faster.
+        compile: Compile the network with torch.compile.
+        lr: Peak learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        warmup: Epochs of linear warm-up.
+        power: Exponent of the polynomial decay to 0: (1 - step / steps)^power.
+        edge_schedule: Rise of the edge weight from 0 to that of the loss: constant for none, linear or cosine.
+        edge_warmup: Duration of this rise as a share of all steps.
+        shares_every: Steps between measurements of each term's share in the gradient; 0 for none.
+        seed: Seed of what the network draws, such as the masks of a dropout.
+    """
+
+    def __init__(
+        self,
+        loss: EdgeAwareLoss,
+        classes: list[str],
+        ignore_index: int,
+        dims: int = 2,
+        width: int = 16,
+        levels: int = 5,
+        output_stride: int = 1,
+        channels_last: bool = True,
+        compile: bool = False,  # noqa: A002  (an option's name)
+        lr: float = 0.003,
+        weight_decay: float = 0.0001,
+        warmup: float = 1.0,
+        power: float = 0.9,
+        edge_schedule: Kind = "constant",
+        edge_warmup: float = 0.0,
+        shares_every: int = 50,
+        seed: int = 0,
+    ) -> None:
+        """Build the network."""
+        super().__init__()
+        self.classes, self.shares_every, self.seed = classes, shares_every, seed
+        self.options = {"width": width, "levels": levels, "output_stride": output_stride}
+        self.options |= {"dims": dims, "in_channels": 3 if dims == 2 else 1}
+        formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+        self.memory_format = formats[dims] if channels_last else torch.contiguous_format
+        self.network = UNet(len(classes), **self.options).to(memory_format=self.memory_format)
+        if compile:
+            self.network.compile()
+        loss.ignore_index, loss.upsample, loss.sync_normalizer = ignore_index, True, True
+        loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
+        if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # averages of weights need its final size
+            loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
+        self.criterion = loss.train()
+        self.full_edge_weight = loss.edge_weight
+        self._edge_weight = partial(edge_weight, weight=loss.edge_weight, kind=edge_schedule, warmup=edge_warmup)
+        self._optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
+        self._warmup, self._power = warmup, power
+        self._normalizer: tuple[Tensor, Tensor] | None = None
+        self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
+        # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
+        names = ("loss", "cross_entropy", "same_side", "other_side", "edge", "region", "edge_fraction")
+        shares = tuple(f"gradient_share/{name}" for name in ("cross_entropy", "same_side", "other_side", "region"))
+        self.means = nn.ModuleDict({name: _persistent_mean() for name in (*names, "lr", "edge_weight", *shares)})
+        self.figures = LossFigures(loss)
+        self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits [B, C, *S / output_stride] of images [B, K, *S]."""
+        logits: Tensor = self.network(images.contiguous(memory_format=self.memory_format))
+        return logits
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+
+    def on_train_epoch_start(self) -> None:
+        """Begin new means."""
+        for mean in self.means.values():
+            mean.reset()
+
+    def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
+        """Make what the network draws independent of all that ran before."""
+        seed_everything(self.seed, self.current_epoch + 1, batch_idx, rank())
+
+    def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
+        """Return n times the loss of a micro-batch, which Lightning divides by n = accumulate_grad_batches."""
+        accumulate = self.trainer.accumulate_grad_batches
+        if batch.step_labels is not None:
+            total = int(self.trainer.estimated_stepping_batches)
+            self.criterion.edge_weight = self._edge_weight(self.trainer.global_step, total)
+            self.last_step = None
+            self._normalizer = self.criterion.step_normalizer(batch.step_labels) if accumulate > 1 else None
+        logits = self(batch.images)
+        with torch.autocast(self.device.type, enabled=False):
+            loss, terms = self.criterion(logits, batch.labels, normalizer=self._normalizer, return_terms=True)
+        if self.last_step is None or self.last_step[2].isfinite():
+            self.last_step = batch, logits.detach(), loss.detach()
+        self._log_step(batch, logits, terms, batch_idx)
+        return accumulate * loss
+
+    def _log_step(self, batch: MicroBatch, logits: Tensor, terms: dict[str, Tensor], batch_idx: int) -> None:
+        """Add the figures of a micro-batch to the means of the epoch."""
+        valid = (batch.labels != self.criterion.ignore_index).sum()
+        weights = dict.fromkeys(terms, batch.step_images / batch.parts) | {"edge_fraction": valid}
+        figures = {name: value if name == "edge_fraction" else value * batch.parts for name, value in terms.items()}
+        figures["loss"] = total_loss(figures, self.criterion, self.full_edge_weight)
+        figures |= {"lr": self.optimizers().param_groups[0]["lr"], "edge_weight": self.criterion.current_edge_weight}
+        if self.shares_every and batch_idx % (self.shares_every * self.trainer.accumulate_grad_batches) == 0:
+            shares = gradient_shares(self.criterion, logits, batch.labels)
+            figures |= {f"gradient_share/{name}": share for name, share in shares.items()}
+        for name, figure in figures.items():
+            if name == "region" and not self.criterion.region_weight:
+                continue
+            value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()
+            self.means[name].update(
+                value.where(value.isfinite(), torch.nan), weights.get(name, batch.step_images / batch.parts)
+            )
+            key = name if name in ("lr", "edge_weight") else f"train/{name}"
+            self.log(key, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+
+    # ----------------------------------------------------------------------------------------------------- validation
+
+    def on_validation_start(self) -> None:
+        """Use the same loss in all epochs."""
+        self.criterion.edge_weight = self.full_edge_weight
+
+    def validation_step(self, batch: MicroBatch, batch_idx: int) -> None:
+        """Count a batch."""
+        with torch.autocast(self.device.type, enabled=False):
+            self.scores.update(self.figures(self(batch.images), batch.labels), batch.labels)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the figures of the whole set; those that it has nothing to measure for are left out."""
+        figures = self.figures.compute() | flatten(self.scores.compute(), self.classes)
+        figures = {f"val/{name}": value for name, value in figures.items() if value is not None}
+        self.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
+        self.figures.reset()
+        self.scores.reset()
+
+    # ------------------------------------------------------------------------------------------------------ optimizer
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Return AdamW, and a schedule of its learning rate by steps."""
+        optimizer, total = self._optimizer(self.network.parameters()), int(self.trainer.estimated_stepping_batches)
+        per_epoch = total / max(self.trainer.max_epochs or 1, 1)
+        schedule = partial(lr_factor, total=total, warmup=round(self._warmup * per_epoch), power=self._power)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, schedule), "interval": "step"},
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what `segkit.checkpoint.open_network` needs."""
+        data = getattr(self.trainer.datamodule, "source", {})
+        checkpoint["segmentation"] = {
+            "classes": list(self.classes),
+            "ignore_index": self.criterion.ignore_index,
+            "network": self.options,
+            "data": dict(data),
+        }
+
+
+def _persistent_mean() -> MeanMetric:
+    mean = MeanMetric(nan_strategy="ignore")
+    mean.persistent(True)
+    return mean

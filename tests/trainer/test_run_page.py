@@ -1,0 +1,186 @@
+"""The page about a run: its curves, its tables, and its pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accessibility import Sized, violations
+from PIL import Image
+from selenium.webdriver.common.keys import Keys
+
+from edgeloss.integrations.run_page import ImageFigures, Row, write_run_page
+from edgeloss.viz import panel
+from segkit.comparison import read_history
+
+CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
+HOSTILE = """x" onerror="document.title='caught'"><img src=x onerror="document.title='caught'">.png"""
+
+
+def row_of(epoch: int, miou: float | None = None) -> Row:
+    """Return the figures of an epoch, with a mean IoU of ``miou`` or one that grows."""
+    miou = epoch / 10 if miou is None else miou
+    row: dict[str, float | None] = {"epoch": epoch, "lr": 0.01 / epoch, "edge_weight": 0.5, "seconds": 40.0}
+    row |= {"images_per_second": 12.5}
+    for split in ("train", "val"):
+        terms = ("loss", "cross_entropy", "same_side", "other_side")
+        row |= {f"{split}/{name}": place + 1 / epoch for place, name in enumerate(terms)}
+    row |= {f"train/gradient_share/{name}": 1 / 3 for name in ("cross_entropy", "same_side", "other_side")}
+    row |= {"val/miou": miou, "val/boundary_iou": miou / 2, "val/boundary_f1_3": None}
+    for k, name in enumerate(CLASSES):
+        row |= {f"val/iou/{name}": miou + k / 100, f"val/boundary_iou/{name}": None, f"val/boundary_f1_3/{name}": miou}
+    return row
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}"])
+def test_a_folder_without_metrics_raises(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=r"metrics\.json: expected the metrics of a run"):
+        read_history(tmp_path)
+
+
+def worst() -> list[tuple[ImageFigures, Any]]:
+    target = torch.zeros(16, 24, dtype=torch.int64)
+    target[4:, 6:] = 1
+    return [
+        (ImageFigures(name, edge, 0.5, 0.25), panel(torch.randn(3, 16, 24), target))
+        for name, edge in ((HOSTILE, 3.25), ("plain", 1.5))
+    ]
+
+
+def test_the_worst_images_are_thumbnails_of_their_errors(tmp_path: Path) -> None:
+    page = write_run_page(tmp_path, [row_of(1)], CLASSES, worst()).read_text("utf-8")
+    cards = re.findall(r'href="#(worst-[01])"><img src="data:image/jpeg;base64,([^"]+)"', page)
+    assert [place for place, _ in cards] == ["worst-0", "worst-1"]
+    for place, encoded in cards:
+        assert f'<figure id="{place}"' in page
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).astype(int)
+        assert shown.shape == (16, 24, 3)
+        assert (shown[..., 0] > shown[..., 2] + 60).any()  # wrong pixels in red
+
+
+def curves_of(path: Path) -> list[tuple[str, str, list[int], list[float | None]]]:
+    """Return the title, name, epochs and values of each curve of a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return [
+        (curve["title"], one["name"], curve["epochs"], one["values"])
+        for curve in json.loads(found[1])["curves"]
+        for one in curve["series"]
+    ]
+
+
+def test_curves_hold_the_history(tmp_path: Path) -> None:
+    history = [row_of(epoch) for epoch in (1, 2, 3)]
+    path = write_run_page(tmp_path, history, CLASSES, [])
+    curves = [curve[1:] for curve in curves_of(path)]
+    for name, key in (("train", "train/loss"), ("val", "val/loss"), ("mean IoU", "val/miou"), ("lr", "lr")):
+        assert (name, [1, 2, 3], [row[key] for row in history]) in curves
+    assert "boundary F1, 3 px" not in [name for name, *_ in curves]  # nothing was measured
+
+
+def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
+    path = write_run_page(tmp_path, [row_of(epoch) for epoch in (1, 2, 3)], CLASSES, [])
+    titles = {title for title, *_ in curves_of(path)}
+    assert "Loss" in titles
+    assert not titles & {"Weight of the edge terms", "Share of each term in the gradient"}
+    note = re.search(r"Constant, and not drawn: (.*?)\.</p>", path.read_text("utf-8"))
+    assert note is not None
+    assert "Weight of the edge terms, edge weight: 0.5" in note[1]
+    assert "Share of each term in the gradient, same side: 33.3%" in note[1]
+
+
+def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
+    history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
+    curves = curves_of(write_run_page(tmp_path, history, CLASSES, []))
+    assert [values for _, name, _, values in curves if name == "mean IoU"] == [[0.1, None, 0.3]]
+
+
+def test_a_run_without_an_epoch_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="history: expected at least one epoch, but got none"):
+        write_run_page(tmp_path, [], CLASSES, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    folder = tmp_path / "a <i>run"
+    folder.mkdir()
+    path = write_run_page(folder, [row_of(1)], CLASSES, worst(), config="</pre><img src=x>")
+    page = path.read_text("utf-8")
+    assert page.count("</script>") == 2  # those of the template
+    assert page.count("<img ") == 4
+    for markup in ("<i>", "<b>car", "<img src=x", 'x" onerror'):
+        assert markup not in page
+
+
+Browse = Callable[[Path], Any]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
+def test_it_is_accessible(browse: Browse, axe: str, sized: Sized, width: int, dark: bool, tmp_path: Path) -> None:
+    sized(width, 844, dark)
+    history = [row_of(epoch) for epoch in (1, 2, 3)]
+    page = browse(write_run_page(tmp_path, history, CLASSES, worst(), config="epochs: 3"))
+    assert violations(page, axe) == []
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
+    history = [row_of(1), row_of(2, miou=0.75), row_of(3, miou=0.75), {**row_of(4), "skipped": 2}]
+    page = browse(write_run_page(tmp_path, history, CLASSES, worst(), config=f"epochs: 4\noutput: {HOSTILE}"))
+
+    def texts(selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
+        found: list[str] = page.execute_script(script, selector)
+        return found
+
+    assert page.title == f"Run {tmp_path.name}"
+    tiles = dict(zip(texts("header dt"), texts("header dd"), strict=True))
+    assert tiles == {
+        "epochs": "4",
+        "training time": "0:02:40",
+        "best mean IoU": "75.0%",
+        "best epoch": "2",
+        "last mean IoU": "40.0%",
+        "skipped steps, not finite": "2",
+    }
+    assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
+    titles = ["Loss", "Terms in training", "Terms in validation", "IoU in validation", "Learning rate"]
+    assert texts(".curves h3") == titles
+    assert len(texts(".curves path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
+    assert texts(".curves li")[0] == "train 0.25"
+    page.find_element("css selector", ".curves svg").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert texts(".curves li")[0] == "train 0.5 in epoch 2"
+
+    assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
+    assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 3 px"]
+    rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
+    assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
+    assert rows[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
+    assert rows[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
+
+    assert texts("figcaption b") == [HOSTILE, "plain"]
+    assert "edge loss 3.25 · cross-entropy 0.5 · mean IoU 25.0%" in texts("figcaption")[0]
+    assert "epochs: 4" in texts("pre")[0]
+    pictures = page.execute_script("return [...document.querySelectorAll('figure img')].map((one) => one.src)")
+    for source in pictures:
+        kind, content = source.split(",")
+        assert kind == "data:image/jpeg;base64"
+        with Image.open(io.BytesIO(base64.b64decode(content))) as picture:
+            assert picture.size[0] > 400
+    assert HOSTILE in page.execute_script("return document.querySelector('figure img').alt")
+
+
+def test_a_single_epoch_is_best_and_last(browse: Browse, tmp_path: Path) -> None:
+    page = browse(write_run_page(tmp_path, [row_of(1)], CLASSES, []))
+    script = "return [...document.querySelectorAll('h2, .tables h3')].map((one) => one.textContent)"
+    assert page.execute_script(script) == ["Curves", "Classes in validation", "epoch 1, best and last"]

@@ -251,9 +251,10 @@ def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tupl
 
 
 def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
-    state = returned[_COUNT:]
-    if given.distance is not None and kernels is not triton_operators.operators:
-        state = SavedState(*state)._replace(field=given.distance)
+    state: Any = returned[_COUNT:]
+    if given.distance is not None:
+        kind = triton_operators.Maps if kernels is triton_operators.operators else SavedState
+        state = kind(*state)._replace(field=given.distance)
     ctx.kernels = kernels
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
     ctx.numbers = given.integers, given.reals

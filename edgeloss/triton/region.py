@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
 from edgeloss.triton.loss import Averages
-from edgeloss.triton.tiles import Size, Window, displaced, launch, place_of, real_type, tile, tile_of, total
+from edgeloss.triton.tiles import Size, displaced, launch, place_of, tile, tile_of
 
 PRODUCTS = tl.constexpr(4)  # of z and r: zz, zr, rz, rr
 
@@ -36,7 +36,7 @@ class _Regions(NamedTuple):
         members: which members the averages of a zone are, [zones, d].
     """
 
-    reach: Window
+    reach: Size
     number: int
     partial: tuple[Tensor, Tensor]
     pair: Tensor
@@ -47,7 +47,7 @@ class _Regions(NamedTuple):
 @lru_cache(maxsize=64)
 def _regions(size: Size, device: torch.device) -> _Regions:
     sides = (1 if size.depth == 1 else SIDE, SIDE, SIDE)
-    reach = Window.of([side - 1 for side in sides])
+    reach = Size.constant([side - 1 for side in sides])
     member = torch.tensor([*itertools.product(*map(range, sides))])
     shifts = torch.tensor([2 * side - 1 for side in sides])
 
@@ -59,7 +59,7 @@ def _regions(size: Size, device: torch.device) -> _Regions:
     partial = corner[((corner < 0) | (corner + extent > lengths)).any(1)]
     average = member[:, None] + partial
     exists = ((average >= 0) & (average < lengths)).all(-1)
-    half = reach.length // 2
+    half = math.prod(2 * side - 1 for side in sides) // 2
     ahead = number(member - member[:, None] + extent - 1, shifts) - half  # from member k to l, in numbers of shifts
     zz, zr = ahead.abs() * 4, torch.where(ahead >= 0, ahead * 4 + 1, -ahead * 4 + 2)
     pair = torch.cat([torch.cat([zz, zr], 1), torch.cat([zr.T, zz + 3], 1)])
@@ -81,31 +81,33 @@ def _regions(size: Size, device: torch.device) -> _Regions:
 
 
 @triton.jit
-def products_kernel(
-    z, r, means, is_candidate, sums, size, reach, count, HALF: tl.constexpr, A: tl.constexpr, TILE: tl.constexpr
-):
-    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r.
+def centered(values, mean, p, mask):
+    """Return values of a map less their mean, in float64; 0 outside the mask.
 
-    In float64, since what rounding takes from a sum is divided by the noise, which is small.
+    What rounding takes from a sum of their products is divided by the noise, which is small.
     """
+    return tl.where(mask, tl.load(values + p, mask=mask, other=0).to(mean.dtype) - mean, 0.0).to(tl.float64)
+
+
+@triton.jit
+def products_kernel(z, r, means, is_candidate, sums, size, reach, count, HALF: tl.constexpr, TILE: tl.constexpr):
+    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r."""
     of_map, p, inside = tile(count, TILE)
     to = sums + tl.program_id(0).to(tl.int64) * (PRODUCTS * (HALF + 1) + 2)
     if tl.load(is_candidate + of_map) > 0:
         z_map, r_map = z + of_map * count, r + of_map * count
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
-        z_here = tl.where(inside, tl.load(z_map + p, mask=inside, other=0).to(A) - mean_z, 0.0).to(tl.float64)
-        r_here = tl.where(inside, tl.load(r_map + p, mask=inside, other=0.0) - mean_r, 0.0).to(tl.float64)
+        z_here, r_here = centered(z_map, mean_z, p, inside), centered(r_map, mean_r, p, inside)
         for n in range(HALF, 2 * HALF + 1):
             q, there = displaced(p, inside, n, size, reach)
-            z_there = tl.where(there, tl.load(z_map + q, mask=there, other=0).to(A) - mean_z, 0.0).to(tl.float64)
-            r_there = tl.where(there, tl.load(r_map + q, mask=there, other=0.0) - mean_r, 0.0).to(tl.float64)
-            tl.store(to, tl.sum(z_here * z_there, 0))
-            tl.store(to + 1, tl.sum(z_here * r_there, 0))
-            tl.store(to + 2, tl.sum(r_here * z_there, 0))
-            tl.store(to + 3, tl.sum(r_here * r_there, 0))
+            z_there, r_there = centered(z_map, mean_z, q, there), centered(r_map, mean_r, q, there)
+            tl.store(to, tl.sum(z_here * z_there))
+            tl.store(to + 1, tl.sum(z_here * r_there))
+            tl.store(to + 2, tl.sum(r_here * z_there))
+            tl.store(to + 3, tl.sum(r_here * r_there))
             to += PRODUCTS
-        tl.store(to, total(z_here))
-        tl.store(to + 1, total(r_here))
+        tl.store(to, tl.sum(z_here))
+        tl.store(to + 1, tl.sum(r_here))
 
 
 @triton.jit
@@ -118,55 +120,52 @@ def zone_of(p, count):
 @triton.jit
 def slopes_kernel(
     z, r, means, has_term, stencil, slopes, size, reach, count,
-    SHIFTS: tl.constexpr, ZONES: tl.constexpr, A: tl.constexpr, TILE: tl.constexpr,
+    SHIFTS: tl.constexpr, ZONES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write slopes by averages: sums of z and r around them, with factors that depend on the zone, and a constant."""
     of_map, p, inside = tile(count, TILE)
-    slope = tl.zeros([TILE], A)
+    sums = tl.zeros(p.shape, tl.float64)
     if tl.load(has_term + of_map) > 0:
         depth, row, column = place_of(p, size)
         zone = zone_of(row, size.height) * 6 + zone_of(column, size.width)
         if ZONES > 36:
             zone += zone_of(depth, size.depth) * 36
         factor = stencil + (of_map * ZONES + tl.where(inside, zone, 0)) * (2 * SHIFTS + 1)
+        z_map, r_map = z + of_map * count, r + of_map * count
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
         sums = tl.load(factor + 2 * SHIFTS)
         for n in range(SHIFTS):
             q, there = displaced(p, inside, n, size, reach)
-            z_there = tl.where(there, tl.load(z + of_map * count + q, mask=there, other=0).to(A) - mean_z, 0.0)
-            r_there = tl.where(there, tl.load(r + of_map * count + q, mask=there, other=0.0) - mean_r, 0.0)
             of_z, of_r = tl.load(factor + 2 * n), tl.load(factor + 2 * n + 1)
-            sums += of_z * z_there.to(tl.float64) + of_r * r_there.to(tl.float64)
-        slope = sums.to(A)
-    tl.store(slopes + of_map * count + p, slope, mask=inside)
+            sums += of_z * centered(z_map, mean_z, q, there) + of_r * centered(r_map, mean_r, q, there)
+    tl.store(slopes + of_map * count + p, sums.to(r.dtype.element_ty), mask=inside)
 
 
-def region_terms(averages: Averages, images: int, *, slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """Return R of each image [images] float64, and its derivatives by the shares under each average, if asked for."""
+def region_terms(averages: Averages, images: int, slopes: Tensor | None) -> Tensor:
+    """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
     z, r, size, is_candidate = averages.z, averages.r, averages.size, averages.is_candidate.flatten()
     maps, count, regions = len(is_candidate), math.prod(size), _regions(size, z.device)
-    half, real, block = regions.reach.length // 2, real_type(r), tile_of(count, 512)
+    half, block, given = (
+        regions.other[0].shape[1] // 2,
+        tile_of(count, 512),
+        (size, regions.reach),
+    )
     z_flat, r_flat = z.view(maps, count), r.view(maps, count)
     # Less their means, sums keep their digits; that of the labels is an integer.
     means = torch.stack([z_flat.sum(1, dtype=torch.int64).to(r.dtype).div(count).round(), r_flat.mean(1)], 1)
     means = torch.where(is_candidate[:, None] > 0, means, 0.0)
     products = r.new_zeros(maps, triton.cdiv(count, block), 4 * (half + 1) + 2, dtype=torch.float64)
-    given = size, regions.reach, count
-    launch(products_kernel, maps, count, block, z, r, means, is_candidate, products, *given, HALF=half, A=real)
+    sized = *given, count, tl.constexpr(half)
+    launch(products_kernel, maps, count, block, z, r, means, is_candidate, products, *sized)
     joint, mean = _scatter(products.sum(1), z_flat, r_flat, means, regions)
     value, has_term, of_members = _terms(joint, is_candidate > 0, size)
-    terms = has_term.view(images, -1).sum(1)
-    region = value.view(images, -1).sum(1) / terms.clamp(min=1)
-    if not slopes:
-        return region, None
-    of_members = of_members / terms.clamp(min=1).repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
-    stencil = _stencil(of_members, mean, regions)
-    by_share, of_maps = torch.empty_like(r), (means, has_term.to(torch.int8), stencil)
-    zones = len(regions.members)
-    launch(
-        slopes_kernel, maps, count, block, z, r, *of_maps, by_share, *given, SHIFTS=2 * half + 1, ZONES=zones, A=real
-    )
-    return region, by_share
+    terms = has_term.view(images, -1).sum(1).clamp(min=1)
+    if slopes is not None:
+        of_members = of_members / terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
+        of_maps = means, has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
+        sized = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
+        launch(slopes_kernel, maps, count, block, z, r, *of_maps, *sized)
+    return value.view(images, -1).sum(1) / terms
 
 
 def _scatter(products: Tensor, z: Tensor, r: Tensor, means: Tensor, regions: _Regions) -> tuple[Tensor, Tensor]:

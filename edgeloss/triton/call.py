@@ -18,7 +18,7 @@ from edgeloss.neighborhoods import clipped
 from edgeloss.reduction import SumRow
 from edgeloss.region import POOL
 from edgeloss.triton import labels, loss, upsampled
-from edgeloss.triton.loss import Averages, Logits
+from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps, averages_of, has_regions, map_sizes, new_gradient, new_maps, new_outputs
 from edgeloss.triton.region import region_terms
 from edgeloss.triton.tiles import INTERPRETED, Grid, Size, launch, real_type, tile_of
@@ -36,10 +36,12 @@ class Call:
         self.is_upsampled, self.low = logits.shape[2:] != shape[1:], Size.of(logits.shape[2:])
         chunk = triton.next_power_of_2(self.classes)
         self.chunk = chunk if INTERPRETED else min(chunk, 4 if self.is_upsampled else 8)
-        radius = Size.constant(clipped(numbers.radius, (self.batch, *size)))
+        radius = clipped(numbers.radius, (self.batch, *size))
+        sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
+        counts = math.prod(size), math.prod(2 * r + 1 for r in radius), numbers.tables
         options = map(tl.constexpr, (numbers.decay, numbers.label_smoothing))
-        given = size, radius, math.prod(size), numbers.tables, pixel_weight, weight
-        self.grid = Grid(*given, tl.constexpr(self.classes), real_type(self.empty(0)), *options)
+        constants = tl.constexpr(self.classes), real_type(self.empty(0)), *options
+        self.grid = Grid(size, *sizes, *counts, pixel_weight, weight, *constants)
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
@@ -97,15 +99,17 @@ def _forward(
         present = given.logits.new_zeros(call.batch, call.classes, dtype=torch.int8)
     maps = (maps if given.distance is None else maps._replace(field=given.distance)).present()
     of_labels = _weigh(call, given, maps, present, counts if len(counts) else None)
-    if present is not None:
-        averages = _averages(call, present)
+    if present is not None:  # of the classes of images that have others too
+        is_candidate = (present * (present.sum(1, keepdim=True) > 1))[:, call.classes == 2 :].contiguous()
+        shape = *is_candidate.shape, *call.grid.averages
+        averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape), is_candidate
     sums = torch.cat([_terms(call, maps, averages), of_labels.sum(0)])
     if call.numbers.validate == VALIDATE["async"]:
         library.record_wrong(sums[SumRow.WRONG])
     if len(weight):
         weight = of_labels[:, 0].view(len(weight), -1).sum(1)
     if averages is not None:
-        region = region_terms(averages, len(region), maps.slopes)
+        region = region_terms(*averages, len(region), maps.slopes)
     return sums, counts, region, weight
 
 
@@ -123,26 +127,18 @@ def _weigh(call: Call, given: EdgeLossInputs, maps: Maps, present: Tensor | None
         batch = call.batch, *call.grid.size
         limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
-        lengths = Size.constant(numbers.spacing)
-        call.over_labels(labels.find_distances_kernel, maps.label, maps.field, Size(*reach), lengths)
+        window = Size(*reach), math.prod(2 * r + 1 for r in reach), Size.constant(numbers.spacing)
+        call.over_labels(labels.find_distances_kernel, maps.label, maps.field, *window)
     call.over_labels(labels.find_sides_kernel, maps, given.edge_class_weight, counts, sums)
     call.over_labels(labels.weigh_pixels_kernel, maps)
     return sums
 
 
-def _averages(call: Call, present: Tensor) -> Averages:
-    """Return new maps of averages, of the classes of images that have others too."""
-    size, cells = Size.of(averages_of(call.shape)), Size.of([n // POOL + 1 for n in call.shape[1:]])
-    is_candidate = (present * (present.sum(1, keepdim=True) > 1))[:, call.classes == 2 :].contiguous()
-    shape = is_candidate.numel() * math.prod(size)
-    return Averages(call.empty(shape, dtype=torch.int8), call.empty(shape), size, cells, is_candidate)
-
-
-def _terms(call: Call, maps: Maps, averages: Averages | None) -> Tensor:
+def _terms(call: Call, maps: Maps, averages: tuple[Tensor, ...] | None) -> Tensor:
     """Return the sums of the terms, and write the softmax and the averages."""
     steps, count, most = 1, call.grid.pixels, 128
     if averages is not None:
-        steps, count, most = POOL ** len(call.shape[1:]), math.prod(averages.cells), 32
+        steps, count, most = POOL ** len(call.shape[1:]), math.prod(call.grid.cells), 32
     block = call.block(count, most)
     sums = call.empty(call.batch * triton.cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
     given = maps, averages, sums, count, tl.constexpr(steps)
@@ -163,7 +159,7 @@ def backward(
     of_all = None if weight is None else weight.view(call.numbers.tables, -1).sum(1)
     factors = of_all, of_terms, of_region if len(maps.slopes) else None
     pixels, channels = call.grid.pixels, gradient.shape[1]
-    given, block = (maps.present(), Size.of(averages_of(call.shape)), *factors), call.block(pixels, 128)
+    given, block = (maps.present(), *factors), call.block(pixels, 128)
     with call.on_device():
         if not call.is_upsampled:
             call.over_logits(loss.backward_kernel, call.batch, pixels, block, call.logits_in(gradient), *given, 0)

@@ -16,17 +16,11 @@ import triton
 import triton.language as tl
 
 from edgeloss.reduction import SumRow
-from edgeloss.triton.tiles import FAR, IGNORED, displaced, displacement, displacements, neighbor, some
-from edgeloss.triton.tiles import of_class, of_pixel, tile, total  # isort: skip
+from edgeloss.triton.tiles import FAR, IGNORED, displaced, displacement, neighbor, of_class, of_pixel, some, tile, total
 
-# The rows of sums that come from labels alone.
-FIRST_ROW = SumRow.WEIGHT
-ROWS = tl.constexpr(len(SumRow) - FIRST_ROW)
-WEIGHT = tl.constexpr(SumRow.WEIGHT - FIRST_ROW)
-EDGE_WEIGHT = tl.constexpr(SumRow.EDGE_WEIGHT - FIRST_ROW)
-VALID = tl.constexpr(SumRow.VALID - FIRST_ROW)
-EDGES = tl.constexpr(SumRow.EDGES - FIRST_ROW)
-WRONG = tl.constexpr(SumRow.WRONG - FIRST_ROW)
+# The rows of sums that come from labels alone, numbered from the first of them.
+ROWS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)
+WEIGHT, EDGE_WEIGHT, VALID, EDGES, WRONG = map(tl.constexpr, range(ROWS.value))
 
 
 @triton.jit
@@ -46,14 +40,14 @@ def read_labels_kernel(target, label, present, sums, ignore, grid, TILE: tl.cons
 
 
 @triton.jit
-def find_distances_kernel(label, field, reach, spacing, grid, TILE: tl.constexpr):
+def find_distances_kernel(label, field, reach, steps, spacing, grid, TILE: tl.constexpr):
     """Write distances to the nearest pixel of another class in a window."""
     image, p, inside = tile(grid.pixels, TILE)
     label += image * grid.pixels
     y = tl.load(label + p, mask=inside, other=IGNORED).to(tl.int32)
     least = tl.full(p.shape, FAR, grid.real)
     zeros = tl.zeros(p.shape, grid.real)
-    for n in range(displacements(reach)):
+    for n in range(steps):
         q, there = displaced(p, y >= 0, n, grid.size, reach)
         k = tl.load(label + q, mask=there, other=IGNORED).to(tl.int32)
         z, row, column = displacement(n, reach)
@@ -71,7 +65,7 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr
     y = tl.load(label + p, mask=inside, other=IGNORED).to(tl.int32)
     least_same, least_across = tl.full(p.shape, FAR, grid.real), tl.full(p.shape, FAR, grid.real)
     if grid.decay > 0:
-        for n in range(displacements(grid.radius)):
+        for n in range(grid.window):
             q, k = neighbor(label, p, y >= 0, n, grid)
             d = tl.load(maps.field + start + q, mask=k >= 0, other=FAR)
             least_same = tl.where(k == y, tl.minimum(least_same, d), least_same)
@@ -79,7 +73,7 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr
         tl.store(maps.least_same + to, least_same, mask=inside)
         tl.store(maps.least_across + to, least_across, mask=inside)
     same, across = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
-    for n in range(displacements(grid.radius)):
+    for n in range(grid.window):
         q, k = neighbor(label, p, y >= 0, n, grid)
         w = tl.full(p.shape, 1.0, grid.real)
         if grid.decay > 0:
@@ -127,7 +121,7 @@ def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
     d = distance(maps, to, y >= 0, grid)
     toward, against = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
     first, more = tl.full(p.shape, IGNORED, tl.int32), tl.zeros(p.shape, tl.int1)
-    for n in range(displacements(grid.radius)):
+    for n in range(grid.window):
         q, k = neighbor(label, p, y >= 0, n, grid)
         toward += given(maps.same, maps.least_same, start + q, (k >= 0) & (k == y), d, grid)
         value = given(maps.across, maps.least_across, start + q, (k >= 0) & (k != y), d, grid)
@@ -147,7 +141,7 @@ def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
 def further_weights(c, maps, start, p, y, first, d, grid):
     """Return B(c) of pixels for classes c but the first."""
     weights = tl.zeros(c.shape, grid.real) + tl.zeros(p.shape, grid.real)
-    for n in range(displacements(grid.radius)):
+    for n in range(grid.window):
         q, k = neighbor(maps.label + start, p, y >= 0, n, grid)
         mask = (k >= 0) & (k != y) & (k != first)
         value = given(maps.across, maps.least_across, start + q, mask, d, grid)

@@ -29,49 +29,18 @@ TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
 
 
 class Logits(NamedTuple):
-    """Logits in memory, [B, C, *S'].
-
-    Attributes:
-        data: a tensor that begins with them.
-        image: the step from an image to the next.
-        channel: from a class to the next.
-        pixel: from a pixel to the next.
-        classes: C ≥ 2, a constant.
-        one: 1 of one logit, which is that of class 1, where class 0 has 0; else 0; a constant.
-        chunk: how many classes are looked at together, a constant.
-        real: the type that kernels compute in, a constant.
-        axes: along how many axes they are interpolated, a constant.
-        taps: where from, ``upsampled.Taps`` of each axis; None without any.
-    """
+    """Logits in memory, [B, C, *S']; what is Any is a constant."""
 
     data: Tensor
-    image: int
-    channel: int
-    pixel: int
-    classes: Any
-    one: Any
-    chunk: Any
-    real: Any
-    axes: Any
-    taps: Any = None
-
-
-class Averages(NamedTuple):
-    """Maps of sums under averages, [B, M, *A], with M = 1 of two classes, the second, else C.
-
-    Attributes:
-        z: of the labels' indicators, int8.
-        r: of what the shares leave of them.
-        size: A.
-        cells: the numbers of cells that cover all pixels; the last along an axis may be in no average.
-        is_candidate: int8 [B, M], the classes that may have a term.
-    """
-
-    z: Tensor
-    r: Tensor
-    size: Any
-    cells: Any
-    is_candidate: Tensor
+    image: int  # the step from an image to the next
+    channel: int  # from a class to the next
+    pixel: int  # from a pixel to the next
+    classes: Any  # C ≥ 2
+    one: Any  # 1 of one logit, which is that of class 1, where class 0 has 0; else 0
+    chunk: Any  # how many classes are looked at together
+    real: Any  # the type that kernels compute in
+    axes: Any  # along how many they are interpolated
+    taps: Any  # from where: upsampled.Taps of each axis
 
 
 # ------------------------------------------------------------------------------------------------------------ logits
@@ -95,36 +64,23 @@ def places(x, image, p, mask, size):
 
 
 @triton.jit
-def mix(first, second, weight):
-    """Return (1 - weight) · first + weight · second; with weight 0 the second one may be nan."""
-    return tl.where(weight == 0, first, first * (1 - weight) + second * weight)
-
-
-@triton.jit
-def load_line(x, to, at, mask):
-    """Return logits interpolated along the last axis."""
-    first = tl.load(to, mask=mask, other=0.0).to(x.real)
-    return mix(first, tl.load(to + at[1], mask=mask, other=0.0).to(x.real), at[2])
-
-
-@triton.jit
-def load_plane(x, to, at, mask):
-    """Return logits interpolated along the last two axes."""
-    return mix(load_line(x, to, at, mask), load_line(x, to + at[3], at, mask), at[4])
+def load_mixed(x, to, at, mask, AXES: tl.constexpr):
+    """Return logits interpolated along the last axes; where the second one has weight 0 it may be nan."""
+    if AXES == 0:
+        logits = tl.load(to, mask=mask, other=0.0).to(x.real)
+    else:
+        weight = at[2 * AXES]
+        logits = load_mixed(x, to, at, mask, AXES - 1)
+        second = load_mixed(x, to + at[2 * AXES - 1], at, mask, AXES - 1)
+        logits = tl.where(weight == 0, logits, logits * (1 - weight) + second * weight)
+    return logits
 
 
 @triton.jit
 def load(x, at, k, mask):
     """Return the logits of classes k of pixels, interpolated where there are taps."""
     mask = mask & (k >= x.one) & (k < x.classes)
-    to = x.data + (k - x.one).to(tl.int64) * x.channel + at[0]
-    if x.axes == 0:
-        logits = tl.load(to, mask=mask, other=0.0).to(x.real)
-    else:
-        logits = load_plane(x, to, at, mask)
-        if x.axes == 3:
-            logits = mix(logits, load_plane(x, to + at[5], at, mask), at[6])
-    return logits
+    return load_mixed(x, x.data + (k - x.one).to(tl.int64) * x.channel + at[0], at, mask, x.axes)
 
 
 @triton.jit
@@ -206,17 +162,17 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
 
 
 @triton.jit
-def pixel_of(t, exists, n, averages, size, STEPS: tl.constexpr):
+def pixel_of(t, exists, n, grid, STEPS: tl.constexpr):
     """Return pixel n of cells of 3 pixels per axis, STEPS in all, and whether it exists; of 1 the place itself."""
     p, inside = t, exists
     if STEPS > 1:
-        z, row, column = place_of(t, averages.cells)
+        z, row, column = place_of(t, grid.cells)
         row, column = row * 3 - 1 + n // 3 % 3, column * 3 - 1 + n % 3
-        inside = inside & (row >= 0) & (row < size.height) & (column >= 0) & (column < size.width)
+        inside = inside & (row >= 0) & (row < grid.size.height) & (column >= 0) & (column < grid.size.width)
         if STEPS == 27:
             z = z * 3 - 1 + n // 9
-            inside = inside & (z >= 0) & (z < size.depth)
-        p = tl.where(inside, (z * size.height + row) * size.width + column, 0)
+            inside = inside & (z >= 0) & (z < grid.size.depth)
+        p = tl.where(inside, (z * grid.size.height + row) * grid.size.width + column, 0)
     return p, inside
 
 
@@ -233,12 +189,16 @@ def weigh_classes(x, at, m, r, mask, image, grid):
 
 @triton.jit
 def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TILE: tl.constexpr):
-    """Add up the terms of pixels; with averages, of the pixels of cells one after another, and z and r of cells."""
+    """Add up the terms of pixels; with averages, of the pixels of cells one after another, and fill the averages.
+
+    These are maps of sums, [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators, int8,
+    and r of what the shares leave of them; and which classes may have a term, int8 [B, M].
+    """
     image, t, exists = tile(count, TILE)
     start = image * grid.pixels
     entropy, same, other = tl.zeros(t.shape, x.real), tl.zeros(t.shape, x.real), tl.zeros(t.shape, x.real)
     for n in range(STEPS):
-        p, inside = pixel_of(t, exists, n, averages, grid.size, STEPS)
+        p, inside = pixel_of(t, exists, n, grid, STEPS)
         y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
         ok = y >= 0
         at = places(x, image, p, inside, grid.size)
@@ -278,19 +238,19 @@ def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TI
 @triton.jit
 def add_averages(x, maps, averages, grid, image, t, exists, STEPS: tl.constexpr):
     """Write the sums of z and r under averages, of classes that may have a term."""
-    start, area = image * grid.pixels, averages.size
+    start, area, (z_map, r_map, candidates) = image * grid.pixels, grid.averages, averages
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
-    cell_z, cell_y, cell_x = place_of(t, averages.cells)
+    cell_z, cell_y, cell_x = place_of(t, grid.cells)
     has = exists & (cell_z < area.depth) & (cell_y < area.height) & (cell_x < area.width)
     to = (cell_z * area.height + cell_y) * area.width + cell_x
     for from_class in range(FIRST, x.classes, x.chunk):
         c, is_class = chunk_of(x, from_class)
         of_map = image * (x.classes - FIRST) + c - FIRST
-        is_candidate = tl.load(averages.is_candidate + of_map, mask=is_class, other=0) > 0
+        is_candidate = tl.load(candidates + of_map, mask=is_class, other=0) > 0
         if some(is_candidate):
             z, left = tl.zeros(c.shape, tl.int32) + to * 0, tl.zeros(c.shape, x.real) + to * 0.0
             for n in range(STEPS):
-                p, inside = pixel_of(t, has, n, averages, grid.size, STEPS)
+                p, inside = pixel_of(t, has, n, grid, STEPS)
                 y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
                 m = tl.load(maps.m + start + p, mask=y >= 0, other=0.0)
                 r = tl.load(maps.r + start + p, mask=y >= 0, other=0.0)
@@ -299,19 +259,19 @@ def add_averages(x, maps, averages, grid, image, t, exists, STEPS: tl.constexpr)
                 z += (c == y).to(tl.int32)
                 left += tl.where(y >= 0, tl.where(c == y, complement, -share_c), 0.0)
             offset = of_map * area.depth * area.height * area.width + to
-            tl.store(averages.z + offset, z.to(tl.int8), mask=is_candidate & has)
-            tl.store(averages.r + offset, left, mask=is_candidate & has)
+            tl.store(z_map + offset, z.to(tl.int8), mask=is_candidate & has)
+            tl.store(r_map + offset, left, mask=is_candidate & has)
 
 
 # ---------------------------------------------------------------------------------------------------------- backward
 
 
 @triton.jit
-def load_slopes(x, slopes, size, image, k, a, mask):
+def load_slopes(x, slopes, grid, image, k, a, mask):
     """Return the slopes by the shares of classes k at averages a."""
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     of_map = image * (x.classes - FIRST) + k - FIRST
-    to = slopes + of_map * size.depth * size.height * size.width + a
+    to = slopes + of_map * grid.averages.depth * grid.averages.height * grid.averages.width + a
     return tl.load(to, mask=mask & (k >= FIRST) & (k < x.classes), other=0.0)
 
 
@@ -338,7 +298,7 @@ def of_likely_class(v, is_likely, m, r, t):
 
 
 @triton.jit
-def backward_kernel(x, g, maps, size, total_of_labels, factors, of_region, first_image, grid, TILE: tl.constexpr):
+def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image, grid, TILE: tl.constexpr):
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     image = in_part + first_image
@@ -373,14 +333,14 @@ def backward_kernel(x, g, maps, size, total_of_labels, factors, of_region, first
             rest -= to_other * sum_t
             t_likely = to_other * of_likely / (1 + r)
     if of_region is not None:
-        average, in_average = average_of(p, ok, grid.size, size)
+        average, in_average = average_of(p, ok, grid.size, grid.averages)
         to_region = tl.load(of_region + image // grid.tables).to(x.real)
         # Less the slope of the likeliest class, which then is 0: nothing cancels where a pixel is nearly sure.
-        base, inner = load_slopes(x, maps.slopes, size, image, top, average, in_average), tl.zeros(p.shape, x.real)
+        base, inner = load_slopes(x, maps.slopes, grid, image, top, average, in_average), tl.zeros(p.shape, x.real)
         for from_class in range(0, x.classes, x.chunk):
             c, exists = chunk_of(x, from_class)
             share_c, complement, is_likely = share(load(x, at, c, ok), m, r)
-            slope = load_slopes(x, maps.slopes, size, image, c, average, in_average) - base
+            slope = load_slopes(x, maps.slopes, grid, image, c, average, in_average) - base
             inner += tl.sum(tl.where(exists, share_c * slope, 0.0), 0, keep_dims=True)
         rest -= to_region * inner
     for from_class in range(0, x.classes, x.chunk):
@@ -389,7 +349,7 @@ def backward_kernel(x, g, maps, size, total_of_labels, factors, of_region, first
         share_c, complement, is_likely = share(v, m, r)
         others = rest
         if of_region is not None:
-            others += to_region * (load_slopes(x, maps.slopes, size, image, c, average, in_average) - base)
+            others += to_region * (load_slopes(x, maps.slopes, grid, image, c, average, in_average) - base)
         gradient = tl.where(c == y, share_c * others - own * complement, share_c * (own + others))
         if grid.smoothing > 0:
             gradient -= spread * of_class(grid.weight, image, c, exists, grid)

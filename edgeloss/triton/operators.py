@@ -18,37 +18,21 @@ FEW_CLASSES = 8  # of so few, the statistics of the softmax take less time to fo
 
 
 class Maps(NamedTuple):
-    """What kernels leave to others, maps [B · P] but for the label and the slopes; empty where nothing reads them.
+    """What kernels leave to others, maps [B · P] but for the label and the slopes; empty where nothing reads them."""
 
-    Attributes:
-        label: [B, *S] int16, the class of a pixel, -1 where it does not count.
-        m: the largest logit.
-        r: Σ e^(x - m) over the other classes.
-        top: the likeliest class, int16.
-        toward: A of the edge terms.
-        first: one of the classes k with B(k) > 0, -1 where there is none, int16; of more than two classes.
-        against: B of the other class of two, or of the first one, and then negative where there are more.
-        same: u / D of edge pixels, 0 elsewhere.
-        across: u / D' of them.
-        least_same: with decay, the distance that ``same`` counts from.
-        least_across: that of ``across``.
-        field: with decay, distances.
-        slopes: the derivative of R by the shares under each average, [B, M, *A].
-    """
-
-    label: Any
-    m: Any
-    r: Any
-    top: Any
-    toward: Any
-    first: Any
-    against: Any
-    same: Any
-    across: Any
-    least_same: Any
-    least_across: Any
-    field: Any
-    slopes: Any
+    label: Any  # [B, *S] int16, the class of a pixel, -1 where it does not count
+    m: Any  # the largest logit
+    r: Any  # Σ e^(x - m) over the other classes
+    top: Any  # the likeliest class, int16
+    toward: Any  # A of the edge terms
+    first: Any  # of more than two classes, one of those with B > 0, -1 where there is none, int16
+    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
+    same: Any  # u / D of edge pixels, 0 elsewhere
+    across: Any  # u / D' of them
+    least_same: Any  # with decay, the distance that ``same`` counts from
+    least_across: Any  # that of ``across``
+    field: Any  # with decay, distances
+    slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
 
     def present(self) -> Maps:
         """Return the maps with None for empty ones."""

@@ -18,30 +18,20 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
-from edgeloss.triton.loss import Averages
 from edgeloss.triton.tiles import Size, displaced, launch, place_of, tile, tile_of
 
 PRODUCTS = tl.constexpr(4)  # of z and r: zz, zr, rz, rr
 
 
 class _Regions(NamedTuple):
-    """What regions of a map of averages are; d is the number of their members, n that of the places.
+    """What regions of a map of averages are; d is the number of their members, n that of the places."""
 
-    Attributes:
-        reach: the displacements from a member to another one.
-        number: of regions.
-        partial: the averages of regions that are partly outside, [d, n], and whether each exists.
-        pair: where the sums of products of members k and l are, [2d, 2d].
-        other: which member is at each displacement from a member, [d, shifts], and whether there is one.
-        members: which members the averages of a zone are, [zones, d].
-    """
-
-    reach: Size
-    number: int
-    partial: tuple[Tensor, Tensor]
-    pair: Tensor
-    other: tuple[Tensor, Tensor]
-    members: Tensor
+    reach: Size  # displacements from a member to another one
+    number: int  # of regions
+    partial: tuple[Tensor, Tensor]  # the averages of regions that are partly outside [d, n], and whether each exists
+    pair: Tensor  # where the sums of products of members k and l are, [2d, 2d]
+    other: tuple[Tensor, Tensor]  # the member at each displacement from a member [d, shifts], and whether there is one
+    members: Tensor  # which members the averages of a zone are, [zones, d]
 
 
 @lru_cache(maxsize=64)
@@ -141,9 +131,9 @@ def slopes_kernel(
     tl.store(slopes + of_map * count + p, sums.to(r.dtype.element_ty), mask=inside)
 
 
-def region_terms(averages: Averages, images: int, slopes: Tensor | None) -> Tensor:
+def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:
     """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
-    z, r, size, is_candidate = averages.z, averages.r, averages.size, averages.is_candidate.flatten()
+    size, is_candidate = Size(*z.shape[2:]), is_candidate.flatten()
     maps, count, regions = len(is_candidate), math.prod(size), _regions(size, z.device)
     half, block, given = (
         regions.other[0].shape[1] // 2,

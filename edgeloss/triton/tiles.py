@@ -38,31 +38,21 @@ class Size(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The pixels of the labels: images, and what a kernel knows of all of them.
+    """What kernels know of a call; what is Any is a constant, which they are compiled for."""
 
-    Attributes:
-        size: of an image.
-        radius: of the neighborhood, constants.
-        pixels: of an image.
-        tables: image b has the class weights of table b % tables.
-        pixel_weight: [B, P], or None for ones.
-        weight: of the classes [tables, C], or None for ones.
-        classes: C, a constant.
-        real: the type that kernels compute in, a constant.
-        decay: 0 for none, a constant.
-        smoothing: of labels, a constant.
-    """
-
-    size: Size
-    radius: Size
-    pixels: int
-    tables: int
-    pixel_weight: Tensor | None
-    weight: Tensor | None
-    classes: Any
-    real: Any
-    decay: Any
-    smoothing: Any
+    size: Size  # of an image of labels
+    radius: Size  # of the neighborhood, constants
+    cells: Size  # of 3 pixels per axis that cover an image; the last along an axis may be in no average
+    averages: Size  # of a map of averages
+    pixels: int  # of an image
+    window: int  # displacements up to the radius, none included
+    tables: int  # image b has the class weights of table b % tables
+    pixel_weight: Tensor | None  # [B, P], None for ones
+    weight: Tensor | None  # of the classes [tables, C], None for ones
+    classes: Any  # C ≥ 2
+    real: Any  # the type that kernels compute in
+    decay: Any  # 0 for none
+    smoothing: Any  # of labels
 
 
 def real_type(values: Tensor) -> Any:  # noqa: ANN401
@@ -96,12 +86,6 @@ def place_of(p, size):
     if size.depth > 1:
         z = row // size.height
     return z, row - z * size.height, p - row * size.width
-
-
-@triton.jit
-def displacements(radius):
-    """Return how many displacements there are up to a radius, none included."""
-    return (2 * radius.depth + 1) * (2 * radius.height + 1) * (2 * radius.width + 1)
 
 
 @triton.jit

@@ -21,17 +21,13 @@ PART = 2**28  # bytes of gradients at the resolution of the labels at a time
 
 
 class Taps(NamedTuple):
-    """Where logits come from along an axis: for each pixel, the first of two places, and the weight of the second.
+    """Where logits come from along an axis: two places, of which the second is not read where it has weight 0."""
 
-    With weight 0 the second one is not read. Places are ``step`` apart in memory. Pixels from ``begin[i]`` on, ``most``
-    at most, read place i.
-    """
-
-    first: Tensor
-    weight: Tensor
-    begin: Tensor
-    most: int
-    step: int
+    first: Tensor  # of the places of a pixel
+    weight: Tensor  # of the second
+    begin: Tensor  # the first pixel that reads a place
+    most: int  # pixels that read one
+    step: int  # from a place to the next in memory
 
 
 @lru_cache(maxsize=64)

@@ -191,8 +191,8 @@ def weigh_classes(x, at, m, r, mask, image, grid):
 def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TILE: tl.constexpr):
     """Add up the terms of pixels; with averages, of the pixels of cells one after another, and fill the averages.
 
-    These are maps of sums, [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators, int8,
-    and r of what the shares leave of them; and which classes may have a term, int8 [B, M].
+    These are maps of sums, [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators,
+    int8, and r of what the shares leave of them; and which classes may have a term, int8 [B, M].
     """
     image, t, exists = tile(count, TILE)
     start = image * grid.pixels

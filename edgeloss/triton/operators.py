@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -105,16 +107,8 @@ def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     return *new_outputs(inputs), *new_maps(inputs, map_sizes(inputs, saved=True))
 
 
-def _edge_loss(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    from edgeloss.triton import call
-
-    return call.forward(*args)
-
-
-def _edge_loss_backward(*args: Any) -> Tensor:  # noqa: ANN401
-    from edgeloss.triton import call
-
-    return call.backward(*args)
+def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
+    return getattr(importlib.import_module("edgeloss.triton.call"), name)(*args)
 
 
 NAMESPACE = "edgeloss_triton"
@@ -130,6 +124,6 @@ _LIBRARY.define(
     " integers, float[] reals) -> Tensor"
 )
 for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
-    _LIBRARY.impl("edge_loss", _edge_loss, _device)
-    _LIBRARY.impl("edge_loss_backward", _edge_loss_backward, _device)
+    _LIBRARY.impl("edge_loss", partial(_kernels, "forward"), _device)
+    _LIBRARY.impl("edge_loss_backward", partial(_kernels, "backward"), _device)
 operators = getattr(torch.ops, NAMESPACE)

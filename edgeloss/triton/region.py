@@ -1,8 +1,7 @@
 """Averages → the region term of each image and its slopes; symbols and formulas are those of :mod:`edgeloss.region`.
 
-With sums under averages in place of averages, a stands for ``NOISE`` times the square of the pixels of an average. The
-scatter matrices are sums of products of z and r at displacements, of the averages of whole maps, less those of regions
-that are partly outside. The linear algebra is batched over maps, in float64, and nothing waits for the device.
+The scatter matrices are sums of products of z and r at displacements, of the averages of whole maps, less those of
+regions that are partly outside. The linear algebra is batched over maps, in float64, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
+from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE, entropy, trace
 from edgeloss.triton.tiles import Size, displaced, launch, place_of, tile, tile_of
 
 PRODUCTS = tl.constexpr(4)  # of z and r: zz, zr, rz, rr
@@ -135,11 +134,8 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
     size, is_candidate = Size(*z.shape[2:]), is_candidate.flatten()
     maps, count, regions = len(is_candidate), math.prod(size), _regions(size, z.device)
-    half, block, given = (
-        regions.other[0].shape[1] // 2,
-        tile_of(count, 512),
-        (size, regions.reach),
-    )
+    half, block, given = regions.other[0].shape[1] // 2, tile_of(count, 512), (size, regions.reach)
+    area = float(POOL ** (2 if size.depth == 1 else 3)) ** 2  # from products of sums to those of averages
     z_flat, r_flat = z.view(maps, count), r.view(maps, count)
     # Less their means, sums keep their digits; that of the labels is an integer.
     means = torch.stack([z_flat.sum(1, dtype=torch.int64).to(r.dtype).div(count).round(), r_flat.mean(1)], 1)
@@ -148,10 +144,10 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     sized = *given, count, tl.constexpr(half)
     launch(products_kernel, maps, count, block, z, r, means, is_candidate, products, *sized)
     joint, mean = _scatter(products.sum(1), z_flat, r_flat, means, regions)
-    value, has_term, of_members = _terms(joint, is_candidate > 0, size)
+    value, has_term, of_members = _terms(joint / area, is_candidate > 0)
     terms = has_term.view(images, -1).sum(1).clamp(min=1)
     if slopes is not None:
-        of_members = of_members / terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
+        of_members /= area * terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
         of_maps = means, has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
         sized = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
         launch(slopes_kernel, maps, count, block, z, r, *of_maps, *sized)
@@ -171,43 +167,30 @@ def _scatter(products: Tensor, z: Tensor, r: Tensor, means: Tensor, regions: _Re
     return joint, mean
 
 
-def _terms(joint: Tensor, is_candidate: Tensor, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+def _terms(joint: Tensor, is_candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return R of each map, 0 without a term, whether it has one, and the slopes by members: those of z, and of r."""
     d = joint.shape[-1] // 2
-    a = NOISE * float(POOL ** (2 if size.depth == 1 else 3)) ** 2
-    noise = a * torch.eye(d, dtype=joint.dtype, device=joint.device)
+    unit = torch.eye(2 * d, dtype=joint.dtype, device=joint.device)
+    noise, last = NOISE * unit[:d, :d], unit[d:].expand(len(joint), d, 2 * d)
     zz, zr, rr = joint[:, :d, :d], joint[:, :d, d:], joint[:, d:, d:]
-    known, doubled = (_entropy(torch.linalg.cholesky_ex(k * zz + noise)[0], d, a) for k in (1, 2))
+    known, doubled = (entropy(k * zz + noise, d) for k in (1, 2))
     scale = 2 * known - doubled
     has_term = is_candidate & (scale > LEAST_KNOWN)
-    scale = torch.where(has_term, scale, 1.0)
-    contrast = torch.where(has_term, _trace(zz), 1.0)
-    excess = _trace(rr) - 2 * _trace(zr)
+    scale, contrast = torch.where(has_term, scale, 1.0), torch.where(has_term, trace(zz), 1.0)
+    excess = trace(rr) - 2 * trace(zr)
     of_q = (1 + (excess / contrast).relu()).view(-1, 1, 1) * noise
     qr = zr - rr - of_q
     matrix = torch.cat([torch.cat([zz - zr - zr.mT + rr + of_q, qr], 2), torch.cat([qr.mT, rr + noise + of_q], 2)], 1)
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    failed = has_term & (failed > 0)
-    value = torch.where(has_term, 1 + (_entropy(factor, d, a) - known) / scale, 0.0).masked_fill(failed, math.nan)
+    failed, left = has_term & (failed > 0), factor.diagonal(dim1=-2, dim2=-1)[:, d:].log().sum(-1)
+    value = torch.where(has_term, 1 + (left - d / 2 * math.log(NOISE) - known) / scale, 0.0)
     # With V the last rows of the inverse factor, dU = ½ tr(VᵀV dJ).
-    last = torch.eye(2 * d, dtype=joint.dtype, device=joint.device)[d:].expand(len(joint), d, 2 * d)
     v = torch.linalg.solve_triangular(factor, last, upper=False, left=False)
     difference = v[..., :d] - v[..., d:]
-    of_noise = torch.where(excess > 0, a / contrast, 0.0) * difference.square().sum((1, 2))
-    of_noise = of_noise.view(-1, 1, 1) * torch.eye(d, dtype=joint.dtype, device=joint.device)
+    of_noise = (torch.where(excess > 0, 1 / contrast, 0.0) * difference.square().sum((1, 2))).view(-1, 1, 1) * noise
     of_z, of_r = difference.mT @ v[..., :d] + of_noise, -difference.mT @ difference - of_noise
-    of_members = torch.cat([of_z, of_r], 2) / scale.view(-1, 1, 1)
-    of_members = torch.where(has_term.view(-1, 1, 1), of_members, 0.0).masked_fill(failed.view(-1, 1, 1), math.nan)
-    return value, has_term, of_members
-
-
-def _entropy(factor: Tensor, d: int, a: float) -> Tensor:
-    """Return h of the Schur complement of the last d rows, from the Cholesky factor."""
-    return factor.diagonal(dim1=-2, dim2=-1)[:, -d:].log().sum(-1) - d / 2 * math.log(a)
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
+    of_members = torch.where(has_term.view(-1, 1, 1), torch.cat([of_z, of_r], 2) / scale.view(-1, 1, 1), 0.0)
+    return value.masked_fill(failed, math.nan), has_term, of_members.masked_fill(failed.view(-1, 1, 1), math.nan)
 
 
 def _stencil(of_members: Tensor, mean: Tensor, regions: _Regions) -> Tensor:

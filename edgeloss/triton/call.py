@@ -38,7 +38,7 @@ class Call:
         self.chunk = chunk if INTERPRETED else min(chunk, 4 if self.is_upsampled else 8)
         radius = clipped(numbers.radius, (self.batch, *size))
         sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
-        counts = math.prod(size), math.prod(2 * r + 1 for r in radius), numbers.tables
+        counts = math.prod(size), tl.constexpr(math.prod(2 * r + 1 for r in radius)), numbers.tables
         options = map(tl.constexpr, (numbers.decay, numbers.label_smoothing))
         constants = tl.constexpr(self.classes), real_type(self.empty(0)), *options
         self.grid = Grid(size, *sizes, *counts, pixel_weight, weight, *constants)

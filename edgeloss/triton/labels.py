@@ -43,13 +43,13 @@ def read_labels_kernel(target, label, present, sums, ignore, grid, TILE: tl.cons
 def find_distances_kernel(label, field, reach, steps, spacing, grid, TILE: tl.constexpr):
     """Write distances to the nearest pixel of another class in a window."""
     image, p, inside = tile(grid.pixels, TILE)
-    label += image * grid.pixels
-    y = tl.load(label + p, mask=inside, other=IGNORED).to(tl.int32)
+    label += image * grid.pixels + p
+    y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
     least = tl.full(p.shape, FAR, grid.real)
     zeros = tl.zeros(p.shape, grid.real)
-    for n in range(steps):
-        q, there = displaced(p, y >= 0, n, grid.size, reach)
-        k = tl.load(label + q, mask=there, other=IGNORED).to(tl.int32)
+    for n in tl.range(steps):
+        step, there = displaced(p, y >= 0, n, grid.size, reach)
+        k = tl.load(label + step, mask=there, other=IGNORED).to(tl.int32)
         z, row, column = displacement(n, reach)
         dz, dy, dx = (zeros + z) * spacing.depth, (zeros + row) * spacing.height, (zeros + column) * spacing.width
         least = tl.where((k >= 0) & (k != y), tl.minimum(least, dz * dz + dy * dy + dx * dx), least)
@@ -60,24 +60,24 @@ def find_distances_kernel(label, field, reach, steps, spacing, grid, TILE: tl.co
 def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr):
     """Write what edge pixels give to their neighbors; count them and add up their weights."""
     image, p, inside = tile(grid.pixels, TILE)
-    start = image * grid.pixels
-    label, to = maps.label + start, start + p
-    y = tl.load(label + p, mask=inside, other=IGNORED).to(tl.int32)
+    to = image * grid.pixels + p
+    label = maps.label + to
+    y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
     least_same, least_across = tl.full(p.shape, FAR, grid.real), tl.full(p.shape, FAR, grid.real)
     if grid.decay > 0:
-        for n in range(grid.window):
-            q, k = neighbor(label, p, y >= 0, n, grid)
-            d = tl.load(maps.field + start + q, mask=k >= 0, other=FAR)
+        for n in tl.range(grid.window, loop_unroll_factor=9):
+            step, k = neighbor(label, p, y >= 0, n, grid)
+            d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
             least_same = tl.where(k == y, tl.minimum(least_same, d), least_same)
             least_across = tl.where(k == y, least_across, tl.minimum(least_across, d))
         tl.store(maps.least_same + to, least_same, mask=inside)
         tl.store(maps.least_across + to, least_across, mask=inside)
     same, across = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
-    for n in range(grid.window):
-        q, k = neighbor(label, p, y >= 0, n, grid)
+    for n in tl.range(grid.window, loop_unroll_factor=9):
+        step, k = neighbor(label, p, y >= 0, n, grid)
         w = tl.full(p.shape, 1.0, grid.real)
         if grid.decay > 0:
-            d = tl.load(maps.field + start + q, mask=k >= 0, other=FAR)
+            d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
             w = tl.exp((tl.where(k == y, least_same, least_across) - d) / grid.decay)
         same += tl.where((k >= 0) & (k == y), w, 0.0)
         across += tl.where((k >= 0) & (k != y), w, 0.0)
@@ -94,11 +94,11 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr
 
 
 @triton.jit
-def given(share, least, q, mask, d, grid):
-    """Return what edge pixels q give to a pixel at distance d."""
-    value = tl.load(share + q, mask=mask, other=0.0)
+def given(share, least, to, step, mask, d, grid):
+    """Return what edge pixels a step from others give to these, which are at distance d."""
+    value = tl.load(share + to + step, mask=mask, other=0.0)
     if grid.decay > 0:
-        value *= tl.exp(tl.minimum(tl.load(least + q, mask=mask, other=0.0) - d, 0.0) / grid.decay)
+        value *= tl.exp(tl.minimum(tl.load(least + to + step, mask=mask, other=0.0) - d, 0.0) / grid.decay)
     return value
 
 
@@ -115,16 +115,16 @@ def distance(maps, at, mask, grid):
 def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
     """Write the weights of the edge terms."""
     image, p, inside = tile(grid.pixels, TILE)
-    start = image * grid.pixels
-    label, to = maps.label + start, start + p
-    y = tl.load(label + p, mask=inside, other=IGNORED).to(tl.int32)
+    to = image * grid.pixels + p
+    label = maps.label + to
+    y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
     d = distance(maps, to, y >= 0, grid)
     toward, against = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
     first, more = tl.full(p.shape, IGNORED, tl.int32), tl.zeros(p.shape, tl.int1)
-    for n in range(grid.window):
-        q, k = neighbor(label, p, y >= 0, n, grid)
-        toward += given(maps.same, maps.least_same, start + q, (k >= 0) & (k == y), d, grid)
-        value = given(maps.across, maps.least_across, start + q, (k >= 0) & (k != y), d, grid)
+    for n in tl.range(grid.window, loop_unroll_factor=9):
+        step, k = neighbor(label, p, y >= 0, n, grid)
+        toward += given(maps.same, maps.least_same, to, step, (k >= 0) & (k == y), d, grid)
+        value = given(maps.across, maps.least_across, to, step, (k >= 0) & (k != y), d, grid)
         if grid.classes > 2:
             first = tl.where((first < 0) & (value > 0), k, first)
             more = more | ((value > 0) & (k != first))
@@ -138,13 +138,13 @@ def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
 
 
 @triton.jit
-def further_weights(c, maps, start, p, y, first, d, grid):
+def further_weights(c, maps, to, p, y, first, d, grid):
     """Return B(c) of pixels for classes c but the first."""
     weights = tl.zeros(c.shape, grid.real) + tl.zeros(p.shape, grid.real)
     for n in range(grid.window):
-        q, k = neighbor(maps.label + start, p, y >= 0, n, grid)
+        step, k = neighbor(maps.label + to, p, y >= 0, n, grid)
         mask = (k >= 0) & (k != y) & (k != first)
-        value = given(maps.across, maps.least_across, start + q, mask, d, grid)
+        value = given(maps.across, maps.least_across, to, step, mask, d, grid)
         if some(value > 0):
             weights += tl.where(c == k, value, 0.0)
     return weights

@@ -143,7 +143,7 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
         d = distance(maps, start + p, y >= 0, grid)
         for from_class in range(0, x.classes, x.chunk):
             c, exists = chunk_of(x, from_class)
-            further = further_weights(c, maps, start, p, y, first, d, grid)
+            further = further_weights(c, maps, start + p, p, y, first, d, grid)
             share_c, left_c, sure = share(load(x, at, c, y >= 0), m, r)
             sure = sure & (further > 0)
             of_likely += tl.sum(tl.where(sure, further, 0.0), 0, keep_dims=True)
@@ -357,7 +357,7 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
             if some(b != 0):
                 weight = tl.where(c == first, tl.abs(b), 0.0)
                 if some(b < 0):
-                    weight += further_weights(c, maps, start, p, y, first, d, grid)
+                    weight += further_weights(c, maps, start + p, p, y, first, d, grid)
                 weight = tl.where(is_likely, 0.0, weight)
                 gradient += to_other * weight * share_c / tl.where(weight > 0, complement, 1.0)
                 gradient += of_likely_class(v, c == likely, rest_m, rest_r, t_likely)

@@ -70,12 +70,12 @@ def _regions(size: Size, device: torch.device) -> _Regions:
 
 
 @triton.jit
-def centered(values, mean, p, mask):
+def centered(values, mean, mask):
     """Return values of a map less their mean, in float64; 0 outside the mask.
 
     What rounding takes from a sum of their products is divided by the noise, which is small.
     """
-    return tl.where(mask, tl.load(values + p, mask=mask, other=0).to(mean.dtype) - mean, 0.0).to(tl.float64)
+    return tl.where(mask, tl.load(values, mask=mask, other=0).to(mean.dtype) - mean, 0.0).to(tl.float64)
 
 
 @triton.jit
@@ -83,13 +83,13 @@ def products_kernel(z, r, means, is_candidate, sums, size, reach, count, HALF: t
     """Add up over a map the products of z and r, less their means, at displacements, then of z and of r."""
     of_map, p, inside = tile(count, TILE)
     to = sums + tl.program_id(0).to(tl.int64) * (PRODUCTS * (HALF + 1) + 2)
+    z, r = z + of_map * count + p, r + of_map * count + p
     if tl.load(is_candidate + of_map) > 0:
-        z_map, r_map = z + of_map * count, r + of_map * count
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
-        z_here, r_here = centered(z_map, mean_z, p, inside), centered(r_map, mean_r, p, inside)
+        z_here, r_here = centered(z, mean_z, inside), centered(r, mean_r, inside)
         for n in range(HALF, 2 * HALF + 1):
-            q, there = displaced(p, inside, n, size, reach)
-            z_there, r_there = centered(z_map, mean_z, q, there), centered(r_map, mean_r, q, there)
+            step, there = displaced(p, inside, n, size, reach)
+            z_there, r_there = centered(z + step, mean_z, there), centered(r + step, mean_r, there)
             tl.store(to, tl.sum(z_here * z_there))
             tl.store(to + 1, tl.sum(z_here * r_there))
             tl.store(to + 2, tl.sum(r_here * z_there))
@@ -113,21 +113,20 @@ def slopes_kernel(
 ):  # fmt: skip
     """Write slopes by averages: sums of z and r around them, with factors that depend on the zone, and a constant."""
     of_map, p, inside = tile(count, TILE)
-    sums = tl.zeros(p.shape, tl.float64)
+    z, r, sums = z + of_map * count + p, r + of_map * count + p, tl.zeros(p.shape, tl.float64)
     if tl.load(has_term + of_map) > 0:
         depth, row, column = place_of(p, size)
         zone = zone_of(row, size.height) * 6 + zone_of(column, size.width)
         if ZONES > 36:
             zone += zone_of(depth, size.depth) * 36
         factor = stencil + (of_map * ZONES + tl.where(inside, zone, 0)) * (2 * SHIFTS + 1)
-        z_map, r_map = z + of_map * count, r + of_map * count
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
         sums = tl.load(factor + 2 * SHIFTS)
         for n in range(SHIFTS):
-            q, there = displaced(p, inside, n, size, reach)
+            step, there = displaced(p, inside, n, size, reach)
             of_z, of_r = tl.load(factor + 2 * n), tl.load(factor + 2 * n + 1)
-            sums += of_z * centered(z_map, mean_z, q, there) + of_r * centered(r_map, mean_r, q, there)
-    tl.store(slopes + of_map * count + p, sums.to(r.dtype.element_ty), mask=inside)
+            sums += of_z * centered(z + step, mean_z, there) + of_r * centered(r + step, mean_r, there)
+    tl.store(slopes + of_map * count + p, sums.to(slopes.dtype.element_ty), mask=inside)
 
 
 def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:

@@ -45,7 +45,7 @@ class Grid(NamedTuple):
     cells: Size  # of 3 pixels per axis that cover an image; the last along an axis may be in no average
     averages: Size  # of a map of averages
     pixels: int  # of an image
-    window: int  # displacements up to the radius, none included
+    window: Any  # displacements up to the radius, none included
     tables: int  # image b has the class weights of table b % tables
     pixel_weight: Tensor | None  # [B, P], None for ones
     weight: Tensor | None  # of the classes [tables, C], None for ones
@@ -97,20 +97,23 @@ def displacement(n, radius):
 
 @triton.jit
 def displaced(p, mask, n, size, radius):
-    """Return the places at displacement n from others, which must be inside, and whether they are inside too."""
+    """Return how far displacement n is in memory, and whether that from places p, which must be inside, is inside too.
+
+    Pointers are added first, and the distance to them: what is the same for all pixels costs one instruction.
+    """
     z, y, x = place_of(p, size)
     dz, dy, dx = displacement(n, radius)
     inside = mask & (y + dy >= 0) & (y + dy < size.height) & (x + dx >= 0) & (x + dx < size.width)
     if size.depth > 1:
         inside = inside & (z + dz >= 0) & (z + dz < size.depth)
-    return p + (dz * size.height + dy) * size.width + dx, inside
+    return (dz * size.height + dy) * size.width + dx, inside
 
 
 @triton.jit
 def neighbor(label, p, mask, n, grid):
-    """Return neighbor n of pixels of an image and its label, ``IGNORED`` where there is none."""
-    q, there = displaced(p, mask, n, grid.size, grid.radius)
-    return q, tl.load(label + q, mask=there & (q != p), other=IGNORED).to(tl.int32)
+    """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
+    step, there = displaced(p, mask, n, grid.size, grid.radius)
+    return step, tl.load(label + step, mask=there & (p + step != p), other=IGNORED).to(tl.int32)
 
 
 @triton.jit

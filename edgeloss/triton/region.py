@@ -148,8 +148,8 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     if slopes is not None:
         of_members /= area * terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
         of_maps = means, has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
-        sized = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
-        launch(slopes_kernel, maps, count, block, z, r, *of_maps, *sized)
+        zoned = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
+        launch(slopes_kernel, maps, count, block, z, r, *of_maps, *zoned)
     return value.view(images, -1).sum(1) / terms
 
 

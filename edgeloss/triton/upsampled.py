@@ -40,7 +40,8 @@ def _taps(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Taps
     weight = torch.where(first == low - 1, 0.0, place - first).to(dtype)
     ends = torch.searchsorted(first, torch.arange(-1.0, low + 1, dtype=torch.float64))
     begin = ends[:-2]  # the first pixel that reads i - 1 and i
-    return Taps(*(v.to(device) for v in (first.int(), weight, begin.int())), int((ends[2:] - begin).max()), 0)
+    most = int((ends[2:] - begin).max())
+    return Taps(first.int().to(device), weight.to(device), begin.int().to(device), most, 0)
 
 
 def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Taps, ...]:

@@ -15,11 +15,12 @@ import struct
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 FIRST, *OTHERS = TARGETS = ["sm_90", "sm_80", "sm_100", "sm_120", "gfx942"]
-# Calls: the shape of the logits and of the labels, the dtype, and options that change what is compiled.
-FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] = {
+# A call: the shape of the logits and of the labels, the dtype, and options that change what is compiled.
+Form: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]
+FORMS: dict[str, Form] = {
     "2 classes": ((2, 2, 64, 64), (64, 64), "float32", {}),
     "2 classes, bfloat16": ((2, 2, 64, 64), (64, 64), "bfloat16", {}),
     "1 logit, multilabel": ((2, 3, 64, 64), (64, 64), "float32", {"multilabel": True}),
@@ -93,11 +94,11 @@ def compile_form(form: str, target: str) -> list[Row]:
     """Return a row for each kernel of a call for a target."""
     return [
         Row(form, target, name, *resources(compiled), compiled.metadata.shared)
-        for name, compiled in kernels_of(form, target).items()
+        for name, compiled in kernels_of(FORMS[form], target).items()
     ]
 
 
-def kernels_of(form: str, target: str) -> dict[str, Any]:
+def kernels_of(form: Form, target: str) -> dict[str, Any]:
     """Compile the kernels of a call for a target, by their names."""
     warnings.simplefilter("ignore")
     import torch
@@ -117,7 +118,7 @@ def kernels_of(form: str, target: str) -> dict[str, Any]:
     JITFunction.run = compile_only
     library.interprets = True  # CPU tensors take the kernels of GPUs
     try:
-        x_shape, y_shape, dtype, options = FORMS[form]
+        x_shape, y_shape, dtype, options = form
         y = torch.randint(2, (*x_shape[: 1 + options.get("multilabel", False)], *y_shape))
         x = torch.randn(x_shape, dtype=getattr(torch, dtype), requires_grad=True)
         edge_aware_loss(x, y, backend="fused", **{"region_weight": 3.0, **options}).backward()

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.triton.labels import distance, further_weights
-from edgeloss.triton.tiles import IGNORED, log1p, of_class, of_pixel, place_of, some, tile, total
+from edgeloss.triton.tiles import IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
@@ -79,7 +79,9 @@ def load_mixed(x, to, at, mask, AXES: tl.constexpr):
 @triton.jit
 def load(x, at, k, mask):
     """Return the logits of classes k of pixels, interpolated where there are taps."""
-    mask = mask & (k >= x.one) & (k < x.classes)
+    mask = mask & (k < x.classes)
+    if x.one > 0:
+        mask = mask & (k >= x.one)
     return load_mixed(x, x.data + (k - x.one).to(tl.int64) * x.channel + at[0], at, mask, x.axes)
 
 
@@ -107,11 +109,11 @@ def statistics(x, at, mask, without):
         highest = tl.max(v, 0, keep_dims=True)
         grows = highest > m
         base = tl.maximum(tl.maximum(m, highest), LOWEST)
-        s = tl.where(grows, (s + n) * tl.exp(m - base), s)
+        s = tl.where(grows, (s + n) * exp(m - base), s)
         n = tl.where(grows, 0.0, n)
         m = tl.where(grows, highest, m)
         is_top = counts & (v == m)
-        s += tl.sum(tl.where(is_top, 0.0, tl.exp(v - base)), 0, keep_dims=True)
+        s += tl.sum(tl.where(is_top, 0.0, exp(v - base)), 0, keep_dims=True)
         n += tl.sum(is_top.to(x.real), 0, keep_dims=True)
         top = tl.where(grows, tl.min(tl.where(is_top, c, x.classes), 0, keep_dims=True), top)
     return tl.where(mask, m, 0.0), tl.where(mask, s + (n - 1), 0.0), top
@@ -120,8 +122,9 @@ def statistics(x, at, mask, without):
 @triton.jit
 def share(x, m, r):
     """Return p and 1 - p of a class from its logit, and whether it is its pixel's only likely one, then of r."""
-    p, is_likely = tl.exp(x - m) / (1 + r), (x == m) & (r < 1)
-    return p, tl.where(is_likely, r / (1 + r), 1 - p), is_likely
+    whole = 1 / (1 + r)  # a division for each pixel, not for each logit
+    p, is_likely = exp(x - m) * whole, (x == m) & (r < 1)
+    return p, tl.where(is_likely, r * whole, 1 - p), is_likely
 
 
 @triton.jit
@@ -129,7 +132,7 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
     """Return what classes k across an edge give to pixels.
 
     That is Σ b · -log(1 - p(k)) and Σ t of those that are not likely, b of the likely one, which one that is, m and r
-    without it, the first class, and the distance of the pixel.
+    without it, the first class and its t, and the distance of the pixel.
     """
     first = tl.load(maps.first + start + p, mask=y >= 0, other=IGNORED).to(tl.int32)
     d, weight = tl.zeros(p.shape, grid.real), tl.abs(b)
@@ -137,7 +140,8 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
     is_likely = is_likely & (first >= 0)
     weight_here = tl.where(is_likely, 0.0, weight)
     q = tl.where(weight_here > 0, q, 0.0)
-    loss, sum_t = -weight_here * log1p(-q), weight_here * q / (1 - q)
+    loss, of_first = -weight_here * log1p(-q), weight_here * q / (1 - q)
+    sum_t = of_first
     likely, of_likely = tl.where(is_likely, first, IGNORED), tl.where(is_likely, weight, 0.0)
     if some(b < 0):  # rare
         d = distance(maps, start + p, y >= 0, grid)
@@ -155,7 +159,7 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
     rest_m, rest_r = m, r
     if some(of_likely > 0):  # the others may lie so far below that r is 0
         rest_m, rest_r, second = statistics(x, at, of_likely > 0, likely)
-    return loss, sum_t, of_likely, likely, rest_m, rest_r, first, d
+    return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first, d
 
 
 # ----------------------------------------------------------------------------------------------------------- forward
@@ -221,7 +225,7 @@ def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TI
             if x.classes == 2:
                 other += tl.where(b == 0, 0.0, b * nll)
             elif some(b != 0):
-                loss, sum_t, of_likely, likely, rest_m, rest_r, first, d = across(
+                loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first, d = across(
                     x, at, m, r, b, y, start, p, maps, grid
                 )
                 rest = log1p(r) - ((rest_m - m) + log1p(rest_r))
@@ -294,7 +298,7 @@ def of_likely_class(v, is_likely, m, r, t):
     Their shares are those without it, from the m and r of the others.
     """
     below = tl.where(is_likely, 0.0, tl.minimum(v - m, 0.0))
-    return tl.where(t != 0, tl.where(is_likely, 1.0, -tl.exp(below) / (1 + r)) * t, 0.0)
+    return tl.where(t != 0, tl.where(is_likely, 1.0, -exp(below) / (1 + r)) * t, 0.0)
 
 
 @triton.jit
@@ -322,14 +326,16 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
             of_all = tl.load(total_of_labels + image % grid.tables)
         rest += spread * of_all
     b, t_likely, to_other = rest * 0, rest * 0, tl.load(factors + 2).to(x.real)
-    first, likely, rest_m, rest_r, d = y * 0 + IGNORED, y * 0 + IGNORED, m, r, tl.zeros(p.shape, x.real)
+    first, likely, rest_m, rest_r, of_first, d = y * 0 + IGNORED, y * 0 + IGNORED, m, r, rest * 0, rest * 0
     if maps.toward is not None:
         own += tl.load(factors + 1).to(x.real) * tl.load(maps.toward + start + p, mask=ok, other=0.0)
         b = tl.load(maps.against + start + p, mask=ok, other=0.0)
         if x.classes == 2:
             own += to_other * b
         elif some(b != 0):
-            unused, sum_t, of_likely, likely, rest_m, rest_r, first, d = across(x, at, m, r, b, y, start, p, maps, grid)
+            unused, sum_t, of_likely, likely, rest_m, rest_r, first, of_first, d = across(
+                x, at, m, r, b, y, start, p, maps, grid
+            )
             rest -= to_other * sum_t
             t_likely = to_other * of_likely / (1 + r)
     if of_region is not None:
@@ -355,12 +361,11 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
             gradient -= spread * of_class(grid.weight, image, c, exists, grid)
         if x.classes > 2 and maps.toward is not None:
             if some(b != 0):
-                weight = tl.where(c == first, tl.abs(b), 0.0)
-                if some(b < 0):
-                    weight += further_weights(c, maps, start + p, p, y, first, d, grid)
-                weight = tl.where(is_likely, 0.0, weight)
-                gradient += to_other * weight * share_c / tl.where(weight > 0, complement, 1.0)
-                gradient += of_likely_class(v, c == likely, rest_m, rest_r, t_likely)
+                gradient += tl.where(c == first, to_other * of_first, 0.0)
+                if some((b < 0) | (t_likely != 0)):  # rare
+                    further = tl.where(is_likely, 0.0, further_weights(c, maps, start + p, p, y, first, d, grid))
+                    gradient += to_other * further * share_c / tl.where(further > 0, complement, 1.0)
+                    gradient += of_likely_class(v, c == likely, rest_m, rest_r, t_likely)
         to = g.data + in_part * g.image + (c - x.one).to(tl.int64) * g.channel + p.to(tl.int64) * g.pixel
         value = tl.where(ok, gradient, 0.0).to(g.data.dtype.element_ty)
         tl.store(to, value, mask=inside & exists & (c >= x.one))

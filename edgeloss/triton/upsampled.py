@@ -26,7 +26,8 @@ class Taps(NamedTuple):
     first: Tensor  # of the places of a pixel
     weight: Tensor  # of the second
     begin: Tensor  # the first pixel that reads a place
-    most: int  # pixels that read one
+    back: Tensor  # the weight of a place in that pixel and those after it, ``most`` in all
+    most: int
     step: int  # from a place to the next in memory
 
 
@@ -40,8 +41,12 @@ def _taps(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Taps
     weight = torch.where(first == low - 1, 0.0, place - first).to(dtype)
     ends = torch.searchsorted(first, torch.arange(-1.0, low + 1, dtype=torch.float64))
     begin = ends[:-2]  # the first pixel that reads i - 1 and i
-    most = int((ends[2:] - begin).max())
-    return Taps(first.int().to(device), weight.to(device), begin.int().to(device), most, 0)
+    most, i = int((ends[2:] - begin).max()), torch.arange(low)[:, None]
+    pixel = begin[:, None] + torch.arange(most)
+    at, exists = pixel.clamp(max=high - 1), pixel < high
+    back = torch.where(first[at] == i, 1 - weight[at], torch.where(first[at] == i - 1, weight[at], 0.0)) * exists
+    made = [values.to(device) for values in (first.int(), weight, begin.int(), back)]
+    return Taps(made[0], made[1], made[2], made[3], most, 0)
 
 
 def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Taps, ...]:
@@ -52,13 +57,10 @@ def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Tap
 
 
 @triton.jit
-def weights_along(axis, i, n, mask, count):
-    """Return the n-th pixel that is mixed from place i of an axis, and with which weight; 0 beyond the last one."""
+def pixel_of_place(axis, i, n, mask):
+    """Return the n-th pixel that may be mixed from place i of an axis, and with which weight."""
     at = tl.load(axis.begin + i, mask=mask, other=0) + n
-    mask = mask & (at < count)
-    first = tl.load(axis.first + at, mask=mask, other=-2)
-    weight = tl.load(axis.weight + at, mask=mask, other=0.0)
-    return at, tl.where(first == i, 1 - weight, tl.where(first == i - 1, weight, 0.0))
+    return at, tl.load(axis.back + i * axis.most + n, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -69,14 +71,13 @@ def adjoint_kernel(of_pixels, g, low, high, cells, TILE: tl.constexpr):
     z, y, x = place_of(p, low)
     of_pixels += of_map * high.depth * high.height * high.width
     sums = tl.zeros(p.shape, g.real)
-    for n in range(depth.most * height.most * width.most):
-        row, of_row = weights_along(height, y, n // width.most % height.most, inside, high.height)
-        column, of_column = weights_along(width, x, n % width.most, inside, high.width)
-        weight, at = of_row * of_column, row * high.width + column
-        if high.depth > 1:
-            slice_, of_slice = weights_along(depth, z, n // (height.most * width.most), inside, high.depth)
-            weight, at = weight * of_slice, at + slice_ * high.height * high.width
-        sums += weight * tl.load(of_pixels + at, mask=weight > 0, other=0.0)
+    for n in range(depth.most * height.most):
+        slice_, of_slice = pixel_of_place(depth, z, n // height.most, inside)
+        row, of_row = pixel_of_place(height, y, n % height.most, inside)
+        line, column = of_pixels + (slice_ * high.height + row) * high.width, tl.load(width.begin + x, mask=inside)
+        for k in range(width.most):
+            weight = of_slice * of_row * tl.load(width.back + x * width.most + k, mask=inside, other=0.0)
+            sums += weight * tl.load(line + column + k, mask=weight > 0, other=0.0)
     image, channel = of_map // (g.classes - g.one), of_map % (g.classes - g.one)
     to = g.data + image * g.image + channel * g.channel + p.to(tl.int64) * g.pixel
     tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside)

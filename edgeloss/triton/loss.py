@@ -176,8 +176,8 @@ def pixel_of(t, exists, n, grid, STEPS: tl.constexpr):
         if STEPS == 27:
             z = z * 3 - 1 + n // 9
             inside = inside & (z >= 0) & (z < grid.size.depth)
-        p = tl.where(inside, (z * grid.size.height + row) * grid.size.width + column, 0)
-    return p, inside
+        p = (z * grid.size.height + row) * grid.size.width + column
+    return tl.where(inside, p, 0), inside  # not in vectors, which would spread the classes of a pixel over threads
 
 
 @triton.jit
@@ -305,6 +305,7 @@ def of_likely_class(v, is_likely, m, r, t):
 def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image, grid, TILE: tl.constexpr):
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
+    p = tl.where(inside, p, 0)  # not in vectors, which would spread the classes of a pixel over threads
     image = in_part + first_image
     start = image * grid.pixels
     y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)

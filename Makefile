@@ -90,6 +90,8 @@ test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, wi
 	@echo "==> running the kernels of GPUs in Triton's interpreter"
 	@! $(BIN)/python -c 'import triton' 2>/dev/null || \
 		TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto $(OF_TRITON) -k 'triton'
+	@[ -z "$(EXHAUSTIVE)" ] || ! $(BIN)/python -c 'import triton' 2>/dev/null || \
+		TRITON_INTERPRET=1 $(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(if $(FIRST),--first $(FIRST))
 
 # The frameworks of docs/frameworks.md. They have an environment of their own on top of .venv: some need torchvision, which
 # the package index has for CUDA only, and which breaks the imports of other packages next to a torch for CPUs.

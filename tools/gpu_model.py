@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 from check_gpu import Form, kernels_of
 
 BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy; warp instructions a second; a launch
-# In street scenes, at radius 1: of blocks of 32 pixels in a row, and of 32 cells with one pixel each, those with a pixel
-# next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the classes
-# in an image.
+# In street scenes, at radius 1: of blocks of 32 pixels in a row, and of 32 cells with one pixel each, those with a
+# pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
+# classes in an image.
 NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed
 
@@ -250,8 +250,9 @@ def lines(case: Case, estimates: Iterable[Estimate], others: int, *, kernels: bo
     aim = UPSAMPLED_AIM if case.low else case.aim * case.floor
     shape = f"{[case.batch, case.classes, *(case.low or case.size)]} {case.dtype}"
     yield (
-        f"{shape:28} {'yes' if case.regions else 'no':7} {labels:6.0f} {passes['forward']:7.1f} {passes['backward']:8.1f}"
-        f" {len(estimates):7} {others:5} {time * 1e6:7.0f} {time / case.floor:6.2f} {aim / case.floor:5.2f}"
+        f"{shape:28} {'yes' if case.regions else 'no':7} {labels:6.0f} {passes['forward']:7.1f}"
+        f" {passes['backward']:8.1f} {len(estimates):7} {others:5} {time * 1e6:7.0f}"
+        f" {time / case.floor:6.2f} {aim / case.floor:5.2f}"
     )
     if kernels:
         for each in estimates:

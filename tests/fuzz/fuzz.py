@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -29,7 +30,9 @@ import torch
 from oracle import Answer, solve
 from torch import Tensor
 
+from edgeloss import library
 from edgeloss.functional import edge_aware_loss
+from edgeloss.options import Backend
 
 KINDS = ("loss", "terms", "gradient", "maps")  # of results
 LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
@@ -63,6 +66,11 @@ CHOICES = {  # of options, and how often they are drawn
     "normalizer": {None: 9, (20.0, 7.5): 1, (0.3, 0.0): 0.3},
     "validate": {"async": 2, "sync": 1, "never": 1},
 }
+# The kernels of GPUs, in Triton's interpreter, which reads it where they are defined; for power 0, and sums.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    CHOICES |= {"power": {0.0: 1}, "reduction": {"mean": 5, "sum": 2}}
+BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
 Rng = np.random.Generator
 Key = tuple[str, str, str]  # dtype of the logits, whether the region term takes part, backend
 Row = tuple[Key, dict[str, float], list[str]]  # of a call and a backend: the errors, and what failed
@@ -258,10 +266,11 @@ def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndar
 
 
 def check(number: int) -> list[Row]:
-    """Run a call on both backends; return for each its row of the table, its errors, and what failed."""
+    """Run a call on all backends; return for each its row of the table, its errors, and what failed."""
     case, rows = make_case(number), []
     answer, limit = right_answer(case), LIMITS[case.upstream.dtype]
-    for backend in ("fused", "reference"):
+    library.interprets = INTERPRETED
+    for backend in BACKENDS:
         try:
             errors = compare(case, answer, run(case, answer.is_read, backend))
             failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]

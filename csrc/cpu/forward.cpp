@@ -164,12 +164,10 @@ struct Passes {
       const int64_t last = std::min(kPool * (i + kAverages) - 1, width), n = last - x;
       if (is_constant(label + x, n)) {
         const int16_t c = label[x];
-        A* sum = z + c * step;
-        const int64_t end = c < 0 ? 0 : std::min(i + kAverages, averages_of_row);
         if (c >= 0) counts[c] += n;
-        for (int64_t k = i; k < end; ++k) {
+        for (int64_t k = i; c >= 0 && k < std::min(i + kAverages, averages_of_row); ++k) {
           const int64_t before = std::max(kPool * k - 1, x), behind = std::min(kPool * k + kPool - 1, last);
-          sum[k] += static_cast<A>(behind - before);
+          z[c * step + k] += static_cast<A>(behind - before);
         }
         x = last;
         continue;

@@ -292,6 +292,18 @@ def average_of(p, mask, size, averages):
 
 
 @triton.jit
+def mean_slope(x, at, m, r, mask, slopes, base, image, average, in_average, grid):
+    """Return Σ p g of pixels, with g less the slope of the likeliest class: nothing cancels where it is nearly sure."""
+    inner = tl.zeros(mask.shape, x.real)
+    for from_class in range(0, x.classes, x.chunk):
+        c, exists = chunk_of(x, from_class)
+        share_c, complement, is_likely = share(load(x, at, c, mask), m, r)
+        slope = load_slopes(x, slopes, grid, image, c, average, in_average) - base
+        inner += tl.sum(tl.where(exists, share_c * slope, 0.0), 0, keep_dims=True)
+    return inner
+
+
+@triton.jit
 def of_likely_class(v, is_likely, m, r, t):
     """Return what a likely class across an edge gives to classes: t to itself, which comes from the others.
 
@@ -306,11 +318,9 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
     p = tl.where(inside, p, 0)  # not in vectors, which would spread the classes of a pixel over threads
-    image = in_part + first_image
-    start = image * grid.pixels
+    image, start = in_part + first_image, (in_part + first_image) * grid.pixels
     y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
-    ok = y >= 0
-    at = places(x, image, p, inside, grid.size)
+    ok, at = y >= 0, places(x, image, p, inside, grid.size)
     if maps.m is not None:
         m = tl.load(maps.m + start + p, mask=ok, other=0.0)
         r = tl.load(maps.r + start + p, mask=ok, other=0.0)
@@ -342,14 +352,8 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     if of_region is not None:
         average, in_average = average_of(p, ok, grid.size, grid.averages)
         to_region = tl.load(of_region + image // grid.tables).to(x.real)
-        # Less the slope of the likeliest class, which then is 0: nothing cancels where a pixel is nearly sure.
-        base, inner = load_slopes(x, maps.slopes, grid, image, top, average, in_average), tl.zeros(p.shape, x.real)
-        for from_class in range(0, x.classes, x.chunk):
-            c, exists = chunk_of(x, from_class)
-            share_c, complement, is_likely = share(load(x, at, c, ok), m, r)
-            slope = load_slopes(x, maps.slopes, grid, image, c, average, in_average) - base
-            inner += tl.sum(tl.where(exists, share_c * slope, 0.0), 0, keep_dims=True)
-        rest -= to_region * inner
+        base = load_slopes(x, maps.slopes, grid, image, top, average, in_average)
+        rest -= to_region * mean_slope(x, at, m, r, ok, maps.slopes, base, image, average, in_average, grid)
     for from_class in range(0, x.classes, x.chunk):
         c, exists = chunk_of(x, from_class)
         v = load(x, at, c, ok)

@@ -84,7 +84,7 @@ triton: setup
 
 # Triton reads TRITON_INTERPRET where kernels are defined, so its tests are a process of their own.
 OF_TRITON := tests/loss/test_triton.py tests/loss/test_agreement.py \
-	$(if $(EXHAUSTIVE),tests/loss/test_gaps.py tests/loss/test_limits.py)
+	$(if $(EXHAUSTIVE),tests/loss/test_numerics.py)
 
 test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, with the reference
 	@echo "==> running the kernels of GPUs in Triton's interpreter"
@@ -115,15 +115,17 @@ fuzz: setup  ## compare random calls of the loss with long doubles; for hours: m
 	@echo "==> comparing random calls of the loss with an independent computation, for $(MINUTES) min"
 	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(if $(FIRST),--first $(FIRST))
 
-bench: setup  ## measure time and memory of the loss and of cross-entropy
-	@$(BIN)/python benchmarks/speed.py
-
 # Real labels where they are available.
 MASKS := $(wildcard ../shared/camvid/val/masks)
+SPEED := $(BIN)/python benchmarks/speed.py $(if $(MASKS),--masks $(MASKS))
 
-bench-all: setup  ## measure the other losses too; writes benchmarks/results/speed.jsonl and docs/images/speed.png
-	@$(BIN)/python benchmarks/speed.py --all $(if $(MASKS),--masks $(MASKS)) \
-		--output benchmarks/results/speed.jsonl --plot docs/images/speed.png
+bench: setup  ## measure time and memory of the loss compared with cross-entropy
+	@$(SPEED)
+
+bench-all: setup  ## measure with two threads what the docs show; writes benchmarks/results/speed.jsonl and the tables
+	@rm -f benchmarks/results/speed.jsonl  # of one machine
+	@$(SPEED) --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl
+	@$(BIN)/python benchmarks/doc_figures.py --write
 
 lint: setup  ## ruff, clang-format and types
 	@echo "==> checking"

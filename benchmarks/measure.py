@@ -8,11 +8,10 @@ import platform
 import resource
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
@@ -73,29 +72,6 @@ def _start_process(start: Callable[[], object] | None) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     if start is not None:
         start()
-
-
-def call(command: Sequence[str], env: Mapping[str, str]) -> None:
-    """Run a command to its end, or until this process ends.
-
-    Raises:
-        subprocess.CalledProcessError: if the command fails.
-    """
-    libc = ctypes.CDLL(None)
-
-    def end_with_parent() -> None:
-        if sys.platform == "linux":
-            libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    # In a session of its own, since a terminal's Ctrl-C would be a second signal to it.
-    with subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=end_with_parent) as process:
-        try:
-            code = process.wait()
-        except BaseException:
-            process.terminate()
-            raise
-    if code:
-        raise subprocess.CalledProcessError(code, command)
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

@@ -8,13 +8,11 @@ STABLE_TORCH_LIBRARY(edgeloss, m) {
   m.def(
       "edge_loss(Tensor logits, Tensor target, Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight, "
       "Tensor? distance, int[] integers, float[] reals) -> (Tensor sums, Tensor edge_counts, Tensor region, Tensor "
-      "region_weight, Tensor label, Tensor stats, Tensor field, Tensor slopes, Tensor has_term, Tensor edge, Tensor "
-      "sides, Tensor near_place, Tensor near_class, Tensor near_weight, Tensor near_count)");
+      "region_weight, Tensor label, Tensor memory)");
   m.def(
       "edge_loss_backward(Tensor grad_terms, Tensor? grad_region, Tensor logits, Tensor? weight, Tensor? "
-      "pixel_weight, Tensor? edge_class_weight, Tensor label, Tensor stats, Tensor field, Tensor slopes, Tensor "
-      "has_term, Tensor edge, Tensor sides, Tensor near_place, Tensor near_class, Tensor near_weight, Tensor "
-      "near_count, int[] integers, float[] reals) -> Tensor");
+      "pixel_weight, Tensor? edge_class_weight, Tensor? distance, Tensor label, Tensor memory, int[] integers, float[] "
+      "reals) -> Tensor");
   m.def(
       "gathered_terms(Tensor logits, Tensor label, Tensor edge, Tensor? distance, float power, int[] radius) -> "
       "(Tensor "

@@ -1,8 +1,10 @@
 // What forward returns besides the sums: counts, region terms, and the state that backward reads.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <type_traits>
 
 #include "options.h"
 #include "region/region.h"
@@ -27,18 +29,62 @@ inline bool has_regions(const Geometry& g, const Options& options) {
          (!g.is_volume || size.depth >= kSide);
 }
 
+// What backward reads.
 struct SavedState {
-  Tensor label;     // [B, *S]: the class, or kIgnored
-  Tensor stats;     // m of all pixels, then r; empty where backward forms them again
-  Tensor field;     // d of each pixel, or the user's distances; empty without decay
-  Tensor slopes;    // [B, C, *A] of the region term by the shares under each average; empty without regions
-  Tensor has_term;  // [B, C] of the region term: whether a class has one
-  Tensor edge;      // [B, *S], the edge mask, where neighbors are gathered
-  Tensor sides;     // numbers of both sides of each edge pixel, where neighbors are gathered
+  Tensor label;                          // [B, *S]: the class, or kIgnored
+  Tensor memory;                         // bytes, with the parts of State
+  const std::optional<Tensor> distance;  // the user's, in place of the field
+};
+
+// The parts of the state, null where a call has no use for them: the numbers of pixels are [B, P].
+template <typename A>
+struct State {
+  static constexpr int64_t kAligned = 64;  // bytes that each begins at a multiple of
+
+  A *m, *r;           // the statistics of the softmax; null where backward forms them again
+  A* field;           // d, with decay, unless the user gives it
+  A* slopes;          // [B, C, *A] of the region term by the shares under each average
+  A* sides;           // [B, P, 2, 3], of edge pixels, where neighbors are gathered
+  uint8_t* edge;      // the edge mask, where neighbors are gathered
+  uint8_t* has_term;  // [B, C] of the region term: whether a class has one
   // The weights of the edge terms that are not 0, as EdgeWeights has them: of each slab as many as it has pixels at
   // most, and how many there are, -1 where there are more, which are formed again, as of upsampled logits all are.
-  Tensor near_place, near_class, near_weight, near_count;
+  A* near_weight;
+  int32_t *near_place, *near_count;
+  int16_t* near_class;
+  int64_t bytes = 0;
+
+  // Lays the parts out from `memory` on, which is null where only their bytes are asked for. The fake kernel in
+  // edgeloss/fused.py counts the same.
+  State(std::byte* memory, const Geometry& g, const Options& options, bool is_upsampled, bool has_distance) {
+    const int64_t pixels = g.batch * g.pixels, pairs = options.gathers ? pixels : 0;
+    const bool keeps_statistics = options.keeps_state && (is_upsampled || g.classes > kFewClasses);
+    const int64_t maps = options.keeps_state && has_regions(g, options) ? g.batch * g.classes : 0;
+    const int64_t near = options.edges && options.keeps_state && !options.gathers && !is_upsampled ? pixels : 0;
+    const auto lay_out = [&](auto*& part, int64_t count) {
+      using T = std::remove_reference_t<decltype(*part)>;
+      part = memory && count > 0 ? reinterpret_cast<T*>(memory + bytes) : nullptr;
+      bytes += (count * static_cast<int64_t>(sizeof(T)) + kAligned - 1) / kAligned * kAligned;
+    };
+    lay_out(m, pairs || keeps_statistics ? 2 * pixels : 0);
+    r = m ? m + pixels : nullptr;
+    lay_out(field, options.has_decay() && !has_distance ? pixels : 0);
+    lay_out(slopes, maps * averages_in(region_size(g)));
+    lay_out(has_term, maps);
+    lay_out(edge, pairs);
+    lay_out(sides, 2 * kSideNumbers * pairs);
+    lay_out(near_place, near);
+    lay_out(near_class, near);
+    lay_out(near_weight, near);
+    lay_out(near_count, near > 0 ? g.batch * g.depth * g.height : 0);  // at least the number of slabs
+  }
 };
+
+inline int64_t state_bytes(const Tensor& logits, const Geometry& g, const Options& options, bool has_distance) {
+  return by_arithmetic(logits, [&](auto a) {
+    return State<decltype(a)>(nullptr, g, options, is_upsampled(g, logits), has_distance).bytes;
+  });
+}
 
 struct Outputs {
   Tensor sums, edge_counts;      // by Row; [tables, C], the edge pixels of each class, or empty
@@ -46,46 +92,16 @@ struct Outputs {
   SavedState saved;
 };
 
-// The tensors of the state but the labels. The fake kernel in edgeloss/fused.py has the same sizes.
-struct StateTensor {
-  const char* name;
-  Tensor SavedState::* member;
-  int64_t length;
-  ScalarType type;
-};
-inline std::array<StateTensor, 10> state_tensors(const Tensor& logits, const Geometry& g, const Options& options) {
-  using S = SavedState;
-  const ScalarType real = real_type(logits);
-  const int64_t pixels = g.batch * g.pixels, pairs = options.gathers ? pixels : 0;
-  const bool upsampled = is_upsampled(g, logits), has_statistics = upsampled || g.classes > kFewClasses;
-  const int64_t maps = options.keeps_state && has_regions(g, options) ? g.batch * g.classes : 0;
-  const int64_t near = options.edges && options.keeps_state && !options.gathers && !upsampled ? pixels : 0;
-  return {{{"stats", &S::stats, pairs || (options.keeps_state && has_statistics) ? 2 * pixels : 0, real},
-           {"field", &S::field, options.has_decay() ? pixels : 0, real},
-           {"slopes", &S::slopes, maps * averages_in(region_size(g)), real},
-           {"has_term", &S::has_term, maps, ScalarType::Byte},
-           {"edge", &S::edge, pairs, ScalarType::Byte},
-           {"sides", &S::sides, 2 * kSideNumbers * pairs, real},
-           {"near_place", &S::near_place, near, ScalarType::Int},
-           {"near_class", &S::near_class, near, ScalarType::Short},
-           {"near_weight", &S::near_weight, near, real},
-           // At least the number of slabs.
-           {"near_count", &S::near_count, near > 0 ? g.batch * g.depth * g.height : 0, ScalarType::Int}}};
-}
-
-inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const Geometry& g, const Options& options) {
+inline Outputs new_outputs(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& distance,
+                           const Geometry& g, const Options& options) {
   const auto flat = [&](int64_t length, ScalarType type) { return new_tensor(logits, {length}, type); };
   const int64_t images = options.regions ? g.batch / g.tables : 0;
-  Outputs outputs = {flat(Row::kCount, ScalarType::Double),
-                     flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
-                     flat(images, ScalarType::Double),
-                     flat(images, ScalarType::Double),
-                     {}};
-  outputs.saved.label = new_tensor(logits, sizes_of(target), ScalarType::Short);
-  for (const StateTensor& each : state_tensors(logits, g, options)) {
-    outputs.saved.*each.member = flat(each.length, each.type);
-  }
-  return outputs;
+  return {flat(Row::kCount, ScalarType::Double),
+          flat(options.count_edges ? g.tables * g.classes : 0, ScalarType::Long),
+          flat(images, ScalarType::Double),
+          flat(images, ScalarType::Double),
+          {new_tensor(logits, sizes_of(target), ScalarType::Short),
+           flat(state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte), distance}};
 }
 
 }  // namespace edgeloss

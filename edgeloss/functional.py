@@ -60,11 +60,12 @@ def edge_aware_loss(
     return_maps: bool = False,
     return_terms: bool = False,
 ) -> Result:
-    """Compute the edge-aware loss of logits and labels.
+    """Compute the loss, by default without the module's balance, focus and regions.
 
-    :class:`edgeloss.EdgeAwareLoss` and its :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full. The
-    function keeps nothing between calls: its value is that of the module with ``edge_class_weight=None, edge_focus=0,
-    region_weight=0``.
+    The class balance and the focus of :class:`edgeloss.EdgeAwareLoss` come from the steps before, and a function has
+    none: with its defaults the value is that of ``EdgeAwareLoss(edge_class_weight=None, edge_focus=0,
+    region_weight=0)``. Pass ``region_weight=3`` for the module's region term. The module and its
+    :meth:`~edgeloss.EdgeAwareLoss.forward` describe the arguments in full.
 
     Args:
         logits: [B, C, H, W] or [B, C, D, H, W], floating; C = 1 is binary.

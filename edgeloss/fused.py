@@ -23,6 +23,7 @@ from edgeloss.triton import operators as triton_operators
 operators = torch.ops.edgeloss
 _NO_LABEL = -(2**63)  # that the kernels take for ignore_index=None
 _FEW_CLASSES = 8  # as kFewClasses of csrc/saved_state.h
+_ALIGNED = 64  # as kAligned of State there
 _MOST_DECAYS = 25  # the span of distances over which weights of neighbors have a common scale in float32
 
 
@@ -43,36 +44,6 @@ class Outputs(NamedTuple):
 
 
 _COUNT = len(Outputs._fields)
-
-
-class SavedState(NamedTuple):
-    """The state of the CPU kernels.
-
-    Attributes:
-        label: [B, *S] int16, the class k of a pixel, -1 where it does not count.
-        stats: the two numbers of each pixel's softmax; empty where the kernels form them again.
-        field: the distance of each pixel; empty without ``decay``.
-        slopes: the derivative of R by the shares under each average, [B, C, *A].
-        has_term: uint8, whether a class has a region term, [B, C].
-        edge: uint8, 1 at edges, where the edge terms are those of pairs.
-        sides: numbers of both sides of each edge pixel, where the edge terms are those of pairs.
-        near_place: int32, the pixels near edges, whose weights in the edge terms are not 0; else nothing is set.
-        near_class: int16, which of them it is.
-        near_weight: the weight.
-        near_count: int32, how many there are.
-    """
-
-    label: Tensor
-    stats: Tensor
-    field: Tensor
-    slopes: Tensor
-    has_term: Tensor
-    edge: Tensor
-    sides: Tensor
-    near_place: Tensor
-    near_class: Tensor
-    near_weight: Tensor
-    near_count: Tensor
 
 
 def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Evaluation:
@@ -214,35 +185,36 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
     _, _, tables, edges, count_edges, regions, gathers, keeps_state, *_ = inputs.integers
     real, pixels, batch, size = result_dtype(logits), target.numel(), target.shape[0], target.shape[1:]
     classes, averages = max(2, logits.shape[1]), [(length - 1) // POOL + 1 for length in size]
-    forms_again = logits.shape[2:] == size and classes <= _FEW_CLASSES
+    is_upsampled = logits.shape[2:] != size
     has_slopes = bool(regions and keeps_state) and all(length >= SIDE for length in averages) and pixels > 0
 
     def empty(length: int, dtype: torch.dtype = real) -> Tensor:
         return logits.new_empty(length, dtype=dtype)
 
-    near = pixels if edges and keeps_state and not gathers and logits.shape[2:] == size else 0
     images = batch // tables if regions else 0
-    maps = batch * classes if has_slopes else 0
     outputs = Outputs(
         sums=empty(len(SumRow), torch.float64),
         edge_counts=empty(tables * classes if count_edges else 0, torch.int64),
         region=empty(images, torch.float64),
         region_weight=empty(images, torch.float64),
     )
-    state = SavedState(
-        label=logits.new_empty(target.shape, dtype=torch.int16),
-        stats=empty(2 * pixels if gathers or (keeps_state and not forms_again) else 0),
-        field=empty(pixels if edges and inputs.reals[2] > 0 else 0),
-        slopes=empty(maps * math.prod(averages)),
-        has_term=empty(maps, torch.uint8),
-        edge=empty(pixels if gathers else 0, torch.uint8),
-        sides=empty(6 * pixels if gathers else 0),
-        near_place=empty(near, torch.int32),
-        near_class=empty(near, torch.int16),
-        near_weight=empty(near),
-        near_count=empty(math.prod(target.shape[:-1]) if near else 0, torch.int32),
+    has_statistics = gathers or (keeps_state and (is_upsampled or classes > _FEW_CLASSES))
+    near = pixels if edges and keeps_state and not gathers and not is_upsampled else 0
+    maps = batch * classes if has_slopes else 0
+    parts = (  # bytes, in the order of State in csrc/saved_state.h
+        2 * real.itemsize * pixels * has_statistics,
+        real.itemsize * pixels * (edges and inputs.reals[2] > 0 and inputs.distance is None),
+        real.itemsize * maps * math.prod(averages),
+        maps,
+        pixels * gathers,
+        6 * real.itemsize * pixels * gathers,
+        4 * near,
+        2 * near,
+        real.itemsize * near,
+        4 * math.prod(target.shape[:-1]) * (near > 0),
     )
-    return *outputs, *state
+    memory = sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
+    return *outputs, logits.new_empty(target.shape, dtype=torch.int16), empty(memory, torch.uint8)
 
 
 def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
@@ -251,10 +223,11 @@ def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tupl
 
 
 def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
-    state: Any = returned[_COUNT:]
-    if given.distance is not None:
-        kind = triton_operators.Maps if kernels is triton_operators.operators else SavedState
-        state = kind(*state)._replace(field=given.distance)
+    state: tuple[Tensor | None, ...] = tuple(returned[_COUNT:])
+    if kernels is not triton_operators.operators:
+        state = (given.distance, *state)
+    elif given.distance is not None:
+        state = triton_operators.Maps(*state)._replace(field=given.distance)
     ctx.kernels = kernels
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
     ctx.numbers = given.integers, given.reals

@@ -266,7 +266,7 @@ def check_target(target: Tensor, *, name: str = "target") -> None:
             f" pass {name}.detach() as class indices"
         )
     if target.dtype not in LABEL_DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in LABEL_DTYPES)
+        names = ", ".join(map(dtype_name, LABEL_DTYPES))
         hint = f"{name}.long()"
         if target.is_floating_point() and target.dim() in (4, 5):
             hint += " for labels stored as floats, with multilabel=True where each class has its own"
@@ -474,9 +474,14 @@ def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *
         raise ValueError(f"{expected}, but got {value} at {first} ({int(wrong.sum())} such values)")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
 def describe(tensor: Tensor) -> str:
     """Return dtype and shape for an error message."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def _pixels(count: int) -> str:

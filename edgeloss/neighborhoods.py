@@ -146,12 +146,18 @@ def _window_max(values: Tensor, radius: Sequence[int], nothing: float) -> Tensor
     for axis, reach in enumerate(clipped(radius, values.shape), 1):
         padding = [reach if a == axis else 0 for a in range(values.dim() - 1, 0, -1) for _ in range(2)]
         values = F.pad(values, padding, value=nothing)
-        length = 1  # of the windows, which are joined from two
-        while length < 2 * reach + 1:
-            step = min(length, 2 * reach + 1 - length)
-            kept = values.shape[axis] - step
-            values = torch.maximum(values.narrow(axis, 0, kept), values.narrow(axis, step, kept))
-            length += step
+        values = sliding_max(values, 2 * reach + 1, axis)
+    return values
+
+
+def sliding_max(values: Tensor, size: int, axis: int) -> Tensor:
+    """Return the largest of each ``size`` values along an axis, from windows that are joined from two."""
+    length = 1
+    while length < size:
+        step = min(length, size - length)
+        kept = values.shape[axis] - step
+        values = torch.maximum(values.narrow(axis, 0, kept), values.narrow(axis, step, kept))
+        length += step
     return values
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgeloss.inputs import check_kind, check_values, describe
+from edgeloss.inputs import check_kind, check_values, describe, dtype_name
 from edgeloss.options import is_number, suggest_keywords
 
 __all__ = ["apply_where", "check_gradients"]
@@ -277,7 +277,8 @@ def _precision_problem(
     into, out = _locate(column, given, _checked(given)), _locate(row, outputs)
     return (
         f"precision: input {into.number} at {into.position}, output {out.number} at {out.position}: expected"
-        f" {exact[worst]:.6g}, the gradient in float64, but got {got[worst]:.6g} in {_dtype_name(given[into.number])}"
+        f" {exact[worst]:.6g}, the gradient in float64, but got {got[worst]:.6g} in"
+        f" {dtype_name(given[into.number].dtype)}"
     )
 
 
@@ -366,7 +367,7 @@ class _Downcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         exact = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in args)
         if self.first is None and exact and _is_floating(result) and result.dtype != torch.float64:
-            self.first = f"{func} returns {_dtype_name(result)}"
+            self.first = f"{func} returns {dtype_name(result.dtype)}"
         return result
 
 
@@ -392,10 +393,6 @@ def _unravel(k: int, x: Tensor) -> tuple[int, ...]:
 
 def _is_floating(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _dtype_name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def _got(value: object) -> str:

@@ -262,6 +262,15 @@ class Options:
         """Return the options stored as attributes of ``holder``, such as an :class:`edgeloss.EdgeAwareLoss`."""
         return cls(**{name: getattr(holder, name) for name in HELP})
 
+    def term_weights(self) -> dict[str, float]:
+        """Return the weight of each term in the loss."""
+        return {
+            "cross_entropy": self.ce_weight,
+            "same_side": self.edge_weight * self.same_side_weight,
+            "other_side": self.edge_weight * self.other_side_weight,
+            "region": self.region_weight,
+        }
+
     def __post_init__(self) -> None:
         """Check every option."""
         values = self.__dict__

@@ -348,18 +348,8 @@ _keep.register_fake(torch.empty_like)
 # ---------------------------------------------------------------------------------------------------- the terms as sums
 
 
-def term_weights(options: Options) -> dict[str, float]:
-    """Return the weight of each term in the loss."""
-    return {
-        "cross_entropy": options.ce_weight,
-        "same_side": options.edge_weight * options.same_side_weight,
-        "other_side": options.edge_weight * options.other_side_weight,
-        "region": options.region_weight,
-    }
-
-
 def term_totals(rows: Scalars, regions: Regions | None) -> Scalars:
-    """Return the sum of each term over the batch, before its weight, in the order of :func:`term_weights`."""
+    """Return the sum of each term over the batch, before its weight, in the order of ``Options.term_weights``."""
     if regions is None:
         return *rows[TERM_ROWS], 0.0
     of_regions = torch.dot(regions.value, regions.weight)
@@ -376,7 +366,7 @@ def term_factors(denominators: Scalars, options: Options, edge_scale: Tensor | f
     """
     per_w, per_e = (ratio(1.0, value) for value in denominators)
     per_e = per_e if edge_scale is None else per_e * edge_scale
-    weights = term_weights(options).values()
+    weights = options.term_weights().values()
     return [weight * per for weight, per in zip(weights, (per_w, per_e, per_e, per_w), strict=True)]
 
 
@@ -417,20 +407,20 @@ def loss_maps(maps: TermMaps, options: Options) -> LossMaps:
 def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
 ) -> Tensor:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + edge_weight · u · edge), [B, *S].
+    """Return v · (λ_CE · CE + λ_R · weight[y] · R + u · (λ_O · O + λ_S · S)), [B, *S], λ the weights of the terms.
 
     ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
-    v = inputs.pixel_weight
+    v, weights = inputs.pixel_weight, options.term_weights()
     place = places_of_labels(inputs.target.long(), inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    off_edges = _combine((options.ce_weight, maps.cross_entropy))
-    edge = _combine((options.edge_weight, maps.edge))
+    off_edges = _combine((weights["cross_entropy"], maps.cross_entropy))
+    edge = _combine((weights["other_side"], maps.other_side), (weights["same_side"], maps.same_side))
     edge = edge if edge_scale is None else edge * edge_scale
     off_edges = off_edges if v is None else off_edges * v
     if regions is not None:
         y, valid = inputs.labels()
-        of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
+        of_image = (weights["region"] * regions.value).repeat_interleave(inputs.tables)
         value = of_image.view(-1, *[1] * (y.dim() - 1))
         off_edges = off_edges + value * weights_of_pixels(y, valid, inputs)
     return off_edges + (edge if vu is None else edge * vu)

@@ -15,11 +15,12 @@ For i in E, with k = y_i, a_n = log p_n(k) and b_n = log(1 - p_n(k)):
     other side  O_i = -log M_q{ 1 - p_n(k) : n ∈ N(i), y_n ≠ k ; w_n }      no leak across the edge
 
     edge_i = other_side_weight · O_i + same_side_weight · S_i
-    loss = ce_weight · Σ CE / W + edge_weight · Σ_E u edge / Σ_E u + region_weight · R
+    loss = λ_CE · Σ CE / W + Σ_E u (λ_O O + λ_S S) / Σ_E u + λ_R · R
     W = Σ_valid weight[y_i],   u_i = edge_class_weight[y_i]
 
-where R is the mean of the region terms of the images, weighted as their pixels are in W. The terms are computed here, R
-in :mod:`edgeloss.region`; :mod:`edgeloss.reduction` sums them.
+where λ are the weights of the terms, ``Options.term_weights``, and R is the mean of the region terms of the images,
+weighted as their pixels are in W. The terms are computed here, R in :mod:`edgeloss.region`; :mod:`edgeloss.reduction`
+sums them.
 
 Nothing is computed outside its own set and masked afterwards, since 0 · inf is nan in the backward pass. There is no
 epsilon: each logarithm is computed in the form that is exact where it is read. Everything is twice differentiable and

@@ -61,6 +61,8 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="session")
 def stepped() -> SimpleNamespace:
     """Return the operators, those with CUDA kernels by these, stepped on the host."""
+    if library.MISSING:
+        pytest.skip(str(library.MISSING))
     command = host_shim.compiler()
     if command is None:
         pytest.skip("no C++ compiler to build the CUDA kernels for the host")

@@ -31,14 +31,14 @@ import progress
 SANITIZERS = "-O1 -g -fsanitize=address,undefined -fno-sanitize=vptr"
 # As a sanitizer reports and ends the process; Python itself leaks at its end.
 SANITIZER_OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-NEIGHBOR_TESTS = "tests/kernels/test_neighbor_nll.py"
-AGREEMENT_TESTS = ["tests/loss/test_agreement.py", "tests/loss/test_gaps.py", "tests/loss/test_limits.py"]
-TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/loss/test_region.py", "tests/loss/test_numerics.py"]
-TARGET_TESTS += ["-k", "not cuda and not [reference and not -reference] and not compile and not one_graph"]
-SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_numerics.py", "tests/loss/test_autograd.py"]
+NEIGHBOR_TESTS = "tests/kernels/test_neighbor_kernels.py"
+AGREEMENT_TESTS = ["tests/loss/test_agreement.py", "tests/loss/test_numerics.py"]
+TARGET_TESTS = [*AGREEMENT_TESTS, NEIGHBOR_TESTS, "tests/loss/test_region.py"]
+TARGET_TESTS += ["-k", "not cuda and not gathered and not [reference and not -reference] and not compile and not graph"]
+SANITIZED_TESTS = ["tests/kernels", *AGREEMENT_TESTS, "tests/loss/test_autograd.py"]
 # Not CamVid, which is large, nor torch.compile, whose own compiler can't load a sanitizer late.
 SANITIZED_TESTS += ["-k", "not [reference and not -reference] and not camvid and not compile and not one_graph"]
-STEPPED_TESTS = [NEIGHBOR_TESTS, "tests/kernels/test_gathered_terms.py", "-k", "stepped or gathered_terms"]
+STEPPED_TESTS = [NEIGHBOR_TESTS, "tests/fuzz/test_fuzz.py", "-k", "stepped or gathered_terms or of_cuda"]
 CONTRACTED = "g++ -O2 -mfma -ffp-contract=fast"
 RACES = "g++ -O1 -g -fsanitize=thread"
 PATHS = os.pathsep.join(["tests", "tools", str(Path.cwd())])

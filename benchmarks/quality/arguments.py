@@ -22,26 +22,21 @@ The tables show scores over seeds, and differences to cross-entropy. All runs of
 order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
 again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
 are those of the last epoch: no epoch is chosen by its score.
-
-`tune` trains on four fifths of the training images and scores on the fifth, with the same number of trials for every
-loss: the validation split is not used to choose anything.
 """
 EXAMPLES = """\
 examples:
   python benchmarks/quality.py run --loss ce --seeds 0 1 2
   python benchmarks/quality.py run --loss ours --option edge_weight=1 --option power=0 --seeds 0 1 2
-  python benchmarks/quality.py tune configs/quality-tune.yaml               # on a held-out fifth of the training images
+  python benchmarks/quality.py plan configs/quality-tune.yaml --held-out    # on a fifth of the training images
   nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
   python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
-  python benchmarks/quality.py table --split val --by epochs
   python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml --by data
   python benchmarks/quality.py plot --split val --curve edge_weight         # which falls as edges are learned
   python benchmarks/quality.py plot
   python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
-  python benchmarks/quality.py bootstrap configs/quality.yaml --losses cross-entropy "edgeloss (class_balance 1)"
   python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
   python benchmarks/quality.py benefit configs/quality.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
@@ -121,7 +116,7 @@ Commands = Any  # argparse names no public type for it
 
 
 def add_training_commands(commands: Commands, parents: Sequence[argparse.ArgumentParser]) -> None:
-    """Add `run`, `plan` and `tune`."""
+    """Add `run` and `plan`."""
     training = argparse.ArgumentParser(add_help=False, parents=parents)
     training.add_argument("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
     training.add_argument("--threads", type=int, default=1, help="threads per run (default: %(default)s)")
@@ -147,15 +142,6 @@ def add_training_commands(commands: Commands, parents: Sequence[argparse.Argumen
     plan.add_argument("plan", type=Path)
     for command in (run, plan):
         command.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
-    tune = commands.add_parser("tune", parents=[training], help="do trials on the training images alone")
-    tune.add_argument("plan", type=Path)
-    tune.add_argument(
-        "--by",
-        nargs="+",
-        choices=list(METRICS),
-        default=["miou", "f1_1"],
-        help="rank by the mean of these metrics (default: %(default)s)",
-    )
 
 
 def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> None:
@@ -173,9 +159,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
         metavar="LOSS",
         help="only these losses of the plan, as the table names them (default: all)",
     )
-    shown.add_argument(
-        "--by", choices=["epochs", "data"], help="put several lengths of the same training, or data sets, together"
-    )
+    shown.add_argument("--by", choices=["data"], help="put the data sets together")
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
@@ -214,7 +198,7 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
 
 
 def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
-    """Add `offsets` and `bootstrap`."""
+    """Add `offsets`."""
     finished = argparse.ArgumentParser(add_help=False, parents=[networks])
     finished.set_defaults(results=[TABLE])  # not read
     finished.add_argument("plan", type=Path)
@@ -252,15 +236,6 @@ def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
     )
     offsets.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
-    bootstrap = commands.add_parser("bootstrap", parents=[finished], help="compare finished runs over resampled images")
-    bootstrap.add_argument(
-        "--losses",
-        nargs="+",
-        default=[TITLES["ce"], TITLES["ours"]],
-        metavar="LOSS",
-        help="as the table names them: the others are compared with the first (default: %(default)s)",
-    )
-    bootstrap.add_argument("--samples", type=int, default=1000, help="sets of images (default: %(default)s)")
 
 
 def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:

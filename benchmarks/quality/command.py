@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +22,12 @@ from label_maps import regions, scenes
 from measure import INSTRUCTIONS, processor
 from quality.arguments import parse
 from quality.benefit import plot_benefit
-from quality.bootstrap import bootstrap_table, count_losses
 from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
 from quality.offsets import report, sweep
-from quality.plots import plot_bars, plot_curves, plot_lengths, plot_offsets, plot_set_curves, plot_sets
-from quality.runs import SETTINGS, Place, Run, check_trials, key_of, loss_title, pick, runs_of
+from quality.plots import plot_bars, plot_curves, plot_offsets, plot_set_curves, plot_sets
+from quality.runs import SETTINGS, Place, Run, key_of, loss_title, pick, runs_of
 from quality.scores import METRICS, SHOWN
 from quality.tables import (
     BASELINE,
@@ -37,11 +35,9 @@ from quality.tables import (
     group,
     markdown,
     markdown_by_data,
-    markdown_by_epochs,
     read_results,
     summarize,
     title_of,
-    trials,
 )
 from quality.training import execute, load_network
 from result_table import Row, add_rows, read_rows
@@ -67,23 +63,15 @@ def place_of(options: argparse.Namespace) -> tuple[Place, str | None]:
 
 
 def do_runs(options: argparse.Namespace) -> None:
-    """Execute `run`, `plan` or `tune`."""
+    """Execute `run` or `plan`."""
     place, data = place_of(options)
     place = replace(place, score_every=options.score_every)
-    tuning = options.command == "tune"
     if options.command == "run":
         settings = {name: getattr(options, name) for name in (*SETTINGS, "held_out")} | {"data": data or Run.data}
         runs = [Run(options.loss, dict(options.option), seed, **settings) for seed in options.seeds]
     else:
-        runs = read_plan(options.plan, data=data, held_out=tuning or options.held_out)
-    if tuning:
-        check_trials(runs)
+        runs = read_plan(options.plan, data=data, held_out=options.held_out)
     execute(runs, place, workers=options.workers, threads=options.threads)
-    if tuning:
-        rows = {key_of(row): row for row in read_rows(place.results, *place.others)}
-        for name in dict.fromkeys(run.data for run in runs):
-            summaries = summarize(rows[place.key(run)] for run in runs if run.data == name)
-            print(f"{name}\n\n{trials(summaries, options.by)}")
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -102,7 +90,7 @@ def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row
     """Read the results of `table` and `plot`: with a plan those of its losses and of others, by title."""
     plan = read_plan(options.plan) if options.plan else []
     chosen = {*others, *(pick(plan, options.losses) if options.losses else (run.title for run in plan))}
-    results = read_results(options.results, options.split, plan, by_epochs=options.by == "epochs")
+    results = read_results(options.results, options.split, plan)
     return {
         settings: [row for row in rows if not plan or title_of(row) in chosen] for settings, rows in results.items()
     }
@@ -111,10 +99,6 @@ def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row
 def do_table(options: argparse.Namespace) -> None:
     """Execute `table`."""
     results = read_chosen(options, options.baseline)
-    if options.by == "epochs":
-        for settings, rows in results.items():
-            print(f"{settings}\n\n{markdown_by_epochs(rows, options.baseline, options.metrics or SHOWN)}")
-        return
     if options.by == "data":
         print(markdown_by_data(results, options.baseline, options.metrics or SHOWN))
         return
@@ -148,9 +132,6 @@ def do_plot(options: argparse.Namespace) -> None:
         if options.curve:
             plot_curves(rows, settings, options.output / f"quality-{options.curve}{suffix}.png", names=[options.curve])
             continue
-        if options.by == "epochs":
-            plot_lengths(rows, settings, options.output / f"quality-lengths{suffix}.png")
-            continue
         summaries = summarize(rows)
         if any(summary["differences"] for summary in summaries):
             plot_bars(summaries, settings, options.output / f"quality-bars{suffix}.png")
@@ -171,21 +152,6 @@ def do_offsets(options: argparse.Namespace) -> None:
     for settings, rows in results.items():
         print(f"{settings}\n\n{report(rows, offsets, given, options.baseline)}")
     plot_offsets(results, offsets, options.output / "quality-offsets.png")
-
-
-def do_bootstrap(options: argparse.Namespace) -> None:
-    """Execute `bootstrap`."""
-    torch.set_num_threads(options.threads)
-    place, data = place_of(options)
-    given = dict(options.at)
-    grouped = defaultdict(list)
-    for run in read_plan(options.plan, data=data, held_out=options.held_out):
-        grouped[run.data, run.settings].append(run)
-    for runs in grouped.values():
-        offsets = {title: given.get(title, given.get("", 0.0)) for title in pick(runs, options.losses)}
-        counts = count_losses([run for run in runs if run.title in offsets], place, offsets)
-        print(f"{runs[0].data}, {place.split_name(runs[0])}, {runs[0].epochs} epochs\n")
-        print(bootstrap_table(counts, place, runs[0], options.samples))
 
 
 def do_cost(options: argparse.Namespace) -> None:
@@ -304,7 +270,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "benefit": do_benefit,
         "cost": do_cost,
         "offsets": do_offsets,
-        "bootstrap": do_bootstrap,
     }
     try:
         commands.get(options.command, do_runs)(options)

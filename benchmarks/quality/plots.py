@@ -114,23 +114,11 @@ def _values(row: Summary, name: str) -> list[float]:
     return row["differences"][name]["values"] if name in row["differences"] else []
 
 
-def plot_lengths(results: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the final metrics over the length of training."""
-    points = [
-        {**result, "curve": {n: [v] for n, v in (result["metrics"] | {"epoch": result["run"]["epochs"]}).items()}}
-        for result in results
-        if "failed" not in result
-    ]
-    plot_curves(points, title, path, "epochs of the whole training", marker="o")
-
-
 def plot_curves(
     results: Sequence[Row],
     title: str,
     path: Path,
-    over: str = "epoch",
     *,
-    marker: str | None = None,
     names: Sequence[str] = SHOWN,
 ) -> None:
     """Draw curves of the results over the epochs: of metrics, or of others such as the edge weight."""
@@ -139,9 +127,9 @@ def plot_curves(
     figure = Figure(figsize=(4.3 * max(len(names), 2), 4.4), layout="constrained")
     (axes,) = figure.subplots(1, len(names), squeeze=False)
     for axis, name in zip(axes, names, strict=True):
-        _draw_curves(axis, results, name, marker=marker)
+        _draw_curves(axis, results, name)
         axis.set_title(METRICS.get(name, name) + ", %" * (scale_of(name) == 100), fontsize=10)
-        axis.set_xlabel(over)
+        axis.set_xlabel("epoch")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.suptitle(textwrap.fill(title, 55 * max(len(names), 2)), fontsize=8)
     save_figure(figure, path, 120)
@@ -162,7 +150,7 @@ def plot_set_curves(sets: Mapping[str, Sequence[Row]], path: Path) -> None:
     save_figure(figure, path, 120)
 
 
-def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str | None = None) -> None:
+def _draw_curves(axis: Axes, results: Sequence[Row], name: str) -> None:
     """Draw a metric over the epochs.
 
     A line is the mean over the seeds; the baseline and edgeloss also show their range.
@@ -180,9 +168,7 @@ def _draw_curves(axis: Axes, results: Sequence[Row], name: str, *, marker: str |
         values = [of_epoch[epoch] for epoch in epochs]  # of the seeds
         ours = loss.startswith(OURS)
         color, _ = _look(loss, n)
-        axis.plot(
-            epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1, marker=marker, label=loss
-        )
+        axis.plot(epochs, [*map(statistics.fmean, values)], color=color, linewidth=2 if ours else 1, label=loss)
         if ours or loss == BASELINE:
             axis.fill_between(epochs, [*map(min, values)], [*map(max, values)], color=color, alpha=0.15, linewidth=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
@@ -15,7 +14,7 @@ from baselines.recipes import REMOVED, TITLES, Options, completed, defaults
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
-NETWORKS = ("unet", "segformer", "efficientnet-lite0")
+NETWORKS = ("unet", "efficientnet-lite0")
 # Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
 # earlier checkpoints and results keep theirs.
 ADDED = ("crop", "crops", "masks", "contiguous", "network", "pretrained", "dice", "old_focus")
@@ -43,7 +42,7 @@ class Run:
         crops: samples of each training image per epoch.
         masks: folder of the masks to train on; scores are of ``masks``.
         contiguous: hold out the last training images, not random ones: neighboring sections look the same.
-        network: unet, or segformer or efficientnet-lite0, which have a size of their own and take images only.
+        network: unet, or efficientnet-lite0, which has a size of its own and takes images only.
         pretrained: start efficientnet-lite0 from ImageNet weights.
     """
 
@@ -212,17 +211,6 @@ def runs_of(plan: Mapping[str, Any] | Sequence[Any], *, data: str | None = None,
     if not runs:
         raise ValueError("plan: expected a list of runs, but got none")
     return sorted(runs, key=lambda run: run.seed)
-
-
-def check_trials(runs: Iterable[Run]) -> None:
-    """Check that all losses with options have the same number of trials.
-
-    Raises:
-        ValueError: if they do not.
-    """
-    trials = Counter(run.loss for run in runs if run.options)
-    if len(set(trials.values())) > 1:
-        raise ValueError(f"plan: expected the same number of trials for every loss, but got {dict(trials)}")
 
 
 def pick(runs: Iterable[Run], names: Iterable[str]) -> dict[str, Run]:

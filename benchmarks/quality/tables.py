@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from baselines.recipes import RECIPES
 from quality.intervals import holm, interval, p_value, spread
 from quality.runs import Run, loss_title
-from quality.scores import BORDER_SIDES, METRICS, SCORES, scale_of
+from quality.scores import BORDER_SIDES, METRICS, scale_of
 from result_table import Row, read_rows
 
 BASELINE = "cross-entropy"
@@ -28,16 +27,13 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def read_results(
-    paths: Sequence[Path], split: str | None = None, plan: Iterable[Run] = (), *, by_epochs: bool = False
-) -> dict[str, list[Row]]:
+def read_results(paths: Sequence[Path], split: str | None = None, plan: Iterable[Run] = ()) -> dict[str, list[Row]]:
     """Read results, grouped by their settings.
 
     Args:
         paths: tables of results.
         split: only results of this split.
         plan: only results with the settings of these runs, if there are any.
-        by_epochs: put all lengths of training into one group, also those that are not in the plan.
 
     Returns:
         The results by a sentence on their settings and split, in the order of the plan.
@@ -45,44 +41,39 @@ def read_results(
     Raises:
         ValueError: if there is none.
     """
-
-    def settings(run: Run) -> tuple[Any, ...]:
-        return (replace(run, epochs=1) if by_epochs else run).settings
-
     plan = [*plan]
-    planned = {settings(run) for run in plan}
+    planned = {run.settings for run in plan}
     rows = [
         row
         for row in read_rows(*paths)
-        if split in (None, row["split"]) and (not planned or settings(Run(**row["run"])) in planned)
+        if split in (None, row["split"]) and (not planned or Run(**row["run"]).settings in planned)
     ]
     order = {name: n for n, name in enumerate(dict.fromkeys(run.data for run in plan))}
     rows.sort(key=lambda row: order.get(row["run"]["data"], len(order)))
     if not rows:
         of_split, tables = f" of split {split}" if split else "", ", ".join(map(str, paths))
         raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {tables}")
-    return group(rows, by_epochs=by_epochs)
+    return group(rows)
 
 
-def group(results: Iterable[Row], *, by_epochs: bool = False) -> dict[str, list[Row]]:
+def group(results: Iterable[Row]) -> dict[str, list[Row]]:
     """Group results by a sentence on their settings and split."""
     grouped = defaultdict(list)
     for result in results:
-        grouped[describe(result, by_epochs=by_epochs)].append(result)
+        grouped[describe(result)].append(result)
     return dict(grouped)
 
 
-def describe(result: Row, *, by_epochs: bool = False) -> str:
+def describe(result: Row) -> str:
     """Return the settings and the split of a result as a sentence."""
     run, images = Run(**result["run"]), result["images"]
     size = "their own sizes" if run.size is None else _pixels(run.size)
     crops = f", in {run.crops} crops of {_pixels(run.crop)} per epoch" if run.crop else ""
     masks = f", with {run.masks}" if run.masks != "masks" else ""
     network = f"U-Net of width {run.width}" if run.network == "unet" else run.network + ", pretrained" * run.pretrained
-    length = "several lengths of training" if by_epochs else f"{run.epochs} epochs"
     return (
         f"{run.data}, {result['split']}: {images['train']} images at {size} for training{crops}{masks},"
-        f" {images['evaluated']} for these scores; {length} in batches of {run.batch},"
+        f" {images['evaluated']} for these scores; {run.epochs} epochs in batches of {run.batch},"
         f" {network}, learning rate {run.lr:g}, {run.precision}"
     )
 
@@ -220,34 +211,6 @@ def markdown(
     return "\n".join(parts)
 
 
-def markdown_by_epochs(results: Sequence[Row], baseline: str, metrics: Sequence[str]) -> str:
-    """Write scores and differences to the baseline as tables with a row per loss and columns per length of training."""
-    lengths = sorted({result["run"]["epochs"] for result in results})
-    rows = {
-        epochs: {row["loss"]: row for row in summarize((r for r in results if r["run"]["epochs"] == epochs), baseline)}
-        for epochs in lengths
-    }
-    empty: Summary = {"seeds": [], "failed": [], "scores": {}, "differences": {}}
-    losses = list(dict.fromkeys(map(title_of, in_order(results))))
-
-    def table(title: str, cell: Callable[[Summary, str], str], shown: Iterable[str]) -> str:
-        return _table(
-            title,
-            ["loss", "seeds", *(f"{epochs} epochs: {METRICS[name]}" for epochs in lengths for name in metrics)],
-            [
-                [
-                    loss,
-                    " / ".join(_seeds(rows[epochs].get(loss, empty)) for epochs in lengths),
-                    *(cell(rows[epochs].get(loss, empty), name) for epochs in lengths for name in metrics),
-                ]
-                for loss in shown
-            ],
-        )
-
-    others = (loss for loss in losses if loss != baseline)
-    return "\n".join([table(SCORES_TITLE, _score, losses), table(DIFFERENCES.format(baseline), _difference, others)])
-
-
 def markdown_by_data(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
     tables = {data: summarize(rows, baseline) for data, rows in by_data(results).items()}
@@ -317,20 +280,3 @@ def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:
         return ["–"] * 3
     cost = costs[loss]
     return [f"{cost['milliseconds']:.1f}", f"{cost['ratio']:.2f}", f"{cost['megabytes']:.1f}"]
-
-
-def trials(rows: Sequence[Summary], by: Sequence[str]) -> str:
-    """Write a table of the trials of every loss, the best first."""
-    scored = [row for row in rows if row["seeds"]]
-    shown = [name for name in SCORES if all(name in row["scores"] for row in scored)]
-    heads = ["loss", "seeds", f"mean of {', '.join(by)}", *(METRICS[name] for name in shown)]
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
-    criterion = {row["loss"]: statistics.fmean(row["scores"][name][0] for name in by) for row in scored}
-    for name in RECIPES:
-        of_loss = sorted((row for row in scored if row["name"] == name), key=lambda row: -criterion[row["loss"]])
-        for rank, row in enumerate(of_loss):
-            title = f"**{row['loss']}**" if rank == 0 else row["loss"]
-            figures = [criterion[row["loss"]] * 100, *(row["scores"][name][0] * scale_of(name) for name in shown)]
-            cells = [title, str(len(row["seeds"])), *(f"{figure:.2f}" for figure in figures)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)

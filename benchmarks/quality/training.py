@@ -33,7 +33,6 @@ from quality.data import (
 from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
-from quality.segformer import SegFormer
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
 from segkit.model import UNet
@@ -66,8 +65,6 @@ def _rounded(x: Tensor) -> Tensor:
 
 def make_network(run: Run, num_classes: int) -> nn.Module:
     """Build the network of a run: for images with three channels, or for volumes with one."""
-    if run.network == "segformer":
-        return SegFormer(num_classes)
     if run.network == "efficientnet-lite0":
         return EfficientUNet(num_classes, pretrained=run.pretrained)
     return UNet(num_classes, width=run.width, in_channels=1 if run.dims == 3 else 3, dims=run.dims)

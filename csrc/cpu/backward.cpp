@@ -6,11 +6,10 @@
 namespace edgeloss {
 
 template <typename A>
-SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients, const SavedState& saved)
+SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients)
     : call_(call),
       of_region_(gradients.region ? static_cast<const double*>(gradients.region->const_data_ptr()) : nullptr),
-      saved_(saved),
-      gather_(gather_of(call, saved)),
+      gather_(gather_of(call)),
       windows_(call.g),
       tiles_(call),
       gradient_(call.g.classes * call.tile()) {
@@ -45,24 +44,24 @@ void SlabGradient<A>::prepare(const Slab& slab, int64_t number, const Places& pl
   const Geometry& g = call_.g;
   if (call_.options.gathers) {
     collect_shares(slab, places);
-  } else if (call_.options.edges && !recall_weights(call_.near(saved_, number, slab), places)) {
+  } else if (call_.options.edges && !recall_weights(call_.near(number, slab), places)) {
     windows_.form(call_.label_map(slab.image), slab, places, &weights_, nullptr);
   }
   regions_.classes.clear();
   const int64_t slice = average_of(slab.first_slice);
   const RegionSize size = region_size(g);
-  if (!call_.slopes || !of_region_ || slice >= size.depth) return;
+  if (!call_.state.slopes || !of_region_ || slice >= size.depth) return;
   for (int32_t c = 0; c < g.classes; ++c) {
-    if (call_.has_term[slab.image * g.classes + c]) regions_.classes.push_back(c);
+    if (call_.state.has_term[slab.image * g.classes + c]) regions_.classes.push_back(c);
   }
   const int64_t image = slab.image / g.tables, maps = g.tables * g.classes;
-  const uint8_t* of_image = call_.has_term + image * maps;
+  const uint8_t* of_image = call_.state.has_term + image * maps;
   const double terms = static_cast<double>(std::count(of_image, of_image + maps, 1));
   const A factor = terms > 0 ? static_cast<A>(of_region_[image] / terms) : A(0);
   regions_.start(g.classes);
   rows_.start(slab, g, regions_.classes.size());
   for (size_t of = 0; of < regions_.classes.size(); ++of) {
-    const A* map = call_.slopes + (slab.image * g.classes + regions_.classes[of]) * averages_in(size);
+    const A* map = call_.state.slopes + (slab.image * g.classes + regions_.classes[of]) * averages_in(size);
     for (int64_t y = 0; y < rows_.count && rows_.first + y < size.height; ++y) {
       const A* slope = map + (slice * size.height + rows_.first + y) * size.width;
       A* row = rows_.at(of, y);
@@ -107,14 +106,14 @@ void SlabGradient<A>::collect_shares(const Slab& slab, const Places& places) {
 
 template <typename A>
 void SlabGradient<A>::read_statistics(const Pixels<A>& pixels, const TilePlace& at, A* m, A* r) const {
-  if (!call_.m) {
+  if (!call_.state.m) {
     A nll[kTile];
     return tile_statistics(pixels.tile, pixels.y, m, r, nll);
   }
   for (int64_t j = 0; j < pixels.tile.n; ++j) {
     const int64_t i = at.start + std::max(at.place[j], 0);
-    m[j] = call_.m[i];
-    r[j] = call_.r[i];
+    m[j] = call_.state.m[i];
+    r[j] = call_.state.r[i];
   }
 }
 
@@ -129,7 +128,7 @@ template <typename A>
 Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, const Options& options) {
   Tensor grad = torch::stable::empty_like(inputs.logits);
   const int64_t bytes = grad.numel() * static_cast<int64_t>(grad.element_size());
-  want_large_pages(grad);
+  want_large_pages(grad.mutable_data_ptr(), bytes);
   const Call<A> call(inputs, saved.label, saved, options);
   const Geometry& g = call.g;
   if (g.batch * g.pixels == 0) {
@@ -137,12 +136,12 @@ Tensor run_backward(const Gradients& gradients, const Inputs& inputs, const Save
     return grad;
   }
   if (call.up) {
-    upsampled_backward(call, gradients, saved, grad);
+    upsampled_backward(call, gradients, grad);
     return grad;
   }
   const Steps steps(grad);
   on_each_thread(call.slabs.count, 1, [&](Tasks& tasks) {
-    SlabGradient<A> space(call, gradients, saved);
+    SlabGradient<A> space(call, gradients);
     for (int64_t i, end; tasks.take(i, end);) {
       const Slab slab = call.slabs.at(i);
       const Stored<A, void*> out = stored_output<A>(grad, steps, slab.image);

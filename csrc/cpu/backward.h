@@ -12,7 +12,7 @@ namespace edgeloss {
 template <typename A>
 class SlabGradient {
  public:
-  SlabGradient(const Call<A>& call, const Gradients& gradients, const SavedState& saved);
+  SlabGradient(const Call<A>& call, const Gradients& gradients);
 
   // Calls body(gradient [C, tile()], pixels, where they are) for each tile. number: that of the slab in forward, if it
   // was one.
@@ -25,9 +25,9 @@ class SlabGradient {
     tiles_.for_each(slab, weights, places, false, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       const A *m = own_m, *r = own_r;
-      if (call_.m && !at.place) {
-        m = call_.m + at.start;
-        r = call_.r + at.start;
+      if (call_.state.m && !at.place) {
+        m = call_.state.m + at.start;
+        r = call_.state.r + at.start;
       } else if (call_.g.classes > 2) {
         read_statistics(pixels, at, own_m, own_r);
       }
@@ -47,7 +47,6 @@ class SlabGradient {
   const Call<A>& call_;
   TermFactors<A> factors_;
   const double* of_region_;
-  const SavedState& saved_;
   Gather<A> gather_;
   EdgeWindows<A> windows_;
   EdgeWeights<A> weights_;
@@ -60,6 +59,6 @@ class SlabGradient {
 
 // The gradient of logits to be upsampled.
 template <typename A>
-void upsampled_backward(const Call<A>& call, const Gradients& gradients, const SavedState& saved, const Tensor& grad);
+void upsampled_backward(const Call<A>& call, const Gradients& gradients, const Tensor& grad);
 
 }  // namespace edgeloss

@@ -52,10 +52,8 @@ struct Call {
   const A* edge_class_weight;     // [tables, C] or null
   const A* weight;                // [tables, C] or null
   int16_t* label;                 // [B, P]
-  A *m, *r;                       // [B, P] each; null where they are formed again
-  A* field;                       // [B, P] or null
-  A* slopes;                      // [B, C, *A] or null
-  uint8_t* has_term;              // [B, C] or null
+  State<A> state;
+  const A* field;  // [B, P] or null: that of the state, or the user's
 
   Call(const Inputs& inputs, const Tensor& target, const SavedState& saved, const Options& options)
       : g(clipped_geometry(inputs.logits, target, options)),
@@ -66,12 +64,9 @@ struct Call {
         pixel_weight(data_or_null<A>(inputs.pixel_weight)),
         edge_class_weight(data_or_null<A>(inputs.edge_class_weight)),
         weight(data_or_null<A>(inputs.weight)),
-        label(static_cast<int16_t*>(saved.label.mutable_data_ptr())),
-        m(data_of<A>(saved.stats)),
-        r(m ? m + g.batch * g.pixels : nullptr),
-        field(data_of<A>(saved.field)),
-        slopes(data_of<A>(saved.slopes)),
-        has_term(data_of<uint8_t>(saved.has_term)) {
+        label(data_of<int16_t>(saved.label)),
+        state(data_of<std::byte>(saved.memory), g, options, is_upsampled(g, inputs.logits), saved.distance.has_value()),
+        field(options.has_decay() && saved.distance ? data_or_null<A>(saved.distance) : state.field) {
     if (!is_upsampled(g, logits) || g.batch * g.pixels == 0) return;
     const Geometry low = geometry_of(logits, {0, 0, 0});
     up.emplace(Axis<A>(low.depth, g.depth), Axis<A>(low.height, g.height), Axis<A>(low.width, g.width));
@@ -97,12 +92,11 @@ struct Call {
     A* weight;
     int64_t most;
   };
-  Near near(const SavedState& saved, int64_t number, const Slab& slab) const {
+  Near near(int64_t number, const Slab& slab) const {
     const int64_t slices = slab.last_slice - slab.first_slice;
     const int64_t first = slab.image * g.pixels + (slab.first_slice * g.height + slices * slab.first_row) * g.width;
-    if (saved.near_count.numel() == 0) return {};
-    return {data_of<int32_t>(saved.near_place) + first, data_of<int32_t>(saved.near_count) + number,
-            data_of<int16_t>(saved.near_class) + first, data_of<A>(saved.near_weight) + first,
+    if (!state.near_count) return {};
+    return {state.near_place + first, state.near_count + number, state.near_class + first, state.near_weight + first,
             slices * slab.rows() * g.width};
   }
 
@@ -113,7 +107,7 @@ struct Call {
   }
 };
 
-// A new tensor's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
-void want_large_pages(const Tensor& tensor);
+// New memory's first touch costs a page fault every 4 KB, more than the arithmetic that fills it: ask for 2 MB pages.
+void want_large_pages(void* memory, int64_t bytes);
 
 }  // namespace edgeloss

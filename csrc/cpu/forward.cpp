@@ -19,16 +19,14 @@
 
 namespace edgeloss {
 
-void want_large_pages(const Tensor& tensor) {
+void want_large_pages(void* memory, int64_t bytes) {
 #ifdef __linux__
   constexpr uintptr_t kPage = uintptr_t(1) << 21;
-  const auto data = reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr());
-  const uintptr_t first = (data + kPage - 1) & ~(kPage - 1);
-  const uintptr_t last = (data + tensor.numel() * tensor.element_size()) & ~(kPage - 1);
-  if (last > first) madvise(reinterpret_cast<void*>(first), last - first,
-                            MADV_HUGEPAGE);  // a wish: no failure matters
+  const auto data = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = (data + kPage - 1) & ~(kPage - 1), last = (data + bytes) & ~(kPage - 1);
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // a wish: it may fail
 #else
-  (void)tensor;
+  (void)memory, (void)bytes;
 #endif
 }
 
@@ -116,7 +114,6 @@ struct Passes {
   std::vector<LabelSums> labels;     // of each slab
   std::vector<Sums> sums;            // of each slab
   std::vector<int64_t> edge_counts;  // [tables, C]
-  const SavedState& saved;
 
   template <typename F>
   void for_each_slab(const F& make) {
@@ -212,8 +209,9 @@ struct Passes {
     const auto label = [&](const Slab& slab) { return call.label + slab.image * call.g.pixels; };
     for_each_slab([&] { return [&](int64_t, const Slab& slab) { search.prepare(slab, label(slab)); }; });
     for_each_slab([&] {
-      return
-          [&](int64_t, const Slab& slab) { search.find(slab, label(slab), call.field + slab.image * call.g.pixels); };
+      return [&](int64_t, const Slab& slab) {
+        search.find(slab, label(slab), call.state.field + slab.image * call.g.pixels);
+      };
     });
   }
 
@@ -244,7 +242,7 @@ struct Passes {
         __atomic_fetch_add(&edge_counts[g.table(slab.image) + c], totals.counts[c], __ATOMIC_RELAXED);
       }
     }
-    const typename Call<A>::Near near = call.near(saved, i, slab);
+    const typename Call<A>::Near near = call.near(i, slab);
     if (near.count) keep_weights(space.weights, near);
     const int64_t slice = average_of(slab.first_slice);
     const bool has_regions = averages.exist() && slice < averages.size.depth;
@@ -255,15 +253,16 @@ struct Passes {
     const Smoothing<A> smoothing = call.smoothing(slab.image);
     space.tiles.for_each(slab, weights, places, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
-      A *m = call.m && !at.place ? call.m + at.start : own_m, *r = call.m && !at.place ? call.r + at.start : own_r;
+      A *m = call.state.m && !at.place ? call.state.m + at.start : own_m,
+        *r = call.state.m && !at.place ? call.state.r + at.start : own_r;
       const TermSums terms = tile_terms(pixels, smoothing, m, r);
       of[Row::kCrossEntropy] += terms.cross_entropy;
       of[Row::kSameSide] += terms.same;
       of[Row::kOtherSide] += terms.other;
-      for (int64_t j = 0; call.m && at.place && j < pixels.tile.n; ++j) {
+      for (int64_t j = 0; call.state.m && at.place && j < pixels.tile.n; ++j) {
         if (at.place[j] < 0) continue;
-        call.m[at.start + at.place[j]] = m[j];
-        call.r[at.start + at.place[j]] = r[j];
+        call.state.m[at.start + at.place[j]] = m[j];
+        call.state.r[at.start + at.place[j]] = r[j];
       }
       if (!rereads) return;
       tile_residuals(pixels, m, r, space.regions);
@@ -316,7 +315,7 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
       const int64_t map = averages.map(jobs[job].first, jobs[job].second);
       const int64_t of = jobs[job].first * g.classes + jobs[job].second;
       has_term[of] = region_term(averages.size, averages.z.get() + map, averages.r.get() + map, &value[of],
-                                 call.slopes ? call.slopes + map : nullptr);
+                                 call.state.slopes ? call.state.slopes + map : nullptr);
     }
   });
   const int64_t per_image = g.tables * g.classes;
@@ -328,7 +327,7 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
     }
     region[b] = terms > 0 ? sum / terms : 0;
   }
-  if (call.has_term) std::copy(has_term.begin(), has_term.end(), call.has_term);
+  if (call.state.has_term) std::copy(has_term.begin(), has_term.end(), call.state.has_term);
 }
 
 // ------------------------------------------------------------------------------------------------------------ operator
@@ -351,7 +350,7 @@ template <typename A>
 Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optional<Tensor>& distance,
                     const Options& options) {
   const Geometry g = clipped_geometry(inputs.logits, labels, options);
-  const Outputs outputs = new_outputs(inputs.logits, labels, g, options);
+  const Outputs outputs = new_outputs(inputs.logits, labels, distance, g, options);
   double *sums = data_of<double>(outputs.sums), *region = data_of<double>(outputs.region);
   std::fill_n(sums, Row::kCount, 0.0);
   std::fill_n(region, outputs.region.numel(), 0.0);
@@ -361,10 +360,9 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   std::fill_n(edge_counts, outputs.edge_counts.numel(), 0);
   if (g.batch * g.pixels == 0) return outputs;
 
-  SavedState saved = outputs.saved;
-  if (distance && options.has_decay()) saved.field = *distance;
-  for (const Tensor* filled : {&saved.label, &saved.stats}) want_large_pages(*filled);
-  const Call<A> call(inputs, labels, saved, options);
+  const Call<A> call(inputs, labels, outputs.saved, options);
+  want_large_pages(call.label, g.batch * g.pixels * sizeof(*call.label));
+  if (call.state.m) want_large_pages(call.state.m, 2 * g.batch * g.pixels * sizeof(A));
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
   Averages<A> averages(g, has_regions(g, options));
   Passes<A> passes = {call,
@@ -372,8 +370,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
                       averages,
                       std::vector<LabelSums>(call.slabs.count),
                       std::vector<Sums>(call.slabs.count, Sums{}),
-                      std::vector<int64_t>(g.tables * g.classes),
-                      saved};
+                      std::vector<int64_t>(g.tables * g.classes)};
   passes.for_each_slab([&] {
     return [&, counts = std::vector<int64_t>(g.classes)](int64_t i, const Slab& slab) mutable {
       passes.read_slab(i, slab, counts);
@@ -392,7 +389,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
     auto space = std::make_shared<typename Passes<A>::Space>(call);
     return [&, space](int64_t i, const Slab& slab) { passes.find_terms(i, slab, *space); };
   });
-  if (options.gathers) passes.gather(gather_of(call, saved));
+  if (options.gathers) passes.gather(gather_of(call));
   for (const Sums& part : passes.sums) {
     for (int row = 0; row < Row::kCount; ++row) sums[row] += part[row];
   }

@@ -13,8 +13,7 @@ namespace {
 
 using Optional = std::optional<Tensor>;
 using checks::Checker, checks::Sizes, checks::text;
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-                           Tensor, Tensor, Tensor, Tensor>;
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Labels, of the logits' resolution or of a higher one.
 void check_target(const Checker& check, const char* name, const Tensor& x, checks::Types types) {
@@ -29,24 +28,15 @@ void check_target(const Checker& check, const char* name, const Tensor& x, check
   check.tensor(name, x, high, types);
 }
 
-void check_weights(const Checker& check, const Inputs& inputs, const Sizes& image, int64_t tables) {
+void check_given(const Checker& check, const Inputs& inputs, const Optional& distance, const Sizes& image,
+                 int64_t tables) {
   STD_TORCH_CHECK(tables >= 1 && image[0] % tables == 0, "tables: expected a divisor of the batch, ", image[0],
                   ", but got ", tables);
   const Sizes classes = {tables * std::max<int64_t>(2, inputs.logits.size(1))};
   check.tensor("weight", inputs.weight, classes, {check.real});
   check.tensor("pixel_weight", inputs.pixel_weight, image, {check.real});
   check.tensor("edge_class_weight", inputs.edge_class_weight, classes, {check.real});
-}
-
-// The state must be one that forward returns.
-void check_state(const Checker& check, const Gradients& gradients, const Inputs& inputs, const SavedState& saved,
-                 const Options& options) {
-  const Geometry g = clipped_geometry(inputs.logits, saved.label, options);
-  check.flat("grad_terms", gradients.terms, Row::kTerms, ScalarType::Double);
-  if (gradients.region) check.flat("grad_region", *gradients.region, g.batch / g.tables, ScalarType::Double);
-  for (const StateTensor& each : state_tensors(inputs.logits, g, options)) {
-    check.flat(each.name, saved.*each.member, each.length, each.type);
-  }
+  check.tensor("distance", distance, image, {check.real});
 }
 
 Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& weight, const Optional& pixel_weight,
@@ -56,30 +46,25 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
   const Options options(integers, reals);
   const Checker check(logits);
   check_target(check, "target", target, checks::kLabels);
-  check_weights(check, inputs, sizes_of(target), options.tables);
-  check.tensor("distance", distance, sizes_of(target), {check.real});
+  check_given(check, inputs, distance, sizes_of(target), options.tables);
   const auto [sums, counts, region, region_weight, saved] = cpu::forward(inputs, target, distance, options);
-  return {sums,        counts,           region,           region_weight,     saved.label,
-          saved.stats, saved.field,      saved.slopes,     saved.has_term,    saved.edge,
-          saved.sides, saved.near_place, saved.near_class, saved.near_weight, saved.near_count};
+  return {sums, counts, region, region_weight, saved.label, saved.memory};
 }
 
 Tensor edge_loss_backward(const Tensor& grad_terms, const Optional& grad_region, const Tensor& logits,
                           const Optional& weight, const Optional& pixel_weight, const Optional& edge_class_weight,
-                          const Tensor& label, const Tensor& stats, const Tensor& field, const Tensor& slopes,
-                          const Tensor& has_term, const Tensor& edge, const Tensor& sides, const Tensor& near_place,
-                          const Tensor& near_class, const Tensor& near_weight, const Tensor& near_count,
+                          const Optional& distance, const Tensor& label, const Tensor& memory,
                           std::vector<int64_t> integers, std::vector<double> reals) {
-  const Gradients gradients = {grad_terms, grad_region};
-  const SavedState saved = {label, stats,      field,      slopes,      has_term,  edge,
-                            sides, near_place, near_class, near_weight, near_count};
   const Inputs inputs = {logits, weight, pixel_weight, edge_class_weight};
   const Options options(integers, reals);
   const Checker check(logits);
   check_target(check, "label", label, {ScalarType::Short});
-  check_weights(check, inputs, sizes_of(label), options.tables);
-  check_state(check, gradients, inputs, saved, options);
-  return cpu::backward(gradients, inputs, saved, options);
+  check_given(check, inputs, distance, sizes_of(label), options.tables);
+  const Geometry g = clipped_geometry(logits, label, options);
+  check.flat("grad_terms", grad_terms, Row::kTerms, ScalarType::Double);
+  if (grad_region) check.flat("grad_region", *grad_region, g.batch / g.tables, ScalarType::Double);
+  check.flat("memory", memory, state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte);
+  return cpu::backward({grad_terms, grad_region}, inputs, {label, memory, distance}, options);
 }
 
 }  // namespace

@@ -12,18 +12,18 @@
 namespace edgeloss {
 
 template <typename A>
-Gather<A> gather_of(const Call<A>& call, const SavedState& saved) {
+Gather<A> gather_of(const Call<A>& call) {
   return {call.g,
           static_cast<A>(call.options.power),
           call.per_decay(),
           call.label,
-          call.m,
-          call.r,
+          call.state.m,
+          call.state.r,
           call.field,
           call.pixel_weight,
           call.edge_class_weight,
-          data_of<uint8_t>(saved.edge),
-          data_of<typename Gather<A>::Side>(saved.sides)};
+          call.state.edge,
+          reinterpret_cast<typename Gather<A>::Side*>(call.state.sides)};
 }
 
 // Where the pixels of a tile are in the batch: the j-th one is start + j, or start + place[j] where there are places; a

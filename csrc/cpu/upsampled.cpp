@@ -102,11 +102,11 @@ void backward_box(const Call<A>& call, const LowBox& box, const Stored<A, void*>
 }  // namespace
 
 template <typename A>
-void upsampled_backward(const Call<A>& call, const Gradients& gradients, const SavedState& saved, const Tensor& grad) {
+void upsampled_backward(const Call<A>& call, const Gradients& gradients, const Tensor& grad) {
   const LowBoxes boxes(call.g.batch, call.up->along_z.low, call.up->along_y.low);
   const Steps steps(grad);
   on_each_thread(boxes.count, 1, [&](Tasks& tasks) {
-    SlabGradient<A> space(call, gradients, saved);
+    SlabGradient<A> space(call, gradients);
     std::vector<A> sums;
     for (int64_t i, end; tasks.take(i, end);) {
       const LowBox box = boxes.at(i);
@@ -115,7 +115,7 @@ void upsampled_backward(const Call<A>& call, const Gradients& gradients, const S
   });
 }
 
-template void upsampled_backward(const Call<float>&, const Gradients&, const SavedState&, const Tensor&);
-template void upsampled_backward(const Call<double>&, const Gradients&, const SavedState&, const Tensor&);
+template void upsampled_backward(const Call<float>&, const Gradients&, const Tensor&);
+template void upsampled_backward(const Call<double>&, const Gradients&, const Tensor&);
 
 }  // namespace edgeloss

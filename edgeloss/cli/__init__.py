@@ -21,8 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             import typer as _  # noqa: F401
         except ModuleNotFoundError:  # no command is defined yet that could report it
             sys.exit(f"edgeloss: error: the command needs typer; {install_advice('cli')}")
-        from edgeloss.cli.app import run
+        from edgeloss.cli.app import app
+        from edgeloss.cli.messages import say
 
-        run(arguments)
+        try:
+            app(arguments, prog_name="edgeloss")
+        except (ValueError, ImportError) as error:  # an ImportError names the extra to install
+            from edgeloss.io import InputError  # here, so that --help does not import torch
+
+            if not isinstance(error, (InputError, ImportError)):
+                raise
+            say(f"error: {error}")
+            sys.exit(2)
     except KeyboardInterrupt:  # here, so that imports can be interrupted too
         sys.exit(130)

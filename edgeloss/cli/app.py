@@ -1,9 +1,7 @@
-"""The command line: its commands and its error messages."""
+"""The commands of the command line."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,7 +9,6 @@ import typer
 from edgeloss import __version__
 from edgeloss.cli.diagnose import diagnose
 from edgeloss.cli.info import info
-from edgeloss.cli.messages import say
 from edgeloss.cli.metrics import metrics
 from edgeloss.cli.view import view
 
@@ -39,16 +36,3 @@ def _program(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
-
-
-def run(arguments: Sequence[str] | None) -> None:
-    """Run a command line and exit, see `edgeloss.cli.main`."""
-    try:
-        app(arguments, prog_name="edgeloss")
-    except (ValueError, ImportError) as error:  # an ImportError names the extra to install
-        from edgeloss.io import InputError  # here, so that --help does not import torch
-
-        if not isinstance(error, (InputError, ImportError)):
-            raise
-        say(f"error: {error}")
-        sys.exit(2)

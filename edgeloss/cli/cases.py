@@ -1,15 +1,18 @@
-"""Cases: prediction, mask and image that belong together, found by name and read as arguments of the loss."""
+"""Cases: prediction, mask and image that belong together, found by name and read as the options of files say."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from edgeloss import inputs
+from edgeloss.cli.messages import say
+from edgeloss.cli.options import FileOptions, PredKind
 from edgeloss.io import (
     IMAGE_SUFFIXES,
     LABEL_PROBABILITY,
@@ -19,11 +22,14 @@ from edgeloss.io import (
     Prediction,
     PredictionKind,
     Rgb,
+    color_labels,
     files_by_stem,
+    read_classes,
     read_image,
     read_labels,
     read_prediction,
 )
+from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
 _MAX_VALUES = 2**31
@@ -45,16 +51,8 @@ class CaseFiles(NamedTuple):
     image: Path | None
 
 
-def match_files(
-    prediction: Path, mask: Path, image: Path | None = None, *, skip_missing: bool = False
-) -> list[CaseFiles]:
+def find_cases(source: FileOptions, image: Path | None = None) -> list[CaseFiles]:
     """Match files, or the files of folders by name; hidden files and other suffixes are skipped.
-
-    Args:
-        prediction: a file or a folder.
-        mask: the same.
-        image: the same, or None.
-        skip_missing: leave out names that are missing from a folder.
 
     Returns:
         One element per case, sorted by name.
@@ -63,6 +61,7 @@ def match_files(
         InputError: if files and folders are mixed, a folder is empty, a name is missing from a folder, or no name is in
             all folders.
     """
+    prediction, mask = source.pred, source.mask
     suffixes = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES} | ({} if image is None else {image: IMAGE_SUFFIXES})
     for path in suffixes:
         if not path.exists():
@@ -73,7 +72,7 @@ def match_files(
         return [CaseFiles(prediction.stem, prediction, mask, image)]
     files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
     names = sorted(set().union(*files.values()))
-    if not skip_missing:
+    if not source.skip_missing:
         _check_complete(files, names)
     names = [name for name in names if all(name in in_folder for in_folder in files.values())]
     if not names:
@@ -124,68 +123,120 @@ class Relabel(NamedTuple):
     to: int
 
 
-def read_case(
-    files: CaseFiles,
-    *,
-    kind: PredictionKind | None,
-    num_classes: int | None,
-    ignore_index: int,
-    colors: Mapping[Rgb, int] | None = None,
-    remap: Sequence[Relabel] = (),
-    key: str | None = None,
-    mask_key: str | None = None,
-    region: int | None = None,
-) -> Case:
-    """Read the files of one case and check that they fit each other.
+class Reader(NamedTuple):
+    """How to read files.
 
-    Args:
-        files: the files.
-        kind: what the prediction holds, see :func:`edgeloss.io.read_prediction`.
-        num_classes: C. None takes the number of channels or, for labels, as many classes as occur.
+    Attributes:
+        kind: what predictions hold; None infers it, see :func:`edgeloss.io.read_prediction`.
+        num_classes: C. None takes the number of channels or, of labels, as many classes as occur.
+        names: of the classes, if they are known.
         ignore_index: the label of ignored pixels.
         colors: the label of each color of masks and predicted labels in RGB.
         remap: the labels to replace in masks and predicted labels, all at once.
         key: the name of the prediction in a file of several arrays.
         mask_key: the name of the labels in such a file.
         region: the class to take from a prediction and a mask [C, H, W], as a binary case.
-
-    Returns:
-        The case.
-
-    Raises:
-        InputError: if a file cannot be used, or sizes, classes or labels do not fit.
     """
-    prediction = read_prediction(files.prediction, kind, colors=colors, key=key, region=region)
-    mask = _replaced(read_labels(files.mask, colors=colors, key=mask_key, region=region), remap)
-    image = None if files.image is None else read_image(files.image)
-    _check_sizes(files, prediction.values, mask, image)
-    (height, width), (h, w) = mask.shape, prediction.values.shape[-2:]
-    values, void = prediction.values, mask == ignore_index
-    channels = prediction.num_classes
-    if channels is None:
-        values = _replaced(values, remap)
-        if (h, w) == (height, width):  # labels of ignored pixels are not read, as logits are not
+
+    kind: PredictionKind | None = None
+    num_classes: int | None = None
+    names: list[str] | None = None
+    ignore_index: int = VOID_INDEX
+    colors: Mapping[Rgb, int] | None = None
+    remap: Sequence[Relabel] = ()
+    key: str | None = None
+    mask_key: str | None = None
+    region: int | None = None
+
+    @classmethod
+    def from_options(cls, source: FileOptions) -> Reader:
+        """Return what the options ask for.
+
+        Raises:
+            InputError: if --classes or --region is out of range, --remap is malformed, or the file of --classes or
+                --palette cannot be used.
+        """
+        classes, ignore_index, kind = source.classes, source.ignore_index, source.pred_kind
+        count: int | None = None
+        names, void = None, None
+        if classes is not None and classes.isascii() and classes.isdigit():
+            count = int(classes)
+        elif classes is not None:
+            names, void = read_classes(classes)
+            count = len(names)
+        if count is not None and not 2 <= count < 2**15:
+            raise InputError(f"--classes: expected 2 to {2**15 - 1} classes, but got {count}; one logit has two")
+        region = None
+        if source.region is not None:
+            region, count = _parse_region(source.region, names, count), 2
+            names = ["other", source.region if names is None else names[region]]
+        if ignore_index is None:
+            ignore_index = VOID_INDEX if void is None else void
+        return cls(
+            kind=None if kind is PredKind.auto else kind.value,
+            num_classes=count,
+            names=names,
+            ignore_index=ignore_index,
+            colors=None if source.palette is None else color_labels(source.palette),
+            remap=_parse_remap(source.remap or ""),
+            key=source.key,
+            mask_key=source.mask_key,
+            region=region,
+        )
+
+    def read(self, files: CaseFiles) -> Case:
+        """Read the files of one case, with a note about non-finite values and about masks without a usable label.
+
+        Raises:
+            InputError: if a file cannot be used, or sizes, classes or labels do not fit.
+        """
+        prediction = read_prediction(files.prediction, self.kind, colors=self.colors, key=self.key, region=self.region)
+        mask = _replaced(read_labels(files.mask, colors=self.colors, key=self.mask_key, region=self.region), self.remap)
+        image = None if files.image is None else read_image(files.image)
+        _check_sizes(files, prediction.values, mask, image)
+        if prediction.num_classes is None:
+            prediction, channels = self._labels(prediction, mask, files)
+        elif self.num_classes not in (None, prediction.num_classes):
+            raise InputError(
+                f"{files.prediction}: expected {self.num_classes} classes, but got {prediction.num_classes}; classes"
+                " come first, [C, H, W]"
+            )
+        else:
+            channels = prediction.num_classes
+        _check_labels(mask, channels, self.ignore_index, files.mask)
+        logits = prediction.logits(channels)
+        self._say_what_is_odd(files, prediction.non_finite, logits, mask)
+        return Case(
+            name=files.name,
+            logits=logits[None],
+            target=mask[None],
+            image=None if image is None else image[None],
+            interpretation=_interpretation(prediction, is_upsampled=prediction.values.shape[-2:] != mask.shape),
+            non_finite=prediction.non_finite,
+        )
+
+    def _labels(self, prediction: Prediction, mask: Tensor, files: CaseFiles) -> tuple[Prediction, int]:
+        """Return predicted labels after the replacements, and the number of classes."""
+        values, void = _replaced(prediction.values, self.remap), mask == self.ignore_index
+        if values.shape == mask.shape:  # labels of ignored pixels are not read, as logits are not
             values = values.masked_fill(void, 0)
-        channels = num_classes or max(2, 1 + int(values.max()), 1 + int(mask.masked_fill(void, 0).max()))
+        channels = self.num_classes or max(2, 1 + int(values.max()), 1 + int(mask.masked_fill(void, 0).max()))
         _check_labels(values, channels, None, files.prediction)
         if channels * values.numel() > _MAX_VALUES:
+            size = " × ".join(map(str, values.shape))
             raise InputError(
-                f"{files.prediction}: expected labels of few classes, but got {channels} for {h} × {w} pixels; pass"
-                " logits"
+                f"{files.prediction}: expected labels of few classes, but got {channels} for {size} pixels; pass logits"
             )
-    elif num_classes not in (None, channels):
-        raise InputError(
-            f"{files.prediction}: expected {num_classes} classes, but got {channels}; classes come first, [C, H, W]"
-        )
-    _check_labels(mask, channels, ignore_index, files.mask)
-    return Case(
-        name=files.name,
-        logits=prediction._replace(values=values).logits(channels)[None],
-        target=mask[None],
-        image=None if image is None else image[None],
-        interpretation=_interpretation(prediction, is_upsampled=(h, w) != (height, width)),
-        non_finite=prediction.non_finite,
-    )
+        return prediction._replace(values=values), channels
+
+    def _say_what_is_odd(self, files: CaseFiles, non_finite: int, logits: Tensor, mask: Tensor) -> None:
+        if non_finite:
+            say(f"note: {files.prediction}: {non_finite} of {logits.numel()} values are not finite")
+        ignored, void = self.ignore_index, mask == self.ignore_index
+        if void.all():
+            say(f"note: {files.mask}: all pixels have the label {ignored}, which is ignored: no loss, no score")
+        elif len(logits) <= 2 and void.any() and not (mask[~void] != 0).any():
+            say(f"note: {files.mask}: holds only 0 and {ignored}, which is ignored; for class 1, --remap {ignored}:1")
 
 
 def _interpretation(prediction: Prediction, *, is_upsampled: bool) -> str:
@@ -227,3 +278,40 @@ def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, pa
         # The ignore index 255 in int8.
         hint = "; if -1 marks void, pass --remap -1:255" if ignore_index == VOID_INDEX and (labels == -1).any() else ""
         raise InputError(f"{error}{hint}") from error
+
+
+# ---------------------------------------------------------------------------------------------------- options
+
+
+def make_criterion(loss: Mapping[str, Any], ignore_index: int) -> EdgeAwareLoss:
+    """Return the loss that the options ask for.
+
+    Raises:
+        InputError: if an option is out of range.
+    """
+    try:
+        stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}  # a command has no steps
+        return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss)
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from error
+
+
+def _parse_region(text: str, names: list[str] | None, count: int | None) -> int:
+    """Return the number of a class that is given by its number or its name."""
+    if names is not None and text in names:
+        return names.index(text)
+    if not (text.isascii() and text.isdigit()) or (count is not None and int(text) >= count):
+        expected = "a number" if count is None else f"0 to {count - 1}"
+        raise InputError(f"--region: expected {expected}, or a name of --classes, but got {text!r}")
+    return int(text)
+
+
+def _parse_remap(text: str) -> tuple[Relabel, ...]:
+    rules = []
+    for part in filter(None, text.replace(" ", "").split(",")):
+        match = re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?:(-?[0-9]{1,9})", part)
+        if match is None:
+            raise InputError(f"--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got {part!r}")
+        first, last, to = match.groups()
+        rules.append(Relabel(int(first), int(last or first), int(to)))
+    return tuple(rules)

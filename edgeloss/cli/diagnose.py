@@ -41,7 +41,7 @@ def diagnose(
       edgeloss diagnose --pred logits --mask masks --classes 11
     """  # noqa: D301
     from edgeloss import debug
-    from edgeloss.cli.reader import Reader, find_cases, make_criterion
+    from edgeloss.cli.cases import Reader, find_cases, make_criterion
     from edgeloss.io import InputError
 
     reader = Reader.from_options(source)
@@ -58,7 +58,10 @@ def diagnose(
         with errors_named(files.prediction):
             diagnosis = found[files.name] = debug.diagnose(criterion, case.logits, case.target)
             if figure is not None:
-                _draw(diagnosis, figure / f"{files.name}.png" if several else figure)
+                path = figure / f"{files.name}.png" if several else figure
+                content = diagnosis.figure().content(path.suffix)
+                write(path, content)
+                say_wrote(path, len(content))
         if not as_json:
             typer.echo(f"{files.name}: {diagnosis}\n" if several else str(diagnosis))
     bad = [name for name, diagnosis in found.items() if not diagnosis.ok]
@@ -71,14 +74,3 @@ def diagnose(
         typer.echo(f"{len(found)} images; not finite: {', '.join(bad) or 'none'}")
     if bad:
         raise typer.Exit(1)
-
-
-def _draw(diagnosis: Report, path: Path) -> None:
-    """Write the figure of a diagnosis."""
-    import io
-
-    file = io.BytesIO()
-    diagnosis.figure().savefig(file, format=path.suffix.lower()[1:])
-    content = file.getvalue()
-    write(path, content)
-    say_wrote(path, len(content))

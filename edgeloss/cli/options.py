@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
+from edgeloss.cli.messages import say
 from edgeloss.options import HELP, MODULE_ONLY, Options
 
 
@@ -68,30 +69,30 @@ class FileOptions(NamedTuple):
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
 _TYPES: dict[str, Any] = {"float": float, "float | None": float | None, "int | Sequence[int]": int}
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:  # noqa: ANN401
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 _LOSS_OPTIONS = {
-    option.name: inspect.Parameter(
+    option.name: _keyword(
         option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option.default,
-        annotation=Annotated[_TYPES[str(option.type)], typer.Option(help=f"Loss: {HELP[option.name]}")],
+        Annotated[_TYPES[str(option.type)], typer.Option(help=f"Loss: {HELP[option.name]}")],
+        option.default,
     )
     for option in dataclasses.fields(Options)
     if str(option.type) in _TYPES and option.name not in MODULE_ONLY
 }
 
 
-def _file_options() -> dict[str, inspect.Parameter]:
-    hints = get_type_hints(FileOptions, include_extras=True)
-    empty = inspect.Parameter.empty
-    return {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=FileOptions._field_defaults.get(name, empty),
-            annotation=hints[name],
-        )
-        for name in FileOptions._fields
-    }
+def _check_paths(values: Mapping[str, Any]) -> None:
+    """Exit with an error if an input does not exist, before the command imports torch, which takes seconds."""
+    for name in ("pred", "mask", "image"):
+        path = values.get(name)
+        if path is not None and not path.exists():
+            say(f"error: {path}: no such file or folder")
+            raise typer.Exit(2)
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,10 +104,15 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     own = dict(inspect.signature(command, eval_str=True).parameters)
     has_loss = own.pop("loss", None) is not None
     del own["source"]
-    shared = _file_options() | own | (_LOSS_OPTIONS if has_loss else {})
+    hints, defaults = get_type_hints(FileOptions, include_extras=True), FileOptions._field_defaults
+    of_files = {
+        name: _keyword(name, hints[name], defaults.get(name, inspect.Parameter.empty)) for name in FileOptions._fields
+    }
+    shared = of_files | own | (_LOSS_OPTIONS if has_loss else {})
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:  # noqa: ANN401
+        _check_paths(values)
         arguments = {name: values[name] for name in own}
         arguments["source"] = FileOptions(**{name: values[name] for name in FileOptions._fields})
         if has_loss:

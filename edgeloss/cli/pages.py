@@ -1,19 +1,33 @@
-"""The pages of the command ``view``: a picture or report per case, and an index."""
+"""The pages of the command ``view``: a picture or report per case, and an index of thumbnails to sort and filter."""
 
 from __future__ import annotations
 
-import io
+import html
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from edgeloss.cli.cases import Case, CaseFiles
-from edgeloss.cli.index_page import IndexRow, index_page
+from edgeloss.cli.cases import Case, CaseFiles, Reader
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
-from edgeloss.cli.reader import Reader
+from edgeloss.cli.tables import mean_of_present
 from edgeloss.io import InputError, Rgb
 from edgeloss.loss import EdgeAwareLoss
+
+# Figures of an image with their names and formats, in the order of the menu.
+_FIGURES = {
+    "edge": ("edge loss", ".4f"),
+    "mean IoU": ("mean IoU", ".1%"),
+    "boundary F1": ("boundary F1", ".1%"),
+    "pixel accuracy": ("pixel accuracy", ".1%"),
+    "cross_entropy": ("cross-entropy", ".4f"),
+    "same_side": ("same side", ".4f"),
+    "other_side": ("other side", ".4f"),
+    "region": ("region", ".4f"),
+    "edge_fraction": ("edge pixels", ".1%"),
+}
 
 
 class Painter(NamedTuple):
@@ -42,15 +56,13 @@ class Painter(NamedTuple):
         if suffix == ".html":
             text: str = report(case.logits, case.target, links=links, **self._options(case))
             return text.encode()
-        file = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
             figure = panel(case.logits, case.target, **self.drawn, **self._options(case))
-            figure.savefig(file, format=suffix[1:], dpi=self.dpi)
-        return file.getvalue()
+            return figure.content(suffix, dpi=self.dpi)
 
-    def index_row(self, case: Case, page: str) -> IndexRow:
-        """Return the figures of a case and its entry in the index."""
+    def summary(self, case: Case) -> tuple[bytes, dict[str, float], list[float]]:
+        """Return thumbnail, figures and IoU of each class."""
         from edgeloss.viz import compute_arrays
         from edgeloss.viz.coloring import rgb_images
         from edgeloss.viz.scores import compute_scores, make_thumbnail
@@ -59,7 +71,7 @@ class Painter(NamedTuple):
         scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
         image = None if case.image is None else rgb_images(case.image, arrays.target.shape)[0]
         thumbnail = make_thumbnail(arrays.target[0], arrays.prediction[0], image)
-        return IndexRow(page, thumbnail, {**arrays.terms, **scores.means}, scores.iou.tolist())
+        return thumbnail, {**arrays.terms, **scores.means}, scores.iou.tolist()
 
     def _options(self, case: Case) -> dict[str, Any]:
         """Return the keywords that panel and report share."""
@@ -77,30 +89,38 @@ class Painter(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A page that was written.
+    """A page that was written, and what an index says of it.
 
     Attributes:
         path: of its file.
         size: in bytes.
         interpretation: how the prediction was read, in words.
-        row: its figures, if they were asked for.
+        thumbnail: a JPEG; like the figures, empty if they were not asked for.
+        figures: terms of the loss and scores, by name.
+        iou: of each class, nan for a class that does not occur.
     """
 
     path: Path
     size: int
     interpretation: str
-    row: IndexRow | None
+    thumbnail: bytes = b""
+    figures: Mapping[str, float] = MappingProxyType({})
+    iou: Sequence[float] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the case, to be shown."""
+        return printable(self.path.stem)
 
     def to_dict(self, names: Sequence[str] | None) -> dict[str, Any]:
         """Return what --json prints."""
-        assert self.row is not None
-        classes = names or [str(k) for k in range(len(self.row.iou))]
+        classes = names or [str(k) for k in range(len(self.iou))]
         return {
             "page": str(self.path),
             "bytes": self.size,
             "prediction": self.interpretation,
-            **{name.lower().replace(" ", "_"): value for name, value in self.row.figures.items()},
-            "iou": dict(zip(classes, self.row.iou, strict=False)),
+            **{name.lower().replace(" ", "_"): value for name, value in self.figures.items()},
+            "iou": dict(zip(classes, self.iou, strict=False)),
         }
 
 
@@ -117,9 +137,9 @@ def write_page(
     with errors_named(files.prediction):
         case = reader.read(files)
         page = painter.page(case, output.suffix.lower(), links)
-        row = painter.index_row(case, output.name) if figures else None
+        summary = painter.summary(case) if figures else ()
     write(output, page)
-    return Written(output, len(page), case.interpretation, row)
+    return Written(output, len(page), case.interpretation, *summary)
 
 
 def write_folder(
@@ -137,8 +157,7 @@ def write_folder(
         write_page(files, folder / pages[at], reader, painter, links=_links(pages, at))
         for at, files in enumerate(with_progress(cases))
     ]
-    rows = [page.row for page in written if page.row is not None]
-    write(folder / "index.html", index_page(rows, painter.names).encode())
+    write(folder / "index.html", _index(written, painter.names).encode())
     return written
 
 
@@ -150,3 +169,71 @@ def _links(pages: Sequence[str], at: int) -> dict[str, str]:
     if at + 1 < len(pages):
         links[f"{printable(Path(pages[at + 1]).stem)} →"] = pages[at + 1]
     return links
+
+
+# ------------------------------------------------------------------------------------------------------- the index
+
+
+def _index(rows: Sequence[Written], names: Sequence[str] | None) -> str:
+    """Return an HTML page that links to all others, highest edge loss first; it loads nothing else."""
+    from edgeloss.viz import pages
+
+    def highest_first(row: Written) -> tuple[float, str]:
+        edge = row.figures["edge"]
+        return -edge if math.isfinite(edge) else -math.inf, row.path.name
+
+    rows = sorted(rows, key=highest_first)
+    classes = max(len(row.iou) for row in rows)
+    names = [str(k) for k in range(classes)] if names is None else names
+    figures = {key: name for key, (name, _) in _FIGURES.items() if key in rows[0].figures}
+    menu = [f'<option value="{key}">{name}</option>' for key, name in figures.items()]
+    present = [k for k in range(classes) if any(not math.isnan(_iou(row, k)) for row in rows)]
+    options = [f'<option value="{k}">{html.escape(names[k])}</option>' for k in present]
+    averages = {
+        f"{figures[key]}, average": pages.cell(mean_of_present([row.figures[key] for row in rows]), _FIGURES[key][1])
+        for key in ("edge", "mean IoU", "boundary F1")
+    }
+    return pages.page(
+        title=f"edgeloss: {len(rows)} images",
+        header=pages.tiles({"images": str(len(rows)), **averages}),
+        body=f'<div class="toolbar"><label>Sort by <select id="sort">{"".join(menu)}<option value="name">name</option>'
+        '</select></label> <button id="order" aria-pressed="false">Reverse</button> '
+        '<label>Class <select id="class"><option value="">all classes</option>'
+        f'{"".join(options)}</select></label> <label>Name <input id="search" type="search" size="14"></label>'
+        '<span id="count" role="status"></span></div>'
+        f'<ul id="gallery">{"".join(map(_card, rows))}</ul>',
+        footer="thumbnails show wrong pixels in red",
+        data={"rows": [_data(row) for row in rows]},
+        css=["index.css"],
+        scripts=["index.js"],
+    )
+
+
+def _iou(row: Written, label: int) -> float:
+    return row.iou[label] if label < len(row.iou) else math.nan
+
+
+def _data(row: Written) -> dict[str, Any]:
+    """Return what the page sorts by: null for what is not finite."""
+
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    figures = {key: known(value) for key, value in row.figures.items()}
+    return {"name": row.name, "figures": figures, "iou": [known(value) for value in row.iou]}
+
+
+def _card(row: Written) -> str:
+    from edgeloss.viz import pages
+    from edgeloss.viz.packing import data_uri
+
+    lines = "".join(
+        f"<div><dt>{name}</dt><dd>{pages.cell(row.figures[key], form)}</dd></div>"
+        for key, (name, form) in _FIGURES.items()
+        if key in row.figures
+    )
+    return (
+        f'<li class="card"><a href="{pages.file_link(row.path.name)}">'
+        f'<img src="{data_uri(row.thumbnail, "jpeg")}" alt="" loading="lazy">'
+        f"<strong>{html.escape(row.name)}</strong></a><dl>{lines}</dl></li>"
+    )

@@ -57,8 +57,8 @@ def view(
       edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt --open
       edgeloss view --image images --mask masks --pred logits -o pages --classes 11
     """  # noqa: D301
+    from edgeloss.cli.cases import Reader, find_cases, make_criterion
     from edgeloss.cli.pages import Painter, write_folder, write_page
-    from edgeloss.cli.reader import Reader, find_cases, make_criterion
     from edgeloss.io import InputError, read_palette
 
     reader = Reader.from_options(source)

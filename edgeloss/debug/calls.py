@@ -1,27 +1,32 @@
-"""Call a loss in its own precision, in float64, and with every operation watched."""
+"""Call a loss in its own precision, in float64, and with every operation watched: the first bad one is found."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
+import inspect
+import itertools
+import linecache
+import os
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from edgeloss.debug.report import Finding
-from edgeloss.debug.stats import all_finite, first_line
-from edgeloss.debug.tracing import Origin, Watch, frames_in, is_library, place, shown_line, watch_backward
-from edgeloss.debug.trees import Node, make_node, short
+from edgeloss.debug.report import TORCH, Finding, Origin, shown_line
+from edgeloss.debug.trees import Node, all_finite, first_line, make_node, measure, short
 from edgeloss.loss import EdgeAwareLoss
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @dataclass
@@ -87,7 +92,8 @@ class LossCall(NamedTuple):
             except Exception as error:  # any exception of the loss belongs into the report
                 frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
                 where = place(reversed(frames))
-                outcome.error = first_line(error) + ("" if is_library(where[0]) else f" at {shown_line(*where)}")
+                is_users = where[0] and not where[0].startswith((TORCH, _PACKAGE))
+                outcome.error = first_line(error) + (f" at {shown_line(*where)}" if is_users else "")
             outcome.is_random = not torch.equal(before, self._random_state())
         if outcome.loss is not None and outcome.gradient is None and not outcome.error:
             message = "gradient: none, since no differentiable path leads from the logits to the loss."
@@ -205,3 +211,149 @@ class _Float64Mode(TorchFunctionMode):
 
         args, kwargs = tree_map(widened, (tuple(args), dict(kwargs or {})))
         return (Tensor.double if func in self._CASTS else func)(*args, **kwargs)
+
+
+# --------------------------------------------------------------------------------------------- the operation to blame
+
+
+def place(frames: Iterable[tuple[str, int]]) -> tuple[str, int, str]:
+    """Return file, line and text of the innermost frame of the user's loss.
+
+    Without one, frames of this package come next, then those of torch. Frames of the diagnosis are skipped.
+
+    Args:
+        frames: file and line, the innermost first.
+    """
+
+    def rank(frame: tuple[str, int]) -> int:
+        return sum(frame[0].startswith(prefix) for prefix in (TORCH, TORCH + "_")) * 2 + frame[0].startswith(_PACKAGE)
+
+    outward = itertools.dropwhile(lambda frame: frame[0] == __file__, frames)
+    called = itertools.takewhile(lambda frame: frame[0] != __file__, outward)
+    file, line = min(called, key=rank, default=("", 0))
+    return file, line, linecache.getline(file, line).strip()
+
+
+def frames_in(text: str) -> Iterator[tuple[str, int]]:
+    """Return file and line of each frame in a traceback text, innermost first."""
+    return ((file, int(line)) for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)))
+
+
+_FINITE, _INFINITE, _NAN = range(3)
+
+
+def _state(x: Tensor) -> int:
+    return _FINITE if all_finite(x) else _NAN if bool(x.isnan().any()) else _INFINITE
+
+
+def _made(x: Tensor) -> str:
+    return ", ".join(measure(x).bad_kinds())
+
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follow non-finite values through the forward pass to their origin.
+
+    An operation is an origin if all its inputs are finite, or if it returns nan and its inputs hold infinities but no
+    nan. Values are identified by the address of their memory, which views share.
+    """
+
+    def __init__(self) -> None:
+        """Start without any known value."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._origins: dict[int, Origin] = {}  # by address
+        self._by_line: dict[tuple[str, int], list[tuple[str, Origin]]] = {}  # operations with a non-finite result
+
+    def origin_of(self, *tensors: Tensor) -> Origin | None:
+        """Return the origin of the first tensor that has one, None if none has."""
+        return next((self._origins[a] for a in map(_address, tensors) if a in self._origins), None)
+
+    def origin_in(self, file: str, line: int, derivative: str) -> Origin | None:
+        """Return the origin of what the operation of a derivative returned in a line, None if finite."""
+        operations = self._by_line.get((file, line), [])
+        return next((origin for name, origin in operations if base_name(name) == base_name(derivative)), None)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        """Run an operation, and examine its inputs and outputs."""
+        kwargs = kwargs or {}
+        name = ".".join(str(func).split(".")[:-1]).removeprefix("aten.")  # without its overload
+        writes = name.endswith("_") or "out" in kwargs
+        given = [value for value in tree_leaves((args, kwargs)) if _is_readable(value)]
+        states = [_state(x) for x in given] if writes else []  # before they are overwritten
+        result = func(*args, **kwargs)
+        if "empty" in name:  # uninitialized memory
+            return result
+        for out in filter(_is_readable, tree_leaves(result)):
+            state = _state(out)
+            if state == _FINITE:
+                if _address(out) not in map(_address, given):  # memory that another tensor used before
+                    self._origins.pop(_address(out), None)
+                continue
+            states = states or [_state(x) for x in given]
+            worst = [x for x, s in zip(given, states, strict=True) if s in (state, _NAN)]
+            infinite = [x for x, s in zip(given, states, strict=True) if s == _INFINITE]
+            stack = traceback.walk_stack(inspect.currentframe())
+            file, line, source = place((frame.f_code.co_filename, at) for frame, at in stack)
+            origin = self.origin_of(*worst)
+            if not worst:
+                origin = Origin(name, _made(out), file, line, source, self.origin_of(*infinite))
+            if origin is None:  # an input was not finite; another tensor may have used this address before
+                self._origins.pop(_address(out), None)
+            else:
+                self._origins[_address(out)] = origin
+                self._by_line.setdefault((file, line), []).append((name, origin))
+        return result
+
+
+def _is_readable(value: object) -> bool:
+    return (
+        isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided and not value.is_meta
+    )
+
+
+def watch_backward(loss: Tensor, watch: Watch) -> list[Origin]:
+    """Watch for the first derivative that returns non-finite values for finite ones.
+
+    Hooks on all nodes of the graph see infinities too, which anomaly detection ignores until they become nan. Anomaly
+    detection must still be on in the forward pass: it stores the line of each node.
+
+    Args:
+        loss: the root of the graph.
+        watch: the watch of the forward pass.
+
+    Returns:
+        An empty list, to which the backward pass appends the origin.
+    """
+    origins: list[Origin] = []
+
+    def hook(name: str, stack: str) -> Callable[[Sequence[Tensor | None], Sequence[Tensor | None]], None]:
+        def look(after: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> None:
+            bad = None if origins else next((x for x in after if x is not None and not all_finite(x)), None)
+            if bad is None or not all(x is None or all_finite(x) for x in before):
+                return
+            file, line, source = place(frames_in(stack))
+            # A masked non-finite value comes back in the derivative of the operation that returned it.
+            origins.append(Origin(name, _made(bad), file, line, source, watch.origin_in(file, line, name)))
+
+        return look
+
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+            # The hook holds no reference to the node: such a cycle would never be freed.
+            stack = "".join(node.metadata.get("traceback_", []))  # type: ignore[attr-defined]
+            node.register_hook(hook(node.name(), stack))
+    return origins
+
+
+def base_name(operation: str) -> str:
+    """Return "softmax" for both _softmax and its derivative SoftmaxBackward0."""
+    return re.sub(r"(backward\d*|_)", "", operation.lower())

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from edgeloss import hints, inputs
 from edgeloss.debug.calls import LossCall, Outcome
-from edgeloss.debug.findings import bad_input, bad_outcome, odd_logits, odd_outcome
-from edgeloss.debug.labels import Labels
+from edgeloss.debug.findings import Labels, bad_input, bad_outcome, odd_logits, odd_outcome
 from edgeloss.debug.report import LEVELS, Finding, Report
-from edgeloss.debug.stats import dtype_name
 from edgeloss.debug.terms import blame_term, evaluate_terms
-from edgeloss.debug.tracing import Origin
 from edgeloss.debug.trees import Node, make_node
 from edgeloss.loss import EdgeAwareLoss
 
@@ -71,13 +68,14 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
 
 
 def _diagnose(call: LossCall) -> Report:
-    labels = Labels.from_call(call)
-    arguments = call.input_nodes()
+    labels, arguments = Labels.from_call(call), call.input_nodes()
     findings = [bad_input(path, stats) for line in arguments for path, stats in line.tensors() if stats.bad]
     findings += odd_logits(call.logits)
     sections, origin = [Node("inputs", children=arguments)], None
-
-    given = _first_run(call, labels)
+    if call.logits.is_cuda and not isinstance(call.loss_fn, EdgeAwareLoss) and labels and labels.wrong.any():
+        given = Outcome(error="not run, since an out-of-range label may abort the CUDA context")
+    else:
+        given = call.run(call.logits.dtype)
     if labels is not None:
         findings += labels.findings(call, raised=bool(given.error))
     if given.loss is None:
@@ -85,7 +83,12 @@ def _diagnose(call: LossCall) -> Report:
         findings.append(Finding("error", f"loss: {given.error}.", advice))
     else:
         exact = Outcome() if call.logits.dtype == torch.float64 else call.run(torch.float64)
-        sections += _sections(call, given, exact)
+        for part in ("loss", "gradient"):
+            tensors = {inputs.dtype_name(call.logits.dtype): getattr(given, part)}
+            if exact.loss is not None:
+                tensors["float64"] = getattr(exact, part)
+            lines = [make_node(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+            sections.append(Node(part, "" if lines else "none", children=lines))
         findings += given.notes
         if given.error:
             advice = "Fix what the message reports; the backward pass failed."
@@ -101,51 +104,13 @@ def _diagnose(call: LossCall) -> Report:
             sections.append(terms := evaluate_terms(call, call.loss_fn))
             if terms.children and not given.is_finite():
                 findings.append(blame_term(terms, call.logits))
-    return _report(call, labels, findings, origin, sections, given.gradient)
-
-
-def _first_run(call: LossCall, labels: Labels | None) -> Outcome:
-    """Run the loss as given, unless that might abort the CUDA context."""
-    may_abort = call.logits.is_cuda and not isinstance(call.loss_fn, EdgeAwareLoss)
-    if may_abort and labels is not None and labels.wrong.any():
-        return Outcome(error="not run, since an out-of-range label may abort the CUDA context")
-    return call.run(call.logits.dtype)
-
-
-def _sections(call: LossCall, given: Outcome, exact: Outcome) -> list[Node]:
-    """Build the trees of loss and gradient, in each precision."""
-    outcomes = {dtype_name(call.logits): given} | ({} if exact.loss is None else {"float64": exact})
-    sections = []
-    for part in ("loss", "gradient"):
-        tensors = {name: getattr(outcome, part) for name, outcome in outcomes.items()}
-        lines = [make_node(name, tensor) for name, tensor in tensors.items() if tensor is not None]
-        sections.append(Node(part, "" if lines else "none", children=lines))
-    return sections
-
-
-def _report(
-    call: LossCall,
-    labels: Labels | None,
-    findings: list[Finding],
-    origin: Origin | None,
-    sections: list[Node],
-    gradient: Tensor | None,
-) -> Report:
     ok = all(finding.level != "error" for finding in findings)
     return Report(
         ok=ok,
         name=call.name,
         findings=tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level))),
         origin=origin,
-        gradient=gradient,
+        gradient=given.gradient,
         _tree=Node(f"diagnose({call.name})", "ok" if ok else "NOT OK", children=sections),
-        _ignored=_ignored(call, labels),
+        _ignored=None if labels is None else labels.ignored(call.logits),
     )
-
-
-def _ignored(call: LossCall, labels: Labels | None) -> Tensor | None:
-    """Return the pixels that do not count, for any class, for volumes only in the resolution of the logits."""
-    if labels is None or not (labels.fit(call.logits) or labels.valid.dim() == 3):
-        return None
-    ignored = ~labels.as_given(labels.valid)
-    return ignored if labels.multilabel_classes is None else ignored.all(1)

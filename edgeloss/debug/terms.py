@@ -11,8 +11,7 @@ from torch import Tensor
 from edgeloss import reduction, reference, region
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
-from edgeloss.debug.stats import all_finite, first_line
-from edgeloss.debug.trees import Node, make_node
+from edgeloss.debug.trees import Node, all_finite, first_line, make_node
 from edgeloss.inputs import check_inputs, widest
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options
@@ -60,7 +59,7 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
         ("same_side", vu, e),
         ("other_side", vu, e),
     ):
-        if reduction.term_weights(options)[name]:
+        if options.term_weights()[name]:
             values = getattr(maps, name)
             values = values if pixel_weight is None else values * pixel_weight
             losses[name] = values.sum(dtype=widest(leaf.device)) * reduction.ratio(1.0, denominator)

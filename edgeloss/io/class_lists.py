@@ -1,12 +1,12 @@
-"""Class lists: text files with one class per line."""
+"""Text files with one class per line: their names, and what other files of indices share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from edgeloss.io.files import VOID_INDEX, InputError
-from edgeloss.io.lines import indexed_lines
+from edgeloss.io.files import VOID_INDEX, InputError, check_file
 
 
 class Classes(NamedTuple):
@@ -67,3 +67,26 @@ def read_classes(path: str | Path) -> Classes:
                 f" {len(names) - 1} without a gap, but got {index}"
             )
     return Classes([names[index] for index in range(len(names))], ignore_index)
+
+
+def indexed_lines(path: str | Path, form: str, *, commas: bool = False) -> Iterator[tuple[int, int, str]]:
+    """Yield number, index and rest of each line of a text file; ``form`` describes the lines in messages."""
+    check_file(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a text file in UTF-8, but got other bytes ({error})") from error
+    line_numbers: dict[int, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = (line.replace(",", " ") if commas else line).split(maxsplit=1)
+        if not fields:
+            continue
+        if len(fields) < 2 or not (fields[0].isascii() and fields[0].isdigit()):
+            raise InputError(f'{path}, line {number}: expected "{form}", but got {line!r}')
+        index = int(fields[0])
+        if index in line_numbers:
+            raise InputError(f"{path}, line {number}: index {index} occurs twice, first in line {line_numbers[index]}")
+        line_numbers[index] = number
+        yield number, index, fields[1].strip()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgeloss.io.class_lists import indexed_lines
 from edgeloss.io.files import VOID_INDEX, InputError
-from edgeloss.io.lines import indexed_lines
 
 Rgb = tuple[int, int, int]
 

@@ -44,16 +44,10 @@ def check_options(
         TypeError: for an argument of the wrong type.
         ValueError: for a value out of its range.
     """
-    common: dict[str, Any] = {
-        "num_classes": num_classes,
-        "ignore_index": ignore_index,
-        "average": average,
-        "validate": validate,
-        "multilabel": multilabel,
-    }
     spacing = options.pop("spacing", None)
     spacing_per_axis(spacing, max(1, len(spacing)) if isinstance(spacing, Sequence) else 2)
-    for name, value in {**common, **options}.items():
+    common = {"num_classes": num_classes, "ignore_index": ignore_index, "average": average, "validate": validate}
+    for name, value in {**common, "multilabel": multilabel, **options}.items():
         if name == "ratio" or (name == "radius" and spacing is not None):
             if not is_number(value) or not 0 < float(value) < math.inf:
                 raise ValueError(f"{name}: expected a finite number > 0, but got {value!r}")

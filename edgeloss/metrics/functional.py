@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss.metrics.arguments import Average, Score, Spacing, check_options, label_maps
+from edgeloss.neighborhoods import sliding_max
 from edgeloss.options import spacing_per_axis
 
 _WORD_BITS = 63  # classes that an int64 stores as bits, without its sign
@@ -273,7 +274,7 @@ def _pad(x: Tensor, reach: Sequence[int], value: int) -> Tensor:
 def _box_max(x: Tensor, reach: Sequence[int]) -> Tensor:
     """Return the maximum over boxes of maps that are padded by ``reach``."""
     for axis, amount in enumerate(reach, start=-len(reach)):
-        x = _sliding_max(x, 2 * amount + 1, dim=axis)
+        x = sliding_max(x, 2 * amount + 1, axis)
     return x
 
 
@@ -295,21 +296,10 @@ def _ball_max(rows: Mapping[tuple[int, ...], int], x: Tensor, reach: Sequence[in
     return reduce(
         torch.maximum,
         (
-            _sliding_max(reduce(torch.maximum, (window(offset, half) for offset in offsets)), 2 * half + 1, dim=-1)
+            sliding_max(reduce(torch.maximum, (window(offset, half) for offset in offsets)), 2 * half + 1, -1)
             for half, offsets in by_half.items()
         ),
     )
-
-
-def _sliding_max(x: Tensor, size: int, *, dim: int) -> Tensor:
-    """Return the maximum over each full window, doubling its size step by step."""
-    done = 1
-    while done < size:
-        step = min(done, size - done)
-        left = x.shape[dim] - step
-        x = torch.maximum(x.narrow(dim, 0, left), x.narrow(dim, step, left))
-        done += step
-    return x
 
 
 def _overlap(y: Tensor, band: Tensor, num_classes: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,22 @@ class _Counting(Metric):
     full_state_update = False
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
+    _rows = 2  # of counts
+    _count: Callable[..., Tensor]  # of label maps and a number of classes
 
     def __init__(
         self,
-        rows: int,
         num_classes: int,
         ignore_index: int | None,
+        multilabel: bool,
         average: Average,
         validate: bool | None,
-        multilabel: bool,
         counted: dict[str, Any],
+        score: Score = "f1",
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Store the options."""
+        """Check and store the options; ``counted`` are those of the counts."""
+        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, score=score, **counted)
         super().__init__(**kwargs)
         self.num_classes = num_classes
         self.ignore_index = ignore_index
@@ -47,7 +51,7 @@ class _Counting(Metric):
         words = ", ".join(f"{key}={value}" for key, value in named.items())
         self._counts = f"counts of {type(self).__name__}({words})"
         classes = 1 if counted.get("class_agnostic") else num_classes
-        self.add_state(self._counts, torch.zeros(rows, classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state(self._counts, torch.zeros(self._rows, classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Count a batch.
@@ -58,16 +62,14 @@ class _Counting(Metric):
         """
         options = self.num_classes, self.ignore_index, self.validate
         y = label_maps(preds, target, *options, multilabel=self.multilabel)
-        counts = functional.counts_of_classes(self._count, y, self.num_classes, multilabel=self.multilabel)
+        counts = functional.counts_of_classes(
+            partial(self._count, **self.counted), y, self.num_classes, multilabel=self.multilabel
+        )
         setattr(self, self._counts, getattr(self, self._counts) + counts)
 
     def compute(self) -> Tensor:
         """Compute the score of all batches since the last reset: 0-d or [C]."""
         return self._score(getattr(self, self._counts))
-
-    @abstractmethod
-    def _count(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return the counts of one batch of label maps."""
 
     def _score(self, counts: Tensor) -> Tensor:
         return functional.iou_from_counts(counts, self.average, self._class_of_void())
@@ -82,15 +84,7 @@ class BoundaryIoU(_Counting):
     See :func:`edgeloss.metrics.boundary_iou`. Pixels are counted per class over all images, which may differ in size,
     and divided at the end.
 
-    Args:
-        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
-        ignore_index: the label of void pixels; None for none.
-        multilabel: score classes that may overlap, each by itself, from labels [B, C, *S].
-        ratio: width of the band relative to the image diagonal, > 0.
-        spacing: size of a pixel, > 0, or one per axis; None for 1.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
-        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
-        **kwargs: passed to :class:`torchmetrics.Metric`.
+    The options are those of :func:`edgeloss.metrics.boundary_iou`; others are passed to :class:`torchmetrics.Metric`.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -107,6 +101,8 @@ class BoundaryIoU(_Counting):
         tensor(0.3333)
     """
 
+    _count = staticmethod(functional.boundary_iou_counts)
+
     def __init__(
         self,
         num_classes: int,
@@ -121,11 +117,7 @@ class BoundaryIoU(_Counting):
     ) -> None:
         """Store the options."""
         counted = {"ratio": ratio, "spacing": spacing}
-        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, **counted)
-        super().__init__(2, num_classes, ignore_index, average, validate, multilabel, counted, **kwargs)
-
-    def _count(self, y: Tensor, num_classes: int) -> Tensor:
-        return functional.boundary_iou_counts(y, num_classes, **self.counted)
+        super().__init__(num_classes, ignore_index, multilabel, average, validate, counted, **kwargs)
 
 
 class TrimapIoU(_Counting):
@@ -133,15 +125,7 @@ class TrimapIoU(_Counting):
 
     See :func:`edgeloss.metrics.trimap_iou`. Pixels are counted per class over all images and divided at the end.
 
-    Args:
-        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
-        ignore_index: the label of void pixels; None for none.
-        multilabel: score classes that may overlap, each by itself, from labels [B, C, *S].
-        radius: Euclidean distance in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
-        spacing: size of a pixel, > 0, or one per axis; None for 1.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
-        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
-        **kwargs: passed to :class:`torchmetrics.Metric`.
+    The options are those of :func:`edgeloss.metrics.trimap_iou`; others are passed to :class:`torchmetrics.Metric`.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -155,6 +139,8 @@ class TrimapIoU(_Counting):
         >>> metric(target, target)
         tensor(1.)
     """
+
+    _count = staticmethod(functional.trimap_iou_counts)
 
     def __init__(
         self,
@@ -170,11 +156,7 @@ class TrimapIoU(_Counting):
     ) -> None:
         """Store the options."""
         counted = {"radius": radius, "spacing": spacing}
-        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, **counted)
-        super().__init__(2, num_classes, ignore_index, average, validate, multilabel, counted, **kwargs)
-
-    def _count(self, y: Tensor, num_classes: int) -> Tensor:
-        return functional.trimap_iou_counts(y, num_classes, **self.counted)
+        super().__init__(num_classes, ignore_index, multilabel, average, validate, counted, **kwargs)
 
 
 class BoundaryF1(_Counting):
@@ -182,18 +164,7 @@ class BoundaryF1(_Counting):
 
     See :func:`edgeloss.metrics.boundary_f1`. A :class:`torchmetrics.MetricCollection` counts once for all three scores.
 
-    Args:
-        num_classes: C ≥ 2; with ``multilabel`` C ≥ 1.
-        ignore_index: the label of void pixels; None for none.
-        multilabel: score classes that may overlap, each by itself, from labels [B, C, *S].
-        radius: radius of the disk or ball in pixels, an int ≥ 1, or any number > 0 of units of ``spacing``.
-        spacing: size of a pixel, > 0, or one per axis; None for 1.
-        average: ``"macro"`` for the mean over the classes that occur, ``"none"`` for one value per class.
-        score: ``"f1"``, ``"precision"`` or ``"recall"``.
-        class_agnostic: merge the borders of all classes into one; not with ``multilabel``.
-        per_image: average the scores of the images, as the DAVIS and GSCNN scripts do.
-        validate: whether to check for out-of-range labels; None checks on all devices but CUDA.
-        **kwargs: passed to :class:`torchmetrics.Metric`.
+    The options are those of :func:`edgeloss.metrics.boundary_f1`; others are passed to :class:`torchmetrics.Metric`.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -208,6 +179,9 @@ class BoundaryF1(_Counting):
         >>> scores(target.roll(3, -1), target)  # one border one pixel off, another three pixels off
         {'precision': tensor(0.5000), 'recall': tensor(1.)}
     """
+
+    _rows = 4
+    _count = staticmethod(functional.boundary_f1_counts)
 
     def __init__(
         self,
@@ -227,12 +201,8 @@ class BoundaryF1(_Counting):
         """Store the options."""
         counted: dict[str, Any] = {"radius": radius, "spacing": spacing}
         counted |= {"class_agnostic": class_agnostic, "per_image": per_image}
-        check_options(num_classes, ignore_index, average, validate, multilabel=multilabel, score=score, **counted)
-        super().__init__(4, num_classes, ignore_index, average, validate, multilabel, counted, **kwargs)
+        super().__init__(num_classes, ignore_index, multilabel, average, validate, counted, score, **kwargs)
         self.score = score
-
-    def _count(self, y: Tensor, num_classes: int) -> Tensor:
-        return functional.boundary_f1_counts(y, num_classes, **self.counted)
 
     def _score(self, counts: Tensor) -> Tensor:
         return functional.f1_from_counts(

@@ -95,21 +95,9 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return norm.sqrt_()
 
 
-class TopClasses(NamedTuple):
-    """The most probable classes of each pixel, in falling order.
-
-    Attributes:
-        classes: [T, B, H, W] int64, first the prediction; -1 where a logit is nan.
-        probabilities: [T, B, H, W] float; nan where a logit is nan.
-    """
-
-    classes: npt.NDArray[np.int64]
-    probabilities: npt.NDArray[Any]
-
-
 def compute_top_classes(
     logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 3
-) -> TopClasses:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     """Compute the most probable classes of each pixel; arguments as in :func:`compute_arrays`.
 
     Args:
@@ -119,7 +107,8 @@ def compute_top_classes(
         count: T, the number of classes, at most C.
 
     Returns:
-        The classes, on the CPU.
+        The classes [T, B, H, W] in falling order of probability, first the prediction, -1 where a logit is nan; and
+        their probabilities, nan where a logit is nan.
     """
     criterion, logits, target = prepare(logits, target, criterion)
     _, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
@@ -130,7 +119,7 @@ def compute_top_classes(
     # topk and max may order equal values differently: put the prediction first.
     classes = torch.cat([first, classes.where(classes != first, classes[:, :1])[:, 1:]], dim=1)
     p = scores.softmax(1).gather(1, classes).masked_fill(failed, torch.nan)
-    return TopClasses(classes.masked_fill(failed, -1).movedim(1, 0).cpu().numpy(), p.movedim(1, 0).cpu().numpy())
+    return classes.masked_fill(failed, -1).movedim(1, 0).cpu().numpy(), p.movedim(1, 0).cpu().numpy()
 
 
 def prepare(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> tuple[EdgeAwareLoss, Tensor, Tensor]:

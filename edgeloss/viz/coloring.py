@@ -22,25 +22,37 @@ Extend = Literal["neither", "min", "max", "both"]
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
 CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
 
+_NAMES = {
+    "cross_entropy": "cross-entropy",
+    "same_side": "same side",
+    "other_side": "other side",
+    "edge": "edge map",
+    "gradient": "|gradient|",
+}
+
 
 class ColoredMap(NamedTuple):
     """One map of a batch, with what its colors need.
 
     Attributes:
-        name: of the map.
+        key: of the map, as in :class:`edgeloss.LossMaps`.
+        name: to be shown.
         stats: one line of text per image.
-        values: [B, h, w], masked where not finite.
+        raw: [B, h, w], as given.
+        values: [B, h, w], what is colored, masked where not finite.
         void: [B, h, w] bool, drawn gray.
         nothing: [B, h, w] bool, drawn black.
         norm: the range of the colors.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
         outline: the color of the borders between the true labels.
         unit: of the values.
-        log: the values are log10 of those of the statistics.
+        log: the values are log10 of the raw ones.
     """
 
+    key: str
     name: str
     stats: list[str]
+    raw: _Array
     values: np.ma.MaskedArray[Any, Any]
     void: _Array
     nothing: _Array
@@ -63,28 +75,26 @@ def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
     # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
     cell_void = reduce_blocks(np.logical_or, void, zero.shape[1:]) & zero
 
-    def on_edges(name: str, values: _Array) -> ColoredMap:
-        return color_map(name, values, edges, void, ~edges & ~void, outline="black", unit="nats")
+    def on_edges(key: str) -> ColoredMap:
+        return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
 
     nothing = np.zeros_like(void)
     maps = [
-        color_map("cross-entropy", arrays.maps["cross_entropy"], ~void, void, nothing, outline="white", unit="nats"),
-        on_edges("edge map", arrays.maps["edge"]),
-        color_map("|gradient|", arrays.gradient, ~cell_void, cell_void, zero & ~cell_void, outline="white", log=True),
+        color_map("cross_entropy", arrays.maps["cross_entropy"], ~void, void, nothing, unit="nats"),
+        on_edges("edge"),
+        color_map("gradient", arrays.gradient, ~cell_void, cell_void, zero & ~cell_void, log=True),
     ]
-    if terms:
-        maps += [on_edges("same side", arrays.maps["same_side"]), on_edges("other side", arrays.maps["other_side"])]
-    return maps
+    return [*maps, on_edges("same_side"), on_edges("other_side")] if terms else maps
 
 
 def color_map(
-    name: str,
+    key: str,
     values: _Array,
     counted: _Array,
     void: _Array,
     nothing: _Array,
     *,
-    outline: str,
+    outline: str = "white",
     unit: str = "",
     log: bool = False,
 ) -> ColoredMap:
@@ -93,7 +103,7 @@ def color_map(
     Mean, maximum and color range are computed over the finite values in ``counted``.
 
     Args:
-        name: of the map.
+        key: of the map.
         values: [B, h, w], ≥ 0.
         counted: [B, h, w] bool, the pixels to measure.
         void: [B, h, w] bool, the pixels to draw gray.
@@ -102,7 +112,7 @@ def color_map(
         unit: of the values.
         log: color log10 of the values; the statistics remain those of the values.
     """
-    finite = np.isfinite(values)
+    finite, raw = np.isfinite(values), values
     values = values.astype(np.float64)
     stats = []
     for image, inside, failed in zip(values, counted & finite, (~finite).sum((1, 2)), strict=True):
@@ -114,7 +124,8 @@ def color_map(
     if log:
         values = np.log10(np.maximum(values, np.nextafter(0, 1)))  # finite at 0, which is drawn black
     norm, extend = _norm(values[counted & finite & ~nothing], log)
-    return ColoredMap(name, stats, np.ma.array(values, mask=~finite), void, nothing, norm, extend, outline, unit, log)
+    shown = np.ma.array(values, mask=~finite)
+    return ColoredMap(key, _NAMES.get(key, key), stats, raw, shown, void, nothing, norm, extend, outline, unit, log)
 
 
 def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:

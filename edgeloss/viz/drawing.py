@@ -28,6 +28,8 @@ TITLE = 0.28
 BAR = 0.08  # height of a color bar
 BAR_GAP = 0.05  # between a picture and its color bar
 TICKS = 0.16  # the numbers below a color bar
+BELOW_MAP = BAR_GAP + BAR + TICKS
+_LINES_FROM = 0.012  # size of a pixel of a map that leaves room for contours
 UNIT = 0.27  # right of a color bar
 _TITLE_LETTER = 0.1  # width of a letter of the title, rounded up
 _CAPTION_LETTER = 0.05  # width of a letter of a caption, rounded up
@@ -69,9 +71,9 @@ def find_borders(labels: _Array) -> _Array:
     return np.concatenate(lines)
 
 
-def draw_borders(axes: Axes, borders: _Array, color: str, width: float) -> None:
+def draw_borders(axes: Axes, borders: _Array | None, color: str, width: float) -> None:
     """Draw the lines of :func:`find_borders`, ``width`` points wide."""
-    if not len(borders):
+    if borders is None or not len(borders):
         return
     lines = LineCollection(list(borders), colors=color, linewidths=width, capstyle="projecting", rasterized=True)
     axes.add_collection(lines, autolim=False)
@@ -112,6 +114,25 @@ def show_map(axes: Axes, colored: ColoredMap, index: int) -> AxesImage:
             clear_or_full = ListedColormap([(*color, 0.0), (*color, 1.0)])
             _add_reduced(axes, mask.astype(np.float32), np.minimum, clear_or_full, Normalize(0, 1))
     return drawn
+
+
+def add_map(
+    figure: Figure,
+    box: Box,
+    shape: tuple[int, ...],
+    colored: ColoredMap,
+    index: int,
+    *,
+    name: str | None = None,
+    borders: _Array | None = None,
+) -> None:
+    """Add one image of a map with its color bar, and borders where its pixels are large enough."""
+    axes = add_axes(figure, box, shape, name or colored.name, colored.stats[index])
+    picture = show_map(axes, colored, index)
+    if (pixel := box[-1] / shape[0]) > _LINES_FROM:
+        draw_borders(axes, borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
+    mark(axes, np.ma.getmaskarray(colored.values[index]))
+    add_color_bar(figure, box, picture, colored)
 
 
 def _add_reduced(axes: Axes, values: _Array, ufunc: np.ufunc, cmap: Colormap, norm: Normalize) -> AxesImage:
@@ -241,8 +262,12 @@ class TextFigure(Figure):
         with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
             super().savefig(*arguments, **options)
 
+    def content(self, suffix: str, **options: Any) -> bytes:  # noqa: ANN401
+        """Return the content of a file with this suffix; options as of Figure.savefig."""
+        file = io.BytesIO()
+        self.savefig(file, format=suffix.lower()[1:], **options)
+        return file.getvalue()
+
     def _repr_png_(self) -> bytes:
         """Return what a notebook displays, also before anything has imported pyplot."""
-        picture = io.BytesIO()
-        self.savefig(picture, format="png")
-        return picture.getvalue()
+        return self.content(".png")

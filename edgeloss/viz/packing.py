@@ -1,4 +1,4 @@
-"""The arrays of a report, rounded and compressed, as its script reads them."""
+"""The numbers of a report: rounded to 16-bit codes and compressed, with their histograms and the worst places."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edgeloss.viz.arrays import Arrays, TopClasses
-from edgeloss.viz.codes import IGNORED, OFF_EDGES, encode
+from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import ColoredMap
 from edgeloss.viz.neighbors import Neighbors
-from edgeloss.viz.summary import histogram
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
@@ -28,6 +26,13 @@ _LEVEL = 6  # of zlib
 _BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
 _BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
+
+_BINS = 60
+_PLACES = 6
+
+# Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
+IGNORED, OFF_EDGES, FIRST_NUMBER = 1, 2, 3
+NOT_FINITE = 0xFF00 + FIRST_NUMBER  # inf; nan is larger
 
 
 class Precision(NamedTuple):
@@ -57,20 +62,12 @@ _PRECISIONS = (
 )
 
 
-class Layer(NamedTuple):
-    """A map of the menus."""
-
-    key: str
-    colored: ColoredMap
-    values: _Array
-
-
 class Content(NamedTuple):
     """The numbers of a report."""
 
     arrays: Arrays
-    layers: list[Layer]  # in the order of the menus
-    top_classes: TopClasses
+    layers: list[ColoredMap]  # in the order of the menus
+    top_classes: tuple[_Array, _Array]  # and their probabilities
     neighbors: Neighbors
 
 
@@ -97,7 +94,7 @@ def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
         packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
         if name in layers:
             counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
-            log = layers[name].colored.log
+            log = layers[name].log
             packed["histograms"][name] = histogram(np.asarray(counts), log=log)
     return packed
 
@@ -154,7 +151,7 @@ def _bands(values: _Array, ends: Sequence[int]) -> list[_Array]:
 
 def _image(content: Content, index: int, precision: Precision, split: _Split) -> Iterator[tuple[str, _Packed]]:
     """Yield the name and content of each array of one image, split in bands: a page unpacks those that it shows."""
-    arrays, neighbors, top_classes = content.arrays, content.neighbors, content.top_classes
+    arrays, neighbors, (classes, probabilities) = content.arrays, content.neighbors, content.top_classes
     bits, step, count = precision
     edges = arrays.maps["edge_mask"][index]
     bands = max(1, round(edges.size / _BAND))
@@ -162,9 +159,9 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
     def ends(rows: int) -> list[int]:
         return [rows * (band + 1) // bands for band in range(bands)]
 
-    def labels(values: _Array, classes: int, at: Sequence[int] = ends(len(edges))) -> _Packed:
+    def labels(values: _Array, numbers: int, at: Sequence[int] = ends(len(edges))) -> _Packed:
         # The largest value of the type stands for -1.
-        dtype = np.uint8 if classes <= 255 else np.uint16
+        dtype = np.uint8 if numbers <= 255 else np.uint16
         return _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
 
     def floats(values: _Array, step: float = step, at: Sequence[int] | None = None) -> _Packed:
@@ -173,17 +170,17 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
 
     yield "truth", labels(arrays.target[index], arrays.classes)
     yield "prediction", labels(arrays.prediction[index], arrays.classes)
-    for rank in range(min(count, len(top_classes.classes))):
+    for rank in range(min(count, len(classes))):
         if rank:  # rank 0 is the prediction
-            yield f"class_{rank}", labels(top_classes.classes[rank, index], arrays.classes)
-        yield f"probability_{rank}", floats(top_classes.probabilities[rank, index])
-    for key, colored, values in content.layers:
-        packed = floats(values[index], 0 if key in ("gradient", "distance") else step)
-        special = {OFF_EDGES: ~edges} if key in _EDGE_LAYERS else {}
-        for code, mask in {**special, IGNORED: colored.void[index]}.items():
+            yield f"class_{rank}", labels(classes[rank, index], arrays.classes)
+        yield f"probability_{rank}", floats(probabilities[rank, index])
+    for layer in content.layers:
+        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "distance") else step)
+        special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
+        for code, mask in {**special, IGNORED: layer.void[index]}.items():
             for part, where in zip(packed.parts, split(mask, ends(len(mask))), strict=True):
                 part[where] = code
-        yield key, packed
+        yield layer.key, packed
 
     before, here = (int(arrays.maps["edge_mask"][images].sum()) for images in (slice(index), index))
     own = slice(before, before + here)
@@ -212,3 +209,104 @@ def picture_uri(rgb: _Array) -> str:
 def data_uri(content: bytes, kind: str) -> str:
     """Return a picture, ``kind`` png or jpeg, as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+# -------------------------------------------------------------------------------------------------------------- codes
+
+
+def encode(values: _Array, bits: int, step: float) -> _Array:
+    """Convert numbers ≥ 0 to codes in their order, with nan last.
+
+    A code is the exponent of float32 and 8 bits of the significand, of which ``bits`` are used, plus ``FIRST_NUMBER``.
+
+    Args:
+        values: floating, of any shape.
+        bits: of the significand, at most 8.
+        step: round values below 1 to its multiples; 0 does not.
+
+    Returns:
+        uint16, in the shape of the values.
+
+    Example:
+        >>> decode(encode(np.array([0.0, 0.3, 5.01]), 8, 0)).tolist()
+        [0.0, 0.2998046875, 5.015625]
+    """
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(values, dtype=np.float32)
+    if step:
+        single = np.where(single < 1, np.rint(single * np.float32(1 / step)) * np.float32(step), single)
+    # A nan of any payload has one code, and -0 the code of 0.
+    raw = np.where(np.isnan(single), np.float32(np.nan), np.abs(single)).view(np.uint32)
+    drop = 23 - bits
+    # Rounding may carry into the exponent; inf has no significand to round, and nan keeps its quiet bit.
+    code = (raw + np.uint32(1 << (drop - 1))) >> np.uint32(drop) << np.uint32(8 - bits)
+    return np.asarray(code + FIRST_NUMBER, dtype=np.uint16)
+
+
+def decode(codes: _Array) -> npt.NDArray[np.float32]:
+    """Convert codes of numbers back to numbers, float32; others become 0."""
+    return ((np.maximum(codes, FIRST_NUMBER).astype(np.uint32) - FIRST_NUMBER) << 15).view(np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------- summaries
+
+
+def histogram(counts: _Array, *, log: bool) -> dict[str, Any] | None:
+    """Count the finite numbers of a map in bins of equal width.
+
+    Args:
+        counts: [65536] how often each code occurs.
+        log: the bins have equal widths in log10.
+
+    Returns:
+        ``low`` and ``width`` of the first bin, in log10 if wanted, and the ``counts`` of all; None without numbers.
+
+    Example:
+        >>> counts = np.bincount([FIRST_NUMBER, FIRST_NUMBER, FIRST_NUMBER + 127 * 256], minlength=65536)
+        >>> bins = histogram(counts, log=False)
+        >>> bins["counts"][0], bins["counts"][-1], bins["width"] * 60  # twice 0 and once 1
+        (2, 1, 1.0)
+    """
+    codes = np.flatnonzero(counts[:NOT_FINITE])
+    codes = codes[codes >= FIRST_NUMBER + log]
+    if not codes.size:
+        return None
+    numbers = decode(codes).astype(np.float64)
+    numbers = np.log10(numbers) if log else numbers
+    low = float(numbers.min()) if log else 0.0
+    width = (float(numbers.max()) - low) / _BINS or 1.0
+    bins = np.minimum(((numbers - low) / width).astype(int), _BINS - 1)
+    sums = np.bincount(bins, counts[codes], _BINS).astype(int)
+    return {"low": low, "width": width, "counts": sums.tolist()}
+
+
+def worst_places(losses: _Array) -> list[dict[str, Any]]:
+    """Sum a map over square blocks, and return the largest sums that do not touch each other.
+
+    Args:
+        losses: [H, W], ≥ 0. A block with a number that is not finite comes first.
+
+    Returns:
+        ``row`` and ``column`` of the middles, ``size`` of the blocks, and the ``sum``, None where it is not finite.
+    """
+    rows, columns = losses.shape
+    size = min(max(round(min(rows, columns) / 12), 8), 64)
+    starts = [np.arange(0, length, size) for length in losses.shape]
+    sums = np.add.reduceat(np.add.reduceat(losses, starts[0], axis=0, dtype=np.float64), starts[1], axis=1)
+    places: list[tuple[int, int]] = []
+    order = np.argsort(-np.nan_to_num(sums, nan=np.inf), axis=None, kind="stable")
+    for block in order[: np.count_nonzero(sums)]:
+        y, x = divmod(int(block), sums.shape[1])
+        if all(max(abs(y - v), abs(x - u)) > 1 for v, u in places):
+            places.append((y, x))
+        if len(places) == _PLACES:
+            break
+    return [
+        {
+            "row": min(int((y + 0.5) * size), rows - 1),
+            "column": min(int((x + 0.5) * size), columns - 1),
+            "size": size,
+            "sum": float(sums[y, x]) if np.isfinite(sums[y, x]) else None,
+        }
+        for y, x in places
+    ]

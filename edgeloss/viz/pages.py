@@ -53,7 +53,7 @@ def page(
         css="".join(map(asset, ("base.css", *css))),
         # A "<" could end the script element early.
         data=json.dumps(data or {}, allow_nan=False).replace("<", "\\u003c"),
-        script="\n".join(map(asset, ("base.js", *(scripts or ["plain.js"])))),
+        script="\n".join([*map(asset, ("base.js", *scripts)), *([] if scripts else ["begin();"])]),
     )
 
 

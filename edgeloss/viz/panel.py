@@ -1,4 +1,4 @@
-"""A figure of a batch: the images, the labels, the loss maps and the gradient."""
+"""Figures of a batch: images, labels, loss maps and gradient; or the gradient of any loss alone."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from torch import Tensor
 
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import drawing
-from edgeloss.viz.arrays import Arrays, compute_arrays
-from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, error_picture, rgb_images
+from edgeloss.viz.arrays import Arrays, compute_arrays, gradient_norm
+from edgeloss.viz.coloring import (
+    ColoredMap,
+    class_colors,
+    class_labels,
+    color_map,
+    color_maps,
+    error_picture,
+    reduce_blocks,
+    rgb_images,
+)
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 
 # Lengths in inches.
 _SWATCH = 0.29  # width of a colored box of the key with the space around it
 _LETTER = 0.062  # width of a letter of the key, rounded up
 _NARROWEST = 1.4  # width of a picture that its caption fits
-_LINES_FROM = 0.012  # size of a pixel of a map that leaves room for contours
 
 _MOST_NAMES = 40  # in the key: the classes with the most pixels
 
@@ -40,7 +48,7 @@ def panel(
     terms: bool = False,
     contours: bool = True,
     width: float | None = None,
-) -> Figure:
+) -> drawing.TextFigure:
     """Draw image, ground truth, prediction, errors, cross-entropy map, edge map and gradient.
 
     The loss maps are those of ``criterion(logits, target, return_maps=True)``. The gradient is that of the loss with
@@ -96,43 +104,34 @@ def panel(
         raise ValueError(
             f"width: expected at least {least:.2g} inches, but got {width}; pass 3.3 for a column, or None"
         )
-    content = _Content(arrays, color_maps(arrays, terms=terms), images, names, colors, contours)
-    return _draw(content, title, width)
-
-
-class _Content(NamedTuple):
-    """What a figure shows."""
-
-    arrays: Arrays
-    maps: list[ColoredMap]
-    images: _Array | None
-    names: Sequence[str]
-    colors: _Array
-    contours: bool
-
-
-def _draw(content: _Content, title: str | None, width: float | None) -> Figure:
-    key = _key(content)
-    letters = [len(name) for name, _ in key]
-    shape, pictures = content.arrays.target.shape, 3 + (content.images is not None)
-    layout = _layout(shape, pictures, len(content.maps), letters, titled=title is not None, width=width)
+    maps = color_maps(arrays, terms=terms)
+    key = _key(arrays, maps, names, colors, has_image=images is not None)
+    letters, pictures = [len(name) for name, _ in key], 3 + (images is not None)
+    layout = _layout(arrays.target.shape, pictures, len(maps), letters, titled=title is not None, width=width)
     figure = drawing.TextFigure(figsize=(layout.width, layout.height), dpi=drawing.DPI)
     boxes = iter(layout.boxes)
-    for index in range(len(content.arrays.target)):
-        _draw_labels(figure, boxes, content, index)
-        _draw_maps(figure, boxes, content, index)
+    for index, (truth, prediction) in enumerate(zip(arrays.target, arrays.prediction, strict=True)):
+        borders = drawing.find_borders(truth) if contours else None
+        _draw_labels(figure, boxes, truth, prediction, None if images is None else images[index], colors, borders)
+        for colored in maps:
+            drawing.add_map(figure, next(boxes), truth.shape, colored, index, borders=borders)
     drawing.add_title(figure, title)
     drawing.add_key(figure, key, layout.key_columns, *layout.key_place)
     return figure
 
 
-def _draw_labels(figure: Figure, boxes: Iterator[drawing.Box], content: _Content, index: int) -> None:
+def _draw_labels(
+    figure: Figure,
+    boxes: Iterator[drawing.Box],
+    truth: _Array,
+    prediction: _Array,
+    image: _Array | None,
+    colors: _Array,
+    borders: _Array | None,
+) -> None:
     """Draw image, truth, prediction and errors of one image, each in the next box."""
-    truth, prediction = content.arrays.target[index], content.arrays.prediction[index]
-    image = None if content.images is None else content.images[index]
     valid = truth >= 0
-    borders = drawing.find_borders(truth) if content.contours else np.empty((0, 2, 2))
-    colors, (height, width) = content.colors, truth.shape
+    height, width = truth.shape
     box = next(boxes)
     line = min(0.16 * box[2], 0.45)  # in points
     if image is not None:
@@ -158,23 +157,10 @@ def _draw_labels(figure: Figure, boxes: Iterator[drawing.Box], content: _Content
     drawing.show(axes, error_picture(truth, prediction, image))
 
 
-def _draw_maps(figure: Figure, boxes: Iterator[drawing.Box], content: _Content, index: int) -> None:
-    """Draw the maps of one image, each in the next box."""
-    truth = content.arrays.target[index]
-    borders = drawing.find_borders(truth)
-    for colored in content.maps:
-        box = next(boxes)
-        axes = drawing.add_axes(figure, box, truth.shape, colored.name, colored.stats[index])
-        picture = drawing.show_map(axes, colored, index)
-        if content.contours and (pixel := box[-1] / len(truth)) > _LINES_FROM:
-            drawing.draw_borders(axes, borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
-        drawing.mark(axes, np.ma.getmaskarray(colored.values[index]))
-        drawing.add_color_bar(figure, box, picture, colored)
-
-
-def _key(content: _Content) -> list[tuple[str, drawing.Color]]:
+def _key(
+    arrays: Arrays, maps: Sequence[ColoredMap], names: Sequence[str], colors: _Array, *, has_image: bool
+) -> list[tuple[str, drawing.Color]]:
     """Return the names and colors that occur, of very many classes those with the most pixels."""
-    arrays, maps = content.arrays, content.maps
     labels = np.concatenate([arrays.target.ravel(), arrays.prediction.ravel()])
     counts = np.bincount(labels[labels >= 0], minlength=arrays.classes)
     most = np.sort(np.argsort(-counts, kind="stable")[: min(_MOST_NAMES, np.count_nonzero(counts))])
@@ -182,13 +168,13 @@ def _key(content: _Content) -> list[tuple[str, drawing.Color]]:
     wrong = (arrays.prediction != arrays.target) & (arrays.target >= 0)
     special = [
         (f"and {more} more", (1.0, 1.0, 1.0), more > 0),
-        ("right", RIGHT, content.images is None and not wrong.all()),
+        ("right", RIGHT, not has_image and not wrong.all()),
         ("wrong", WRONG, wrong.any()),
         ("ignored", VOID, (arrays.target < 0).any()),
         ("no edge, zero gradient", NOTHING, any(colored.nothing.any() for colored in maps)),
         ("not finite", LOUD, (arrays.prediction < 0).any() or any(colored.values.mask.any() for colored in maps)),
     ]
-    key: list[tuple[str, drawing.Color]] = [(content.names[label], tuple(content.colors[label])) for label in most]
+    key: list[tuple[str, drawing.Color]] = [(names[label], tuple(colors[label])) for label in most]
     return key + [(name, color) for name, color, occurs in special if occurs]
 
 
@@ -228,10 +214,10 @@ def _layout(
     full = columns * (wide + drawing.GAP) - drawing.GAP + 2 * drawing.MARGIN
 
     rows = math.ceil(count / columns)
-    bar = drawing.BAR_GAP + drawing.BAR + drawing.TICKS
     # A row has bars if the last of its pictures is a map.
     steps = [
-        drawing.CAPTION + high + drawing.GAP + bar * (min((row + 1) * columns, count) > pictures) for row in range(rows)
+        drawing.CAPTION + high + drawing.GAP + drawing.BELOW_MAP * (min((row + 1) * columns, count) > pictures)
+        for row in range(rows)
     ]
     tops = np.cumsum([0.0, *steps])  # of the rows of an image, downwards
     block = float(tops[-1])
@@ -282,3 +268,84 @@ def _key_columns(letters: list[int], width: float) -> tuple[int, int]:
         if columns * _SWATCH + _LETTER * sum(max(part) for part in parts) < width:
             return columns, math.ceil(len(letters) / columns)
     return 1, 0
+
+
+# ------------------------------------------------------------------------------------------- the gradient of any loss
+
+
+def gradient_figure(gradient: Tensor, ignored: Tensor | None = None, *, title: str | None = None) -> drawing.TextFigure:
+    """Draw the L2 norm of the gradient over the classes on a log scale, one picture per image.
+
+    Colors are those of :func:`edgeloss.viz.panel`, with one scale for all pictures: non-finite values are magenta and
+    counted above the picture, ignored pixels are gray, and gradients of exactly 0 are black.
+
+    Args:
+        gradient: [B, C, H, W] or [B, C, D, H, W] floating, any device. Of a volume, the slice with the most non-finite
+            pixels is drawn, or the middle slice if there are none.
+        ignored: [B, *S] bool, the ignored pixels, of images also in a higher resolution. None if there are none.
+        title: one line above the pictures.
+
+    Returns:
+        The figure. Its axes are the pictures, each followed by its color bar.
+
+    Raises:
+        ValueError: if the gradient has another shape or no pixels.
+
+    Example:
+        >>> import torch
+        >>> gradient = torch.randn(2, 3, 8, 8)
+        >>> gradient[1, 0, 4, 4] = torch.nan
+        >>> figure = gradient_figure(gradient)
+        >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+        ['image 0', 'image 1']
+        >>> figure.axes[2].texts[0].get_text()[-12:]
+        '1 not finite'
+    """
+    if gradient.dim() not in (4, 5) or not gradient.numel():
+        raise ValueError(
+            "gradient: expected [B, C, H, W] or [B, C, D, H, W] with at least one pixel, but got "
+            f"{list(gradient.shape)}; pass the gradient with respect to 2-D or 3-D logits"
+        )
+    names, drawn = _colored(gradient, ignored)
+    shape = drawn.values.shape[1:]
+    columns = min(len(names), 4)
+    rows = math.ceil(len(names) / columns)
+    wide = 4.5 if columns == 1 else 3.0
+    high = wide * drawing.limited_aspect(*shape)
+    down = drawing.CAPTION + high + drawing.BELOW_MAP + drawing.GAP
+    foot = drawing.MARGIN + drawing.KEY_LINE
+    size = (
+        columns * (wide + drawing.GAP) + 2 * drawing.MARGIN,
+        foot + rows * down + drawing.TITLE * (title is not None),
+    )
+    figure = drawing.TextFigure(figsize=size, dpi=drawing.DPI)
+    for image, name in enumerate(names):
+        row, column = divmod(image, columns)
+        bottom = foot + (rows - row) * down - drawing.CAPTION - high
+        box = (drawing.MARGIN + column * (wide + drawing.GAP), bottom, wide, high)
+        drawing.add_map(figure, box, shape, drawn, image, name=name)
+    drawing.add_title(figure, title)
+    special = [
+        ("ignored", VOID, drawn.void.any()),
+        ("zero gradient", NOTHING, drawn.nothing.any()),
+        ("not finite", LOUD, np.ma.getmaskarray(drawn.values).any()),
+    ]
+    drawing.add_key(figure, [(name, color) for name, color, occurs in special if occurs], columns=3)
+    return figure
+
+
+def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], ColoredMap]:
+    """Return a name per image, and log10 of the norm, of volumes that of one slice each."""
+    norm = gradient_norm(gradient).cpu().numpy()
+    void = np.zeros(norm.shape, dtype=bool) if ignored is None else ignored.cpu().numpy()
+    names = [f"image {image}" for image in range(len(norm))]
+    if norm.ndim == 4:
+        failed = (~np.isfinite(norm)).sum((2, 3))
+        chosen = np.where(failed.any(1), failed.argmax(1), norm.shape[1] // 2)
+        names = [f"{name}, slice {d} of {norm.shape[1]}" for name, d in zip(names, chosen, strict=True)]
+        batch = np.arange(len(norm))
+        norm, void = norm[batch, chosen], void[batch, chosen]
+    if void.shape != norm.shape:  # cells of a lower resolution have no label of their own
+        void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & (norm == 0)
+    zero = (norm == 0) & ~void
+    return names, color_map("gradient", norm, ~void, void, zero, log=True)

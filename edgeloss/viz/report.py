@@ -16,12 +16,19 @@ from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import Arrays, compute_arrays, compute_top_classes
-from edgeloss.viz.coloring import CMAP, class_colors, class_labels, color_map, color_maps, rgb_images
+from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
 from edgeloss.viz.neighbors import compute_neighbors
-from edgeloss.viz.packing import MAX_BYTES, REACH, Content, Layer, Precision, pack_images, picture_uri
+from edgeloss.viz.packing import (
+    MAX_BYTES,
+    REACH,
+    Content,
+    Precision,
+    pack_images,
+    picture_uri,
+    worst_places,
+)
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
 from edgeloss.viz.scores import BORDER_RADIUS, Scores, compute_scores
-from edgeloss.viz.summary import worst_places
 
 _Array = npt.NDArray[Any]
 _NEIGHBORS = 8  # per edge pixel
@@ -88,29 +95,14 @@ def report(
         compute_top_classes(logits, target, criterion),
         compute_neighbors(logits, target, criterion, count),
     )
-    images = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
+    pictures = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
     names = class_labels(class_names, arrays.classes)
     colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
-    title = "edgeloss report" if title is None else title
-    return _page(content, criterion, images, names, colors, title=title, links=links)
-
-
-def _page(
-    content: Content,
-    criterion: EdgeAwareLoss,
-    pictures: Sequence[str],
-    names: Sequence[str],
-    colors: Sequence[str],
-    *,
-    title: str,
-    links: Mapping[str, str] | None,
-) -> str:
-    arrays = content.arrays
     data, precision = _data(content, pictures, names, colors)
     scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
-        title=title,
+        title="edgeloss report" if title is None else title,
         links=links,
         header=f'<p class="subtitle">{size} pixels · {arrays.classes} classes</p>',
         body=Template(pages.asset("report.html")).substitute(
@@ -118,7 +110,7 @@ def _page(
             loss=html.escape(" ".join(str(criterion).split())),
             table=_table(arrays, scores, names, colors),
         ),
-        footer=html.escape(_footer(precision, len(content.neighbors.nll) if arrays.maps["edge_mask"].any() else 0)),
+        footer=html.escape(_footer(precision, count if edge_pixels else 0)),
         data=data,
         css=["report.css"],
         scripts=_SCRIPTS,
@@ -130,14 +122,16 @@ def _data(
 ) -> tuple[dict[str, Any], Precision]:
     """Return what the scripts need."""
     special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
-    packed, precision = pack_images(content, _room(content) - sum(map(len, pictures)))
-    worst = "edge" if content.arrays.maps["edge_mask"].any() else "cross_entropy"
+    arrays = content.arrays
+    room = MAX_BYTES + max(arrays.target.size - _MANY_PIXELS, 0)  # without the text
+    packed, precision = pack_images(content, room - sum(map(len, pictures)))
+    worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     images: list[dict[str, Any]] = [
         {
             **arrays_and_histograms,
             "layers": [_about_layer(layer, index) for layer in content.layers],
             "picture": pictures[index] if pictures else None,
-            "worst": {"layer": worst, "places": worst_places(content.arrays.maps[worst][index])},
+            "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][index])},
         }
         for index, arrays_and_histograms in enumerate(packed)
     ]
@@ -152,28 +146,23 @@ def _data(
     return data, precision
 
 
-def _room(content: Content) -> int:
-    """Return how many bytes a page may take, without its text."""
-    return MAX_BYTES + max(content.arrays.target.size - _MANY_PIXELS, 0)
-
-
-def _about_layer(layer: Layer, index: int) -> dict[str, Any]:
+def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    key, colored, _ = layer
     return {
-        "key": key,
-        "name": colored.name,
-        "stats": colored.stats[index],
-        "low": float(colored.norm.vmin or 0),
-        "high": float(colored.norm.vmax or 0),
-        "log": colored.log,
-        "unit": colored.unit,
-        "extend": colored.extend,
-        "nothing": _NOTHING.get(key, "off the edges"),
+        "key": layer.key,
+        "name": layer.name,
+        "stats": layer.stats[index],
+        "low": float(layer.norm.vmin or 0),
+        "high": float(layer.norm.vmax or 0),
+        "log": layer.log,
+        "unit": layer.unit,
+        "extend": layer.extend,
+        "nothing": _NOTHING.get(layer.key, "off the edges"),
     }
 
 
-def _layers(arrays: Arrays) -> list[Layer]:
+def _layers(arrays: Arrays) -> list[ColoredMap]:
+    """Return the maps in the order of the menus."""
     cross_entropy, edge, gradient, same_side, other_side = color_maps(arrays, terms=True)
     void = arrays.target < 0
     distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
@@ -182,17 +171,8 @@ def _layers(arrays: Arrays) -> list[Layer]:
         distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR)
     # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
     far = np.isinf(distance)
-    drawn = color_map(
-        "distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, outline="white", unit=unit
-    )
-    return [
-        Layer("cross_entropy", cross_entropy, arrays.maps["cross_entropy"]),
-        Layer("same_side", same_side, arrays.maps["same_side"]),
-        Layer("other_side", other_side, arrays.maps["other_side"]),
-        Layer("edge", edge, arrays.maps["edge"]),
-        Layer("distance", drawn, distance),
-        Layer("gradient", gradient, arrays.gradient),
-    ]
+    drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, unit=unit)
+    return [cross_entropy, same_side, other_side, edge, drawn._replace(raw=distance), gradient]
 
 
 # ------------------------------------------------------------------------------------------------------------ the text

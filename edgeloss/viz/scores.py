@@ -81,19 +81,9 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     return Scores(pixels, predicted, iou, border.numpy()[:classes], accuracy)
 
 
-def make_thumbnail(target: _Array, prediction: _Array, image: _Array | None, side: int = 360) -> bytes:
-    """Return a small JPEG of an image with its wrong pixels in red.
-
-    Args:
-        target: [H, W] labels, -1 at ignored pixels.
-        prediction: [H, W] labels.
-        image: [H, W, 3] in [0, 1]; None draws the map of right and wrong pixels alone.
-        side: the longer side in pixels.
-
-    Returns:
-        The file's content.
-    """
-    return small_jpeg(error_picture(target, prediction, image), side)
+def make_thumbnail(target: _Array, prediction: _Array, image: _Array | None) -> bytes:
+    """Return a small JPEG of an image, or of a gray one, with its wrong pixels in red; as :func:`error_picture`."""
+    return small_jpeg(error_picture(target, prediction, image))
 
 
 def small_jpeg(picture: _Array, side: int = 360) -> bytes:

@@ -57,7 +57,7 @@ def log_maps(
         if name == "distance":  # inf means beyond the search radius
             counted = np.isfinite(array)
             array = np.where(counted, array, 0)
-        colored = color_map(name, array, counted, np.zeros_like(mask), ~counted, outline="")
+        colored = color_map(name, array, counted, np.zeros_like(mask), ~counted)
         if high is not None:
             colored = colored._replace(norm=Normalize(0, high))
         finite = colored.values[counted].compressed()

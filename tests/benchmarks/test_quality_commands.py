@@ -44,11 +44,6 @@ def test_plots_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith(("| C", "| e"))] == ["| CE + CPG"] * 2
     plan.write_text(yaml.safe_dump({"epochs": 80, "runs": [{"loss": "ce", "seeds": [0]}]}))
-    assert main([*narrow, "--by", "epochs"]) == 0  # of any length
-    assert "several lengths of training in batches of 4" in capsys.readouterr().out
-    lengths = ["plot", "--results", str(table), "--by", "epochs", "--output", str(tmp_path / "images")]
-    assert main(lengths) == 0
-    assert (tmp_path / "images" / "quality-lengths.png").read_bytes().startswith(b"\x89PNG")
     assert main(narrow) == 1  # no result has these settings
     assert "--results: expected results of `run` or `plan` of split val, but got none" in capsys.readouterr().err
     assert main(["table", "--results", str(table), "--split", "test"]) == 1
@@ -127,8 +122,8 @@ def test_commands(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "1 runs, 0 of them to do" in capsys.readouterr().out  # `run` has done it
     assert main(["plan", str(path), *places[:2], "--results", str(tmp_path / "own.jsonl"), str(results)]) == 0
     assert "1 runs, 0 of them to do" in capsys.readouterr().out  # its row is in another table
-    assert main(["tune", *places, str(path)]) == 0
-    assert "| **edge-weighted CE (k 2)** | 1 |" in capsys.readouterr().out
+    assert main(["plan", *places, str(path), "--held-out"]) == 0
+    assert "1 runs, 1 of them to do" in capsys.readouterr().out  # on other images
     assert len(read_rows(results)) == 3
     assert main(["run", *places, "--loss", "ce", "--option", "k=2"]) == 1
     assert "quality.py: options of ce: expected some of [], but got 'k'" in capsys.readouterr().err

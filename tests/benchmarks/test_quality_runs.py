@@ -10,7 +10,7 @@ import pytest
 
 from baselines.recipes import make
 from quality.command import read_plan
-from quality.runs import Place, Run, check_trials, loss_title, pick, runs_of
+from quality.runs import Place, Run, loss_title, pick, runs_of
 
 
 def test_slugs() -> None:
@@ -101,13 +101,6 @@ def test_place_of_several_data_sets() -> None:
 def test_wrong_plans(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         runs_of(plan, data="camvid")
-
-
-def test_every_loss_has_as_many_trials() -> None:
-    runs = [Run("ce", {}, 0), Run("weighted", {"k": 2}, 0), Run("weighted", {"k": 4}, 0), Run("cpg", {}, 0)]
-    with pytest.raises(ValueError, match=r"same number of trials .*, but got {'weighted': 2, 'cpg': 1}"):
-        check_trials(runs)
-    check_trials([*runs, Run("cpg", {"weight": 2}, 0)])  # cross-entropy has nothing to try
 
 
 @pytest.mark.parametrize(

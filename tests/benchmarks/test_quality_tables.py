@@ -8,7 +8,7 @@ import pytest
 from sample_results import RESULTS, result_of
 
 from quality.intervals import holm, interval, p_value
-from quality.tables import markdown, markdown_by_data, markdown_by_epochs, summarize, trials
+from quality.tables import markdown, markdown_by_data, summarize
 
 
 def test_interval() -> None:
@@ -77,21 +77,6 @@ def test_table() -> None:
     assert markdown(rows, {}).endswith("Diverged with every seed: CE + active boundary\n")
 
 
-def test_lengths_of_training_side_by_side() -> None:
-    results = [result_of(loss, 0, score) for loss, score in (("ce", 0.4), ("ours", 0.5))]
-    longer = [result_of("ce", seed, score) for seed, score in ((0, 0.6), (1, 0.8))]
-    for result in longer:
-        result["run"]["epochs"] = 60
-    scores, differences = markdown_by_epochs([*longer, *results], "cross-entropy", ["f1_1"]).split("\n\n")[1::2]
-    assert scores.splitlines() == [
-        "| loss | seeds | 15 epochs: boundary F1 1 px | 60 epochs: boundary F1 1 px |",
-        "|---|---:|---:|---:|",
-        "| cross-entropy | 1 / 2 | 40.00 | 70.00 ± 14.14 |",
-        "| edgeloss | 1 / 0 | 50.00 | – |",
-    ]
-    assert differences.splitlines()[2:] == ["| edgeloss | 1 / 0 | +10.00 | – |"]
-
-
 def test_data_sets_one_below_the_other() -> None:
     results = {data: [result_of("ce", 0, 0.4), result_of("ours", 0, score)] for data, score in (("a", 0.5), ("b", 0.3))}
     for data, rows in results.items():
@@ -113,14 +98,3 @@ def test_another_baseline() -> None:
     rows = {row["loss"]: row for row in summarize(RESULTS, "edgeloss")}
     assert rows["edge-weighted CE (k 2)"]["differences"]["miou"]["mean"] == pytest.approx(-0.02)
     assert rows["edgeloss"]["differences"] == {}
-
-
-def test_trials_are_sorted_by_the_criterion() -> None:
-    results = [result_of("weighted", 0, score, k=k) for k, score in ((1, 0.4), (2, 0.6), (8, 0.5))]
-    lines = trials(summarize(results), ["miou", "f1_1"]).splitlines()
-    assert "mean of miou, f1_1" in lines[0]
-    assert [line.split(" | ")[0] for line in lines[2:]] == [
-        "| **edge-weighted CE (k 2)**",
-        "| edge-weighted CE (k 8)",
-        "| edge-weighted CE (k 1)",
-    ]

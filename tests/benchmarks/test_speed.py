@@ -1,11 +1,9 @@
-"""Tests for benchmarks/speed.py: results as they come, and the clock of a CUDA device."""
+"""Tests for benchmarks/speed.py: what it measures, its table of results, and the clock of a CUDA device."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ import label_maps
 import measure
 import speed
 from result_table import read_rows
+from timing import losses
 
 
 def test_regions_are_made_once_and_point_by_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,38 +26,41 @@ def test_regions_are_made_once_and_point_by_point(monkeypatch: pytest.MonkeyPatc
     assert label_maps.regions(3, (96, 160), 19, 1) is labels  # for logits of another dtype
 
 
-def measured(case: speed.Case, options: argparse.Namespace, log: object) -> dict[str, Any]:
-    if case.name == "2 classes" and options.rounds == 1:
-        raise KeyboardInterrupt
-    common = {"case": case.name, "logits": [1, 2, 3, 4], "labels_shape": [1, 3, 4], "dtype": "float32", "notes": {}}
-    numbers = {"edge_fraction": 0.1, "bar": None, "bytes_a_pixel": {"edgeloss": 9.0, "cross-entropy": 9.0}}
-    return (
-        common
-        | numbers
-        | {
-            "milliseconds": dict.fromkeys(("cross-entropy", "edgeloss"), 1.0),
-            "ratio": {"cross-entropy": 1.0, "edgeloss": 0.5},
-        }
-    )
-
-
-def test_a_run_that_is_cut_off_keeps_its_results(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_figures_go_to_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(speed, "measure", measured)
-    path = tmp_path / "speed.jsonl"
-    for rounds in (1, 2):
-        monkeypatch.setattr(sys, "argv", ["speed.py", "--rounds", str(rounds), "--output", str(path)])
-        if rounds == 1:
-            assert speed.main() == 130
-            assert capsys.readouterr().err.endswith("speed.py: interrupted; the cases before are complete\n")
-            (row,) = read_rows(path)
-            assert row["missing"][0] == "2 classes"
-        else:
-            speed.main()
-    (row,) = read_rows(path)  # in place of the one cut off
-    assert [case["case"] for case in row["cases"]] == [case.name for case in speed.CPU_CASES]
-    assert "missing" not in row
+    def run(kernels: str, milliseconds: float) -> None:
+        times = {"cross-entropy": 10.0, "EdgeAwareLoss": milliseconds, "region_weight=0": 5.0}
+        result = {"edge_fraction": 0.05, "milliseconds": times, "held_bytes": dict.fromkeys(times, 0)}
+        monkeypatch.setattr(losses, "alone", lambda *arguments: result)
+        arguments = ["--case", "binary", "small", "--output", str(tmp_path / "table.jsonl"), "--kernels", kernels]
+        assert speed.main(arguments) == 0
+
+    run("old", 9.0)
+    run("new", 7.0)
+    run("new", 5.0)  # instead of the one before
+    rows = read_rows(tmp_path / "table.jsonl")
+    found = {(row["case"], row["kernels"]): row["ratio"]["EdgeAwareLoss"] for row in rows}
+    assert found == {("binary", "old"): 0.9, ("binary", "new"): 0.5, ("small", "old"): 0.9, ("small", "new"): 0.5}
+    assert rows[0]["machine"]["torch"] in capsys.readouterr().out
+    assert {row["case"]: row["aims"] for row in rows} == {"binary": [1.0, 0.7], "small": [2.0, 1.6]}
+
+
+def test_losses_take_turns_on_the_same_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = losses.Case("tiny", (2, 3, 8, 8), options={"upsample": True})
+    result = losses.measure(case, None, 1, 1, (*losses.NAMES, "reference"))
+    assert result["milliseconds"].keys() == result["held_bytes"].keys() == {*losses.NAMES, "reference"}
+    assert all(milliseconds > 0 for milliseconds in result["milliseconds"].values())
+    assert 0 < result["edge_fraction"] < 1
+
+
+def test_a_step_has_its_loss_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.json"
+    words = ["step", "--size", "32", "32", "--batch", "1", "--width", "8", "--rounds", "1", "--output", str(path)]
+    assert speed.main(words) == 0
+    result = json.loads(path.read_text())
+    assert 0 < result["loss_seconds"] < result["step_seconds"]
+    assert f"{result['loss_share']:.1%}" in capsys.readouterr().out
 
 
 def test_enqueuing_a_run_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +89,3 @@ def test_enqueuing_a_run_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: happened.append("sleep"), raising=False)
     assert measure.stopwatch("cuda")(lambda: happened.append("run")) == 0.002
     assert happened == ["evict", "sleep", "record", "run", "record"]
-
-
-def test_cuda_cases_are_replayed_too() -> None:
-    names = [name for group, _ in speed.groups(speed.CUDA_CASES[0], "cuda", everything=False) for name in group]
-    assert {"edgeloss", "edgeloss, replayed", "cross-entropy, replayed", "compiled cross-entropy"} <= set(names)
-    assert not any("replayed" in name for group, _ in speed.groups(speed.CPU_CASES[0], "cpu", True) for name in group)

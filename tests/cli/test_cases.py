@@ -13,15 +13,14 @@ from PIL import Image
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.cli.cases import Case, CaseFiles, read_case
+from edgeloss.cli.cases import Case, CaseFiles, Reader, find_cases
 from edgeloss.cli.options import FileOptions
-from edgeloss.cli.reader import Reader, find_cases
 from edgeloss.io import InputError, PredictionKind
 
 
 def read(folder: Path, pred: str, **options: Any) -> Case:
     files = CaseFiles("x", folder / pred, folder / "mask.png", None)
-    return read_case(files, **{"kind": None, "num_classes": None, "ignore_index": 255} | options)
+    return Reader(**options).read(files)
 
 
 def write(path: Path, values: Tensor) -> None:

@@ -13,7 +13,7 @@ from scipy.ndimage import distance_transform_edt
 from edgeloss.fields import boundary_distance
 from edgeloss.functional import edge_aware_loss, loss_maps
 
-pytestmark = pytest.mark.usefixtures("each_backend")
+by_backend = pytest.mark.usefixtures("each_backend")
 
 
 def regions(*size: int, classes: int, ignore: float = 0.1) -> np.ndarray:
@@ -41,13 +41,7 @@ def by_scipy(y: np.ndarray, spacing: Any) -> np.ndarray:
 # 2-D images of square pixels use OpenCV, the others SciPy.
 @pytest.mark.parametrize(
     ("size", "spacing"),
-    [
-        ((17, 23), None),
-        ((17, 23), 0.3),
-        ((17, 23), (1.0, 2.5)),
-        ((5, 7, 6), None),
-        ((4, 6, 6), (3.0, 1.0, 1.0)),
-    ],
+    [((17, 23), None), ((17, 23), 0.3), ((17, 23), (1.0, 2.5)), ((5, 7, 6), None), ((4, 6, 6), (3.0, 1.0, 1.0))],
 )
 def test_exact(size: tuple[int, ...], spacing: Any) -> None:
     y = regions(*size, classes=3)
@@ -95,15 +89,11 @@ def test_numpy_and_torch_agree(dtype: Any) -> None:
     assert field.min() == 1
 
 
-def test_bool_masks() -> None:
+def test_bool_masks_and_no_ignored_label() -> None:
     y = np.zeros((1, 5, 5), dtype=bool)
     y[0, 2, 2] = True
     assert boundary_distance(y, ignore_index=-100)[0, 0, 0] == pytest.approx(math.sqrt(8))
-
-
-def test_no_label_is_ignored() -> None:
-    y = np.array([[[-1, -1, -1, 255]]])
-    assert boundary_distance(y, ignore_index=None).tolist() == [[[3, 2, 1, 1]]]
+    assert boundary_distance(np.array([[[-1, -1, -1, 255]]]), ignore_index=None).tolist() == [[[3, 2, 1, 1]]]
 
 
 def test_max_distance() -> None:
@@ -114,6 +104,7 @@ def test_max_distance() -> None:
     np.testing.assert_array_equal(near, np.where(whole <= 3, whole, np.inf))
 
 
+@by_backend
 @pytest.mark.parametrize(
     ("size", "radius", "spacing"),
     [
@@ -136,6 +127,7 @@ def test_the_loss_computes_the_same_distances(size: Any, radius: Any, spacing: A
 
 
 # 2 · radius · spacing / spacing is 5.999... for many of these; the search must still reach six pixels.
+@by_backend
 @pytest.mark.parametrize("spacing", [0.35, 0.37, 0.39, 0.5, 0.7, 0.74, 0.78, 0.95, 0.99, 1.0])
 @pytest.mark.parametrize("radius", [(0, 3), (3, 0), (0, 7), (2, 1)])
 def test_every_neighbor_of_an_edge_has_a_distance(radius: tuple[int, int], spacing: float) -> None:
@@ -147,25 +139,18 @@ def test_every_neighbor_of_an_edge_has_a_distance(radius: tuple[int, int], spaci
     torch.testing.assert_close(loss, edge_aware_loss(x, y, **options, distance=field))
 
 
+FLAT = np.zeros((1, 4, 4), int)
+
+
 @pytest.mark.parametrize(
     ("target", "options", "error", "message"),
     [
-        (
-            np.zeros((1, 4, 4)),
-            {},
-            TypeError,
-            "array of integral labels, but got float64; pass target.astype",
-        ),
+        (FLAT.astype(float), {}, TypeError, "array of integral labels, but got float64; pass target.astype"),
         ([[[0]]], {}, TypeError, "array of integral labels, but got list; pass torch.as_tensor"),
         (torch.zeros(1, 4, 4), {}, TypeError, "expected class indices of dtype"),
-        (
-            np.zeros((4, 4), int),
-            {},
-            ValueError,
-            r"expected \[B, H, W\] or .*\[4, 4\]; for a single image pass target\[None\]",
-        ),
-        (np.zeros((1, 4, 4), int), {"max_distance": 0.0}, ValueError, "max_distance: expected a number > 0"),
-        (np.zeros((1, 4, 4), int), {"spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of"),
+        (FLAT[0], {}, ValueError, r"expected \[B, H, W\] or .*\[4, 4\]; for a single image pass target\[None\]"),
+        (FLAT, {"max_distance": 0.0}, ValueError, "max_distance: expected a number > 0"),
+        (FLAT, {"spacing": (1.0, 1.0, 1.0)}, ValueError, "spacing: expected a number > 0, or 2 of"),
     ],
 )
 def test_wrong_input(target: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:

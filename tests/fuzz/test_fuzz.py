@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import fuzz
 import pytest
 from torch import Tensor
 
-from edgeloss import backends
+from edgeloss import backends, fused, reference
 from edgeloss.functional import edge_aware_loss
 
 pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused kernels {backends()['cpu']}")
@@ -25,6 +26,15 @@ def failures(number: int) -> list[str]:
 @pytest.mark.parametrize("number", [*NUMBERS, *FOUND])
 def test_a_call_passes(number: int) -> None:
     assert not failures(number)
+
+
+def test_calls_pass_with_the_edge_terms_of_cuda(stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "operators", stepped)
+    monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
+    with_power = [number for number in range(2 * len(NUMBERS)) if fuzz.make_case(number).options["power"]]
+    assert len(with_power) > len(NUMBERS) / 2
+    found = [fuzz.check(number, ["reference"]) for number in with_power]
+    assert not [reason for rows in found for *_, failed in rows for reason in failed]
 
 
 def is_found(wrong_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from edgeloss import EdgeAwareLoss, backends, check, inputs, library
@@ -76,6 +78,14 @@ def test_reasons_come_in_the_order_in_which_to_fix_them(monkeypatch: pytest.Monk
     assert backends()["cpu"] == "unavailable: no C++ compiler was found when it was installed"
 
 
+@pytest.fixture
+def on_gpu() -> Iterator[tuple[Tensor, Tensor]]:
+    """Return logits and labels of a GPU that may be absent; they have no values."""
+    with FakeTensorMode():
+        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
+        yield torch.zeros(1, 2, 4, 4, device="cuda:1"), target
+
+
 def test_what_is_available() -> None:
     assert set(backends()) == {"reference", "cpu", "cuda", "cuda, power != 0"}
     assert backends()["reference"] == "available"
@@ -92,32 +102,28 @@ def _without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_triton")
-def test_without_triton_the_loss_on_gpus_is_plain_pytorch_and_says_so_once() -> None:
+def test_without_triton_the_loss_on_gpus_is_plain_pytorch_and_says_so_once(on_gpu: tuple[Tensor, Tensor]) -> None:
     reason = "Triton is not installed, which compiles the kernels of GPUs; torch for CUDA brings it on Linux"
     assert backends()["cuda"] == f"unavailable: {reason}"
-    with FakeTensorMode():
-        logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
-        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
-        with pytest.warns(RuntimeWarning, match=f"the loss on GPUs is plain PyTorch: {reason}"):
-            assert library.why_reference("auto", logits, target) == reason
-        assert library.why_reference("auto", logits, target) == reason  # a second warning would be an error
-        with pytest.raises(RuntimeError, match=f"'fused' does not support this call: {reason}; pass 'auto' or"):
-            edge_aware_loss(logits, target, backend="fused")
+    with pytest.warns(RuntimeWarning, match=f"the loss on GPUs is plain PyTorch: {reason}"):
+        assert library.why_reference("auto", *on_gpu) == reason
+    assert library.why_reference("auto", *on_gpu) == reason  # a second warning would be an error
+    with pytest.raises(RuntimeError, match=f"'fused' does not support this call: {reason}; pass 'auto' or"):
+        edge_aware_loss(*on_gpu, backend="fused")
 
 
 @pytest.mark.usefixtures("_machine", "_without_triton")
-def test_with_power_gpus_have_the_kernels_of_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeTensorMode():
-        logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
-        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
-        assert backends()["cuda, power != 0"] == "available"
-        assert library.why_reference("auto", logits, target, (), 1.0) is None
-        assert library.why_reference("auto", logits) is None  # of neighbor_nll
-        monkeypatch.setattr(library, "_why_not_on_cuda", lambda index: "no nvcc was found")
-        assert backends()["cuda, power != 0"] == "unavailable: no nvcc was found"
-        assert library.why_reference("auto", logits, target, (), 1.0) == "no nvcc was found"
-        with pytest.raises(RuntimeError, match="'fused' does not support this call: no nvcc was found; pass 'auto' or"):
-            edge_aware_loss(logits, target, power=1.0, backend="fused")
+def test_with_power_gpus_have_the_kernels_of_nvcc(
+    on_gpu: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert backends()["cuda, power != 0"] == "available"
+    assert library.why_reference("auto", *on_gpu, (), 1.0) is None
+    assert library.why_reference("auto", on_gpu[0]) is None  # of neighbor_nll
+    monkeypatch.setattr(library, "_why_not_on_cuda", lambda index: "no nvcc was found")
+    assert backends()["cuda, power != 0"] == "unavailable: no nvcc was found"
+    assert library.why_reference("auto", *on_gpu, (), 1.0) == "no nvcc was found"
+    with pytest.raises(RuntimeError, match="'fused' does not support this call: no nvcc was found; pass 'auto' or"):
+        edge_aware_loss(*on_gpu, power=1.0, backend="fused")
 
 
 def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +134,9 @@ def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backends()["cuda"] == expected
 
 
-def test_gpus_have_the_kernels_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_have_the_kernels_of_triton(on_gpu: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_why_no_triton", lambda: None)
-    with FakeTensorMode():
-        logits = torch.zeros(1, 2, 4, 4, device="cuda:1")
-        target = torch.zeros(1, 4, 4, dtype=torch.long, device="cuda:1")
-        assert library.why_reference("auto", logits, target) is None
+    assert library.why_reference("auto", *on_gpu) is None
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     assert "is built for CPUs" in backends()["cuda"]

@@ -107,6 +107,15 @@ ROWS = [
 SMALL_ROWS = rows(
     SMALL, [1, 2, 3, 5, "multilabel"], [torch.float64], power=[0.0, 1.0, -1.0, 0.3], logits=["normal", "right", "large"]
 )
+# Volumes, and images that end behind or with their last region, of which some lack a class.
+_REGIONS = Row((7, 8, 10), 3, torch.float64, "line", "right", "contiguous", torch.int64, "contiguous", IGNORED)
+_REGIONS = _REGIONS._replace(parts="region")
+SMALL_ROWS += [
+    _REGIONS,
+    _REGIONS._replace(size=(9, 7, 11), classes=1, labels="blocks", logits="normal"),
+    _REGIONS._replace(size=(16, 11), classes=4, labels="blocks", pixels="pixel_weight"),
+    _REGIONS._replace(size=(7, 9), classes=2, labels="noise"),
+]
 # The kernels of GPUs in Triton's interpreter, which takes seconds for each: a few of what they serve.
 TRITON_ROWS = [
     *rows(

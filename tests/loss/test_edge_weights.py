@@ -13,22 +13,14 @@ from edgeloss import weights
 from edgeloss.functional import edge_weights, loss_maps, normalizers
 
 SIZES = [(9, 8), (1, 7), (4, 5, 3), (1, 1)]
-CASES = pairwise(SIZES, [1, 2, 3, 7], [1, 2, 9, "last axis"], [None, "search", "field"], [False, True], [False, True])
+ROWS = pairwise(SIZES, [1, 2, 3, 7], [1, 2, 9, "last axis"], [None, "search", "field"], [False, True], [False, True])
 
 
 @pytest.mark.parametrize("part", [3, weights.PART])  # pairs at a time
-@pytest.mark.parametrize(("size", "classes", "radius", "decay", "has_u", "has_v"), CASES, ids=str)
-def test_weights_are_those_of_loops(
-    size: tuple[int, ...],
-    classes: int,
-    radius: Any,
-    decay: str | None,
-    has_u: bool,
-    has_v: bool,
-    part: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_weights_are_those_of_loops(row: tuple[Any, ...], part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "PART", part)
+    size, classes, radius, decay, has_u, has_v = row
     classes, dims = max(2, classes), len(size)
     y = torch.randint(classes, (2, *size))
     y[torch.rand(y.shape) < 0.2] = -100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -46,9 +47,10 @@ def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
 
 
 CALLS: dict[str, dict[str, Any]] = {
-    "power": {"power": 1.0, "radius": 2, "decay": 2.0, "spacing": (1.0, 2.0)},
-    "upsampled": {"upsample": True, "region_weight": 3.0},
-    "multilabel": {"multilabel": True, "region_weight": 3.0},
+    # Plain PyTorch has operations for every neighbor, which take seconds to trace.
+    "power": {"power": 1.0, "radius": (0, 1), "decay": 2.0, "spacing": (1.0, 2.0)},
+    "upsampled": {"upsample": True, "radius": (1, 0)},
+    "multilabel": {"multilabel": True, "radius": (0, 1), "region_weight": 3.0},
 }
 
 
@@ -56,6 +58,9 @@ CALLS: dict[str, dict[str, Any]] = {
 @each_way
 @pytest.mark.parametrize("call", CALLS)
 def test_loss(call: str, how: str, column: Column) -> None:
+    if column == Column("reference") and how == "compile" and call != "multilabel" and os.environ.get("CI") != "true":
+        pytest.skip("slow, torch traces plain PyTorch for half a minute: runs with CI=true")
+
     def tensors(batch: int, *size: int) -> tuple[Tensor, Tensor]:
         low = [n // 2 for n in size] if call == "upsampled" else size
         return torch.randn(batch, 3, *low), torch.randint(2, (batch, *[3] * (call == "multilabel"), *size))

@@ -1,25 +1,123 @@
-"""Extreme inputs: the loss is finite and close to the float64 reference."""
+"""Extreme shapes, logits and options: the loss is finite and close to the reference in float64."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
+import brute_force
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import interpolated
+from columns import Column, each_column
 from pairwise import pairwise
 from torch import Tensor
 
 from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
 
-pytestmark = pytest.mark.usefixtures("each_backend")
-
-STRIPES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 10, 8)  # two regions
+by_backend = pytest.mark.usefixtures("each_backend")
+REFERENCE = Column("reference")
 OTHER_SIDE: dict[str, Any] = {"ce_weight": 0.0, "same_side_weight": 0.0, "reduction": "sum"}
+SHAPES = [(0, 4, 5), (2, 0, 5), (2, 5, 0), (2, 0, 0), (0, 2, 3, 3), (2, 0, 3, 3), (2, 3, 0, 3), (2, 3, 3, 0)]
 
 
+def value_and_gradient(loss: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both in float64."""
+    return loss.detach().double(), torch.autograd.grad(loss.sum(), x)[0].double()
+
+
+# ----------------------------------------------------------------------------------------------------------- nothing
+
+
+@each_column
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_pixels_are_a_loss_of_zero(shape: tuple[int, ...], column: Column) -> None:
+    forms = itertools.product((1, 3), (False, True), ("mean", "sum", "none"), (False, True), (0.0, 3.0))
+    for classes, multilabel, reduction, upsample, region_weight in forms:
+        batch, *size = shape
+        x = torch.zeros(batch, classes, *((n + 1) // 2 if upsample else n for n in size), requires_grad=True)
+        y = torch.zeros(*x.shape[: 1 + multilabel], *size, dtype=torch.int64)
+        options: dict[str, Any] = {"multilabel": multilabel, "upsample": upsample, "region_weight": region_weight}
+        loss, terms = column.loss(x, y, reduction=reduction, decay=1.0, return_terms=True, **options)
+        assert loss.shape == (y.shape if reduction == "none" else ())
+        assert not loss.any()
+        assert not any(terms.values())
+        assert not torch.autograd.grad(loss.sum(), x)[0].any()
+        with torch.no_grad():
+            assert not column.loss(x, y, reduction=reduction, **options).any()
+
+
+@by_backend
+def test_zero_weights_are_a_mean_over_nothing() -> None:
+    x, y = torch.randn(1, 3, 4, 4, requires_grad=True), torch.zeros(1, 4, 4, dtype=torch.long)
+    weights: list[dict[str, Tensor]] = [{"weight": torch.tensor([0.0, 1, 1])}, {"pixel_weight": torch.zeros(1, 4, 4)}]
+    for given in weights:
+        value, gradient = value_and_gradient(edge_aware_loss(x, y, label_smoothing=0.1, **given), x)
+        assert value == 0
+        assert not gradient.any()
+
+
+# -------------------------------------------------------------------------------------------------- infinite and nan
+
+
+@each_column
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_cross_entropy_without_weight_may_be_infinite(reduction: str, column: Column) -> None:
+    y = torch.tensor([[[0, 0, 0, 0, 0, 0, 1, 1]] * 4])
+    results = []
+    for value in (-torch.inf, 0.0):  # of the class of a pixel that is no neighbor of an edge pixel
+        x = torch.randn(1, 3, 4, 8, generator=torch.Generator().manual_seed(0))
+        x[0, 0, 1, 1] = value
+        loss = column.loss(x.requires_grad_(), y, ce_weight=0.0, reduction=reduction)
+        results.append((loss, *torch.autograd.grad(loss.sum(), x)))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@each_column
+@pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
+def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(power: float, column: Column) -> None:
+    x = torch.randn(2, 3, 12, 14, requires_grad=True)
+    y = (torch.arange(14) >= 10).long().repeat(2, 12, 1)
+    y[torch.rand(y.shape) < 0.2] = 255
+    loss = column.loss(x, y, ignore_index=255, power=power, reduction="none")
+    assert (loss == 0).any()
+    (gradient,) = torch.autograd.grad(loss.sqrt().sum(), x)  # sqrt has no slope at 0
+    assert gradient.isfinite().all()
+
+
+@by_backend
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
+    stripes = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]).expand(1, 10, 8)  # two regions
+    x = torch.zeros(1, 4, 10, 8, dtype=dtype)
+    x[0, 1, 2, 3] = torch.nan  # of class 1, next to class 2
+    loss, terms = edge_aware_loss(x, stripes, power=power, region_weight=1.0, return_terms=True)
+    assert loss.isnan()
+    assert all(value.isnan() for name, value in terms.items() if name != "edge_fraction")
+    maps = loss_maps(x, stripes, power=power)
+    assert maps.cross_entropy.isnan().nonzero().tolist() == [[0, 2, 3]]
+    around = [[0, 1, 2], [0, 1, 3], [0, 2, 2], [0, 3, 2], [0, 3, 3]]
+    assert maps.same_side.isnan().nonzero().tolist() == around
+    assert maps.other_side.isnan().nonzero().tolist() == [[0, i, 4] for i in (1, 2, 3)]
+
+
+@by_backend
+def test_a_class_that_cannot_be_does_not_count() -> None:
+    x, y = torch.randn(1, 3, 6, 6), torch.randint(2, (1, 6, 6))
+    x[:, 2] = -torch.inf
+    x.requires_grad_()
+    results = [value_and_gradient(edge_aware_loss(logits, y), x) for logits in (x, x[:, :2])]
+    torch.testing.assert_close(*results)
+
+
+# ------------------------------------------------------------------------------------------------------- sure pixels
+
+
+@by_backend
 @pytest.mark.parametrize("classes", [2, 1000])
 def test_leak_is_exact_for_every_probability(classes: int) -> None:
     # As 1 - p it is 0 for a neighbor that is certain of the wrong class, and as log(1 - p) for one that is certain of
@@ -39,6 +137,7 @@ GAPS += [(gap, torch.bfloat16) for gap in (100.0, 1e30)] + [(gap, torch.float16)
 CALLS: list[Any] = [(power, upsample) for power in (0.0, 1.0, -1.0) for upsample in (False, True)]
 
 
+@by_backend
 @pytest.mark.parametrize(("gap", "call"), pairwise(GAPS, [*CALLS, "index", "indicator"]), ids=str)
 def test_gradient_of_the_other_side_at_any_gap(gap: tuple[float, torch.dtype], call: Any) -> None:
     top, dtype = gap
@@ -61,21 +160,7 @@ def test_gradient_of_the_other_side_at_any_gap(gap: tuple[float, torch.dtype], c
     torch.testing.assert_close(gradient[0, :, 0, -1].double(), expected, rtol=digits, atol=digits)
 
 
-@pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
-    x = torch.zeros(1, 4, 10, 8, dtype=dtype)
-    x[0, 1, 2, 3] = torch.nan  # of class 1, next to class 2
-    loss, terms = edge_aware_loss(x, STRIPES, power=power, region_weight=1.0, return_terms=True)
-    assert loss.isnan()
-    assert all(value.isnan() for name, value in terms.items() if name != "edge_fraction")
-    maps = loss_maps(x, STRIPES, power=power)
-    assert maps.cross_entropy.isnan().nonzero().tolist() == [[0, 2, 3]]
-    around = [[0, 1, 2], [0, 1, 3], [0, 2, 2], [0, 3, 2], [0, 3, 3]]
-    assert maps.same_side.isnan().nonzero().tolist() == around
-    assert maps.other_side.isnan().nonzero().tolist() == [[0, i, 4] for i in (1, 2, 3)]
-
-
+@by_backend
 @pytest.mark.parametrize("power", [1.0, -1.0, 0.1, -0.01, 1e-4, -1e-7, 1e-29, 1e-40, 1e6, -1e6])
 def test_confident_logits_at_every_power(power: float) -> None:
     # A well trained network: the terms are small differences of large sums, and none may come out negative.
@@ -90,31 +175,52 @@ def test_confident_logits_at_every_power(power: float) -> None:
             torch.testing.assert_close(terms[name].double(), exact[name], rtol=2e-5, atol=5e-7)
 
 
-def test_a_class_that_cannot_be_does_not_count() -> None:
-    x, y = torch.randn(1, 3, 6, 6), torch.randint(2, (1, 6, 6))
-    x[:, 2] = -torch.inf
-    results = []
-    for logits in (x.requires_grad_(), x[:, :2]):
-        loss = edge_aware_loss(logits, y)
-        results.append((loss, *torch.autograd.grad(loss, x)))
-    torch.testing.assert_close(*results)
+@each_column
+@pytest.mark.parametrize("power", [0.0, -1.0])
+@pytest.mark.parametrize(("scale", "offset"), [(30.0, 1e4), (1e30, 0.0)])
+def test_upsampled_logits_that_are_sure(scale: float, offset: float, power: float, column: Column) -> None:
+    # Classes that are certain to within 1e-9 and beyond on both sides of the edge, and offsets that a rounded logsumexp
+    # would drown in: the logits of a pixel must be the same to the last bit wherever they are interpolated.
+    x, y = scale * torch.randn(1, 3, 5, 6) + offset * torch.randn(1, 1, 5, 6), torch.randint(3, (1, 17, 19))
+    high = interpolated(x, (17, 19)).double().requires_grad_()
+    loss, exact = column.loss(x.requires_grad_(), y, upsample=True, power=power), REFERENCE.loss(high, y, power=power)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-4, atol=0)
+    (gradient,), (of_high,) = torch.autograd.grad(loss, x), torch.autograd.grad(exact, high)
+    assert gradient.isfinite().all()
+    if offset:
+        (expected,) = torch.autograd.grad(interpolated(x, (17, 19)), x, of_high.float())
+        # Logits of 1e4 are rounded to 1e-3.
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
+# -------------------------------------------------------------------------------------------------------------- sums
+
+
+def test_sum_over_many_pixels_is_in_float64() -> None:
+    # 2^25 pixels of log 2: float32 can count only up to 2^24.
+    x = torch.zeros(1, 1, 1, 1).expand(1, 2, 4096, 8192)
+    y = torch.zeros(1, 1, 1, dtype=torch.uint8).expand(1, 4096, 8192)
+    loss = edge_aware_loss(x, y, edge_weight=0.0, reduction="sum")
+    assert loss.item() == pytest.approx(2**25 * math.log(2), rel=1e-7)
+
+
+# ----------------------------------------------------------------------------------------------------------- options
+
+
+@by_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("spread", [1e3, 1e20])
+@pytest.mark.parametrize(("spread", "radius"), [(1e3, 1), (1e20, 1), (30.0, 4)])
 @pytest.mark.parametrize("power", [-1.0, 0.0, 2.0])
-def test_distances_of_any_spread(power: float, spread: float, dtype: torch.dtype) -> None:
+def test_distances_of_any_spread(power: float, spread: float, radius: int, dtype: torch.dtype) -> None:
     # A neighbor that is many decays away has hardly any weight, and yet it may decide a mean of negative power.
     x, y = (300 * torch.randn(1, 3, 6, 7, dtype=dtype)).requires_grad_(), torch.randint(-1, 3, (1, 6, 7))
     distance = spread * torch.rand(1, 6, 7, dtype=dtype)
     exact = x.detach().double().requires_grad_()
-    options: dict[str, Any] = {"ignore_index": -1, "power": power, "decay": 1.0}
-    value = edge_aware_loss(x, y, distance=distance, **options)
+    options: dict[str, Any] = {"ignore_index": -1, "power": power, "decay": 1.0, "radius": radius}
+    found = value_and_gradient(edge_aware_loss(x, y, distance=distance, **options), x)
     expected = edge_aware_loss(exact, y, distance=distance.double(), backend="reference", **options)
     tolerance = {"rtol": 2e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-13}
-    torch.testing.assert_close(value.double(), expected, **tolerance)
-    gradients = (torch.autograd.grad(loss, logits)[0].double() for loss, logits in ((value, x), (expected, exact)))
-    torch.testing.assert_close(*gradients, **tolerance)
+    torch.testing.assert_close(found, value_and_gradient(expected, exact), **tolerance)
 
 
 EXTREME_OPTIONS: dict[str, dict[str, Any]] = {
@@ -131,28 +237,104 @@ EXTREME_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXTREME_OPTIONS)
-def test_backends_agree_on_extreme_options(name: str) -> None:
+@pytest.mark.parametrize("options", EXTREME_OPTIONS.values(), ids=EXTREME_OPTIONS)
+def test_backends_agree_on_extreme_options(options: dict[str, Any]) -> None:
     x, y = torch.randn(2, 3, 8, 9, requires_grad=True), torch.randint(3, (2, 8, 9))
-    results = []
-    for backend in ("auto", "reference"):
-        loss = edge_aware_loss(x, y, **EXTREME_OPTIONS[name], backend=backend)
-        results.append((loss, *torch.autograd.grad(loss, x)))
-    torch.testing.assert_close(*results)
+    losses = [edge_aware_loss(x, y, **options, backend=backend) for backend in ("auto", "reference")]
+    torch.testing.assert_close(*[value_and_gradient(loss, x) for loss in losses], rtol=1.3e-6, atol=1e-5)
 
 
-def test_zero_weights_are_a_mean_over_nothing() -> None:
-    x, y = torch.randn(1, 3, 4, 4, requires_grad=True), torch.zeros(1, 4, 4, dtype=torch.long)
-    weights: list[dict[str, Tensor]] = [{"weight": torch.tensor([0.0, 1, 1])}, {"pixel_weight": torch.zeros(1, 4, 4)}]
-    for given in weights:
-        loss = edge_aware_loss(x, y, label_smoothing=0.1, **given)
-        assert loss == 0
-        assert not torch.autograd.grad(loss, x)[0].any()
+# -------------------------------------------------------------------------------------------- each element of gradients
+
+IGNORED = 255
+LEADS = [12.0, 20.0, 60.0, 200.0, 1e30]
+ROUNDINGS = 16  # that may add up in an element
+# The columns of pixels next to the edge; the label of one ignored pixel is another one.
+TARGET = torch.tensor([[[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, IGNORED, 1], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]])
 
 
-def test_sum_over_many_pixels_is_in_float64() -> None:
-    # 2^25 pixels of log 2: float32 can count only up to 2^24.
-    x = torch.zeros(1, 1, 1, 1).expand(1, 2, 4096, 8192)
-    y = torch.zeros(1, 1, 1, dtype=torch.uint8).expand(1, 4096, 8192)
-    loss = edge_aware_loss(x, y, edge_weight=0.0, reduction="sum")
-    assert loss.item() == pytest.approx(2**25 * math.log(2), rel=1e-7)
+def exact_gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of logits [C, H, W], what adds up in it without signs, and the difference of p and 1 at y.
+
+    That of A · -log p(y) is A · (p - onehot(y)), and that of B · -log(1 - p(k)) is B · p(k) at k and
+    -B · p(k) · softmax(others) elsewhere. All are float64 and none is a difference.
+    """
+    ones = np.ones(y.shape)
+    same_side, other_side = brute_force.edge_weights(y.numpy(), ones, ones, ignore_index=IGNORED, radius=(1, 1))
+    # Each edge pixel has both sides here.
+    a, b = torch.from_numpy(same_side / same_side.sum()), torch.zeros(*y.shape, 2, dtype=torch.float64)
+    for (n, k), weight in other_side.items():
+        b.view(-1, 2)[n, k] = weight / same_side.sum()
+    valid = y != IGNORED
+    a += valid.double() / valid.sum()
+    x = x.double().movedim(0, -1)
+    p, onehot = x.softmax(-1), F.one_hot(torch.where(valid, y, 0), x.shape[-1]).bool()
+    rest = p.masked_fill(onehot, 0.0).sum(-1, keepdim=True)
+    parts = [a[..., None] * torch.where(onehot, -rest, p)]
+    for k in (0, 1):
+        share = -x.index_fill(-1, torch.tensor(k), -torch.inf).softmax(-1)
+        share[..., k] = 1.0
+        parts.append(b[..., k : k + 1] * p[..., k : k + 1] * share)
+    magnitude = torch.stack(parts).abs().sum(0)
+    return sum(parts).movedim(-1, 0), magnitude.movedim(-1, 0), (a[..., None] * onehot).movedim(-1, 0)
+
+
+def logits_of(kind: str, gap: float, classes: int) -> Tensor:
+    """Return logits of which some lead by a gap: that of the label, or across the edge that of the other class."""
+    y = torch.where(TARGET == IGNORED, 1, TARGET)
+    x = torch.randn(1, max(2, classes), *y.shape[1:], dtype=torch.float64)
+    sure = y.clone()
+    if kind != "right":
+        sure[..., 2:4] = 1 - sure[..., 2:4]
+    x.scatter_(1, sure[:, None], gap)
+    if kind == "wrong next to unsure":
+        x[..., :2] = torch.randn(1, max(2, classes), 4, 2, dtype=torch.float64)
+    return x[:, 1:] - x[:, :1] if classes == 1 else x
+
+
+@each_column
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("classes", [1, 2, 3, 19, 150])
+@pytest.mark.parametrize("gap", LEADS)
+@pytest.mark.parametrize("kind", ["right", "wrong", "wrong next to unsure"])
+def test_each_element_of_the_gradient(kind: str, gap: float, classes: int, dtype: torch.dtype, column: Column) -> None:
+    x = logits_of(kind, gap, classes).to(dtype).requires_grad_()
+    loss = column.loss(x, TARGET, ignore_index=IGNORED)
+    (found,) = torch.autograd.grad(loss, x)
+    exact = x.detach().double()
+    exact = torch.cat([torch.zeros_like(exact), exact], 1) if classes == 1 else exact
+    expected, magnitude, of_one = (values[-classes:] for values in exact_gradient(exact[0], TARGET[0]))
+    if column.backend == "reference":  # PyTorch's derivative of a softmax is p - 1
+        magnitude = magnitude + of_one
+    # The logits themselves differ from their maximum by a rounding of the gap.
+    rounding = (ROUNDINGS + min(gap, 200)) * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    allowed = rounding * magnitude + torch.finfo(dtype).eps * expected.abs() + float(torch.finfo(dtype).tiny)
+    off = (found[0].double() - expected).abs()
+    assert (off <= allowed).all(), (off / allowed).max()
+
+
+@each_column
+@pytest.mark.parametrize("classes", [1, 2, 4, 19, "multilabel"])
+@pytest.mark.parametrize("gap", LEADS)
+def test_each_element_of_the_region_term(gap: float, classes: int | str, column: Column) -> None:
+    multilabel = classes == "multilabel"
+    count, shape = (2, (2, 3, 6, 6)) if multilabel else (max(2, int(classes)), (2, 6, 6))
+    y = torch.randint(count, shape).repeat_interleave(8, -1).repeat_interleave(8, -2)
+    label = (2 * y - 1) if multilabel else F.one_hot(y, count).movedim(-1, 1)
+    x = gap * label + torch.randn(label.shape)
+    x = x[:, 1:] - gap / 2 if classes == 1 else x
+    x[..., 20:23, 20:24] *= -1  # wrong ones are among them
+    options = {"ce_weight": 0.0, "edge_weight": 0.0, "region_weight": 1.0, "multilabel": multilabel}
+    gradients = []
+    for logits, each in ((x.double(), Column("reference")), (x, column)):
+        logits.requires_grad_()
+        gradients += torch.autograd.grad(each.loss(logits, y, **options), logits)
+    expected, found = gradients[0], gradients[1].double()
+    assert expected.any() or gap > 100
+    # That of class c is p(c) times the difference of its slope from the mean slope of the pixel.
+    unit = expected.abs()
+    if classes not in (1, "multilabel"):
+        p = x.detach().double().softmax(1)
+        unit = p * torch.where(p > 0, unit / p, 0.0).amax(1, keepdim=True)
+    off = (found - expected).abs()
+    assert (off <= 1e-4 * expected.abs() + 1e-6 * unit + 1e-35).all()

@@ -87,14 +87,6 @@ def test_a_device_has_the_same_weights(classes: int, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(by_torch.edge_sums, criterion.edge_sums, rtol=1e-14, atol=0)
 
 
-def test_converges_to_the_balance_of_the_labels() -> None:
-    (x, y), criterion = steps(1)[0], EdgeAwareLoss(ignore_index=IGNORE)
-    criterion(x, y)
-    criterion.counted_steps.fill_(10**9)
-    expected = balanced_edge_class_weight([y], C, ignore_index=IGNORE)
-    torch.testing.assert_close(criterion.current_edge_class_weight, expected)
-
-
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_another_number_of_classes(multilabel: bool) -> None:
     criterion, other = (EdgeAwareLoss(multilabel=multilabel, ignore_index=IGNORE) for _ in range(2))

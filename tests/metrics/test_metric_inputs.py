@@ -68,107 +68,46 @@ def test_many_classes() -> None:
         assert torch.equal(actual[::19_000], expected)
 
 
-ZEROS = torch.zeros(1, 4, 4, dtype=torch.long)
+ZEROS, LOGITS = torch.zeros(1, 4, 4, dtype=torch.long), torch.rand(1, 3, 4, 4)
+# Prediction, target, options, and the error.
+WRONG: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
+    (ZEROS, ZEROS[0], {}, ValueError, r"target: expected labels \[B, H, W\] or \[B, D, H, W\].* target.unsqueeze\(0"),
+    (ZEROS, ZEROS[None, None], {}, ValueError, r"but got int64 \[1, 1, 1, 4, 4\].*target.squeeze\(1\)"),
+    (LOGITS, ZEROS[None], {}, ValueError, r"pred: expected logits \[B, 3, D, H, W\] for num_cl"),
+    (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
+    (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),
+    (ZEROS[:, :2], ZEROS, {}, ValueError, r"pred: expected \[1, 4, 4\], the shape of the target, but got \[1, 2, 4"),
+    (LOGITS[..., :2, :2], ZEROS, {}, ValueError, r"but got \[1, 2, 2\]; resize logits .* with F.interpolate"),
+    (LOGITS[:, :2], ZEROS, {}, ValueError, r"pred: expected logits \[B, 3, H, W\] for num_classes=3"),
+    (LOGITS[0, :1], ZEROS, {}, ValueError, r"but got float32 \[1, 4, 4\]; pass .* pred.long\(\)"),
+    (LOGITS, ZEROS, {"num_classes": 2}, ValueError, r"expected logits \[B, 1 or 2, H, W\] for num_classes=2, but got"),
+    (ZEROS.to("meta"), ZEROS, {}, ValueError, "pred: expected device cpu, that of the target, but got meta"),
+    (ZEROS, ZEROS + 7, {}, ValueError, "target: expected labels 0 to 2, or ignore_index=-100, but got 7 at 16 pixels"),
+    (ZEROS - 1, ZEROS, {}, ValueError, r"pred: expected labels 0 to 2, but got -1 at 16 pixels, first at \[0, 0, 0"),
+    (ZEROS, ZEROS, {"num_classes": 1}, ValueError, "num_classes: expected an int ≥ 2, but got 1"),
+    (ZEROS, ZEROS, {"num_classes": 2.0}, TypeError, "num_classes: expected an int, but got 2.0"),
+    (ZEROS, ZEROS, {"ignore_index": "a"}, TypeError, "ignore_index: expected an int or None, but got 'a'"),
+    (ZEROS, ZEROS + 255, {"ignore_index": None}, ValueError, "target: expected labels 0 to 2, but got 255 at 16 pix"),
+    (ZEROS, ZEROS, {"multilabel": True}, ValueError, r"target: expected labels \[B, 3, H, W\] or .* int64 \[1, 4, 4"),
+    (
+        LOGITS > 0,
+        LOGITS.long() + 2,
+        {"multilabel": True},
+        ValueError,
+        "expected labels 0 to 1, or .* got 2 at 48 pixels",
+    ),
+    (ZEROS, ZEROS, {"multilabel": True, "class_agnostic": True}, ValueError, "expected False with multilabel=True"),
+    (ZEROS, ZEROS, {"multilabel": True, "num_classes": 0}, ValueError, "num_classes: expected an int ≥ 1, but got 0"),
+    (ZEROS, ZEROS, {"average": "micro"}, ValueError, r"average: expected one of \('macro', 'none'\), but got 'micro'"),
+    (ZEROS, ZEROS, {"radius": 0}, ValueError, "radius: expected an int ≥ 1, but got 0"),
+    (ZEROS, ZEROS, {"radius": 1.5}, TypeError, "radius: expected an int, but got 1.5"),
+    (ZEROS, ZEROS, {"score": "f2"}, ValueError, "score: expected one of"),
+    (ZEROS, ZEROS, {"per_image": 1}, TypeError, "per_image: expected a bool, but got 1"),
+    (ZEROS, ZEROS, {"validate": "never"}, TypeError, "validate: expected a bool or None, but got 'never'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("pred", "target", "options", "error", "message"),
-    [
-        (
-            ZEROS,
-            ZEROS[0],
-            {},
-            ValueError,
-            r"target: expected labels \[B, H, W\] or \[B, D, H, W\].* target.unsqueeze\(0\)",
-        ),
-        (ZEROS, ZEROS[None, None], {}, ValueError, r"but got int64 \[1, 1, 1, 4, 4\].*target.squeeze\(1\)"),
-        (torch.rand(1, 3, 4, 4), ZEROS[None], {}, ValueError, r"pred: expected logits \[B, 3, D, H, W\] for num_cl"),
-        (ZEROS, ZEROS.float(), {}, TypeError, "target: expected class indices of dtype"),
-        (ZEROS.tolist(), ZEROS, {}, TypeError, "pred: expected a tensor of class indices, but got list"),
-        (
-            ZEROS[:, :2],
-            ZEROS,
-            {},
-            ValueError,
-            r"pred: expected \[1, 4, 4\], the shape of the target, but got \[1, 2, 4\]",
-        ),
-        (torch.rand(1, 3, 2, 2), ZEROS, {}, ValueError, r"but got \[1, 2, 2\]; resize logits .* with F.interpolate"),
-        (torch.rand(1, 2, 4, 4), ZEROS, {}, ValueError, r"pred: expected logits \[B, 3, H, W\] for num_classes=3"),
-        (torch.rand(1, 4, 4), ZEROS, {}, ValueError, r"but got float32 \[1, 4, 4\]; pass .* pred.long\(\)"),
-        (
-            torch.rand(1, 3, 4, 4),
-            ZEROS,
-            {"num_classes": 2},
-            ValueError,
-            r"expected logits \[B, 1 or 2, H, W\] for num_classes=2, but got float32 \[1, 3, 4, 4\]",
-        ),
-        (ZEROS.to("meta"), ZEROS, {}, ValueError, "pred: expected device cpu, that of the target, but got meta"),
-        (
-            ZEROS,
-            ZEROS + 7,
-            {},
-            ValueError,
-            r"target: expected labels 0 to 2, or ignore_index=-100, but got 7 at 16 pix",
-        ),
-        (
-            ZEROS - 1,
-            ZEROS,
-            {},
-            ValueError,
-            r"pred: expected labels 0 to 2, but got -1 at 16 pixels, first at \[0, 0, 0\]",
-        ),
-        (ZEROS, ZEROS, {"num_classes": 1}, ValueError, "num_classes: expected an int ≥ 2, but got 1"),
-        (ZEROS, ZEROS, {"num_classes": 2.0}, TypeError, "num_classes: expected an int, but got 2.0"),
-        (ZEROS, ZEROS, {"ignore_index": "a"}, TypeError, "ignore_index: expected an int or None, but got 'a'"),
-        (
-            ZEROS,
-            ZEROS + 255,
-            {"ignore_index": None},
-            ValueError,
-            r"target: expected labels 0 to 2, but got 255 at 16 pix",
-        ),
-        (
-            ZEROS,
-            ZEROS,
-            {"multilabel": True},
-            ValueError,
-            r"target: expected labels \[B, 3, H, W\] or .* int64 \[1, 4, 4\]",
-        ),
-        (
-            ZEROS.expand(1, 3, 4, 4),
-            ZEROS.expand(1, 3, 4, 4) + 2,
-            {"multilabel": True},
-            ValueError,
-            r"target: expected labels 0 to 1, or ignore_index=-100, but got 2 at 48 pixels",
-        ),
-        (
-            ZEROS,
-            ZEROS,
-            {"multilabel": True, "class_agnostic": True},
-            ValueError,
-            "class_agnostic: expected False with multilabel=True, but got True",
-        ),
-        (
-            ZEROS,
-            ZEROS,
-            {"multilabel": True, "num_classes": 0},
-            ValueError,
-            "num_classes: expected an int ≥ 1, but got 0",
-        ),
-        (
-            ZEROS,
-            ZEROS,
-            {"average": "micro"},
-            ValueError,
-            r"average: expected one of \('macro', 'none'\), but got 'micro'",
-        ),
-        (ZEROS, ZEROS, {"radius": 0}, ValueError, "radius: expected an int ≥ 1, but got 0"),
-        (ZEROS, ZEROS, {"radius": 1.5}, TypeError, "radius: expected an int, but got 1.5"),
-        (ZEROS, ZEROS, {"score": "f2"}, ValueError, "score: expected one of"),
-        (ZEROS, ZEROS, {"per_image": 1}, TypeError, "per_image: expected a bool, but got 1"),
-        (ZEROS, ZEROS, {"validate": "never"}, TypeError, "validate: expected a bool or None, but got 'never'"),
-    ],
-)
+@pytest.mark.parametrize(("pred", "target", "options", "error", "message"), WRONG)
 def test_wrong_input(pred: Any, target: Any, options: Any, error: type[Exception], message: str) -> None:
     options = {"num_classes": 3, **options}
     with pytest.raises(error, match=message):

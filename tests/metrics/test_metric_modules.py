@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from metric_cases import FUNCTIONS, VOID, blobs
 from ranks import run_ranks
 from torchmetrics import Metric, MetricCollection
 
-from edgeloss.extras import install_advice
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU, boundary_f1, boundary_iou, trimap_iou
 
 CLASSES = {boundary_iou: BoundaryIoU, trimap_iou: TrimapIoU, boundary_f1: BoundaryF1}
@@ -100,18 +97,3 @@ def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
             metric.update(*batch)
         for values in ranks:
             assert torch.equal(values[name.replace(" ", "_")], metric.compute()), name
-
-
-def test_functions_do_not_need_torchmetrics() -> None:
-    code = (
-        "import sys; sys.modules['torchmetrics'] = None;"
-        "import torch; from edgeloss import metrics;"
-        "y = torch.arange(4).view(1, 2, 2); print(metrics.boundary_f1(y, y, 4).item())\n"
-        "try: metrics.BoundaryF1\n"
-        "except ImportError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        "1.0",
-        f"edgeloss.metrics.BoundaryF1 needs torchmetrics; {install_advice('metrics')}",
-    ]

@@ -262,36 +262,22 @@ def test_one_graph_for_any_number_of_elements() -> None:
 MASK = torch.tensor([True, False])
 
 
-@pytest.mark.parametrize(
-    ("mask", "fn", "x", "fill", "error", "message"),
-    [
-        (
-            MASK.float(),
-            torch.sqrt,
-            MASK,
-            0,
-            TypeError,
-            r"mask: expected a bool tensor, but got float32 \[2\]; pass mask",
-        ),
-        ([True], torch.sqrt, MASK, 0, TypeError, "mask: expected a bool tensor, but got list"),
-        (MASK, torch.sqrt, 1.0, 0, TypeError, "x: expected a tensor or a tuple of tensors, but got float"),
-        (MASK, torch.sqrt, (MASK, 1.0), 0, TypeError, r"x: expected .* but got bool \[2\], float"),
-        (MASK, torch.sqrt, (), 0, TypeError, r"x: expected .* but got none"),
-        (MASK, torch.sqrt, MASK, "0", TypeError, "fill: expected a number, a tensor or a function, but got str"),
-        (MASK, torch.sqrt, torch.ones(3), 0, ValueError, r"shapes that broadcast, but got \[2\], \[3\]"),
-        (
-            MASK,
-            torch.sqrt,
-            MASK,
-            torch.ones(4, 3),
-            ValueError,
-            r"shapes that broadcast, but got \[2\], \[2\], \[4, 3\]",
-        ),
-        (MASK, torch.sqrt, MASK.to("meta"), 0, ValueError, "on one device, but got cpu, meta"),
-        (MASK, torch.sum, MASK, 0, ValueError, r"fn: expected a result \[1\] .* but got int64 \[\]"),
-        (MASK, lambda t: 1.0, MASK, 0, ValueError, r"fn: expected a result \[1\] .* but got float"),
-    ],
-)
+WRONG: list[tuple[Any, Any, Any, Any, type[Exception], str]] = [
+    (MASK.float(), torch.sqrt, MASK, 0, TypeError, r"mask: expected a bool tensor, but got float32 \[2\]; pass mask"),
+    ([True], torch.sqrt, MASK, 0, TypeError, "mask: expected a bool tensor, but got list"),
+    (MASK, torch.sqrt, 1.0, 0, TypeError, "x: expected a tensor or a tuple of tensors, but got float"),
+    (MASK, torch.sqrt, (MASK, 1.0), 0, TypeError, r"x: expected .* but got bool \[2\], float"),
+    (MASK, torch.sqrt, (), 0, TypeError, r"x: expected .* but got none"),
+    (MASK, torch.sqrt, MASK, "0", TypeError, "fill: expected a number, a tensor or a function, but got str"),
+    (MASK, torch.sqrt, torch.ones(3), 0, ValueError, r"shapes that broadcast, but got \[2\], \[3\]"),
+    (MASK, torch.sqrt, MASK, torch.ones(4, 3), ValueError, r"that broadcast, but got \[2\], \[2\], \[4, 3\]"),
+    (MASK, torch.sqrt, MASK.to("meta"), 0, ValueError, "on one device, but got cpu, meta"),
+    (MASK, torch.sum, MASK, 0, ValueError, r"fn: expected a result \[1\] .* but got int64 \[\]"),
+    (MASK, lambda t: 1.0, MASK, 0, ValueError, r"fn: expected a result \[1\] .* but got float"),
+]
+
+
+@pytest.mark.parametrize(("mask", "fn", "x", "fill", "error", "message"), WRONG)
 def test_wrong_input(mask: Any, fn: Any, x: Any, fill: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         apply_where(mask, fn, x, fill)

@@ -28,17 +28,8 @@ URL = re.findall(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text()
 STATE = "import edgeloss; print(edgeloss.backends()['cpu'])"
 CUDA_STATE = "from edgeloss import library; print(library._why_not_on_cuda(None))"
 # Variables that change a build: each test sets its own.
-STEERING = (
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CXX",
-    "CXXFLAGS",
-    "EDGELOSS_BUILD",
-    "EDGELOSS_CUDA_ARCHS",
-    "LDFLAGS",
-    "NVCCFLAGS",
-)
-STEERING += ("PYTHONPATH",)
+STEERING = ["CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "LDFLAGS", "NVCCFLAGS", "PYTHONPATH"]
+STEERING += ["EDGELOSS_BUILD", "EDGELOSS_CUDA_ARCHS"]
 NO_NVCC = {"CUDA_HOME": "/nowhere"}
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
@@ -113,6 +104,19 @@ def unpack(source: Path) -> tuple[str, Path]:
     return wheel.stem.split("-", 2)[2], site
 
 
+def build_sdist(tree: Path, setuptools: Path) -> tuple[Path, set[str], str]:
+    """Build the source distribution of a tree next to it; return it, the names of its files, and its page."""
+    script = "import sys; sys.path.insert(0, 'tools'); import build_backend; build_backend.build_sdist(sys.argv[1])"
+    done = run(sys.executable, "-c", script, tree.parent, cwd=tree, path=setuptools)
+    assert done.returncode == 0, done.stdout
+    (archive,) = tree.parent.glob("*.tar.gz")
+    with tarfile.open(archive) as members:
+        names = {name.partition("/")[2] for name in members.getnames()}
+        info = members.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert info is not None
+        return archive, names, info.read().decode()
+
+
 def reason(site: Path, state: str = STATE) -> str:
     """Return what `backends` reports about the CPU kernels of an unpacked wheel."""
     # Without `site`, since the finder of an editable install would supply the library that the wheel lacks.
@@ -123,12 +127,7 @@ def reason(site: Path, state: str = STATE) -> str:
 
 @needs_compiler
 def test_sdist_builds_the_wheel(source: Path, setuptools: Path) -> None:
-    script = "import sys; sys.path.insert(0, 'tools'); import build_backend; build_backend.build_sdist(sys.argv[1])"
-    done = run(sys.executable, "-c", script, source.parent, cwd=source, path=setuptools)
-    assert done.returncode == 0, done.stdout
-    (archive,) = source.parent.glob("*.tar.gz")
-    with tarfile.open(archive) as members:
-        names = {name.partition("/")[2] for name in members.getnames()}
+    archive, names, _ = build_sdist(source, setuptools)
     assert {path.relative_to(source).as_posix() for path in (source / "csrc").rglob("*.*")} <= names
     assert {"setup.py", "tools/build_backend.py", "tools/toolchain.py"} <= names
 
@@ -156,15 +155,7 @@ def test_sdist_is_the_repository(tmp_path: Path, setuptools: Path) -> None:
     for name in files:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
-    script = "import sys; sys.path.insert(0, 'tools'); import build_backend; build_backend.build_sdist(sys.argv[1])"
-    done = run(sys.executable, "-c", script, tmp_path, cwd=tree, path=setuptools)
-    assert done.returncode == 0, done.stdout
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as members:
-        names = {name.partition("/")[2] for name in members.getnames()}
-        info = members.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO")
-        assert info is not None
-        page = info.read().decode()
+    _, names, page = build_sdist(tree, setuptools)
     assert {name for name in files if not name.startswith((".github/", ".gitignore"))} - names == set()
     # On the page of an index, a link works that names a file of the repository with its address.
     links = re.findall(r"\]\(([^)#]+)", page)

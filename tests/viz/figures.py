@@ -35,8 +35,7 @@ def render(figure: Figure) -> npt.NDArray[np.uint8]:
     return np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
 
 
-def color_at(figure: Figure, axes: Axes, row: int, column: int) -> tuple[int, ...]:
-    """Return the color in the middle of a pixel of the figure."""
-    paper = render(figure)
+def color_at(paper: npt.NDArray[np.uint8], axes: Axes, row: int, column: int) -> tuple[int, ...]:
+    """Return the color in the middle of a pixel of the rendered figure."""
     x, y = axes.transData.transform((column, row))
     return tuple(int(value) for value in paper[paper.shape[0] - 1 - int(y), int(x)])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss.viz.codes import FIRST_NUMBER
+from edgeloss.viz.packing import FIRST_NUMBER
 
 
 def carried(page: str) -> dict[str, Any]:

@@ -77,12 +77,12 @@ def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager
 def test_top_classes() -> None:
     logits, target = patches(classes=5, batch=2)
     logits[0, :, 8, 8] = torch.nan
-    top = compute_top_classes(logits, target)
+    classes, probabilities = compute_top_classes(logits, target)
     p = logits.softmax(1)
     best = p.nan_to_num(-1).topk(3, dim=1)
-    np.testing.assert_allclose(top.probabilities[:, 0, 8, 8], math.nan)
-    assert (top.classes[:, 0, 8, 8] == -1).all()
+    np.testing.assert_allclose(probabilities[:, 0, 8, 8], math.nan)
+    assert (classes[:, 0, 8, 8] == -1).all()
     ok = ~p.isnan().any(1).numpy()
-    np.testing.assert_array_equal(top.classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
-    np.testing.assert_allclose(top.probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
-    assert compute_top_classes(logits[:, :1], (target > 0).long()).classes.shape[0] == 2  # one logit: two classes
+    np.testing.assert_array_equal(classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
+    np.testing.assert_allclose(probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
+    assert compute_top_classes(logits[:, :1], (target > 0).long())[0].shape[0] == 2  # one logit: two classes

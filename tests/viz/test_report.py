@@ -15,9 +15,8 @@ from scenes import MARKUP, large_image, patches
 
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
-from edgeloss.viz.codes import FIRST_NUMBER, IGNORED, OFF_EDGES
+from edgeloss.viz.packing import FIRST_NUMBER, IGNORED, OFF_EDGES, worst_places
 from edgeloss.viz.scores import compute_scores, make_thumbnail
-from edgeloss.viz.summary import worst_places
 
 
 def test_the_page_holds_the_maps() -> None:

@@ -1,10 +1,8 @@
-"""The package: colors, imports and global state."""
+"""The package: colors and global state."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 
 import matplotlib
@@ -12,7 +10,6 @@ import numpy as np
 from figures import render
 from scenes import scene
 
-from edgeloss.extras import install_advice
 from edgeloss.viz import distinct_colors, panel
 
 # Linear sRGB as seen without the long or the middle cones (Viénot, Brettel & Mollon 1999).
@@ -31,30 +28,6 @@ def test_colors_are_distinct_for_every_reader() -> None:
             assert gaps.min() > least, (seen, count)
     assert len(np.unique(distinct_colors(300), axis=0)) == 300
     assert distinct_colors(3).tolist() == distinct_colors(150)[:3].tolist()
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_the_package_does_not_import_matplotlib() -> None:
-    result = run("import sys, edgeloss; print('matplotlib' in sys.modules)")
-    assert result.stdout.strip() == "False", result.stderr
-
-
-def test_a_missing_extra_is_one_line() -> None:
-    result = run("import sys; sys.modules['matplotlib'] = None; import edgeloss.viz")
-    assert result.stderr.splitlines()[-1] == f"ImportError: edgeloss.viz needs matplotlib; {install_advice('viz')}"
-    assert "During handling" not in result.stderr
-
-
-def test_pyplot_is_not_touched() -> None:
-    result = run(
-        "import io, sys, torch; from edgeloss.viz import panel\n"
-        "panel(torch.zeros(2, 4, 4), torch.zeros(4, 4, dtype=torch.int64)).savefig(io.BytesIO())\n"
-        "print('matplotlib.pyplot' in sys.modules)"
-    )
-    assert result.stdout.strip() == "False", result.stderr
 
 
 def test_no_global_state_remains() -> None:

@@ -12,6 +12,13 @@ const element = (tag, properties = {}, ...children) => {
   return made;
 };
 
+const svg = (tag, attributes, ...children) => {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+};
+
 const number = (value) => {
   if (!Number.isFinite(value)) return String(value);
   const size = Math.abs(value);

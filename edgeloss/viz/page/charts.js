@@ -91,13 +91,6 @@ const barsOf = (counts, low, high) => {
     .join("");
 };
 
-const svg = (tag, attributes, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-};
-
 const makeHistogram = (layer) => {
   const histogram = image.histograms[layer.key];
   if (!histogram) return null;

@@ -2,13 +2,6 @@
 
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [420, 190, 46, 12, 8, 22];
 
-const svg = (tag, attributes, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-};
-
 // Round steps, about four of them, from 0 or from the lowest value where 0 is far.
 const ticksOf = (low, high, count = 4) => {
   const rough = (high - low) / count || 1;

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Time the HTML report: to write it, and to open it in a browser.
 
 Writing is timed in CPU seconds of a process of its own, from tensors to the text of the page; opening from the start of
@@ -14,7 +13,6 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -77,14 +75,16 @@ def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float
     return opened / 1000, (driver.execute_script(POINT, height // 2, width // 2) - start) / 1000
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row per size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this mode."""
     sizes = [f"{height}x{width}" for height, width in SIZES]
     parser.add_argument("--sizes", nargs="+", default=sizes, metavar="HxW", help="(default: %(default)s)")
     parser.add_argument("--classes", type=int, default=19, help="(default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="times to open a page; the median counts")
-    options = parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a row per size."""
     driver = start_browser()
     print(f"{processor()}, torch {torch.__version__}, {options.classes} classes, medians of {options.repeat}")
     with TemporaryDirectory() as folder:
@@ -102,7 +102,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(line, flush=True)
     if driver is not None:
         driver.quit()
-
-
-if __name__ == "__main__":
-    main()

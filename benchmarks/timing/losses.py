@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
-"""Time the loss on the CPU, forward and backward, over cross-entropy.
+"""Time the loss, forward and backward, compared with cross-entropy.
 
 Every case runs in a process of its own, where the losses take turns, in both orders; the table shows ratios of medians
 to eager ``F.cross_entropy`` on the same logits and labels, of a single logit and of classes that overlap to
 ``F.binary_cross_entropy_with_logits``, for logits of lower resolution after ``F.interpolate``. With one thread, times
 are those of the processor in the thread, so that other programs count only where they share caches and memory; with
-more they are wall times. *held* is the resident memory that forward adds and backward needs, of the three losses.
+more they are wall times. *held* is the memory that forward adds and backward needs, of each loss.
 
 On x86, ``ATEN_CPU_CAPABILITY=avx2`` limits torch to AVX2; tools/check_builds.py builds the kernels for AVX2.
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +47,7 @@ class Case:
 
 
 NAMES = ("cross-entropy", "EdgeAwareLoss", "region_weight=0")
+OTHERS = ("compiled cross-entropy", "reference")
 STREET, UPSAMPLE = (4, 19, 512, 512), {"upsample": True}
 CASES = {
     "table": [
@@ -84,9 +83,8 @@ CASES = {
 }
 
 
-def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
-    """Return the fraction of edge pixels, and the median milliseconds and the held bytes of each loss."""
-    torch.set_num_threads(threads)
+def make_inputs(case: Case, masks: Path | None) -> tuple[Tensor, Tensor, float]:
+    """Return logits, labels and the fraction of edge pixels of a case."""
     torch.manual_seed(0)
     batch, logit_count = case.shape[:2]
     radius, is_multilabel = case.options.get("radius", 1), "multilabel" in case.options
@@ -100,31 +98,51 @@ def measure(case: Case, masks: Path | None, threads: int, rounds: int) -> Row:
         labels = scenes(masks, batch, size, classes)
     if is_binary:
         labels[labels == VOID] = 0  # the binary cross-entropy of torch ignores no pixel
-    logits, target = torch.randn(case.shape).to(case.dtype).requires_grad_(), torch.from_numpy(labels).long()
+    logits = torch.randn(case.shape).to(case.dtype).requires_grad_()
+    return logits, torch.from_numpy(labels).long(), edge_fraction(labels.reshape(-1, *size), radius)
 
-    def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-        if upsample:
-            logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
-        if is_binary:
-            return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype))
-        return F.cross_entropy(logits, target, ignore_index=VOID)
 
-    criterion = partial(EdgeAwareLoss, ignore_index=VOID, backend="fused", **case.options)
-    losses: tuple[Any, ...] = (cross_entropy, criterion(), criterion(region_weight=0))
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute the cross-entropy that a case is compared with."""
+    size = target.shape[-(logits.dim() - 2) :]
+    if logits.shape[2:] != size:
+        logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+    if logits.shape[1] == 1 or target.dim() == logits.dim():
+        return F.binary_cross_entropy_with_logits(logits.view_as(target), target.to(logits.dtype))
+    return F.cross_entropy(logits, target, ignore_index=VOID)
+
+
+def make_losses(case: Case, names: tuple[str, ...]) -> dict[str, Callable[[Tensor, Tensor], Any]]:
+    """Return the losses by name."""
+    criterion = partial(EdgeAwareLoss, ignore_index=VOID, **case.options)
+    losses: dict[str, Callable[[], Callable[[Tensor, Tensor], Any]]] = {
+        "cross-entropy": lambda: cross_entropy,
+        "EdgeAwareLoss": lambda: criterion(backend="fused"),
+        "region_weight=0": lambda: criterion(backend="fused", region_weight=0),
+        "compiled cross-entropy": lambda: torch.compile(cross_entropy),
+        "reference": lambda: criterion(backend="reference"),
+    }
+    return {name: losses[name]() for name in names}
+
+
+def measure(case: Case, masks: Path | None, threads: int, rounds: int, names: tuple[str, ...]) -> Row:
+    """Return the fraction of edge pixels, and the median milliseconds and the held bytes of each loss."""
+    torch.set_num_threads(threads)
+    logits, target, fraction = make_inputs(case, masks)
     scaler = torch.amp.GradScaler("cpu", init_scale=case.loss_scale, enabled=case.loss_scale != 1)
 
     def step(forward: Callable[[], Any]) -> None:
         scaler.scale(forward()).backward()
         logits.grad = None  # here, so that each loss pays for freeing its own gradient
 
-    forwards = {name: partial(loss, logits, target) for name, loss in zip(NAMES, losses, strict=True)}
+    forwards = {name: partial(loss, logits, target) for name, loss in make_losses(case, names).items()}
     runs = {name: partial(step, forward) for name, forward in forwards.items()}
-    rounds = max(rounds // 2, min(16 * rounds, rounds * 2**24 // (logit_count * labels.size)))
+    rounds = max(rounds // 2, min(16 * rounds, rounds * 2**24 // (case.shape[1] * target.numel())))
     orders = [runs, dict(reversed(runs.items()))]  # a loss pays for what the one before it has left of cache and memory
     clock = time.thread_time if threads == 1 else time.perf_counter
     parts = [median_seconds(orders[i % 2], 1, clock=clock) for i in range(max(1, rounds) + 1)][1:]
     return {
-        "edge_fraction": round(edge_fraction(labels.reshape(-1, *size), radius), 4),
+        "edge_fraction": round(fraction, 4),
         "milliseconds": {name: round(1e3 * median(part[name] for part in parts), 3) for name in runs},
         "held_bytes": {name: held_memory(forward) for name, forward in forwards.items()},
         "rounds": rounds,
@@ -137,29 +155,32 @@ def key_of(row: Row) -> str:
     return json.dumps([row["case"], row["kernels"], *machine])
 
 
-def main() -> int:
-    """Time the cases and print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this mode."""
     add = parser.add_argument
     add("--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated)")
     for group, cases in CASES.items():
         add(f"--{group}", action="append_const", dest="groups", const=group, help=", ".join(c.name for c in cases))
     names = [case.name for cases in CASES.values() for case in cases]
     add("--case", nargs="+", choices=names, metavar="NAME", help="time these, of any group (default: --table)")
+    add("--all", action="store_true", help=f"also time {' and '.join(OTHERS)}")
     add("--threads", type=int, choices=(1, 2), default=1, help="(default: %(default)s)")
     add("--rounds", type=int, default=12, help="rounds per case with 16 million logits (default: %(default)s)")
     add("--output", type=Path, metavar="FILE.jsonl", help="add the figures to a table of results")
     add("--kernels", default=version("edgeloss"), help="their name in that table (default: %(default)s)")
-    options = parser.parse_args()
-    groups = CASES if options.case else options.groups or ["table"]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time the cases and print a table in Markdown."""
+    groups, names = CASES if options.case else options.groups or ["table"], NAMES + OTHERS * options.all
     machine = {"processor": processor(), "instructions": INSTRUCTIONS, "cores": os.cpu_count()}
     machine |= {"threads": options.threads, "torch": torch.__version__}
     print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}\n")
-    print("| case | logits | edges | cross-entropy, ms | EdgeAwareLoss | aim | region_weight=0 | aim | held, MB |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    heads = ["case", "logits", "edges", "cross-entropy, ms", NAMES[1], "aim", NAMES[2], "aim", *names[3:], "held, MB"]
+    print(f"| {' | '.join(heads)} |\n|---|---|{'--:|' * (len(heads) - 2)}")
     for case in (case for group in groups for case in CASES[group] if not options.case or case.name in options.case):
         threads, dtype = min(options.threads, case.max_threads), str(case.dtype).removeprefix("torch.")
-        result = alone(measure, case, options.masks, threads, options.rounds)
+        result = alone(measure, case, options.masks, threads, options.rounds, names)
         plain = result["milliseconds"]["cross-entropy"]
         ratio = {name: round(ms / plain, 3) for name, ms in result["milliseconds"].items()}
         if options.output:
@@ -169,10 +190,6 @@ def main() -> int:
         cells = [case.name, f"{list(case.shape)} {dtype}", f"{result['edge_fraction']:.1%}", f"{plain:.2f}"]
         for name, aim in zip(NAMES[1:], case.aims, strict=True):
             cells += [f"**{ratio[name]:.2f}**", f"{aim or '':.4}"]
+        cells += [f"{ratio[name]:.2f}" for name in names[3:]]
         cells += [", ".join(f"{size / 1e6:.1f}" for size in result["held_bytes"].values())]
         print(f"| {' | '.join(cells)} |", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,15 @@
-"""``neighbor_nll`` compared with the line of the write-up, plus the ``gtind[:, None]`` that batches need."""
+"""The operators of csrc/neighbors.
+
+``neighbor_nll`` is compared with the line of the write-up, plus the ``gtind[:, None]`` that batches need. The values of
+the gathered terms are compared by the agreement suite and by the tests of the fuzzer.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from pairwise import pairwise
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
-from edgeloss import fused, library
-from edgeloss.functional import loss_maps, neighbor_nll
+from edgeloss import fused, inputs, library, reference
+from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
 from edgeloss.neighbor_nll import by_kernels
+from edgeloss.neighborhoods import find_edges
 
 each_kind = pytest.mark.parametrize("kind", ["index", "several classes"])
 
@@ -73,31 +80,21 @@ LAYOUTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("size_and_radius", "classes", "kind", "layout", "of_weight", "dtype", "of_index", "has_mask"),
-    pairwise(
-        SIZES,
-        [2, 19, 40],  # 40: more than one block of sums
-        ["index", "one-hot", "several classes"],
-        LAYOUTS[:3],
-        LAYOUTS,
-        [torch.float64, torch.float32, torch.bfloat16, torch.float16],
-        [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool],
-        [False, True],
-    ),
+ROWS = pairwise(
+    SIZES,
+    [2, 19, 40],  # 40: more than one block of sums
+    ["index", "one-hot", "several classes"],
+    LAYOUTS[:3],
+    LAYOUTS,
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool],
+    [False, True],
 )
-def test_the_line(
-    device: str,
-    size_and_radius: tuple[tuple[int, ...], tuple[int, ...]],
-    classes: int,
-    kind: str,
-    layout: Any,
-    of_weight: Any,
-    dtype: torch.dtype,
-    of_index: torch.dtype,
-    has_mask: bool,
-) -> None:
-    size, radius = size_and_radius
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[*range(len(ROWS))])
+def test_the_line(row: tuple[Any, ...], device: str) -> None:
+    (size, radius), classes, kind, layout, of_weight, dtype, of_index, has_mask = row
     x, index, weight = scene(size, classes, kind, device, radius)
     x, weight = layout(x.to(dtype)).requires_grad_(), of_weight(weight.float() if dtype == torch.float32 else weight)
     index = layout((index % 2 if kind == "index" and of_index == torch.bool else index).to(of_index))
@@ -139,47 +136,40 @@ def test_other_side_is_the_line_with_flipped_one_hot(weighted: bool, device: str
 def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels: str) -> None:
     # Logits: gaps so large that probabilities underflow, ties, and an offset. Weights: of all magnitudes.
     largest = 65504.0 if dtype == torch.float16 else 1e30
-    for scale in (largest, 1e4, 300.0, 95.0, 20.0):
-        for smallest in (0.0, -30.0, -44.0):
-            x, index, weight = scene((6, 7), 5, kind, kernels)
-            x = (torch.sign(x) * scale * torch.rand_like(x) ** 4).to(dtype)
-            exponent = smallest + torch.rand_like(weight) * (min(-smallest, 38.0) - smallest)
-            weight = torch.where(weight > 0, 10.0**exponent, 0.0).float()  # 1e-44 is subnormal
-            near, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-            value = neighbor_nll(near, index, weight, backend="fused")
-            expected = neighbor_nll(exact, index, weight.double(), backend="reference")
-            torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
-            gradients = torch.autograd.grad(value.sum(), near), torch.autograd.grad(expected.sum(), exact)
-            # With a probability of e^-400 and a large weight, float32 resolves the exponent of their product to 3e-5.
-            rtol = max(1e-5, 2 * torch.finfo(dtype).eps)
-            torch.testing.assert_close(gradients[0][0].double(), gradients[1][0], rtol=rtol, atol=1e-4)
+    for scale, smallest in itertools.product((largest, 1e4, 300.0, 95.0, 20.0), (0.0, -30.0, -44.0)):
+        x, index, weight = scene((6, 7), 5, kind, kernels)
+        x = (torch.sign(x) * scale * torch.rand_like(x) ** 4).to(dtype)
+        exponent = smallest + torch.rand_like(weight) * (min(-smallest, 38.0) - smallest)
+        weight = torch.where(weight > 0, 10.0**exponent, 0.0).float()  # 1e-44 is subnormal
+        near, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        value = neighbor_nll(near, index, weight, backend="fused")
+        expected = neighbor_nll(exact, index, weight.double(), backend="reference")
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+        gradients = torch.autograd.grad(value.sum(), near), torch.autograd.grad(expected.sum(), exact)
+        # With a probability of e^-400 and a large weight, float32 resolves the exponent of their product to 3e-5.
+        rtol = max(1e-5, 2 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(gradients[0][0].double(), gradients[1][0], rtol=rtol, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["index", "one-hot"])
-def test_a_center_without_a_class_does_not_count(kind: str, kernels: str) -> None:
-    # The public function raises where it may read the values.
+def test_values_that_python_would_refuse_leave_a_neighbor_or_a_center_out(kind: str, kernels: str) -> None:
     x, index, weight = scene((5, 6), 3, kind, kernels)
+    expected = neighbor_nll(x.requires_grad_(), index, weight, backend="reference")
+    for wrong in (-1.0, torch.nan, -torch.inf):
+        value = by_kernels(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
+        torch.testing.assert_close(value, expected)
+    for factor in (1e-50, 1e50):  # only the ratios of weights count
+        torch.testing.assert_close(neighbor_nll(x, index, weight * factor, backend="fused"), expected)
     mask, where = torch.ones(2, 5, 6, dtype=torch.bool, device=kernels), ([0, 1, 1], [2, 0, 4], [3, 0, 5])
     if kind == "index":
         index[where] = torch.tensor([-1, 3, 2**62], device=kernels)
     else:
         index.movedim(1, -1)[where] = False
     mask[where] = False
-    weight = torch.ones_like(weight)
-    expected = neighbor_nll(x.requires_grad_(), index, weight, mask, backend="reference")
-    value = by_kernels(x, index, weight, None, [1, 1])
+    expected = neighbor_nll(x, index, torch.ones_like(weight), mask, backend="reference")
+    value = by_kernels(x, index, torch.ones_like(weight), None, [1, 1])
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value.sum(), x), torch.autograd.grad(expected.sum(), x))
-
-
-def test_what_counts_of_the_weights(kernels: str) -> None:
-    x, index, weight = scene((5, 6), 3, "index", kernels)
-    expected = neighbor_nll(x, index, weight, backend="reference")
-    for wrong in (-1.0, torch.nan, -torch.inf):  # leave the neighbor out
-        value = by_kernels(x, index, torch.where(weight > 0, weight, wrong), None, [1, 1])
-        torch.testing.assert_close(value, expected)
-    for factor in (1e-50, 1e50):  # only their ratios
-        torch.testing.assert_close(neighbor_nll(x, index, weight * factor, backend="fused"), expected)
 
 
 # --------------------------------------------------------------------------------------- the kernels and the reference
@@ -281,3 +271,88 @@ def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=message):
         neighbor_nll(*given, backend="fused")
     assert torch.equal(neighbor_nll(*given), neighbor_nll(*given, backend="reference"))
+
+
+# ---------------------------------------------------------------------------------- gathered terms, stepped on the host
+
+
+@pytest.fixture
+def _stepped(stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "operators", stepped)
+
+
+def terms_and_gradient(function: Any, x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """Return both terms [2, B, *S], and the gradient of a weighted sum of them."""
+    x = x.detach().requires_grad_()
+    terms = torch.stack(function(x, *others))
+    weight = torch.linspace(0.5, 1.5, terms.numel(), dtype=terms.dtype).view_as(terms)
+    return terms.detach(), torch.autograd.grad(terms, x, weight)[0]
+
+
+@pytest.mark.usefixtures("_stepped")
+@pytest.mark.parametrize("gap", [12.0, 20.0, 60.0, 200.0, 1e30])
+@pytest.mark.parametrize("power", [-1.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gathered_terms_of_sure_pixels(gap: float, power: float, dtype: torch.dtype) -> None:
+    """Where a neighbor is sure of a class, its gradient has all digits, of that class and of the others."""
+    y = torch.tensor([[[0, 1, 1], [0, 1, 2], [0, 2, 2]]])
+    valid = torch.ones_like(y, dtype=torch.bool)
+    for sure in range(3):
+        x = torch.randn(1, 11, 3, 3, dtype=dtype)
+        x[:, sure] += gap
+        others = (y, valid, find_edges(y, valid, (1, 1)), None, (1, 1), power)
+        terms, gradient = terms_and_gradient(fused.gathered_terms, x, *others)
+        expected, expected_gradient = terms_and_gradient(reference.edge_terms, x.double(), *others)
+        rtol = 1e-11 if dtype == torch.float64 else 2e-5
+        torch.testing.assert_close(terms.double(), expected, rtol=rtol, atol=1e-30)
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=rtol, atol=1e-37)
+
+
+@pytest.mark.usefixtures("_stepped")
+@pytest.mark.parametrize("options", [{}, {"decay": 1.0, "distance": True}, {"reduction": "none"}])
+def test_gathered_terms_read_nothing_back(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors have no values to read: with these kernels a call does not wait for its device."""
+    with FakeTensorMode():
+        x = torch.randn(2, 5, 8, 9, requires_grad=True)
+        y, v = torch.zeros(2, 8, 9, dtype=torch.long), torch.rand(2, 8, 9)
+        options = {name: v if value is True else value for name, value in options.items()}
+        options |= {"power": 1.0, "pixel_weight": v, "validate": "never", "backend": "reference"}
+        monkeypatch.setattr(inputs, "may_read", lambda values, validate: validate == "sync")
+        with pytest.raises(DynamicOutputShapeException):
+            edge_aware_loss(x, y, **options)
+        monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
+        edge_aware_loss(x, y, **options).sum().backward()  # type: ignore[union-attr]
+
+
+def arguments(x: Tensor, label: Tensor) -> dict[str, Any]:
+    return {
+        "logits": x,
+        "label": label,
+        "edge": torch.ones_like(label, dtype=torch.bool),
+        "distance": None,
+        "power": 1.0,
+        "radius": [1, 1],
+    }
+
+
+def test_gathered_terms_of_labels_out_of_range_read_nothing(stepped: SimpleNamespace) -> None:
+    label = torch.tensor([[[0, 1, 2**15 - 1], [-5, 0, 3]]], dtype=torch.int16)
+    given = arguments(torch.randn(1, 3, 2, 3, dtype=torch.float64), label)
+    terms, stats, sides = stepped.gathered_terms(**given)
+    assert not terms[:, (label < 0) | (label >= 3)].any()
+    assert terms.isfinite().all()
+    gradient = stepped.gathered_terms_backward(torch.ones_like(terms), stats=stats, sides=sides, **given)
+    assert gradient.isfinite().all()
+    assert not gradient[:, :, 1, 0].any()
+
+
+@pytest.mark.usefixtures("_stepped")
+def test_gathered_terms_match_their_registration(stepped: SimpleNamespace) -> None:
+    given = arguments(torch.randn(1, 3, 4, 5, requires_grad=True), torch.randint(3, (1, 4, 5), dtype=torch.int16))
+    # Not test_aot_dispatch_dynamic: the state that forward leaves to backward is filled only where backward reads it.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(stepped.gathered_terms.default, tuple(given.values()), test_utils=tests)
+    terms = stepped.gathered_terms(**given)[0]
+    (gradient,) = torch.autograd.grad(terms.sum(), given["logits"], create_graph=True)
+    with pytest.raises(RuntimeError, match="can't be differentiated twice; pass backend='reference'"):
+        gradient.sum().backward()

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Time the boundary metrics over a folder of masks.
 
 The prediction is the same masks, shifted by some pixels. Reading them is not timed. Each metric is timed alone, in
@@ -21,12 +20,9 @@ from torchmetrics import Metric
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 from measure import processor
 
-EXAMPLE = "example: python benchmarks/metrics.py --masks ../shared/camvid/val/masks --classes 11 --threads 2"
 
-
-def parse() -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this mode."""
     parser.add_argument("--masks", type=Path, required=True, metavar="DIR", help="label masks of equal size, *.png")
     parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("--void", type=int, default=255, help="void label (default: %(default)s)")
@@ -35,10 +31,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
-    options = parser.parse_args()
-    if not any(options.masks.glob("*.png")):
-        parser.error(f"--masks: expected a folder with *.png, but got {options.masks}")
-    return options
 
 
 def timed(metric: Metric, pred: torch.Tensor, target: torch.Tensor, batch: int) -> tuple[float, float]:
@@ -51,11 +43,12 @@ def timed(metric: Metric, pred: torch.Tensor, target: torch.Tensor, batch: int) 
     return time.perf_counter() - start, value
 
 
-def main() -> None:
+def run(options: argparse.Namespace) -> None:
     """Time all metrics and print a table."""
-    options = parse()
     torch.set_num_threads(options.threads)
     files = sorted(options.masks.glob("*.png"))
+    if not files:
+        raise SystemExit(f"--masks: expected a folder with *.png, but got {options.masks}")
     target = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files]).to(options.device)
     pred = target.roll((options.shift, options.shift), (1, 2))
     pred[pred == options.void] = 0
@@ -76,7 +69,3 @@ def main() -> None:
     console = Console()
     console.print(f"{processor()}, {options.device}, {options.threads} threads, torch {torch.__version__}")
     console.print(table)
-
-
-if __name__ == "__main__":
-    main()

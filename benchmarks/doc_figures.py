@@ -1,0 +1,355 @@
+#!/usr/bin/env python3
+"""Keep the figures of the documents equal to the committed results.
+
+Every table below follows its name in a page, as in ``<!-- figures: speed -->``; a sentence stands in its page as it is
+formed here. Without an option, this compares and reports what differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from math import prod
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from quality import ROOT
+from quality.arguments import RESULTS
+from quality.command import read_plan
+from quality.scores import scale_of
+from quality.tables import BASELINE, Summary, by_data, read_results, summarize
+from result_table import Row, read_rows
+from timing.losses import CASES
+
+CONTROL, OURS, NO_REGIONS = (
+    "edge-weighted CE (k 12, class_balance 1)",
+    "EdgeAwareLoss() (region_weight 0.25)",
+    "EdgeAwareLoss() (region_weight 0)",
+)
+MAIN = ("f1_1", "boundary_iou_005", "miou")
+CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
+
+Pages = dict[str, Callable[[], list[str]]]  # by page, the lines of a table or the sentences
+
+
+class Gain(NamedTuple):
+    """Differences of a loss with the same seeds, and the interval of their mean."""
+
+    values: list[float]
+    low: float
+    high: float
+
+
+class Figures(NamedTuple):
+    """Figures of a result.
+
+    Attributes:
+        command: what measures them, or prints them from the results.
+        results: the file.
+        tables: by page, the lines of the table.
+        sentences: by page, parts of its text.
+    """
+
+    command: str
+    results: str
+    tables: Pages = {}  # noqa: RUF012
+    sentences: Pages = {}  # noqa: RUF012
+
+
+def table(heads: str, rows: Iterable[str]) -> list[str]:
+    """Return a table in Markdown; heads have a colon where numbers align to the right."""
+    cells = heads.split(" | ")
+    lines = "|".join("--:" if cell.endswith(":") else "---" for cell in cells)
+    return [
+        f"| {' | '.join(cell.removesuffix(':') for cell in cells)} |",
+        f"|{lines}|",
+        *(f"| {row} |" for row in rows),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------- speed
+
+
+@cache
+def speed() -> dict[str, Row]:
+    """Return the rows of the loss's time by case, all of one machine and version."""
+    rows = read_rows(RESULTS / "speed.jsonl")
+    machines = {(row["kernels"], *(row["machine"][k] for k in ("processor", "instructions", "torch"))) for row in rows}
+    if len(machines) != 1:
+        raise ValueError(
+            f"speed.jsonl: expected the rows of one machine and version, but got {sorted(machines)}; delete the others"
+        )
+    by_case = {row["case"]: row for row in rows}
+    return {case.name: by_case[case.name] for cases in CASES.values() for case in cases if case.name in by_case}
+
+
+def ratios(case: str) -> str:
+    """Return the ratios of a case as cells."""
+    ratio = speed()[case]["ratio"]
+    return f"{ratio['EdgeAwareLoss']:.2f} | {ratio['region_weight=0']:.2f}"
+
+
+def speed_table() -> list[str]:
+    """Return the table of common cases."""
+    rows = [row for row in speed().values() if not row["case"].startswith("noise")]
+    held = [", ".join(f"{size / 1e6:.1f}" for size in row["held_bytes"].values()) for row in rows]
+    cells = (f"{r['case']} | {r['logits']} {r['dtype']} | {ratios(r['case'])}" for r in rows)
+    return table(
+        "case | logits | default: | `region_weight=0`: | held, MB:", map(" | ".join, zip(cells, held, strict=True))
+    )
+
+
+def cliffs_table() -> list[str]:
+    """Return the table of cases where nearly every pixel is an edge pixel."""
+    rows = [row for row in speed().values() if row["case"].startswith("noise")]
+    return table(
+        "random labels | logits | default: | `region_weight=0`:",
+        (f"{r['case']} | {r['logits']} {r['dtype']} | {ratios(r['case'])}" for r in rows),
+    )
+
+
+SHORT = {
+    "19 classes": "19 classes, [4, 19, 512, 512]",
+    "bfloat16": "the same in bfloat16",
+    "150 classes": "150 classes, [2, 150, 512, 512]",
+    "2 classes": "2 classes, [8, 2, 512, 512]",
+    "binary": "1 logit, [8, 1, 512, 512]",
+    "volume": "a volume of 4 classes, [1, 4, 64, 128, 128]",
+    "small": "a small image of 19 classes, [1, 19, 64, 64]",
+    "11 classes, one thread": "the trainings on CamVid above, [4, 11, 120, 160], one thread",
+    "upsampled, 19 classes": "19 classes upsampled 4 ×, [4, 19, 128, 128]",
+}
+
+
+def machine() -> tuple[str, str]:
+    """Return what the times depend on, as pages name it: the processor, and torch."""
+    about = speed()["19 classes"]["machine"]
+    return f"{about['processor']} with {about['instructions']}", f"torch {about['torch']}"
+
+
+def speed_sentences() -> list[str]:
+    """Return the machine of the tables, in full."""
+    about = speed()["19 classes"]["machine"]
+    processor, torch = machine()
+    return [f"{processor}, {about['cores']} cores, {about['threads']} threads, {torch}"]
+
+
+def memory_sentences() -> list[str]:
+    """Return the machine of the short table, and what the loss keeps per pixel."""
+    row = speed()["19 classes"]
+    pixels = prod(row["logits"]) / row["logits"][1]
+    plain, ours = (row["held_bytes"][name] / pixels for name in ("cross-entropy", "EdgeAwareLoss"))
+    return [
+        ", ".join(machine()),
+        f"19 classes keep {ours:.0f} bytes per pixel, where cross-entropy keeps {plain:.0f}",
+    ]
+
+
+def step_sentences() -> list[str]:
+    """Return what a training step takes."""
+    result = json.loads((RESULTS / "training.json").read_text())
+    share, seconds = result["loss_share"], result["step_seconds"]
+    return [f"A step of 4 images takes {seconds:.2f} s, of which the loss takes {100 * share:.1f} %"]
+
+
+# -------------------------------------------------------------------------------------------------------------- quality
+
+
+@cache
+def quality(baseline: str = BASELINE) -> dict[str, dict[str, Summary]]:
+    """Return the summaries of the five data sets, by data set and loss."""
+    plan = read_plan(ROOT / "configs" / "quality-sets.yaml")
+    sets = by_data(read_results([RESULTS / "quality.jsonl"], "val", plan))
+    return {data: {row["loss"]: row for row in summarize(rows, baseline)} for data, rows in sets.items()}
+
+
+def scores(data: str, loss: str) -> str:
+    """Return the mean scores of a loss."""
+    return " / ".join(f"{quality()[data][loss]['scores'][name][0] * scale_of(name):.1f}" for name in MAIN)
+
+
+def gain(data: str, name: str, loss: str = OURS, baseline: str = BASELINE) -> Gain:
+    """Return the differences of a loss to the baseline, in points."""
+    difference = quality(baseline)[data][loss]["differences"][name]
+    values = [100 * value for value in difference["values"]]
+    return Gain(values, *(100 * end for end in difference["interval"]))
+
+
+def gains(data: str, loss: str, baseline: str) -> str:
+    """Return the differences in all scores as cells: mean, interval and seeds, bold where the interval excludes 0."""
+    cells = []
+    for name in MAIN:
+        values, low, high = gain(data, name, loss, baseline)
+        mean = f"**{fmean(values):+.1f}**" if low > 0 or high < 0 else f"{fmean(values):+.1f}"
+        cells.append(f"{mean} [{low:.1f}, {high:.1f}] ({', '.join(f'{value:.1f}' for value in values)})")
+    return " | ".join(cells).replace("-0.0", "0.0")
+
+
+def seeds(data: str) -> str:
+    """Return the numbers of seeds of the three losses."""
+    return ", ".join(str(len(quality()[data][loss]["seeds"])) for loss in (BASELINE, CONTROL, OURS))
+
+
+def quality_rows(data: str) -> str:
+    """Return the scores of the three losses as cells."""
+    return " | ".join(scores(data, loss) for loss in (BASELINE, CONTROL, OURS))
+
+
+def readme_row(data: str) -> str:
+    """Return the scores of the three losses, ours bold where all intervals exclude 0."""
+    plain, control, ours = (scores(data, loss) for loss in (BASELINE, CONTROL, OURS))
+    clear = all(gain(data, name).low > 0 for name in MAIN)
+    return f"{data} | {CLASSES[data]} | {plain} | {control} | {f'**{ours}**' if clear else ours}"
+
+
+def quality_sentences() -> list[str]:
+    """Return what pages say of the five data sets in words."""
+    camvid, sstem = (
+        " / ".join(f"{fmean(gain(data, name).values):.1f}" for name in MAIN) for data in ("camvid", "sstem")
+    )
+    return [f"{camvid} points on CamVid and {sstem} on ssTEM"]
+
+
+def control_sentences() -> list[str]:
+    """Return how far the control is behind on CamVid."""
+    return [f"On CamVid the control is {fmean(gain('camvid', 'f1_1', OURS, CONTROL).values):.1f} points of F1 behind"]
+
+
+HEADS = "cross-entropy: | control: | `EdgeAwareLoss()`"
+FIGURES = {
+    "speed": Figures(
+        "python benchmarks/speed.py --masks ../shared/camvid/val/masks --threads 2 --table --cliffs"
+        " --output benchmarks/results/speed.jsonl",
+        "speed.jsonl",
+        {
+            "docs/performance.md": speed_table,
+            "README.md": lambda: table(
+                "logits | `EdgeAwareLoss()`: | `region_weight=0`:", (f"{SHORT[c]} | {ratios(c)}" for c in SHORT)
+            ),
+        },
+        {"docs/performance.md": speed_sentences, "README.md": memory_sentences},
+    ),
+    "cliffs": Figures(
+        "python benchmarks/speed.py --masks ../shared/camvid/val/masks --threads 2 --cliffs",
+        "speed.jsonl",
+        {"docs/performance.md": cliffs_table},
+    ),
+    "step": Figures(
+        "python benchmarks/speed.py step --masks ../shared/camvid/val/masks --output benchmarks/results/training.json",
+        "training.json",
+        sentences={"docs/training.md": step_sentences},
+    ),
+    "sets": Figures(
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data",
+        "quality.jsonl",
+        {
+            "README.md": lambda: table(f"data | classes: | {HEADS} of 0.2:", map(readme_row, CLASSES)),
+            "docs/quality.md": lambda: table(
+                f"data | classes: | seeds: | {HEADS}:",
+                (f"{data} | {CLASSES[data]} | {seeds(data)} | {quality_rows(data)}" for data in CLASSES),
+            ),
+        },
+        sentences={
+            "README.md": lambda: [*quality_sentences(), *control_sentences()],
+            "docs/settings.md": quality_sentences,
+        },
+    ),
+    "gains": Figures(
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data",
+        "quality.jsonl",
+        {
+            "docs/quality.md": lambda: table(
+                "data | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
+                (f"{data} | {gains(data, OURS, BASELINE)}" for data in CLASSES),
+            )
+        },
+    ),
+    "region": Figures(
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data"
+        ' --baseline "EdgeAwareLoss() (region_weight 0)"',
+        "quality.jsonl",
+        {
+            "docs/quality.md": lambda: table(
+                "data | `region_weight=0`: | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
+                (f"{data} | {scores(data, NO_REGIONS)} | {gains(data, OURS, NO_REGIONS)}" for data in CLASSES),
+            )
+        },
+    ),
+    "offsets": Figures(
+        "python benchmarks/quality.py offsets configs/quality-sets.yaml --data-root DIR"
+        ' --losses cross-entropy "edge-weighted CE" "EdgeAwareLoss()"',
+        "offsets.jsonl",
+    ),
+    "rivals": Figures(
+        "python benchmarks/quality.py table --split val --by data --results benchmarks/results/rivals.jsonl",
+        "rivals.jsonl",
+    ),
+    "cost": Figures(
+        "python benchmarks/quality.py cost --plan configs/quality.yaml --masks ../shared/camvid/val/masks",
+        "quality-cost.json",
+    ),
+    "gradients": Figures("python benchmarks/gradient_shares.py --threads 1", "gradient-shares.json"),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+def written(page: str, text: str) -> str:
+    """Return a page with its tables from the results.
+
+    Raises:
+        ValueError: if the name of a table is missing in the page.
+    """
+    for name, figures in FIGURES.items():
+        if page in figures.tables:
+            mark = re.compile(rf"(<!-- figures: {name} -->\n\n)(?:\|.*\n)*")
+            if not mark.search(text):
+                raise ValueError(f"{page}: expected the comment 'figures: {name}', but got none")
+            lines = figures.tables[page]()
+            text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in lines), text)
+    return text
+
+
+def missing(page: str, text: str) -> list[str]:
+    """Return the sentences that a page should have and has not, in any breaking of lines."""
+    plain = " ".join(text.split())
+    expected = (figures.sentences.get(page, list)() for figures in FIGURES.values())
+    return [sentence for sentences in expected for sentence in sentences if sentence not in plain]
+
+
+def pages() -> list[str]:
+    """Return the pages with figures."""
+    return sorted({page for figures in FIGURES.values() for page in (*figures.tables, *figures.sentences)})
+
+
+def main(root: Path = ROOT) -> int:
+    """Compare or write all pages below a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the tables again")
+    parser.add_argument("--list", action="store_true", help="print the commands and their results")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(f"{name}, {figures.results}\n    {figures.command}" for name, figures in FIGURES.items()))
+        return 0
+    wrong = []
+    for page in pages():
+        path = root / page
+        text = path.read_text()
+        new = written(page, text)
+        if options.write:
+            path.write_text(new)
+        elif new != text:
+            wrong.append(f"{page}: a table differs from its results; run python benchmarks/doc_figures.py --write")
+        wrong += [f"{page}: expected the words: {sentence}" for sentence in missing(page, new)]
+    print("\n".join(wrong), end="\n" if wrong else "", file=sys.stderr)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,9 +5,9 @@ Usage, from the repository's root: python tools/gpu_model.py [--kernels]
 Kernels are compiled for sm_90 without a GPU. Instructions are counted along the structure of the code: a loop as often
 as it runs, and what a branch skips for the share of blocks that take it. A call takes, on an H200,
 
-    time = Σ max(bytes / bandwidth, warp instructions / (0.65 · issue rate)) + 3 µs per launch, torch's around the operators included
+    time = Σ max(bytes / bandwidth, warp instructions / (0.65 · issue rate)) + 3 µs per launch
 
-and the floor is the time to read the logits twice, to write the gradient, and to move 16 bytes more per pixel.
+with torch's launches around the operators but not inside, and the floor is the time to read the logits twice, to write the gradient, and to move 16 bytes more per pixel.
 """
 
 from __future__ import annotations

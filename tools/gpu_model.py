@@ -7,7 +7,8 @@ as it runs, and what a branch skips for the share of blocks that take it. A call
 
     time = Σ max(bytes / bandwidth, warp instructions / (0.65 · issue rate)) + 3 µs per launch
 
-with torch's launches around the operators but not inside, and the floor is the time to read the logits twice, to write the gradient, and to move 16 bytes more per pixel.
+with torch's launches around the operators but not inside. The floor is the time to read the logits twice, to write the
+gradient, and to move 16 bytes more per pixel.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-exhaustive test-triton test-frameworks fuzz bench bench-all lint check-cuda check-gpu check-targets sanitize check-compilers wheel docs docs-serve clean
+.PHONY: help setup demo test test-exhaustive test-triton test-frameworks fuzz bench bench-all lint check-cuda check-gpu gpu-model check-targets sanitize check-compilers wheel docs docs-serve clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -90,6 +90,8 @@ test-triton: triton  ## compare the kernels of GPUs, in Triton's interpreter, wi
 	@echo "==> running the kernels of GPUs in Triton's interpreter"
 	@! $(BIN)/python -c 'import triton' 2>/dev/null || \
 		TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto $(OF_TRITON) -k 'triton'
+	@[ -z "$(EXHAUSTIVE)" ] || ! $(BIN)/python -c 'import triton' 2>/dev/null || \
+		TRITON_INTERPRET=1 $(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES) --jobs $(JOBS) $(if $(FIRST),--first $(FIRST))
 
 # The frameworks of docs/frameworks.md. They have an environment of their own on top of .venv: some need torchvision, which
 # the package index has for CUDA only, and which breaks the imports of other packages next to a torch for CPUs.
@@ -139,6 +141,9 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills
 	@echo "==> compiling the kernels of GPUs"
 	@$(BIN)/python tools/check_gpu.py
+
+gpu-model: triton  ## estimate the time of the kernels of GPUs from their machine code; no GPU is needed
+	@$(BIN)/python tools/gpu_model.py --kernels
 
 check-targets: setup  ## run the kernels' tests over CPU kernels compiled for AVX2 alone and for SSE2 alone
 	@$(BIN)/python tools/check_builds.py targets

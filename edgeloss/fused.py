@@ -226,6 +226,8 @@ def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tens
     state: tuple[Tensor | None, ...] = tuple(returned[_COUNT:])
     if kernels is not triton_operators.operators:
         state = (given.distance, *state)
+    elif given.distance is not None:
+        state = triton_operators.Maps(*state)._replace(field=given.distance)
     ctx.kernels = kernels
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
     ctx.numbers = given.integers, given.reals

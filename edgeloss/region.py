@@ -87,7 +87,7 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     of_map = 2 * d * z[0].numel()
     zz = by_parts(_scatter, of_images(len(z), of_map), z)[1]
     noise = NOISE * torch.eye(d, dtype=zz.dtype, device=home)
-    known, doubled = (_entropy(k * zz + noise, d).view(shape) for k in (1, 2))  # H and H + f
+    known, doubled = (entropy(k * zz + noise, d).view(shape) for k in (1, 2))  # H and H + f
     scale = 2 * known - doubled
     has_term = _has_others(y, valid, classes).to(home) & (scale > LEAST_KNOWN)
     # Select before any arithmetic: nan or inf logits of ignored pixels, or of images without a term, must not reach the
@@ -96,10 +96,10 @@ def _logits_and_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> tupl
     x, r = by_parts(_residual_averages, of_images(len(x), of_image), x, y, is_read)
     joint = by_parts(_joint_scatter, of_images(len(z), of_map), r.to(home).flatten(0, 1), z)[1]
     # tr QQᵀ - tr ZZᵀ of small r, since the difference of the two has no digits where r is below those of z.
-    excess = -_trace(2 * joint[:, :d, d:] + joint[:, d:, d:]) / torch.where(has_term.flatten(), _trace(zz), 1.0)
+    excess = -trace(2 * joint[:, :d, d:] + joint[:, d:, d:]) / torch.where(has_term.flatten(), trace(zz), 1.0)
     of_q, of_z = noise.new_tensor([[1.0, -1.0], [-1.0, 1.0]]), noise.new_tensor([[0.0, 0.0], [0.0, 1.0]])
     joint = joint + (1 + excess.relu()).view(-1, 1, 1) * torch.kron(of_q, noise) + torch.kron(of_z, noise)
-    left = _entropy(joint, d).view(shape)
+    left = entropy(joint, d).view(shape)
     share = torch.where(has_term, (left + known - doubled) / torch.where(has_term, scale, 1.0), 0.0)
     total, terms = (values.view(-1, tables * shape[1]).sum(1) for values in (share, has_term))
     return x, (total / terms.clamp(min=1)).to(y.device, wide)
@@ -168,11 +168,12 @@ def _scatter(*sums: Tensor) -> Tensor:
     return scatter
 
 
-def _trace(matrices: Tensor) -> Tensor:
+def trace(matrices: Tensor) -> Tensor:
+    """Return the traces of matrices."""
     return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _entropy(scatter: Tensor, d: int) -> Tensor:
+def entropy(scatter: Tensor, d: int) -> Tensor:
     """Return h of the Schur complement of the last d rows; nan for nan."""
     factor, failed = torch.linalg.cholesky_ex(scatter)
     value: Tensor = factor.diagonal(dim1=-2, dim2=-1)[:, -d:].log().sum(-1) - d / 2 * math.log(NOISE)

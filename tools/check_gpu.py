@@ -11,17 +11,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
+import struct
 import sys
-import tempfile
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 FIRST, *OTHERS = TARGETS = ["sm_90", "sm_80", "sm_100", "sm_120", "gfx942"]
-# Calls: the shape of the logits and of the labels, the dtype, and options that change what is compiled.
-FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] = {
+# A call: the shape of the logits and of the labels, the dtype, and options that change what is compiled.
+Form: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]
+FORMS: dict[str, Form] = {
     "2 classes": ((2, 2, 64, 64), (64, 64), "float32", {}),
     "2 classes, bfloat16": ((2, 2, 64, 64), (64, 64), "bfloat16", {}),
     "1 logit, multilabel": ((2, 3, 64, 64), (64, 64), "float32", {"multilabel": True}),
@@ -35,6 +34,10 @@ FORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], str, dict[str, Any]]] =
     "4 classes, float64": ((1, 4, 64, 64), (64, 64), "float64", {}),
 }
 COMMON = ["2 classes", "19 classes, bfloat16", "150 classes, upsampled"]  # for the other targets
+
+
+REGISTERS = b"\x04\x2f\x08\x00"  # in .nv.info, before a symbol and how many it has
+EXIT, SPILLS = 0x94D, (0x983, 0x387)  # operations in the low 12 bits of an instruction: EXIT; LDL and STL
 
 
 class Row(NamedTuple):
@@ -73,23 +76,30 @@ def resources(compiled: Any) -> tuple[int, int]:  # noqa: ANN401
         code = compiled.asm["amdgcn"]
         used, spilled = (re.findall(rf"\.vgpr_{name}: +(\d+)", code) for name in ("count", "spill_count"))
         return max(map(int, used)), sum(map(int, spilled))
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        usage, code = (
-            subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout
-            for what in ("-res-usage", "-sass")
-        )
-    found = re.search(r"REG:(\d+)", usage)
-    assert found, usage
-    return int(found[1]), len(re.findall(r"\b(?:LDL|STL)\b", code))
+    cubin = compiled.asm["cubin"]  # ELF; its tools take longer to start than all else takes
+    registers = struct.unpack_from("<I", cubin, cubin.index(REGISTERS) + len(REGISTERS) + 4)[0]
+    start, count = struct.unpack_from("<Q", cubin, 0x28)[0], struct.unpack_from("<H", cubin, 0x3C)[0]
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + 64 * i) for i in range(count)]
+    words = [
+        struct.unpack_from("<H", cubin, at)[0] & 0xFFF
+        for _, kind, flags, _, first, size in sections
+        if kind == 1 and flags & 4  # what is executed
+        for at in range(first, first + size, 16)
+    ]
+    assert EXIT in words
+    return registers, sum(word in SPILLS for word in words)
 
 
 def compile_form(form: str, target: str) -> list[Row]:
-    """Compile the kernels of a call for a target."""
+    """Return a row for each kernel of a call for a target."""
+    return [
+        Row(form, target, name, *resources(compiled), compiled.metadata.shared)
+        for name, compiled in kernels_of(FORMS[form], target).items()
+    ]
+
+
+def kernels_of(form: Form, target: str) -> dict[str, Any]:
+    """Compile the kernels of a call for a target, by their names."""
     warnings.simplefilter("ignore")
     import torch
     import triton
@@ -99,24 +109,22 @@ def compile_form(form: str, target: str) -> list[Row]:
     from edgeloss.functional import edge_aware_loss
 
     triton.runtime.driver.set_active(_Driver(target))
-    rows = {}
+    kernels = {}
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ANN401
-        compiled = run(self, *args, grid=grid, warmup=True, **options)
-        name = self.fn.__name__.removesuffix("_kernel")
-        rows[name] = Row(form, target, name, *resources(compiled), compiled.metadata.shared)
+        kernels[self.fn.__name__.removesuffix("_kernel")] = run(self, *args, grid=grid, warmup=True, **options)
 
     JITFunction.run = compile_only
     library.interprets = True  # CPU tensors take the kernels of GPUs
     try:
-        x_shape, y_shape, dtype, options = FORMS[form]
+        x_shape, y_shape, dtype, options = form
         y = torch.randint(2, (*x_shape[: 1 + options.get("multilabel", False)], *y_shape))
         x = torch.randn(x_shape, dtype=getattr(torch, dtype), requires_grad=True)
         edge_aware_loss(x, y, backend="fused", **{"region_weight": 3.0, **options}).backward()
     finally:
         JITFunction.run = run
-    return list(rows.values())
+    return kernels
 
 
 def main() -> int:

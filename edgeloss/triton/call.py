@@ -1,4 +1,4 @@
-"""A call of the loss: launches the kernels in order. Imported where there is Triton only."""
+"""Tensors of a call → what kernels take, and the kernels in order. Imported where there is Triton only."""
 
 from __future__ import annotations
 
@@ -17,221 +17,156 @@ from edgeloss.inputs import result_dtype
 from edgeloss.neighborhoods import clipped
 from edgeloss.reduction import SumRow
 from edgeloss.region import POOL
-from edgeloss.triton import labels, loss, region, upsampled
-from edgeloss.triton.labels import Near, Sides
-from edgeloss.triton.loss import Averages, Kept, Logits, Slopes
-from edgeloss.triton.operators import (
-    FEW_CLASSES,
-    BackwardInputs,
-    State,
-    averages_of,
-    has_regions,
-    new_gradient,
-    new_state,
-    state_sizes,
-)
-from edgeloss.triton.tiles import INTERPRETED, Grid, Size, Weights, Window, launch, real_type, tile_of
+from edgeloss.triton import labels, loss, upsampled
+from edgeloss.triton.loss import Logits
+from edgeloss.triton.operators import Maps, averages_of, has_regions, map_sizes, new_gradient, new_maps, new_outputs
+from edgeloss.triton.region import region_terms
+from edgeloss.triton.tiles import INTERPRETED, Grid, Size, launch, real_type, tile_of
 
 
 class Call:
-    """What the steps of a call share."""
+    """What the steps of a call share; weights are those of the cross-entropy, shape that of the target."""
 
-    def __init__(self, logits: Tensor, shape: torch.Size, numbers: Numbers) -> None:
-        """Read the sizes; shape is that of the target."""
-        self.logits, self.shape, self.numbers = logits, shape, numbers
-        self.batch, size = shape[0], Size.of(shape[1:])
-        self.classes, self.dtype = max(2, logits.shape[1]), result_dtype(logits)
+    def __init__(
+        self, logits: Tensor, shape: torch.Size, numbers: Numbers, pixel_weight: Tensor | None, weight: Tensor | None
+    ) -> None:
+        """Read the sizes."""
+        self.logits, self.shape, self.numbers, self.batch = logits, shape, numbers, shape[0]
+        self.classes, self.dtype, size = max(2, logits.shape[1]), result_dtype(logits), Size.of(shape[1:])
         self.is_upsampled, self.low = logits.shape[2:] != shape[1:], Size.of(logits.shape[2:])
-        self.forms_again = not self.is_upsampled and self.classes <= FEW_CLASSES
         chunk = triton.next_power_of_2(self.classes)
         self.chunk = chunk if INTERPRETED else min(chunk, 4 if self.is_upsampled else 8)
-        window = Window.of(clipped(numbers.radius, (self.batch, *size)))
-        constants = tl.constexpr(self.classes), real_type(self.empty(0)), tl.constexpr(numbers.decay)
-        self.grid = Grid(size, window, math.prod(size), numbers.tables, *constants)
+        radius = clipped(numbers.radius, (self.batch, *size))
+        sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
+        counts = math.prod(size), tl.constexpr(math.prod(2 * r + 1 for r in radius)), numbers.tables
+        options = map(tl.constexpr, (numbers.decay, numbers.label_smoothing))
+        constants = tl.constexpr(self.classes), real_type(self.empty(0)), *options
+        self.grid = Grid(size, *sizes, *counts, pixel_weight, weight, *constants)
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
         return torch.empty(size, dtype=dtype or self.dtype, device=self.logits.device)
 
-    def map(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a new map [B, P]."""
-        return self.empty(self.batch * self.grid.pixels, dtype=dtype)
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which kernels run where the logits are."""
+        return torch.cuda.device(self.logits.device) if self.logits.is_cuda else nullcontext()
 
-    def logits_in(self, values: Tensor, *, taps: bool = False) -> Logits:
-        """Return logits, or their gradient, as kernels find them, with taps at the resolution of the labels."""
+    def logits_in(self, values: Tensor) -> Logits:
+        """Return logits, or their gradient, as kernels find them; those of lower resolution have taps."""
         axes = [a for a in range(2, values.dim()) if values.size(a) != 1]
-        image, channel, pixel = values.stride(0), values.stride(1), values.stride(axes[-1]) if axes else 0
-        one, dims = self.logits.shape[1] == 1, values.dim() - 2 if taps else 0
-        classes, one, chunk, axes = map(tl.constexpr, (self.classes, int(one), self.chunk, dims))
-        found = Logits(values, image, channel, pixel, classes, one, chunk, self.grid.real, axes)
-        if not taps:
-            return found
-        depth, height, width = upsampled.taps(values, self.low, self.grid.size, self.dtype)
-        return found._replace(depth=depth if dims == 3 else None, height=height, width=width)
+        steps = values.stride(0), values.stride(1), values.stride(axes[-1]) if axes else 0
+        has_taps = self.is_upsampled and values.dim() == self.logits.dim()
+        one, dims = int(self.logits.shape[1] == 1), values.dim() - 2 if has_taps else 0
+        classes, one, chunk, dims = map(tl.constexpr, (self.classes, one, self.chunk, dims))
+        taps = upsampled.taps(values, self.low, self.grid.size, self.dtype) if has_taps else None
+        return Logits(values, *steps, classes, one, chunk, self.grid.real, dims, taps)
 
-    def launch(self, kernel: Any, images: int, count: int, block: int, *args: Any, **options: Any) -> None:  # noqa: ANN401
+    def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
+        """Run a kernel over all pixels of the labels."""
+        launch(kernel, self.batch, self.grid.pixels, tile_of(self.grid.pixels, 256), *args, self.grid)
+
+    def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
-        x, options["warps"] = self.logits_in(self.logits, taps=self.is_upsampled), 1
-        launch(kernel, images, count, block, x, *args, self.grid, enable_fp_fusion=not self.is_upsampled, **options)
+        x, fuses = self.logits_in(self.logits), not self.is_upsampled
+        launch(kernel, images, count, block, x, *args, self.grid, warps=1, fuses=fuses)
 
-    def block(self, pixels: int, most: int) -> int:
-        """Return how many pixels a program has, few enough for its registers."""
+    def block(self, places: int, most: int) -> int:
+        """Return how many places a program that reads logits has, few enough for its registers."""
         logits = 128 if self.is_upsampled else 256
-        return tile_of(pixels, max(32, min(most, logits // self.chunk)), 2**18 // self.chunk)
-
-
-def _on_device(logits: Tensor) -> AbstractContextManager[Any]:
-    return torch.cuda.device(logits.device) if logits.is_cuda else nullcontext()
+        return tile_of(places, max(32, min(most, logits // self.chunk)), 2**18 // self.chunk)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return the sums, counts and regions of a call, then the state that backward reads."""
     given = EdgeLossInputs(*args)
-    call = Call(given.logits, given.target.shape, Numbers.of(given.integers, given.reals))
-    with _on_device(given.logits):
-        return _forward(call, given)
+    numbers, shape = Numbers.of(given.integers, given.reals), given.target.shape
+    call = Call(given.logits, shape, numbers, given.pixel_weight, given.weight)
+    outputs, saved = new_outputs(given), map_sizes(given, saved=True)
+    if shape.numel() == 0:
+        return *outputs, *new_maps(given, saved)
+    maps = new_maps(given, map_sizes(given, saved=False))
+    with call.on_device():
+        outputs = _forward(call, given, maps, *outputs)
+    return *outputs, *(values if size else values.new_empty(0) for values, size in zip(maps, saved, strict=True))
 
 
-def _forward(call: Call, given: EdgeLossInputs) -> tuple[Tensor, ...]:
-    numbers, images = call.numbers, call.batch // call.numbers.tables
-    counts = given.logits.new_zeros(numbers.tables * call.classes if numbers.count_edges else 0, dtype=torch.int64)
-    if call.batch * call.grid.pixels == 0:
-        sums = given.logits.new_zeros(len(SumRow), dtype=torch.float64)
-        return sums, counts, *sums.new_zeros(2, images if numbers.regions else 0), *new_state(given, state_sizes(given))
-    maps = 1 if call.classes == 2 else call.classes
-    present, averages = None, None
-    if has_regions(call.shape, numbers):
+def _forward(
+    call: Call, given: EdgeLossInputs, maps: Maps, sums: Tensor, counts: Tensor, region: Tensor, weight: Tensor
+) -> tuple[Tensor, ...]:
+    """Fill the maps, and return the sums, the counts and the regions."""
+    averages, present = None, None
+    if has_regions(call.shape, call.numbers):
         present = given.logits.new_zeros(call.batch, call.classes, dtype=torch.int8)
-    sides, near, of_labels = _weights(call, given, present, counts if numbers.count_edges else None)
-    if present is not None:
-        is_candidate = (present * (present.sum(1, keepdim=True) > 1))[:, -maps:].contiguous()
-        averages = _averages(call, maps, is_candidate)
-    kept = None
-    if averages is not None or (numbers.keeps_state and not call.forms_again):
-        kept = Kept(call.map(), call.map(), call.map(torch.int16))
-    sums = torch.cat([_terms(call, given, sides, near, kept, averages), of_labels.sum(0)])
-    if numbers.validate == VALIDATE["async"]:
+    maps = (maps if given.distance is None else maps._replace(field=given.distance)).present()
+    of_labels = _weigh(call, given, maps, present, counts if len(counts) else None)
+    if present is not None:  # of the classes of images that have others too
+        is_candidate = (present * (present.sum(1, keepdim=True) > 1))[:, call.classes == 2 :].contiguous()
+        shape = *is_candidate.shape, *call.grid.averages
+        averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape), is_candidate
+    sums = torch.cat([_terms(call, maps, averages), of_labels.sum(0)])
+    if call.numbers.validate == VALIDATE["async"]:
         library.record_wrong(sums[SumRow.WRONG])
-    weight, none = of_labels[:, 0].view(images, -1).sum(1), sums.new_zeros(0)
-    of_images, slopes = sums.new_zeros(images), None
+    if len(weight):
+        weight = of_labels[:, 0].view(len(weight), -1).sum(1)
     if averages is not None:
-        of_images, slopes = region.region_terms(averages, images, slopes=bool(numbers.keeps_state))
-    of_regions = (of_images, weight) if numbers.regions else (none, none)
-    return sums, counts, *of_regions, *_state(given, sides, near, kept, slopes)
+        region = region_terms(*averages, len(region), maps.slopes)
+    return sums, counts, region, weight
 
 
-def _weights(
-    call: Call, given: EdgeLossInputs, present: Tensor | None, counts: Tensor | None
-) -> tuple[Sides, Near | None, Tensor]:
-    """Return what the labels say, and the rows of sums that come from them, by program."""
-    numbers, pixels = call.numbers, call.grid.pixels
-    target = given.target.view(torch.uint8) if given.target.dtype == torch.bool else given.target
-    block, label = tile_of(pixels, 256), call.map(torch.int16)
-    sums = given.logits.new_zeros(call.batch * triton.cdiv(pixels, block), labels.ROWS.value, dtype=torch.float64)
-    weights, over = Weights(given.pixel_weight, given.weight), (call.batch, pixels, block)
-    launch(labels.read_labels_kernel, *over, target, weights, label, present, sums, call.grid, numbers.ignore_index)
-    sides = Sides(label, None, label, None, None, None)
+def _weigh(call: Call, given: EdgeLossInputs, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
+    """Fill the maps that come from labels, and return the rows of sums that do, by program."""
+    numbers, target = call.numbers, given.target
+    programs = call.batch * triton.cdiv(call.grid.pixels, tile_of(call.grid.pixels, 256))
+    sums = given.logits.new_zeros(programs, labels.ROWS.value, dtype=torch.float64)
+    target = target.view(torch.uint8) if target.dtype == torch.bool else target
+    call.over_labels(labels.read_labels_kernel, target, maps.label, present, sums, numbers.ignore_index)
     if not numbers.edges:
-        return sides, None, sums
-    sides = sides._replace(same=call.map(), across=call.map())
-    if numbers.decay:
-        field = _distances(call, label, block) if given.distance is None else given.distance
-        sides = sides._replace(least_same=call.map(), least_across=call.map(), field=field)
-    weights = Weights(given.pixel_weight, given.edge_class_weight)
-    launch(labels.find_sides_kernel, *over, sides, weights, counts, sums, call.grid)
-    near = Near(call.map(), call.map(torch.int16) if call.classes > 2 else None, call.map())
-    launch(labels.weigh_pixels_kernel, *over, sides, near, call.grid)
-    return sides, near, sums
+        return sums
+    if numbers.decay and given.distance is None:
+        # As far as a neighbor of an edge pixel is from another class.
+        batch = call.batch, *call.grid.size
+        limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
+        reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
+        window = Size(*reach), math.prod(2 * r + 1 for r in reach), Size.constant(numbers.spacing)
+        call.over_labels(labels.find_distances_kernel, maps.label, maps.field, *window)
+    call.over_labels(labels.find_sides_kernel, maps, given.edge_class_weight, counts, sums)
+    call.over_labels(labels.weigh_pixels_kernel, maps)
+    return sums
 
 
-def _distances(call: Call, label: Tensor, block: int) -> Tensor:
-    """Return the distance from each pixel to the nearest one of another class, as far as edge pixels read it."""
-    grid, spacing, field = call.grid, call.numbers.spacing, call.map()
-    limit = 2 * math.hypot(*(r * s for r, s in zip(grid.window[1:], spacing, strict=True)))
-    reach = Window.of(clipped([math.ceil(limit / s) for s in spacing], (call.batch, *grid.size)))
-    given, (depth, height, width) = (label, field, grid, reach), spacing
-    over = call.batch, grid.pixels, block
-    launch(labels.find_distances_kernel, *over, *given, DEPTH=depth, HEIGHT=height, WIDTH=width)
-    return field
-
-
-def _averages(call: Call, maps: int, is_candidate: Tensor) -> Averages:
-    size, covers = Size.of(averages_of(call.shape)), Size.of([n // POOL + 1 for n in call.shape[1:]])
-    shape = call.batch * maps * math.prod(size)
-    return Averages(call.empty(shape, dtype=torch.int8), call.empty(shape), size, covers, is_candidate)
-
-
-def _terms(
-    call: Call, given: EdgeLossInputs, sides: Sides, near: Near | None, kept: Kept | None, averages: Averages | None
-) -> Tensor:
+def _terms(call: Call, maps: Maps, averages: tuple[Tensor, ...] | None) -> Tensor:
     """Return the sums of the terms, and write the softmax and the averages."""
-    if averages is None:
-        steps, count, block = 1, call.grid.pixels, call.block(call.grid.pixels, 128)
-    else:
-        steps, count = POOL ** len(call.shape[1:]), math.prod(averages.cells)
-        block = call.block(count, 32)
+    steps, count, most = 1, call.grid.pixels, 128
+    if averages is not None:
+        steps, count, most = POOL ** len(call.shape[1:]), math.prod(call.grid.cells), 32
+    block = call.block(count, most)
     sums = call.empty(call.batch * triton.cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
-    given_weights = Weights(given.pixel_weight, None), given.weight
-    smoothing = call.numbers.label_smoothing
-    call.launch(
-        loss.forward_kernel, call.batch, count, block, near, sides, *given_weights, kept, averages, sums,
-        SMOOTHING=smoothing, EDGES=near is not None, KEEPS=kept is not None, STEPS=steps,
-    )  # fmt: skip
+    given = maps, averages, sums, count, tl.constexpr(steps)
+    call.over_logits(loss.forward_kernel, call.batch, count, block, *given)
     return sums.sum(0)
 
 
-def _state(
-    given: EdgeLossInputs, sides: Sides, near: Near | None, kept: Kept | None, slopes: Tensor | None
-) -> list[Tensor]:
-    """Return what backward reads, and empty tensors for what it does not."""
-    made = (sides.label.view(given.target.shape), *(kept or (None,) * 3), *(near or (None,) * 3), sides.across)
-    made = (*made, sides.least_across, sides.field, slopes)
-    sizes = state_sizes(given)
-    nothing = new_state(given, [0] * len(sizes))
-    return [
-        values if values is not None and size else empty
-        for values, size, empty in zip(made, sizes, nothing, strict=True)
-    ]
-
-
-def backward(*args: Any) -> Tensor:  # noqa: ANN401
+def backward(
+    of_terms: Tensor, of_region: Tensor | None, logits: Tensor, weight: Tensor | None, pixel_weight: Tensor | None,
+    edge_class_weight: Tensor | None, *others: Any,  # noqa: ANN401
+) -> Tensor:  # fmt: skip
     """Return the gradient of the logits; the arguments are those of the operator."""
-    given = BackwardInputs._make((*args[:6], State._make(args[6:-2]), *args[-2:]))
-    gradient = new_gradient(given.logits)
-    call = Call(given.logits, given.state.label.shape, Numbers.of(given.integers, given.reals))
-    pixels, channels = call.grid.pixels, gradient.shape[1]
-    if call.batch * pixels == 0:
+    *state, integers, reals = others
+    maps, gradient = Maps(*state), new_gradient(logits)
+    call = Call(logits, maps.label.shape, Numbers.of(integers, reals), pixel_weight, weight)
+    if maps.label.numel() == 0:
         return gradient.zero_()
-    with _on_device(given.logits):
+    of_all = None if weight is None else weight.view(call.numbers.tables, -1).sum(1)
+    factors = of_all, of_terms, of_region if len(maps.slopes) else None
+    pixels, channels = call.grid.pixels, gradient.shape[1]
+    given, block = (maps.present(), *factors), call.block(pixels, 128)
+    with call.on_device():
         if not call.is_upsampled:
-            _gradients(call, given, call.logits_in(gradient), 0, call.batch)
+            call.over_logits(loss.backward_kernel, call.batch, pixels, block, call.logits_in(gradient), *given, 0)
             return gradient
         per_part = max(1, upsampled.PART // (channels * pixels * gradient.element_size()))
         for first in range(0, call.batch, per_part):
-            of_pixels = call.empty(min(per_part, call.batch - first), channels, pixels)
-            _gradients(call, given, call.logits_in(of_pixels), first, len(of_pixels))
-            upsampled.add_up(of_pixels, call.logits_in(gradient[first:]), call.low, call.grid.size)
+            part = call.empty(min(per_part, call.batch - first), channels, pixels)
+            call.over_logits(loss.backward_kernel, len(part), pixels, block, call.logits_in(part), *given, first)
+            upsampled.add_up(part, call.logits_in(gradient[first:]), call.low, call.grid.size)
     return gradient
-
-
-def _gradients(call: Call, given: BackwardInputs, g: Logits, first: int, images: int) -> None:
-    """Write the gradient of some images, at the resolution of the labels."""
-    state, classes = given.state, (call.grid.tables, call.classes)
-    sides = Sides(state.label, None, state.across, None, _some(state.least_across), _some(state.field))
-    near = Near(state.same, _some(state.first), state.against) if call.numbers.edges else None
-    kept = None if call.forms_again else Kept(state.m, state.r, state.top)
-    slopes = None
-    if given.of_region is not None and len(state.slopes):
-        slopes = Slopes(state.slopes, Size.of(averages_of(call.shape)), given.of_region)
-    weight = given.weight
-    total = call.empty(classes[0]).fill_(classes[1]) if weight is None else weight.view(classes).sum(1)
-    call.launch(
-        loss.backward_kernel, images, call.grid.pixels, call.block(call.grid.pixels, 128), g, near, sides,
-        Weights(given.pixel_weight, None), weight, total, kept, slopes, given.of_terms, first,
-        SMOOTHING=call.numbers.label_smoothing, EDGES=near is not None, KEPT=kept is not None,
-        REGIONS=slopes is not None,
-    )  # fmt: skip
-
-
-def _some(values: Tensor) -> Tensor | None:
-    return values if len(values) else None

@@ -1,9 +1,11 @@
-"""The operators of the Triton kernels: what they return, and their shapes. Triton is imported by their first call."""
+"""Arguments of a call → its operators: their schema, shapes and state. Triton is imported by their first call."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,48 +19,26 @@ from edgeloss.region import POOL, SIDE
 FEW_CLASSES = 8  # of so few, the statistics of the softmax take less time to form again than to read
 
 
-class State(NamedTuple):
-    """What backward reads; maps [B · P] but for the label, empty where nothing reads them.
+class Maps(NamedTuple):
+    """What kernels leave to others, maps [B · P] but for the label and the slopes; empty where nothing reads them."""
 
-    Attributes:
-        label: [B, *S], the class of a pixel, -1 where it does not count.
-        m: the largest logit; empty of few classes, like r and top.
-        r: Σ e^(x - m) over the other classes.
-        top: the likeliest class.
-        same: A of the edge terms.
-        first: of more than two classes, the first one that the other side looks for.
-        against: B of it, negative where there are more.
-        across: what edge pixels give to the pixels across the edge, of more than two classes.
-        least_across: the distance that it counts from, with decay.
-        field: distances, with decay.
-        slopes: the derivative of R by the shares under each average.
-    """
+    label: Any  # [B, *S] int16, the class of a pixel, -1 where it does not count
+    m: Any  # the largest logit
+    r: Any  # Σ e^(x - m) over the other classes
+    top: Any  # the likeliest class, int16
+    toward: Any  # A of the edge terms
+    first: Any  # of more than two classes, one of those with B > 0, -1 where there is none, int16
+    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
+    same: Any  # u / D of edge pixels, 0 elsewhere
+    across: Any  # u / D' of them
+    least_same: Any  # with decay, the distance that ``same`` counts from
+    least_across: Any  # that of ``across``
+    field: Any  # with decay, distances
+    slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
 
-    label: Tensor
-    m: Tensor
-    r: Tensor
-    top: Tensor
-    same: Tensor
-    first: Tensor
-    against: Tensor
-    across: Tensor
-    least_across: Tensor
-    field: Tensor
-    slopes: Tensor
-
-
-class BackwardInputs(NamedTuple):
-    """The arguments of the backward operator."""
-
-    of_terms: Tensor
-    of_region: Tensor | None
-    logits: Tensor
-    weight: Tensor | None
-    pixel_weight: Tensor | None
-    edge_class_weight: Tensor | None
-    state: State
-    integers: list[int]
-    reals: list[float]
+    def present(self) -> Maps:
+        """Return the maps with None for empty ones."""
+        return Maps(*(values if len(values) else None for values in self))
 
 
 def averages_of(shape: Sequence[int]) -> list[int]:
@@ -77,62 +57,73 @@ def new_gradient(logits: Tensor) -> Tensor:
     return gradient if is_evenly_spaced(gradient) else torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def state_sizes(inputs: EdgeLossInputs) -> list[int]:
-    """Return the number of elements of each tensor of the state."""
+def map_sizes(inputs: EdgeLossInputs, *, saved: bool) -> Maps:
+    """Return the number of elements of each map that forward makes, or of those that backward reads."""
     numbers, shape = Numbers.of(inputs.integers, inputs.reals), inputs.target.shape
     classes, pixels = max(2, inputs.logits.shape[1]), inputs.target.numel()
-    kept = pixels if numbers.keeps_state else 0
-    statistics = kept if inputs.logits.shape[2:] != shape[1:] or classes > FEW_CLASSES else 0
-    edges = kept if numbers.edges else 0
-    of_more = edges if classes > 2 else 0
-    with_decay = of_more if numbers.decay else 0
-    maps = shape[0] * (1 if classes == 2 else classes) if kept and has_regions(shape, numbers) else 0
-    slopes = maps * math.prod(averages_of(shape))
-    return [pixels, *[statistics] * 3, edges, of_more, edges, of_more, with_decay, with_decay, slopes]
+    regions, kept = has_regions(shape, numbers), pixels if numbers.keeps_state else 0
+    forms_again = inputs.logits.shape[2:] == shape[1:] and classes <= FEW_CLASSES
+    statistics = pixels if regions and not saved else 0 if forms_again else kept
+    edges = (kept if saved else pixels) if numbers.edges else 0
+    across, used = 0 if saved and classes == 2 else edges, 0 if saved else edges
+    decay = across if numbers.decay else 0
+    return Maps(
+        label=pixels,
+        m=statistics,
+        r=statistics,
+        top=statistics,
+        toward=edges,
+        first=edges if classes > 2 else 0,
+        against=edges,
+        same=used,
+        across=across,
+        least_same=used if decay else 0,
+        least_across=decay,
+        field=decay if inputs.distance is None else 0,
+        slopes=shape[0] * (1 if classes == 2 else classes) * math.prod(averages_of(shape)) if kept and regions else 0,
+    )
 
 
-def new_state(inputs: EdgeLossInputs, sizes: Sequence[int]) -> State:
-    """Return a state of new tensors with so many elements, but for the label."""
-    state = State(*(inputs.logits.new_empty(size, dtype=result_dtype(inputs.logits)) for size in sizes))
-    short = {name: getattr(state, name).to(torch.int16) for name in ("top", "first")}
-    return state._replace(label=inputs.logits.new_empty(inputs.target.shape, dtype=torch.int16), **short)
+def new_maps(inputs: EdgeLossInputs, sizes: Maps) -> Maps:
+    """Return new maps of so many elements."""
+    short, real = ("label", "top", "first"), result_dtype(inputs.logits)
+    dtypes = (torch.int16 if name in short else real for name in Maps._fields)
+    maps = Maps(*(inputs.logits.new_empty(n, dtype=dtype) for n, dtype in zip(sizes, dtypes, strict=True)))
+    return maps._replace(label=maps.label.view(inputs.target.shape))
+
+
+def new_outputs(inputs: EdgeLossInputs) -> tuple[Tensor, ...]:
+    """Return tensors of 0 for the sums, the counts and the regions."""
+    numbers, logits = Numbers.of(inputs.integers, inputs.reals), inputs.logits
+    counts = numbers.tables * max(2, logits.shape[1]) if numbers.count_edges else 0
+    images = inputs.target.shape[0] // numbers.tables if numbers.regions else 0
+    sums, *regions = (logits.new_zeros(length, dtype=torch.float64) for length in (len(SumRow), images, images))
+    return sums, logits.new_zeros(counts, dtype=torch.int64), *regions
 
 
 def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return tensors as large as those of ``edge_loss``."""
     inputs = EdgeLossInputs(*args)
-    numbers, logits = Numbers.of(inputs.integers, inputs.reals), inputs.logits
-    counts = numbers.tables * max(2, logits.shape[1]) if numbers.count_edges else 0
-    images = inputs.target.shape[0] // numbers.tables if numbers.regions else 0
-    sums, *regions = (logits.new_empty(length, dtype=torch.float64) for length in (len(SumRow), images, images))
-    return sums, logits.new_empty(counts, dtype=torch.int64), *regions, *new_state(inputs, state_sizes(inputs))
+    return *new_outputs(inputs), *new_maps(inputs, map_sizes(inputs, saved=True))
 
 
-def _edge_loss(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
-    from edgeloss.triton import call
-
-    return call.forward(*args)
-
-
-def _edge_loss_backward(*args: Any) -> Tensor:  # noqa: ANN401
-    from edgeloss.triton import call
-
-    return call.backward(*args)
+def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
+    return getattr(importlib.import_module("edgeloss.triton.call"), name)(*args)
 
 
 NAMESPACE = "edgeloss_triton"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight"
-_STATE = ", ".join(f"Tensor {name}" for name in State._fields)
+_MAPS = ", ".join(f"Tensor {name}" for name in Maps._fields)
 _LIBRARY.define(
     f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, Tensor? distance, int[] integers, float[] reals) -> (Tensor"
-    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, {_STATE})"
+    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, {_MAPS})"
 )
 _LIBRARY.define(
-    f"edge_loss_backward(Tensor of_terms, Tensor? of_region, Tensor logits, {_WEIGHTS}, {_STATE}, int[]"
+    f"edge_loss_backward(Tensor of_terms, Tensor? of_region, Tensor logits, {_WEIGHTS}, {_MAPS}, int[]"
     " integers, float[] reals) -> Tensor"
 )
 for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
-    _LIBRARY.impl("edge_loss", _edge_loss, _device)
-    _LIBRARY.impl("edge_loss_backward", _edge_loss_backward, _device)
+    _LIBRARY.impl("edge_loss", partial(_kernels, "forward"), _device)
+    _LIBRARY.impl("edge_loss_backward", partial(_kernels, "backward"), _device)
 operators = getattr(torch.ops, NAMESPACE)

@@ -1,8 +1,7 @@
 """Averages → the region term of each image and its slopes; symbols and formulas are those of :mod:`edgeloss.region`.
 
-With sums under averages in place of averages, a stands for ``NOISE`` times the square of the pixels of an average. The
-scatter matrices are sums of products of z and r at displacements, of the averages of whole maps, less those of regions
-that are partly outside. The linear algebra is batched over maps, in float64, and nothing waits for the device.
+The scatter matrices are sums of products of z and r at displacements, of the averages of whole maps, less those of
+regions that are partly outside. The linear algebra is batched over maps, in float64, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -17,37 +16,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
-from edgeloss.triton.loss import Averages
-from edgeloss.triton.tiles import Size, Window, displaced, launch, place_of, real_type, tile, tile_of, total
+from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE, entropy, trace
+from edgeloss.triton.tiles import Size, displaced, launch, place_of, tile, tile_of
 
 PRODUCTS = tl.constexpr(4)  # of z and r: zz, zr, rz, rr
 
 
 class _Regions(NamedTuple):
-    """What regions of a map of averages are; d is the number of their members, n that of the places.
+    """What regions of a map of averages are; d is the number of their members, n that of the places."""
 
-    Attributes:
-        reach: the displacements from a member to another one.
-        number: of regions.
-        partial: the averages of regions that are partly outside, [d, n], and whether each exists.
-        pair: where the sums of products of members k and l are, [2d, 2d].
-        other: which member is at each displacement from a member, [d, shifts], and whether there is one.
-        members: which members the averages of a zone are, [zones, d].
-    """
-
-    reach: Window
-    number: int
-    partial: tuple[Tensor, Tensor]
-    pair: Tensor
-    other: tuple[Tensor, Tensor]
-    members: Tensor
+    reach: Size  # displacements from a member to another one
+    number: int  # of regions
+    partial: tuple[Tensor, Tensor]  # the averages of regions that are partly outside [d, n], and whether each exists
+    pair: Tensor  # where the sums of products of members k and l are, [2d, 2d]
+    other: tuple[Tensor, Tensor]  # the member at each displacement from a member [d, shifts], and whether there is one
+    members: Tensor  # which members the averages of a zone are, [zones, d]
 
 
 @lru_cache(maxsize=64)
 def _regions(size: Size, device: torch.device) -> _Regions:
     sides = (1 if size.depth == 1 else SIDE, SIDE, SIDE)
-    reach = Window.of([side - 1 for side in sides])
+    reach = Size.constant([side - 1 for side in sides])
     member = torch.tensor([*itertools.product(*map(range, sides))])
     shifts = torch.tensor([2 * side - 1 for side in sides])
 
@@ -59,7 +48,7 @@ def _regions(size: Size, device: torch.device) -> _Regions:
     partial = corner[((corner < 0) | (corner + extent > lengths)).any(1)]
     average = member[:, None] + partial
     exists = ((average >= 0) & (average < lengths)).all(-1)
-    half = reach.length // 2
+    half = math.prod(2 * side - 1 for side in sides) // 2
     ahead = number(member - member[:, None] + extent - 1, shifts) - half  # from member k to l, in numbers of shifts
     zz, zr = ahead.abs() * 4, torch.where(ahead >= 0, ahead * 4 + 1, -ahead * 4 + 2)
     pair = torch.cat([torch.cat([zz, zr], 1), torch.cat([zr.T, zz + 3], 1)])
@@ -81,31 +70,33 @@ def _regions(size: Size, device: torch.device) -> _Regions:
 
 
 @triton.jit
-def products_kernel(
-    z, r, means, is_candidate, sums, size, reach, count, HALF: tl.constexpr, A: tl.constexpr, TILE: tl.constexpr
-):
-    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r.
+def centered(values, mean, mask):
+    """Return values of a map less their mean, in float64; 0 outside the mask.
 
-    In float64, since what rounding takes from a sum is divided by the noise, which is small.
+    What rounding takes from a sum of their products is divided by the noise, which is small.
     """
+    return tl.where(mask, tl.load(values, mask=mask, other=0).to(mean.dtype) - mean, 0.0).to(tl.float64)
+
+
+@triton.jit
+def products_kernel(z, r, means, is_candidate, sums, size, reach, count, HALF: tl.constexpr, TILE: tl.constexpr):
+    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r."""
     of_map, p, inside = tile(count, TILE)
     to = sums + tl.program_id(0).to(tl.int64) * (PRODUCTS * (HALF + 1) + 2)
+    z, r = z + of_map * count + p, r + of_map * count + p
     if tl.load(is_candidate + of_map) > 0:
-        z_map, r_map = z + of_map * count, r + of_map * count
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
-        z_here = tl.where(inside, tl.load(z_map + p, mask=inside, other=0).to(A) - mean_z, 0.0).to(tl.float64)
-        r_here = tl.where(inside, tl.load(r_map + p, mask=inside, other=0.0) - mean_r, 0.0).to(tl.float64)
+        z_here, r_here = centered(z, mean_z, inside), centered(r, mean_r, inside)
         for n in range(HALF, 2 * HALF + 1):
-            q, there = displaced(p, inside, n, size, reach)
-            z_there = tl.where(there, tl.load(z_map + q, mask=there, other=0).to(A) - mean_z, 0.0).to(tl.float64)
-            r_there = tl.where(there, tl.load(r_map + q, mask=there, other=0.0) - mean_r, 0.0).to(tl.float64)
-            tl.store(to, tl.sum(z_here * z_there, 0))
-            tl.store(to + 1, tl.sum(z_here * r_there, 0))
-            tl.store(to + 2, tl.sum(r_here * z_there, 0))
-            tl.store(to + 3, tl.sum(r_here * r_there, 0))
+            step, there = displaced(p, inside, n, size, reach)
+            z_there, r_there = centered(z + step, mean_z, there), centered(r + step, mean_r, there)
+            tl.store(to, tl.sum(z_here * z_there))
+            tl.store(to + 1, tl.sum(z_here * r_there))
+            tl.store(to + 2, tl.sum(r_here * z_there))
+            tl.store(to + 3, tl.sum(r_here * r_there))
             to += PRODUCTS
-        tl.store(to, total(z_here))
-        tl.store(to + 1, total(r_here))
+        tl.store(to, tl.sum(z_here))
+        tl.store(to + 1, tl.sum(r_here))
 
 
 @triton.jit
@@ -118,11 +109,11 @@ def zone_of(p, count):
 @triton.jit
 def slopes_kernel(
     z, r, means, has_term, stencil, slopes, size, reach, count,
-    SHIFTS: tl.constexpr, ZONES: tl.constexpr, A: tl.constexpr, TILE: tl.constexpr,
+    SHIFTS: tl.constexpr, ZONES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write slopes by averages: sums of z and r around them, with factors that depend on the zone, and a constant."""
     of_map, p, inside = tile(count, TILE)
-    slope = tl.zeros([TILE], A)
+    z, r, sums = z + of_map * count + p, r + of_map * count + p, tl.zeros(p.shape, tl.float64)
     if tl.load(has_term + of_map) > 0:
         depth, row, column = place_of(p, size)
         zone = zone_of(row, size.height) * 6 + zone_of(column, size.width)
@@ -132,41 +123,34 @@ def slopes_kernel(
         mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
         sums = tl.load(factor + 2 * SHIFTS)
         for n in range(SHIFTS):
-            q, there = displaced(p, inside, n, size, reach)
-            z_there = tl.where(there, tl.load(z + of_map * count + q, mask=there, other=0).to(A) - mean_z, 0.0)
-            r_there = tl.where(there, tl.load(r + of_map * count + q, mask=there, other=0.0) - mean_r, 0.0)
+            step, there = displaced(p, inside, n, size, reach)
             of_z, of_r = tl.load(factor + 2 * n), tl.load(factor + 2 * n + 1)
-            sums += of_z * z_there.to(tl.float64) + of_r * r_there.to(tl.float64)
-        slope = sums.to(A)
-    tl.store(slopes + of_map * count + p, slope, mask=inside)
+            sums += of_z * centered(z + step, mean_z, there) + of_r * centered(r + step, mean_r, there)
+    tl.store(slopes + of_map * count + p, sums.to(slopes.dtype.element_ty), mask=inside)
 
 
-def region_terms(averages: Averages, images: int, *, slopes: bool) -> tuple[Tensor, Tensor | None]:
-    """Return R of each image [images] float64, and its derivatives by the shares under each average, if asked for."""
-    z, r, size, is_candidate = averages.z, averages.r, averages.size, averages.is_candidate.flatten()
+def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:
+    """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
+    size, is_candidate = Size(*z.shape[2:]), is_candidate.flatten()
     maps, count, regions = len(is_candidate), math.prod(size), _regions(size, z.device)
-    half, real, block = regions.reach.length // 2, real_type(r), tile_of(count, 512)
+    half, block, given = regions.other[0].shape[1] // 2, tile_of(count, 512), (size, regions.reach)
+    area = float(POOL ** (2 if size.depth == 1 else 3)) ** 2  # from products of sums to those of averages
     z_flat, r_flat = z.view(maps, count), r.view(maps, count)
     # Less their means, sums keep their digits; that of the labels is an integer.
     means = torch.stack([z_flat.sum(1, dtype=torch.int64).to(r.dtype).div(count).round(), r_flat.mean(1)], 1)
     means = torch.where(is_candidate[:, None] > 0, means, 0.0)
     products = r.new_zeros(maps, triton.cdiv(count, block), 4 * (half + 1) + 2, dtype=torch.float64)
-    given = size, regions.reach, count
-    launch(products_kernel, maps, count, block, z, r, means, is_candidate, products, *given, HALF=half, A=real)
+    sized = *given, count, tl.constexpr(half)
+    launch(products_kernel, maps, count, block, z, r, means, is_candidate, products, *sized)
     joint, mean = _scatter(products.sum(1), z_flat, r_flat, means, regions)
-    value, has_term, of_members = _terms(joint, is_candidate > 0, size)
-    terms = has_term.view(images, -1).sum(1)
-    region = value.view(images, -1).sum(1) / terms.clamp(min=1)
-    if not slopes:
-        return region, None
-    of_members = of_members / terms.clamp(min=1).repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
-    stencil = _stencil(of_members, mean, regions)
-    by_share, of_maps = torch.empty_like(r), (means, has_term.to(torch.int8), stencil)
-    zones = len(regions.members)
-    launch(
-        slopes_kernel, maps, count, block, z, r, *of_maps, by_share, *given, SHIFTS=2 * half + 1, ZONES=zones, A=real
-    )
-    return region, by_share
+    value, has_term, of_members = _terms(joint / area, is_candidate > 0)
+    terms = has_term.view(images, -1).sum(1).clamp(min=1)
+    if slopes is not None:
+        of_members /= area * terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
+        of_maps = means, has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
+        zoned = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
+        launch(slopes_kernel, maps, count, block, z, r, *of_maps, *zoned)
+    return value.view(images, -1).sum(1) / terms
 
 
 def _scatter(products: Tensor, z: Tensor, r: Tensor, means: Tensor, regions: _Regions) -> tuple[Tensor, Tensor]:
@@ -182,43 +166,30 @@ def _scatter(products: Tensor, z: Tensor, r: Tensor, means: Tensor, regions: _Re
     return joint, mean
 
 
-def _terms(joint: Tensor, is_candidate: Tensor, size: Size) -> tuple[Tensor, Tensor, Tensor]:
+def _terms(joint: Tensor, is_candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return R of each map, 0 without a term, whether it has one, and the slopes by members: those of z, and of r."""
     d = joint.shape[-1] // 2
-    a = NOISE * float(POOL ** (2 if size.depth == 1 else 3)) ** 2
-    noise = a * torch.eye(d, dtype=joint.dtype, device=joint.device)
+    unit = torch.eye(2 * d, dtype=joint.dtype, device=joint.device)
+    noise, last = NOISE * unit[:d, :d], unit[d:].expand(len(joint), d, 2 * d)
     zz, zr, rr = joint[:, :d, :d], joint[:, :d, d:], joint[:, d:, d:]
-    known, doubled = (_entropy(torch.linalg.cholesky_ex(k * zz + noise)[0], d, a) for k in (1, 2))
+    known, doubled = (entropy(k * zz + noise, d) for k in (1, 2))
     scale = 2 * known - doubled
     has_term = is_candidate & (scale > LEAST_KNOWN)
-    scale = torch.where(has_term, scale, 1.0)
-    contrast = torch.where(has_term, _trace(zz), 1.0)
-    excess = _trace(rr) - 2 * _trace(zr)
+    scale, contrast = torch.where(has_term, scale, 1.0), torch.where(has_term, trace(zz), 1.0)
+    excess = trace(rr) - 2 * trace(zr)
     of_q = (1 + (excess / contrast).relu()).view(-1, 1, 1) * noise
     qr = zr - rr - of_q
     matrix = torch.cat([torch.cat([zz - zr - zr.mT + rr + of_q, qr], 2), torch.cat([qr.mT, rr + noise + of_q], 2)], 1)
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    failed = has_term & (failed > 0)
-    value = torch.where(has_term, 1 + (_entropy(factor, d, a) - known) / scale, 0.0).masked_fill(failed, math.nan)
+    failed, left = has_term & (failed > 0), factor.diagonal(dim1=-2, dim2=-1)[:, d:].log().sum(-1)
+    value = torch.where(has_term, 1 + (left - d / 2 * math.log(NOISE) - known) / scale, 0.0)
     # With V the last rows of the inverse factor, dU = ½ tr(VᵀV dJ).
-    last = torch.eye(2 * d, dtype=joint.dtype, device=joint.device)[d:].expand(len(joint), d, 2 * d)
     v = torch.linalg.solve_triangular(factor, last, upper=False, left=False)
     difference = v[..., :d] - v[..., d:]
-    of_noise = torch.where(excess > 0, a / contrast, 0.0) * difference.square().sum((1, 2))
-    of_noise = of_noise.view(-1, 1, 1) * torch.eye(d, dtype=joint.dtype, device=joint.device)
+    of_noise = (torch.where(excess > 0, 1 / contrast, 0.0) * difference.square().sum((1, 2))).view(-1, 1, 1) * noise
     of_z, of_r = difference.mT @ v[..., :d] + of_noise, -difference.mT @ difference - of_noise
-    of_members = torch.cat([of_z, of_r], 2) / scale.view(-1, 1, 1)
-    of_members = torch.where(has_term.view(-1, 1, 1), of_members, 0.0).masked_fill(failed.view(-1, 1, 1), math.nan)
-    return value, has_term, of_members
-
-
-def _entropy(factor: Tensor, d: int, a: float) -> Tensor:
-    """Return h of the Schur complement of the last d rows, from the Cholesky factor."""
-    return factor.diagonal(dim1=-2, dim2=-1)[:, -d:].log().sum(-1) - d / 2 * math.log(a)
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
+    of_members = torch.where(has_term.view(-1, 1, 1), torch.cat([of_z, of_r], 2) / scale.view(-1, 1, 1), 0.0)
+    return value.masked_fill(failed, math.nan), has_term, of_members.masked_fill(failed.view(-1, 1, 1), math.nan)
 
 
 def _stencil(of_members: Tensor, mean: Tensor, regions: _Regions) -> Tensor:

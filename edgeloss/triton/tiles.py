@@ -1,8 +1,10 @@
-"""What the kernels share: tiles of pixels, windows around them, and functions that keep all digits."""
+"""Numbers of a program → its tile of pixels, windows around them, and their weights; what all kernels share.
+
+A tile of pixels is [1, TILE] and one of classes [chunk, 1]: what belongs to both is [chunk, TILE], by broadcasting.
+"""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,66 +13,48 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it, where kernels are decorated
+EXACT = tl.constexpr(INTERPRETED)
 IGNORED = tl.constexpr(-1)  # the label of a pixel that does not count
 FAR = tl.constexpr(1e38)  # a distance beyond all others; no difference of two is nan
 
 
 class Size(NamedTuple):
-    """Of an image; its depth is 1 unless it is a volume."""
+    """Three numbers, of axes: the lengths of an image, with a depth of 1 unless it is a volume, or a radius."""
 
-    depth: int
-    height: int
-    width: int
+    depth: Any
+    height: Any
+    width: Any
 
     @classmethod
     def of(cls, shape: Sequence[int]) -> Size:
         """Return the size of two or three axes."""
         return cls(*(1,) * (3 - len(shape)), *shape)
 
-
-class Window(NamedTuple):
-    """The displacements up to a radius along each axis, the center included."""
-
-    length: int
-    depth: int
-    height: int
-    width: int
-
     @classmethod
-    def of(cls, radius: Sequence[int]) -> Window:
-        """Return the window of a radius along three axes."""
-        return cls(math.prod(2 * r + 1 for r in radius), *radius)
-
-
-class Weights(NamedTuple):
-    """Of pixels, [B, P], and of classes, [tables, C]; each may be None for ones."""
-
-    pixel: Tensor | None
-    of_class: Tensor | None
+    def constant(cls, values: Sequence[float]) -> Size:
+        """Return three numbers that kernels are compiled for; the interpreter takes them as they are."""
+        return cls(*(values if INTERPRETED else map(tl.constexpr, values)))
 
 
 class Grid(NamedTuple):
-    """The pixels of the labels: images, and what a kernel knows of all of them when it is compiled.
+    """What kernels know of a call; what is Any is a constant, which they are compiled for."""
 
-    Attributes:
-        size: of an image.
-        window: of the neighborhood.
-        pixels: of an image.
-        tables: image b has the class weights of table b % tables.
-        classes: C, a constant.
-        real: the type that kernels compute in, a constant.
-        decay: 0 for none, a constant.
-    """
-
-    size: Size
-    window: Window
-    pixels: int
-    tables: int
-    classes: Any
-    real: Any
-    decay: Any
+    size: Size  # of an image of labels
+    radius: Size  # of the neighborhood, constants
+    cells: Size  # of 3 pixels per axis that cover an image; the last along an axis may be in no average
+    averages: Size  # of a map of averages
+    pixels: int  # of an image
+    window: Any  # displacements up to the radius, none included
+    tables: int  # image b has the class weights of table b % tables
+    pixel_weight: Tensor | None  # [B, P], None for ones
+    weight: Tensor | None  # of the classes [tables, C], None for ones
+    classes: Any  # C ≥ 2
+    real: Any  # the type that kernels compute in
+    decay: Any  # 0 for none
+    smoothing: Any  # of labels
 
 
 def real_type(values: Tensor) -> Any:  # noqa: ANN401
@@ -83,76 +67,91 @@ def tile_of(pixels: int, on_device: int, most: int = 2**14) -> int:
     return max(16, min(triton.next_power_of_2(pixels), most)) if INTERPRETED else on_device
 
 
-def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, **options: Any) -> None:  # noqa: ANN401
+def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, fuses: bool = True) -> None:  # noqa: ANN401
     """Run a kernel over ``count`` places of each image, a program for ``block`` of them."""
-    options.setdefault("enable_fp_fusion", True)
-    kernel[(images * triton.cdiv(count, block),)](*args, TILE=block, num_warps=warps, **options)
+    kernel[(images * triton.cdiv(count, block),)](*args, TILE=block, num_warps=warps, enable_fp_fusion=fuses)
 
 
 @triton.jit
 def tile(count, TILE: tl.constexpr):
     """Return the image of a program, the places of its tile, and which of them are among its ``count``."""
     blocks = tl.cdiv(count, TILE)
-    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)
+    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)[None, :]
     return (tl.program_id(0) // blocks).to(tl.int64), p, p < count
 
 
 @triton.jit
 def place_of(p, size):
     """Return where pixels are along each axis."""
-    return p // (size.height * size.width), p // size.width % size.height, p % size.width
+    row = p // size.width
+    z = row * 0
+    if size.depth > 1:
+        z = row // size.height
+    return z, row - z * size.height, p - row * size.width
 
 
 @triton.jit
-def displacement(n, window):
+def displacement(n, radius):
     """Return displacement n of a window along each axis."""
-    rows, columns = 2 * window.height + 1, 2 * window.width + 1
-    return n // (rows * columns) - window.depth, n // columns % rows - window.height, n % columns - window.width
+    rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
+    return n // (rows * columns) - radius.depth, n // columns % rows - radius.height, n % columns - radius.width
 
 
 @triton.jit
-def displaced(p, mask, n, size, window):
-    """Return the places at displacement n from others, which must be inside, and whether they are inside too."""
+def displaced(p, mask, n, size, radius):
+    """Return how far displacement n is in memory, and whether that from places p, which must be inside, is inside too.
+
+    Pointers are added first, and the distance to them: what is the same for all pixels costs one instruction.
+    """
     z, y, x = place_of(p, size)
-    dz, dy, dx = displacement(n, window)
-    inside = mask & (z + dz >= 0) & (z + dz < size.depth) & (y + dy >= 0) & (y + dy < size.height)
-    return p + (dz * size.height + dy) * size.width + dx, inside & (x + dx >= 0) & (x + dx < size.width)
+    dz, dy, dx = displacement(n, radius)
+    inside = mask & (y + dy >= 0) & (y + dy < size.height) & (x + dx >= 0) & (x + dx < size.width)
+    if size.depth > 1:
+        inside = inside & (z + dz >= 0) & (z + dz < size.depth)
+    return (dz * size.height + dy) * size.width + dx, inside
 
 
 @triton.jit
 def neighbor(label, p, mask, n, grid):
-    """Return neighbor n of pixels of an image and its label, ``IGNORED`` where there is none."""
-    q, there = displaced(p, mask, n, grid.size, grid.window)
-    return q, tl.load(label + q, mask=there & (q != p), other=IGNORED).to(tl.int32)
+    """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
+    step, there = displaced(p, mask, n, grid.size, grid.radius)
+    return step, tl.load(label + step, mask=there & (p + step != p), other=IGNORED).to(tl.int32)
 
 
 @triton.jit
 def of_class(table, image, k, mask, grid):
-    """Return the weights of classes k in an image."""
-    return tl.load(table + image % grid.tables * grid.classes + k, mask=mask, other=0.0)
+    """Return the weights of classes k in an image, 1 without a table."""
+    weight = tl.full(k.shape, 1.0, grid.real)
+    if table is not None:
+        weight = tl.load(table + image % grid.tables * grid.classes + k, mask=mask, other=0.0)
+    return weight
 
 
 @triton.jit
-def weight_of(weights, image, p, y, mask, grid):
-    """Return the products of the weights of pixels and of their classes; 0 outside the mask."""
+def of_pixel(image, p, mask, grid):
+    """Return the weights of pixels; 0 outside the mask."""
     weight = tl.where(mask, 1.0, 0.0).to(grid.real)
-    if weights.pixel is not None:
-        weight *= tl.load(weights.pixel + image * grid.pixels + p, mask=mask, other=0.0)
-    if weights.of_class is not None:
-        weight *= of_class(weights.of_class, image, y, mask, grid)
+    if grid.pixel_weight is not None:
+        weight = tl.load(grid.pixel_weight + image * grid.pixels + p, mask=mask, other=0.0)
     return weight
 
 
 @triton.jit
 def total(values):
     """Return the sum of a tile in float64."""
-    return tl.sum(values.to(tl.float64), 0)
+    return tl.sum(values.to(tl.float64))
 
 
 @triton.jit
 def some(condition):
     """Return whether it holds anywhere in a tile."""
-    return tl.max(condition.to(tl.int32), 0) > 0
+    return tl.max(condition.to(tl.int32)) > 0
+
+
+@triton.jit
+def exp(x):
+    """Return e^x; on devices, 0 for what is below the normal numbers of float32, which takes fewer instructions."""
+    return tl.exp(x) if EXACT or x.dtype == tl.float64 else libdevice.fast_expf(x)
 
 
 @triton.jit

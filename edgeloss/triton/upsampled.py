@@ -1,4 +1,4 @@
-"""Logits of lower resolution: where each pixel's logits are interpolated from, and the way back of their gradient.
+"""Logits of lower resolution → where each pixel's logits come from; the gradient of pixels → that of these logits.
 
 As torch does it with ``align_corners=False``. Kernels interpolate wherever they read logits, and must get the same bits
 each time, since the largest one is recognized by being equal to it: they are compiled without fused multiply-add.
@@ -14,23 +14,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.loss import Logits, Taps
+from edgeloss.triton.loss import Logits
 from edgeloss.triton.tiles import Size, launch, place_of, tile, tile_of
 
 PART = 2**28  # bytes of gradients at the resolution of the labels at a time
 
 
-class _Axis(NamedTuple):
-    """An axis of both resolutions; see :class:`Taps`. At most ``most`` pixels read place i, from ``begin[i]`` on."""
+class Taps(NamedTuple):
+    """Where logits come from along an axis: two places, of which the second is not read where it has weight 0."""
 
-    first: Tensor
-    weight: Tensor
-    begin: Tensor
+    first: Tensor  # of the places of a pixel
+    weight: Tensor  # of the second
+    begin: Tensor  # the first pixel that reads a place
+    back: Tensor  # the weight of a place in that pixel and those after it, ``most`` in all
     most: int
+    step: int  # from a place to the next in memory
 
 
 @lru_cache(maxsize=64)
-def _axis(low: int, high: int, dtype: torch.dtype, device: torch.device) -> _Axis:
+def _taps(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Taps:
     place = torch.arange(high, dtype=torch.float64)
     if low != high:  # the product of two numbers of float32 is exact in float64: rounded once, as torch does
         scale = torch.tensor(low, dtype=dtype) / torch.tensor(high, dtype=dtype)
@@ -38,55 +40,50 @@ def _axis(low: int, high: int, dtype: torch.dtype, device: torch.device) -> _Axi
     first = place.floor().clamp(max=low - 1)
     weight = torch.where(first == low - 1, 0.0, place - first).to(dtype)
     ends = torch.searchsorted(first, torch.arange(-1.0, low + 1, dtype=torch.float64))
-    begin = ends[:-2]  # the first place that is read from i - 1 and i
-    return _Axis(first.int().to(device), weight.to(device), begin.int().to(device), int((ends[2:] - begin).max()))
+    begin = ends[:-2]  # the first pixel that reads i - 1 and i
+    most, i = int((ends[2:] - begin).max()), torch.arange(low)[:, None]
+    pixel = begin[:, None] + torch.arange(most)
+    at, exists = pixel.clamp(max=high - 1), pixel < high
+    back = torch.where(first[at] == i, 1 - weight[at], torch.where(first[at] == i - 1, weight[at], 0.0)) * exists
+    made = [values.to(device) for values in (first.int(), weight, begin.int(), back)]
+    return Taps(made[0], made[1], made[2], made[3], most, 0)
 
 
-def taps(logits: Tensor, low: Size, high: Size, dtype: torch.dtype) -> list[Taps]:
-    """Return where logits [B, C, *S'] come from at the resolution of the labels, along each axis."""
-    steps = [*(0,) * (5 - logits.dim()), *logits.stride()[2:]]
+def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Taps, ...]:
+    """Return where logits [B, C, *S'] come from at the resolution of the labels, along each of three axes."""
+    steps = [*(0,) * (5 - values.dim()), *values.stride()[2:]]
     axes = zip(low, high, steps, strict=True)
-    return [Taps(*_axis(few, many, dtype, logits.device)[:2], step) for few, many, step in axes]
+    return tuple(_taps(few, many, dtype, values.device)._replace(step=step) for few, many, step in axes)
 
 
 @triton.jit
-def weights_along(axis, i, n, mask, count):
-    """Return the n-th place that is mixed from place i of an axis, and with which weight; 0 beyond the last one."""
+def pixel_of_place(axis, i, n, mask):
+    """Return the n-th pixel that may be mixed from place i of an axis, and with which weight."""
     at = tl.load(axis.begin + i, mask=mask, other=0) + n
-    mask = mask & (at < count)
-    first = tl.load(axis.first + at, mask=mask, other=-2)
-    weight = tl.load(axis.weight + at, mask=mask, other=0.0)
-    return at, tl.where(first == i, 1 - weight, tl.where(first == i - 1, weight, 0.0))
+    return at, tl.load(axis.back + i * axis.most + n, mask=mask, other=0.0)
 
 
 @triton.jit
-def adjoint_kernel(of_pixels, g, depth, height, width, low, high, spans, cells, TILE: tl.constexpr):
+def adjoint_kernel(of_pixels, g, low, high, cells, TILE: tl.constexpr):
     """Write the gradient of logits from that of what is interpolated from them, [maps, P]."""
     of_map, p, inside = tile(cells, TILE)
+    depth, height, width = g.taps
     z, y, x = place_of(p, low)
     of_pixels += of_map * high.depth * high.height * high.width
-    sums = tl.zeros([TILE], g.real)
-    for n in range(spans[0] * spans[1] * spans[2]):
-        row, of_row = weights_along(height, y, n // spans[2] % spans[1], inside, high.height)
-        column, of_column = weights_along(width, x, n % spans[2], inside, high.width)
-        weight, at = of_row * of_column, row * high.width + column
-        if high.depth > 1:
-            slice_, of_slice = weights_along(depth, z, n // (spans[1] * spans[2]), inside, high.depth)
-            weight, at = weight * of_slice, at + slice_ * high.height * high.width
-        value = tl.load(of_pixels + at, mask=weight > 0, other=0.0)
-        sums += weight * value
-    to = (
-        g.data
-        + of_map // (g.classes - g.one) * g.image
-        + of_map % (g.classes - g.one) * g.channel
-        + p.to(tl.int64) * g.pixel
-    )
+    sums = tl.zeros(p.shape, g.real)
+    for n in range(depth.most * height.most):
+        slice_, of_slice = pixel_of_place(depth, z, n // height.most, inside)
+        row, of_row = pixel_of_place(height, y, n % height.most, inside)
+        line, column = of_pixels + (slice_ * high.height + row) * high.width, tl.load(width.begin + x, mask=inside)
+        for k in range(width.most):
+            weight = of_slice * of_row * tl.load(width.back + x * width.most + k, mask=inside, other=0.0)
+            sums += weight * tl.load(line + column + k, mask=weight > 0, other=0.0)
+    image, channel = of_map // (g.classes - g.one), of_map % (g.classes - g.one)
+    to = g.data + image * g.image + channel * g.channel + p.to(tl.int64) * g.pixel
     tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside)
 
 
 def add_up(of_pixels: Tensor, g: Logits, low: Size, high: Size) -> None:
     """Write the gradient of logits from that of what is interpolated from them, [B, C, P]."""
-    axes = [_axis(few, many, of_pixels.dtype, of_pixels.device) for few, many in zip(low, high, strict=True)]
-    cells, spans = low.depth * low.height * low.width, tuple(axis.most for axis in axes)
-    maps, block = of_pixels.shape[0] * of_pixels.shape[1], tile_of(cells, 128)
-    launch(adjoint_kernel, maps, cells, block, of_pixels, g, *axes, low, high, spans, cells)
+    cells, maps = low.depth * low.height * low.width, of_pixels.shape[0] * of_pixels.shape[1]
+    launch(adjoint_kernel, maps, cells, tile_of(cells, 128), of_pixels, g, low, high, cells)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -30,7 +31,9 @@ import torch
 from oracle import Answer, solve
 from torch import Tensor
 
+from edgeloss import library
 from edgeloss.functional import edge_aware_loss
+from edgeloss.options import Backend
 
 KINDS = ("loss", "terms", "gradient", "maps")  # of results
 LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
@@ -64,6 +67,11 @@ CHOICES = {  # of options, and how often they are drawn
     "normalizer": {None: 9, (20.0, 7.5): 1, (0.3, 0.0): 0.3},
     "validate": {"async": 2, "sync": 1, "never": 1},
 }
+# The kernels of GPUs, in Triton's interpreter, which reads it where they are defined; for power 0, and sums.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    CHOICES |= {"power": {0.0: 1}, "reduction": {"mean": 5, "sum": 2}}
+BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
 Rng = np.random.Generator
 Key = tuple[str, str, str]  # dtype of the logits, whether the region term takes part, backend
 Row = tuple[Key, dict[str, float], list[str]]  # of a call and a backend: the errors, and what failed
@@ -258,10 +266,11 @@ def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndar
     return np.where(answer.is_read | (gradient == 0), off, np.inf)
 
 
-def check(number: int, backends: Sequence[str] = ("fused", "reference")) -> list[Row]:
+def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
     """Run a call on some backends; return for each its row of the table, its errors, and what failed."""
     case, rows = make_case(number), []
     answer, limit = right_answer(case), LIMITS[case.upstream.dtype]
+    library.interprets = INTERPRETED
     for backend in backends:
         try:
             errors = compare(case, answer, run(case, answer.is_read, backend))

@@ -17,7 +17,7 @@ from edgeloss import fused, reference
 # Triton's kernels are for power 0, and return sums.
 OF_SUMS = [row for row in ROWS + SMALL_ROWS if row.power == 0 and row.reduction != "none"]
 # Some of them at every change, as each takes seconds.
-OF_TRITON = TRITON_ROWS + OF_SUMS if EXHAUSTIVE else TRITON_ROWS[:: 1 if os.environ.get("CI") == "true" else 5]
+OF_TRITON = TRITON_ROWS + OF_SUMS if EXHAUSTIVE else TRITON_ROWS[:: 2 if os.environ.get("CI") == "true" else 10]
 AGREEING = OF_TRITON if INTERPRETED else ROWS + SMALL_ROWS
 BAD = (torch.nan,) if INTERPRETED and not EXHAUSTIVE else (torch.nan, torch.inf, -torch.inf)
 # The kernels of nvcc are for other powers, and no column of this suite.

@@ -27,8 +27,10 @@ def call(
 
 
 @interpreted
-@pytest.mark.parametrize("classes", [1, 9])
-def test_operators_are_as_torch_expects_them(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("classes", "decay"), [(9, None), pytest.param(1, 1.5, marks=pytest.mark.slow)])
+def test_operators_are_as_torch_expects_them(
+    classes: int, decay: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     for name in ("edge_loss", "edge_loss_backward"):
         operator = getattr(operators.operators, name).default
@@ -38,7 +40,7 @@ def test_operators_are_as_torch_expects_them(classes: int, monkeypatch: pytest.M
             return operator(*args)
 
         monkeypatch.setattr(getattr(operators.operators, name), "default", record)
-    x, y, options = call(classes, (7, 8), decay=1.5)
+    x, y, options = call(classes, (7, 8), decay=decay)
     TRITON.loss(x, y, **options).backward()
     monkeypatch.undo()
     assert len(calls) == 2
@@ -47,6 +49,7 @@ def test_operators_are_as_torch_expects_them(classes: int, monkeypatch: pytest.M
 
 
 @interpreted
+@pytest.mark.slow
 def test_one_graph_has_the_bits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, options = call(3)
     monkeypatch.setattr(library, "interprets", True)
@@ -62,6 +65,7 @@ def test_one_graph_has_the_bits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @interpreted
+@pytest.mark.slow
 def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
     x, y, options = call(4)
     first, second = (TRITON.loss(x, y, **options) for _ in range(2))

@@ -1,0 +1,282 @@
+"""Estimate the time of the kernels of GPUs from their machine code: a model, not a measurement.
+
+Usage, from the repository's root: python tools/gpu_model.py [--kernels]
+
+Kernels are compiled for sm_90 without a GPU. Instructions are counted along the structure of the code: a loop as often
+as it runs, and what a branch skips for the share of blocks that take it. A call takes, on an H200,
+
+    time = Σ max(bytes / bandwidth, warp instructions / (0.65 · issue rate)) + 3 µs per launch
+
+with torch's launches around the operators but not inside. The floor is the time to read the logits twice, to write the
+gradient, and to move 16 bytes more per pixel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from check_gpu import Form, kernels_of
+
+BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy; warp instructions a second; a launch
+# In street scenes, at radius 1: of blocks of 32 pixels in a row, and of 32 cells with one pixel each, those with a
+# pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
+# classes in an image.
+NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
+SHORTEST = 16  # instructions that a branch skips; fewer count as executed
+
+
+class Case(NamedTuple):
+    """A call: logits [batch, classes, *low] of a dtype, labels [batch, *size]; the aim is of the floor."""
+
+    batch: int
+    classes: int
+    size: tuple[int, int]
+    dtype: str
+    aim: float
+    regions: bool = True
+    low: tuple[int, int] | None = None
+
+    @property
+    def pixels(self) -> int:
+        """Of the labels."""
+        return self.batch * math.prod(self.size)
+
+    @property
+    def logits(self) -> int:
+        """Bytes of the logits, and of their gradient."""
+        of_channel = self.batch * math.prod(self.low or self.size)
+        return of_channel * self.classes * (2 if self.dtype == "bfloat16" else 4)
+
+    @property
+    def floor(self) -> float:
+        """Seconds to move what has to be moved."""
+        return (3 * self.logits + 16 * self.pixels) / BANDWIDTH
+
+    @property
+    def chunk(self) -> int:
+        """Classes at a time, as edgeloss/triton/call.py chooses them."""
+        return min(4 if self.low else 8, 2 ** (self.classes - 1).bit_length())
+
+    @property
+    def maps(self) -> int:
+        """Maps of averages, and of those that have a term, per image."""
+        return 1 if self.classes == 2 else self.classes
+
+    def form(self) -> Form:
+        """Return what compiles to the same kernels, with small sizes that are as divisible."""
+        size = (64, 64)
+        low = (16, 16) if self.low else size
+        options: dict[str, Any] = {"region_weight": 3.0 if self.regions else 0.0, "upsample": self.low is not None}
+        return (2, self.classes, *low), size, self.dtype, options
+
+
+DEFAULTS = [
+    Case(8, 19, (512, 1024), "float32", 1.5),
+    Case(8, 19, (512, 1024), "bfloat16", 1.8),
+    Case(8, 150, (512, 512), "float32", 1.25),
+    Case(8, 150, (512, 512), "bfloat16", 1.4),
+    Case(16, 2, (512, 512), "float32", 2.5),
+    Case(16, 2, (512, 512), "bfloat16", 3.5),
+]
+WITHOUT = [case._replace(regions=False, aim=aim) for case, aim in zip(DEFAULTS, (1.3,) * 4 + (2.1, 2.8), strict=True)]
+UPSAMPLED = Case(8, 150, (512, 512), "float32", 0.0, low=(128, 128))
+UPSAMPLED_AIM = 745e-6  # seconds: the floor of so few logits says nothing
+CASES = [*DEFAULTS, *WITHOUT, UPSAMPLED]
+
+
+# -------------------------------------------------------------------------------------------------------- instructions
+
+
+@dataclass
+class Node:
+    """A part of a kernel: a loop, or what a branch skips; ``own`` is what no part of it has."""
+
+    kind: str
+    first: int
+    end: int
+    own: list[str] = field(default_factory=list)
+    inner: list[Node] = field(default_factory=list)
+
+
+def tree_of(text: str) -> Node:
+    """Return the structure of a kernel, which nvdisasm has printed."""
+    labels, lines = {}, []
+    for line in text.splitlines():
+        if found := re.match(r"(\.L_x_\d+):", line.strip()):
+            labels[found[1]] = len(lines)
+        elif found := re.search(r"/\*[0-9a-f]{4,5}\*/\s+(.*?)\s*;", line):
+            lines.append(found[1])
+    while lines and lines[-1].split()[0] in ("NOP", "BRA"):
+        lines.pop()
+    nodes = []
+    for i, line in enumerate(lines):
+        if found := re.search(r"BRA .*(\.L_x_\d+)", line):
+            to = labels[found[1]]
+            if to <= i:
+                nodes.append(Node("loop", to, i + 1))
+            elif line.startswith("@") and to - i > SHORTEST:
+                nodes.append(Node("skip", i + 1, to))
+    root = Node("kernel", 0, len(lines))
+    for node in sorted(nodes, key=lambda node: (node.first, -node.end)):
+        outer = root
+        while inside := [inner for inner in outer.inner if inner.first <= node.first and node.end <= inner.end]:
+            outer = inside[0]
+        outer.inner.append(node)
+    for i, line in enumerate(lines):
+        node = root
+        while inside := [inner for inner in node.inner if inner.first <= i < inner.end]:
+            node = inside[0]
+        node.own.append(line)
+    return root
+
+
+def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -> float:
+    """Return the instructions of a warp in a part of a kernel, each time that it gets there."""
+    times = 1.0
+    if node.kind == "loop":
+        times = trips(case, kernel, node)
+    elif node.kind == "skip" and kernel in ("forward", "backward"):
+        skips = sum(outer.kind == "skip" for outer in outside)
+        is_last = kernel == "forward" and case.regions and outside[1:2] == tuple(outside[0].inner[-1:])
+        times = NEAR_CELLS if kernel == "forward" and case.regions else NEAR
+        if is_last:  # the averages of classes
+            times = min(1.0, PRESENT / math.ceil(case.classes / case.chunk))
+        elif skips:
+            times = RARE
+    return times * (len(node.own) + sum(count(case, kernel, inner, (*outside, node)) for inner in node.inner))
+
+
+def trips(case: Case, kernel: str, loop: Node) -> int:
+    """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
+    known = {"products": 13, "slopes": 25, "adjoint": 0 if case.low is None else 4 * (case.size[0] // case.low[0]) ** 2}
+    if kernel in known:
+        return known[kernel]
+    counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)
+    return 9 if counts_to_9 else math.ceil(case.classes / case.chunk)
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+def work(case: Case, kernel: str) -> tuple[float, float]:
+    """Return the warps of a launch, and the bytes that it moves: labels are int64, and what is kept is in float32."""
+    pixels, logits, maps = case.pixels, case.logits, case.batch * case.maps
+    averages = case.pixels / 9 * (1 if case.classes == 2 else min(case.classes, PRESENT))  # of maps that have a term
+    first, statistics = (0, 10) if case.classes == 2 else (2, 10)
+    kept = statistics if case.regions or case.classes > 8 or case.low else 0
+    block = max(32, (128 if case.low else 256) // case.chunk)
+    of_maps = maps * math.ceil(math.prod(case.size) / 9 / 512) * 4
+    full = pixels * case.classes * 4  # the gradient at the resolution of the labels
+    return {
+        "read_labels": (pixels / 64, pixels * 10),
+        "find_sides": (pixels / 64, pixels * 10),
+        "weigh_pixels": (pixels / 64, pixels * (18 + first)),
+        "forward": (
+            pixels / 9 / 32 if case.regions else pixels / min(block, 128),
+            logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
+        ),
+        "products": (of_maps * averages * 9 / pixels / case.maps, averages * 5),
+        "slopes": (of_maps * averages * 9 / pixels / case.maps, averages * 9),
+        "backward": (
+            pixels / min(block, 128),
+            logits
+            + pixels * (10 + first + kept)
+            + (averages * 4 if case.regions else 0)
+            + (full if case.low else logits),
+        ),
+        "adjoint": (logits / 4 / 32, full + logits),
+    }[kernel]
+
+
+class Estimate(NamedTuple):
+    """Of a kernel: instructions of a thread per pixel of the labels, bytes per pixel, and seconds."""
+
+    kernel: str
+    instructions: float
+    bytes: float
+    time: float
+
+
+def estimate(case: Case) -> tuple[list[Estimate], int]:
+    """Return the estimates of the kernels of a call, and how many other operations of torch it launches."""
+    import torch
+    import triton
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        launches = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+            makes = function.namespace == "aten" and "empty" not in str(function) and not function.is_view
+            self.launches += bool(makes)
+            return function(*args, **(kwargs or {}))
+
+    kernels_of(case.form(), "sm_90")  # what is made once
+    with Counter() as counter:
+        kernels = kernels_of(case.form(), "sm_90")
+    del torch
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    estimates = []
+    for kernel, compiled in kernels.items():
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+        warps, moved = work(case, kernel)
+        issued = warps * count(case, kernel, tree_of(text))
+        time = max(moved / BANDWIDTH, issued / ISSUE) + LAUNCH
+        estimates.append(Estimate(kernel, issued * 32 / case.pixels, moved / case.pixels, time))
+    return estimates, counter.launches
+
+
+def lines(case: Case, estimates: Iterable[Estimate], others: int, *, kernels: bool) -> Iterable[str]:
+    """Yield the row of a case, and those of its kernels."""
+    estimates = list(estimates)
+    time = sum(each.time for each in estimates) + others * LAUNCH
+    labels = sum(
+        each.instructions for each in estimates if each.kernel in ("read_labels", "find_sides", "weigh_pixels")
+    )
+    passes = {each.kernel: each.instructions / case.classes for each in estimates}
+    aim = UPSAMPLED_AIM if case.low else case.aim * case.floor
+    shape = f"{[case.batch, case.classes, *(case.low or case.size)]} {case.dtype}"
+    yield (
+        f"{shape:28} {'yes' if case.regions else 'no':7} {labels:6.0f} {passes['forward']:7.1f}"
+        f" {passes['backward']:8.1f} {len(estimates):7} {others:5} {time * 1e6:7.0f}"
+        f" {time / case.floor:6.2f} {aim / case.floor:5.2f}"
+    )
+    if kernels:
+        for each in estimates:
+            yield f"    {each.kernel:16} {each.instructions:8.1f} {each.bytes:8.1f} {each.time * 1e6:8.1f} µs"
+
+
+def main() -> int:
+    """Print a table of the cases."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kernels", action="store_true", help="print instructions and bytes per pixel of each kernel")
+    given = parser.parse_args()
+    print(
+        "instructions per pixel of the labels kernels, per logit of forward and backward; launches of kernels, of torch"
+    )
+    print(
+        f"{'logits':28} {'regions':7} {'labels':>6} {'forward':>7} {'backward':>8} {'kernels':>7} {'torch':>5}", end=" "
+    )
+    print(f"{'µs':>7} {'/floor':>6} {'aim':>5}")
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for case, (estimates, others) in zip(CASES, pool.map(estimate, CASES), strict=True):
+            print(*lines(case, estimates, others, kernels=given.kernels), sep="\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -161,7 +161,7 @@ def why_reference(
     return reason
 
 
-OLDEST_TRITON = (3, 7)  # older ones lose the constants in tuples of arguments
+OLDEST_TRITON = (3, 6)  # that of torch 2.10
 _REASONS: dict[str, str | None] = {}  # what _why_no_triton has found, and what was warned of
 
 

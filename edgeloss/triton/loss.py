@@ -242,7 +242,8 @@ def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TI
 @triton.jit
 def add_averages(x, maps, averages, grid, image, t, exists, STEPS: tl.constexpr):
     """Write the sums of z and r under averages, of classes that may have a term."""
-    start, area, (z_map, r_map, candidates) = image * grid.pixels, grid.averages, averages
+    start, area = image * grid.pixels, grid.averages
+    z_map, r_map, candidates = averages
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
     has = exists & (cell_z < area.depth) & (cell_y < area.height) & (cell_x < area.width)

@@ -129,8 +129,8 @@ def test_with_power_gpus_have_the_kernels_of_nvcc(
 def test_an_old_triton_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_REASONS", {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(library, "_version_of", lambda name: "3.6.0" if name == "pytorch-triton-rocm" else None)
-    expected = "unavailable: Triton 3.6.0 is too old for the kernels of GPUs, which need 3.7 or newer"
+    monkeypatch.setattr(library, "_version_of", lambda name: "3.5.1" if name == "pytorch-triton-rocm" else None)
+    expected = "unavailable: Triton 3.5.1 is too old for the kernels of GPUs, which need 3.6 or newer"
     assert backends()["cuda"] == expected
 
 

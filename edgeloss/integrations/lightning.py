@@ -135,7 +135,7 @@ class WriteRunPage(Callback):  # type: ignore[misc]
         """Store the options."""
         self.worst = worst
         self.history: list[Row] = []
-        self._start, self._images = time.perf_counter(), 0
+        self._start, self._images, self._seconds = time.perf_counter(), 0, 0.0  # _seconds: of training alone
 
     def state_dict(self) -> dict[str, Any]:
         """Return the figures so far."""
@@ -156,7 +156,7 @@ class WriteRunPage(Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._start, self._images = time.perf_counter(), 0
+        self._start, self._images, self._seconds = time.perf_counter(), 0, 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ANN401
         """Count images."""
@@ -170,7 +170,7 @@ class WriteRunPage(Callback):  # type: ignore[misc]
         """Add the figures of an epoch."""
         figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
         seconds = time.perf_counter() - self._start
-        speed = {"seconds": seconds, "images_per_second": self._images / getattr(self, "_seconds", seconds)}
+        speed = {"seconds": seconds, "images_per_second": self._images / (self._seconds or seconds)}
         row = {"epoch": trainer.current_epoch + 1, **speed}
         row |= {name: value if math.isfinite(value) else None for name, value in sorted(figures.items())}
         self.history = [*(old for old in self.history if old["epoch"] < row["epoch"]), row]

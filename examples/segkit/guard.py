@@ -66,7 +66,9 @@ class NanGuard(Callback):
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         values = {"loss": loss.item(), "gradient": 0.0 if is_scaled else norm.item()}
         bad = [name for name, value in values.items() if not math.isfinite(value)]
-        if not any(sum_over_ranks([len(bad)])):
+        is_bad = any(sum_over_ranks([len(bad)]))
+        self.log("skipped", float(is_bad), on_step=False, on_epoch=True, reduce_fx="sum")  # for the page of the run
+        if not is_bad:
             self._row = 0
             return
         step = trainer.global_step + 1

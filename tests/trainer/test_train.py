@@ -278,7 +278,10 @@ def test_a_step_of_nan_can_be_skipped(
 ) -> None:
     assert run_in(tmp_path, config, "--guard.action=skip") == 0
     assert capsys.readouterr().out.count("skipped a step: epoch 1: the loss is nan at step 2") == 1
-    assert all(np.isfinite(row["train/loss"]) for row in metrics_of(tmp_path))
+    rows = metrics_of(tmp_path)
+    assert all(np.isfinite(row["train/loss"]) for row in rows)
+    assert [row["skipped"] for row in rows] == [1] + [0] * (len(rows) - 1)
+    assert "skipped steps, not finite" in (tmp_path / "report.html").read_text()
     spoiled.extend(range(8, 20))
     assert run_in(tmp_path / "other", config, "--guard.action=skip", "--guard.in_a_row=2") == 1
     assert "2 steps in a row, so the weights are the cause" in capsys.readouterr().err

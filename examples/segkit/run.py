@@ -25,9 +25,8 @@ from segkit.data_module import SegmentationData
 from segkit.guard import NanGuard
 from segkit.module import SegmentationModule
 
-register_type(
-    Tensor, Tensor.tolist, lambda values: torch.tensor(values, dtype=torch.float32)
-)  # class weights in a configuration
+# Class weights in a configuration.
+register_type(Tensor, Tensor.tolist, lambda values: torch.tensor(values, dtype=torch.float32))
 
 # What the line of an epoch shows; the files have all figures.
 LINE = {
@@ -149,10 +148,7 @@ class TrainCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Refuse to replace an earlier run."""
-        config, folder = (
-            self.config.get("fit", self.config),
-            Path(self.trainer.default_root_dir),
-        )
+        config, folder = self.config.get("fit", self.config), Path(self.trainer.default_root_dir)
         if (folder / "last.ckpt").exists() and config["ckpt_path"] is None and not config["overwrite"]:
             raise RunError(
                 f"trainer.default_root_dir: expected a folder without a run, but {folder} has one; choose another, set"

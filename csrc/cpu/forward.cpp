@@ -253,16 +253,17 @@ struct Passes {
     const Smoothing<A> smoothing = call.smoothing(slab.image);
     space.tiles.for_each(slab, weights, places, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
-      A *m = call.state.m && !at.place ? call.state.m + at.start : own_m,
-        *r = call.state.m && !at.place ? call.state.r + at.start : own_r;
+      A *kept_m = call.state.m, *kept_r = call.state.r;
+      const bool in_place = kept_m && !at.place;
+      A *m = in_place ? kept_m + at.start : own_m, *r = in_place ? kept_r + at.start : own_r;
       const TermSums terms = tile_terms(pixels, smoothing, m, r);
       of[Row::kCrossEntropy] += terms.cross_entropy;
       of[Row::kSameSide] += terms.same;
       of[Row::kOtherSide] += terms.other;
-      for (int64_t j = 0; call.state.m && at.place && j < pixels.tile.n; ++j) {
+      for (int64_t j = 0; kept_m && at.place && j < pixels.tile.n; ++j) {
         if (at.place[j] < 0) continue;
-        call.state.m[at.start + at.place[j]] = m[j];
-        call.state.r[at.start + at.place[j]] = r[j];
+        kept_m[at.start + at.place[j]] = m[j];
+        kept_r[at.start + at.place[j]] = r[j];
       }
       if (!rereads) return;
       tile_residuals(pixels, m, r, space.regions);

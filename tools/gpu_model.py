@@ -210,7 +210,6 @@ class Estimate(NamedTuple):
 
 def estimate(case: Case) -> tuple[list[Estimate], int]:
     """Return the estimates of the kernels of a call, and how many other operations of torch it launches."""
-    import torch
     import triton
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -225,7 +224,6 @@ def estimate(case: Case) -> tuple[list[Estimate], int]:
     kernels_of(case.form(), "sm_90")  # what is made once
     with Counter() as counter:
         kernels = kernels_of(case.form(), "sm_90")
-    del torch
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     estimates = []
     for kernel, compiled in kernels.items():

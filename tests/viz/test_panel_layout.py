@@ -39,15 +39,20 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("with_image", "classes", "inches"),
-    [(False, 2, None), (True, 20, None), (True, 3, 1.7), (False, 300, 6.9)],
-)
-@pytest.mark.parametrize("shape", SHAPES)
+LOOKS = [(False, 2, None), (True, 20, None), (True, 3, 1.7), (False, 300, 6.9)]  # with an image, classes, inches
+# All shapes and all looks at every change, and all of their pairs in CI: a figure takes a second or more.
+PAIRS = [
+    pytest.param(shape, look, marks=[] if s % len(LOOKS) == k else pytest.mark.slow)
+    for s, shape in enumerate(SHAPES)
+    for k, look in enumerate(LOOKS)
+]
+
+
+@pytest.mark.parametrize(("shape", "look"), PAIRS)
 def test_nothing_overlaps_or_leaves_the_figure_and_pixels_are_square(
-    shape: tuple[int, int, int], with_image: bool, classes: int, inches: float | None
+    shape: tuple[int, int, int], look: tuple[bool, int, float | None]
 ) -> None:
-    batch, height, width = shape
+    (batch, height, width), (with_image, classes, inches) = shape, look
     logits, target = scene(height, width, classes, batch)
     logits.view(-1)[0] = float("nan")  # the longest captions
     figure = panel(

@@ -159,7 +159,7 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
 
 def trips(case: Case, kernel: str, loop: Node) -> int:
     """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
-    known = {"products": 13, "slopes": 25, "adjoint": 0 if case.low is None else 4 * (case.size[0] // case.low[0]) ** 2}
+    known = {"products": 13, "slopes": 25, "adjoint": 0 if case.low is None else 2 * case.size[0] // case.low[0]}
     if kernel in known:
         return known[kernel]
     counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)

@@ -329,11 +329,11 @@ def written(page: str, text: str) -> str:
     """
     for name, figures in FIGURES.items():
         if page in figures.tables:
-            mark = re.compile(rf"(<!-- figures: {name} -->\n\n)(?:\|.*\n)*")
+            mark = re.compile(rf"(<!-- figures: {name} -->\n\n)(?:\|.*\n)*\n*")
             if not mark.search(text):
                 raise ValueError(f"{page}: expected the comment 'figures: {name}', but got none")
             lines = figures.tables[page]()
-            text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in lines), text)
+            text = mark.sub(lambda match, lines=lines: match[1] + "".join(f"{line}\n" for line in [*lines, ""]), text)
     return text
 
 

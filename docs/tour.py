@@ -64,7 +64,7 @@ logits = {
 # %% [markdown]
 # ## What the loss has learned about the data
 #
-# It gives the edges of rare classes more weight, and has lowered the weight of the edge terms as the edges were learned.
+# It gives the edges of rare classes more weight, and has lowered that of the edge terms as the edges were learned.
 
 # %%
 weights = criterion.current_edge_class_weight.tolist()

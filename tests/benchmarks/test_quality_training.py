@@ -217,7 +217,7 @@ def test_other_masks_are_trained_on_but_not_scored(shapes: Path, tmp_path: Path)
 
 
 def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    nan = {"nan": lambda logits, target, progress, *, ignore_index: logits.sum() * math.nan}
+    nan = {"nan": lambda logits, target, *, ignore_index: logits.sum() * math.nan}
     monkeypatch.setattr("baselines.recipes.RECIPES", nan)
     run = Run("nan", {}, 0, **TINY)
     finish(run, place)

@@ -36,6 +36,14 @@ def test_a_gradient_beyond_the_cache_is_that_of_its_images(
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (whole, parts)))
 
 
+def test_a_class_that_cannot_be_does_not_count_in_upsampled_logits() -> None:
+    x = torch.randn(1, 3, 6, 6)
+    x[:, 2] = -torch.inf
+    y = torch.randint(2, (1, 24, 24))
+    fused = edge_aware_loss(x, y, upsample=True, backend="fused")
+    torch.testing.assert_close(fused, edge_aware_loss(x[:, :2], y, upsample=True, backend="fused"))
+
+
 def test_memory_is_not_read_before_it_is_written() -> None:
     # glibc fills new memory: what is read before it is set is no class then.
     test = Path(__file__).parents[1] / "loss/test_agreement.py::test_every_column_agrees_with_the_reference_in_float64"

@@ -105,12 +105,11 @@ def test_a_nan_logit_is_not_hidden(power: float, dtype: torch.dtype) -> None:
 
 
 @by_backend
-@pytest.mark.parametrize("size", [6, 24])
-def test_a_class_that_cannot_be_does_not_count(size: int) -> None:
-    x, y = torch.randn(1, 3, 6, 6), torch.randint(2, (1, size, size))
+def test_a_class_that_cannot_be_does_not_count() -> None:
+    x, y = torch.randn(1, 3, 6, 6), torch.randint(2, (1, 6, 6))
     x[:, 2] = -torch.inf
     x.requires_grad_()
-    results = [value_and_gradient(edge_aware_loss(logits, y, upsample=size > 6), x) for logits in (x, x[:, :2])]
+    results = [value_and_gradient(edge_aware_loss(logits, y), x) for logits in (x, x[:, :2])]
     torch.testing.assert_close(*results)
 
 

@@ -168,5 +168,5 @@ def backward(
         for first in range(0, call.batch, per_part):
             part = call.empty(min(per_part, call.batch - first), channels, pixels)
             call.over_logits(loss.backward_kernel, len(part), pixels, block, call.logits_in(part), *given, first)
-            upsampled.add_up(part, call.logits_in(gradient[first:]), call.low, call.grid.size)
+            upsampled.add_up(call, part, gradient[first : first + len(part)])
     return gradient

@@ -33,6 +33,7 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
 NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
+PART = 2**28  # bytes of the gradient of pixels at a time, as in edgeloss/triton/upsampled.py
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed
 
 
@@ -73,10 +74,16 @@ class Case(NamedTuple):
         """Maps of averages, and of those that have a term, per image."""
         return 1 if self.classes == 2 else self.classes
 
+    def parts(self, kernel: str) -> int:
+        """Return the launches of a kernel: gradients of pixels are formed for a few images at a time."""
+        if self.low is None or kernel.split()[0] not in ("backward", "adjoint"):
+            return 1
+        return math.ceil(self.batch / max(1, PART // (self.classes * math.prod(self.size) * 4)))
+
     def form(self) -> Form:
         """Return what compiles to the same kernels, with small sizes that are as divisible."""
-        size = (64, 64)
-        low = (16, 16) if self.low else size
+        size = (128, 128)
+        low = (32, 32) if self.low else size
         options: dict[str, Any] = {"region_weight": 3.0 if self.regions else 0.0, "upsample": self.low is not None}
         return (2, self.classes, *low), size, self.dtype, options
 
@@ -159,7 +166,7 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
 
 def trips(case: Case, kernel: str, loop: Node) -> int:
     """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
-    known = {"products": 13, "slopes": 25, "adjoint": 0 if case.low is None else 2 * case.size[0] // case.low[0]}
+    known = {"products": 13, "slopes": 25}
     if kernel in known:
         return known[kernel]
     counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)
@@ -178,10 +185,11 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     block = max(32, (128 if case.low else 256) // case.chunk)
     of_maps = maps * math.ceil(math.prod(case.size) / 9 / 512) * 4
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
+    halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
-        "read_labels": (pixels / 64, pixels * 10),
-        "find_sides": (pixels / 64, pixels * 10),
-        "weigh_pixels": (pixels / 64, pixels * (18 + first)),
+        "read_labels": (pixels / 256, pixels * 10),
+        "find_sides": (pixels / 256, pixels * 10),
+        "weigh_pixels": (pixels / 256, pixels * (18 + first)),
         "forward": (
             pixels / 9 / 32 if case.regions else pixels / min(block, 128),
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
@@ -195,7 +203,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
             + (averages * 4 if case.regions else 0)
             + (full if case.low else logits),
         ),
-        "adjoint": (logits / 4 / 32, full + logits),
+        "adjoint": (halfway / 4 / 128, full + halfway),
+        "adjoint 2": (logits / 4 / 128, halfway + logits),
     }[kernel]
 
 
@@ -233,7 +242,7 @@ def estimate(case: Case) -> tuple[list[Estimate], int]:
             text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
         warps, moved = work(case, kernel)
         issued = warps * count(case, kernel, tree_of(text))
-        time = max(moved / BANDWIDTH, issued / ISSUE) + LAUNCH
+        time = max(moved / BANDWIDTH, issued / ISSUE) + LAUNCH * case.parts(kernel)
         estimates.append(Estimate(kernel, issued * 32 / case.pixels, moved / case.pixels, time))
     return estimates, counter.launches
 

@@ -63,7 +63,7 @@ class Call:
 
     def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel over all pixels of the labels."""
-        launch(kernel, self.batch, self.grid.pixels, tile_of(self.grid.pixels, 256), *args, self.grid)
+        launch(kernel, self.batch, self.grid.pixels, tile_of(self.grid.pixels, 256), *args, self.grid, warps=1)
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""

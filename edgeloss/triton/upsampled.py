@@ -62,29 +62,34 @@ def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Tap
 
 
 @triton.jit
-def adjoint_kernel(values, g, axis, high, low, inner, count, TILE: tl.constexpr):
+def adjoint_kernel(values, g, axis, lines, high, low, inner, PLACES: tl.constexpr, TILE: tl.constexpr):
     """Add up values [maps, lines, high, inner] to places [maps, lines, low, inner] along an axis."""
-    of_map, p, inside = tile(count, TILE)
-    line, i = p // (low * inner), p // inner % low
-    first = tl.load(axis.begin + i, mask=inside, other=0)
-    values += of_map * (count // low * high) + (line * high + first) * inner + p % inner
-    weights, sums = axis.weight + i * axis.most, tl.zeros(p.shape, g.real)
-    for k in tl.range(axis.most, loop_unroll_factor=8):
-        weight = tl.load(weights + k, mask=inside, other=0.0)
-        sums += weight * tl.load(values + k * inner, mask=weight > 0, other=0.0)
-    image, channel = of_map // (g.classes - g.one), of_map % (g.classes - g.one)
-    to = g.data + image * g.image + channel * g.channel + p.to(tl.int64) * g.pixel
-    tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside)
+    block, q, inside = tile(inner, TILE)
+    blocks = tl.cdiv(low, PLACES)
+    line, i = block // blocks, (block % blocks).to(tl.int32) * PLACES + tl.arange(0, PLACES)[:, None]
+    values += line * high * inner + (tl.load(axis.begin + i, mask=i < low, other=0) * inner + q)
+    weights, sums = axis.weight + i * axis.most, tl.zeros([PLACES, TILE], g.real)
+    for k in tl.static_range(axis.most):
+        weight = tl.load(weights + k, mask=i < low, other=0.0)
+        sums += weight * tl.load(values, mask=inside & (weight > 0), other=0.0)
+        values += inner
+    of_map, channels = line // lines, g.classes - g.one
+    to = g.data + of_map // channels * g.image + of_map % channels * g.channel
+    to += ((line % lines * low + i) * inner + q) * g.pixel
+    tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside & (i < low))
 
 
 def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:
     """Write the gradient of logits from that of what is interpolated from them, [B, C, P], an axis after another."""
-    size, low = [*call.grid.size], call.low
+    size, low, maps = [*call.grid.size], call.low, math.prod(of_pixels.shape[:2])
     axes = [axis for axis in range(3) if low[axis] != size[axis]]  # the last one, whose values are apart, on the fewest
     for axis in axes:
-        high, inner = size[axis], math.prod(size[axis + 1 :])
-        size[axis], values = low[axis], of_pixels
+        high, places, lines, inner = size[axis], low[axis], math.prod(size[:axis]), math.prod(size[axis + 1 :])
+        size[axis], values = places, of_pixels
         of_pixels = gradient.flatten(2) if axis == axes[-1] else call.empty(*values.shape[:2], math.prod(size))
-        maps, count = math.prod(values.shape[:2]), math.prod(size)
-        g, (_, along) = call.logits_in(of_pixels), _along(low[axis], high, call.dtype, values.device)
-        launch(adjoint_kernel, maps, count, tile_of(count, 128), values, g, along, high, low[axis], inner, count)
+        g, (_, along) = call.logits_in(of_pixels), _along(places, high, call.dtype, values.device)
+        block = tile_of(places * inner, 128)
+        columns = min(block, triton.next_power_of_2(inner))
+        rows = block // columns
+        given = values, g, along, lines, high, places, inner, tl.constexpr(rows)
+        launch(adjoint_kernel, maps * lines * triton.cdiv(places, rows), inner, columns, *given, warps=1)

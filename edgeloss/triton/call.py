@@ -127,7 +127,8 @@ def _weigh(call: Call, given: EdgeLossInputs, maps: Maps, present: Tensor | None
         batch = call.batch, *call.grid.size
         limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
-        window = Size(*reach), math.prod(2 * r + 1 for r in reach), Size.constant(numbers.spacing)
+        steps = tl.constexpr(math.prod(2 * r + 1 for r in reach))
+        window = Size(*reach), steps, Size.constant(numbers.spacing)
         call.over_labels(labels.find_distances_kernel, maps.label, maps.field, *window)
     call.over_labels(labels.find_sides_kernel, maps, given.edge_class_weight, counts, sums)
     call.over_labels(labels.weigh_pixels_kernel, maps)

@@ -79,7 +79,7 @@ def adjoint_kernel(values, g, axis, lines, high, low, inner, PLACES: tl.constexp
     tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside & (i < low))
 
 
-def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:
+def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:  # noqa: ANN401
     """Write the gradient of logits from that of what is interpolated from them, [B, C, P], an axis after another."""
     size, low, maps = [*call.grid.size], call.low, math.prod(of_pixels.shape[:2])
     axes = [axis for axis in range(3) if low[axis] != size[axis]]  # the last one, whose values are apart, on the fewest

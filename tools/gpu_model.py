@@ -202,9 +202,9 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
     halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
-        "read_labels": (pixels / 256, pixels * 10),
-        "find_sides": (pixels / 256, pixels * 10),
-        "weigh_pixels": (pixels / 256, pixels * (18 + first)),
+        "read_labels": (pixels / 128, pixels * 10),
+        "find_sides": (pixels / 128, pixels * 10),
+        "weigh_pixels": (pixels / 128, pixels * (18 + first)),
         "forward": (
             pixels / 9 / 32 if case.regions else pixels / min(block, 128),
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),

@@ -138,9 +138,10 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 	@echo "==> checking the CUDA kernels"
 	@$(BIN)/python tools/check_cuda.py
 
-check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills
+check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills and on the model's bounds
 	@echo "==> compiling the kernels of GPUs"
 	@$(BIN)/python tools/check_gpu.py
+	@$(BIN)/python tools/gpu_model.py --check
 
 gpu-model: triton  ## estimate the time of the kernels of GPUs from their machine code; no GPU is needed
 	@$(BIN)/python tools/gpu_model.py --kernels

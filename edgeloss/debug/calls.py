@@ -317,7 +317,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = self.origin_of(*inputs)
         if origin is not None:  # of an earlier derivative, or of an earlier operation of this one
             return origin if node != self._node else replace(origin, made=_made(out))
-        self._node, stack = node, "" if node is None else "".join(node.metadata.get("traceback_", []))
+        self._node, stack = node, "" if node is None else "".join(node.metadata.get("traceback_", []))  # type: ignore[attr-defined]
         cause = None if self._forward is None else self._forward.origin_of(*inputs)
         return Origin(name if node is None else node.name(), _made(out), *place(frames_in(stack)), cause)
 

@@ -1,4 +1,4 @@
-"""What the loss takes from the labels alone, as functions: denominators, class weights and weights of pixels."""
+"""From labels alone to what the loss takes of them: denominators, class weights and weights of pixels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.inputs import (
+    Given,
     Inputs,
     check_inputs,
     check_label_map,
@@ -194,11 +195,7 @@ def edge_weights(
         logits.expand(target.shape[0], num_classes, *target.shape[1 + multilabel :]),
         target,
         options,
-        weight=None,
-        edge_class_weight=edge_class_weight,
-        pixel_weight=pixel_weight,
-        distance=distance,
-        normalizer=None,
+        Given(edge_class_weight=edge_class_weight, pixel_weight=pixel_weight, distance=distance),
     )
     if is_checked(target, validate):
         check_labels(target.long(), inputs.logits.shape[1], ignore_index)

@@ -1,4 +1,4 @@
-"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input.
+"""From what a user passes to checked tensors; error messages say what is expected, and how to fix the input.
 
 A check raises TypeError for an argument of the wrong type or kind, and ValueError for a shape, device or value that
 does not fit. Under torch.compile a condition on values becomes an assertion of the graph, a RuntimeError.
@@ -19,6 +19,26 @@ from edgeloss.options import MOST_WEIGHT, Options, Validate, is_number, radius_p
 LEAST_NORMALIZER, MOST_NORMALIZER = 1e-20, 1e30  # so that a weight over it stays within float32
 RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLoss counts as it goes
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+
+
+class Given(NamedTuple):
+    """What a user passes to a call of the loss besides logits, target and options, not checked.
+
+    Attributes:
+        weight: class weights [C] of the cross-entropy, of a multilabel call also [C, 2].
+        edge_class_weight: class weights of the edge terms, as ``weight``.
+        pixel_weight: [B, *S], of a multilabel call also [B, C, *S].
+        distance: as the target.
+        normalizer: denominators (W, E).
+        is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
+    """
+
+    weight: Tensor | None = None
+    edge_class_weight: Tensor | None = None
+    pixel_weight: Tensor | None = None
+    distance: Tensor | None = None
+    normalizer: tuple[float | Tensor, float | Tensor] | None = None
+    is_counted: bool = False
 
 
 class Inputs(NamedTuple):
@@ -77,31 +97,16 @@ def as_given(values: Tensor, multilabel_classes: int | None) -> Tensor:
     return values if classes is None else values.reshape(values.shape[0] // classes, classes, *values.shape[1:])
 
 
-def check_inputs(
-    logits: Tensor,
-    target: Tensor,
-    options: Options,
-    *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    pixel_weight: Tensor | None,
-    distance: Tensor | None,
-    normalizer: tuple[float | Tensor, float | Tensor] | None,
-    is_counted: bool = False,
-) -> Inputs:
+def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given) -> Inputs:
     """Check the tensors of a call, except for the values of labels and distance.
 
     Args:
         logits: [B, C, *S].
         target: [B, *S], or [B, C, *S] of a multilabel call.
         options: of the call.
-        weight: class weights [C] of the cross-entropy, of a multilabel call also [C, 2].
-        edge_class_weight: class weights of the edge terms, as ``weight``.
-        pixel_weight: [B, *S], of a multilabel call also [B, C, *S].
-        distance: as the target.
-        normalizer: denominators (W, E).
-        is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
+        given: the other tensors of the call.
     """
+    weight, edge_class_weight, pixel_weight, distance, normalizer, is_counted = given
     multilabel, validate = options.multilabel, options.validate
     check_logits(logits)
     check_target(target)

@@ -1,4 +1,4 @@
-"""Call a loss in its own precision, in float64, and with every operation watched: the first bad one is found."""
+"""From a loss and its arguments to its outcome in two precisions, and to its first non-finite operation."""
 
 from __future__ import annotations
 

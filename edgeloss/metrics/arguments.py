@@ -1,4 +1,4 @@
-"""The arguments of the boundary metrics: check them, and convert them to label maps."""
+"""From the arguments of the boundary metrics to label maps, checked."""
 
 from __future__ import annotations
 

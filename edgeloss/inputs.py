@@ -318,10 +318,7 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
     wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
-    if torch.compiler.is_compiling():  # a condition on values would break the graph
-        torch._assert_async(~wrong.any(), f"{name}: expected labels in range")
-        return
-    if not wrong.any():
+    if _holds(~wrong.any(), f"{name}: expected labels in range"):
         return
     expected = "≥ 0" if classes is None else f"0 to {classes - 1}"
     if classes == 1:
@@ -409,11 +406,17 @@ def valid_pixel_weight(
     return pixel_weight.to(dtype)
 
 
-def check_that(holds: Tensor, message: str) -> None:
+def _holds(condition: Tensor, message: str) -> bool:
+    """Return whether a condition on values holds, 0-d, which waits for the device; in a graph, assert that it does."""
+    if torch.compiler.is_compiling():  # to read it would break the graph
+        torch._assert_async(condition, message)
+        return True
+    return bool(condition)
+
+
+def check_that(condition: Tensor, message: str) -> None:
     """Check a condition on values, 0-d; waits for the device."""
-    if torch.compiler.is_compiling():  # a condition on values would break the graph
-        torch._assert_async(holds, message)
-    elif not holds:
+    if not _holds(condition, message):
         raise ValueError(message)
 
 
@@ -469,9 +472,7 @@ def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *
     if where is not None:
         wrong &= where
     expected = f"{name}: expected finite values ≥ 0"
-    if torch.compiler.is_compiling():  # a condition on values would break the graph
-        torch._assert_async(~wrong.any(), expected)
-    elif wrong.any():
+    if not _holds(~wrong.any(), expected):
         first = wrong.nonzero()[0].tolist()
         value = values[tuple(first)].item()
         if 0 <= value < math.inf:

@@ -16,7 +16,7 @@ from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spac
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import NO_POWER, Options
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, SumRow
+from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
 
@@ -67,12 +67,19 @@ def evaluate(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool
         numbers.reals,
     )
     kernels = triton_operators.operators if uses_triton else operators
-    outputs = Outputs(*kernels.edge_loss.default(*given)[:_COUNT])
+    attach = None
+    if torch.compiler.is_compiling():  # the operator has its own derivative
+        outputs = Outputs(*kernels.edge_loss(*given)[:_COUNT])
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            returned = kernels.edge_loss.default(*given)
+        outputs = Outputs(*returned[:_COUNT])
+        attach = partial(_attach, kernels, given, returned)
     counts = None
     if count_edges:
         counts = outputs.edge_counts if inputs.multilabel_classes is None else outputs.edge_counts.view(-1, 2)
     regions = Regions(outputs.region, outputs.region_weight) if numbers.regions else None
-    return Evaluation(outputs.sums, None, counts, regions)
+    return Evaluation(outputs.sums, None, counts, regions, attach)
 
 
 def _numbers(inputs: Inputs, options: Options, *, edges: bool, count_edges: bool) -> Numbers:
@@ -126,6 +133,49 @@ def gathered_terms(
     return same_side, other_side
 
 
+def _attach(
+    kernels: Any,  # noqa: ANN401
+    given: EdgeLossInputs,
+    returned: Sequence[Tensor],
+    loss: Tensor,
+    factors: Scalars,
+) -> Tensor:
+    if not given.logits.requires_grad or not torch.is_grad_enabled():
+        return loss
+    # In a list, so that autograd takes the loss for a new tensor, not for a view of an argument.
+    attached: Tensor = _EdgeLoss.apply(given.logits, kernels, given, returned, [loss], factors)  # type: ignore[no-untyped-call]
+    return attached
+
+
+class _EdgeLoss(torch.autograd.Function):
+    """The loss by what ``edge_loss`` has returned, as a function of its logits, for less work per call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        logits: Tensor,
+        kernels: Any,  # noqa: ANN401
+        given: EdgeLossInputs,
+        returned: Sequence[Tensor],
+        loss: list[Tensor],
+        factors: Scalars,
+    ) -> Tensor:
+        _save(ctx, kernels, given, returned)
+        ctx.factors, ctx.region_weight = factors, Outputs(*returned[:_COUNT]).region_weight
+        return loss[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
+        slope = scalar(grad)
+        *terms, region = (slope * factor for factor in ctx.factors)
+        given = vector(terms, ctx.region_weight), ctx.region_weight * region if ctx.region_weight.numel() else None
+        if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
+            return _only(_gradient(ctx, state, *given), 6)
+        with torch._C._AutoDispatchBelowAutograd():
+            return _only(_gradient(ctx, state, *given), 6)
+
+
 # What torch needs to know of the operators: the shapes they return, and their derivatives.
 
 
@@ -168,15 +218,19 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
 
 
 def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
-    given = EdgeLossInputs(*inputs)
-    state: tuple[Tensor | None, ...] = output[_COUNT:]
+    _save(ctx, kernels, EdgeLossInputs(*inputs), output)
+    ctx.set_materialize_grads(False)
+
+
+def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
+    state: tuple[Tensor | None, ...] = tuple(returned[_COUNT:])
     if kernels is not triton_operators.operators:
         state = (given.distance, *state)
     elif given.distance is not None:
-        state = triton_operators.Maps(*output[_COUNT:])._replace(field=given.distance)
+        state = triton_operators.Maps(*state)._replace(field=given.distance)
+    ctx.kernels = kernels
     ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
-    ctx.kernels, ctx.numbers = kernels, (given.integers, given.reals)
-    ctx.set_materialize_grads(False)
+    ctx.numbers = given.integers, given.reals
 
 
 def _edge_loss_backward(
@@ -187,9 +241,16 @@ def _edge_loss_backward(
     *others: None,
 ) -> tuple[Tensor | None, ...]:
     state = ctx.saved_tensors
-    terms = state[0].new_zeros(3, dtype=torch.float64) if sums is None else sums[TERM_ROWS].contiguous()
-    gradient = ctx.kernels.edge_loss_backward.default(terms, _contiguous(region), *state, *ctx.numbers)
-    return _only(gradient, len(EdgeLossInputs._fields))
+    terms = state[0].new_zeros(3, dtype=torch.float64) if sums is None else sums[TERM_ROWS]
+    return _only(_gradient(ctx, state, terms, region), len(EdgeLossInputs._fields))
+
+
+def _gradient(ctx: Any, state: Sequence[Tensor], terms: Tensor, region: Tensor | None) -> Tensor:  # noqa: ANN401
+    """Return the gradient of the logits from those of the sums of the terms, and of R of each image."""
+    gradient: Tensor = ctx.kernels.edge_loss_backward.default(
+        terms.contiguous(), _contiguous(region), *state, *ctx.numbers
+    )
+    return gradient
 
 
 def _only(gradient: Tensor, arguments: int) -> tuple[Tensor | None, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -87,17 +87,19 @@ class Evaluation(NamedTuple):
     """What a backend returns.
 
     Attributes:
-        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it;
-            differentiable, like the regions.
+        sums: a row for each :class:`SumRow`, of the reference but ``WRONG``, in float64 where the device has it.
         maps: None unless asked for.
         edge_counts: [C] int64, the edge pixels of each class, of a multilabel call [C, 2]; None unless asked for.
         regions: None where the region term has no weight.
+        attach: makes a loss, 0-d, a function of the logits, by the factors of its terms; None if the sums and regions
+            are differentiable.
     """
 
     sums: Tensor
     maps: TermMaps | None
     edge_counts: Tensor | None = None
     regions: Regions | None = None
+    attach: Callable[[Tensor, Scalars], Tensor] | None = None
 
 
 Number = TypeVar("Number", Tensor, float)
@@ -119,17 +121,17 @@ def reduce(
 
     ``edge_scale`` is a factor of ``edge_weight``, 0-d.
     """
-    sums, of_pixels, _, regions = evaluation
+    sums, of_pixels, _, regions, attach = evaluation
     rows, dtype = scalars(sums), result_dtype(inputs.logits)
     denominators = shared_denominators(rows, sums, inputs, options)
-    totals = term_totals(sums, regions)
+    totals = term_totals(sums.unbind() if attach is None else rows, regions)
     shown = None if of_pixels is None else loss_maps(of_pixels, options)
     if options.reduction == "none" and shown is not None:
         loss = inputs.as_given(total_map(shown, inputs, options, edge_scale, regions)).to(dtype)
     else:
-        factors = vector(term_factors(denominators, options, edge_scale), sums)
-        # Without the terms of factor 0, which may be infinite.
-        loss = torch.dot(vector(totals, sums).masked_fill(factors == 0, 0.0), factors).to(dtype)
+        factors = term_factors(denominators, options, edge_scale)
+        loss = weighted_sum(totals, factors, sums, dtype)
+        loss = loss if attach is None else attach(loss, factors)
     if not maps and not terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
@@ -346,9 +348,12 @@ _keep.register_fake(torch.empty_like)
 # ---------------------------------------------------------------------------------------------------- the terms as sums
 
 
-def term_totals(sums: Tensor, regions: Regions | None) -> Scalars:
+def term_totals(rows: Scalars, regions: Regions | None) -> Scalars:
     """Return the sum of each term over the batch, before its weight, in the order of ``Options.term_weights``."""
-    return *sums[TERM_ROWS].unbind(), 0.0 if regions is None else torch.dot(regions.value, regions.weight)
+    if regions is None:
+        return *rows[TERM_ROWS], 0.0
+    of_regions = torch.dot(regions.value, regions.weight)
+    return *rows[TERM_ROWS], of_regions if isinstance(rows[0], Tensor) else scalar(of_regions)
 
 
 def term_factors(denominators: Scalars, options: Options, edge_scale: Tensor | float | None) -> Scalars:
@@ -363,6 +368,15 @@ def term_factors(denominators: Scalars, options: Options, edge_scale: Tensor | f
     per_e = per_e if edge_scale is None else per_e * edge_scale
     weights = options.term_weights().values()
     return [weight * per for weight, per in zip(weights, (per_w, per_e, per_e, per_w), strict=True)]
+
+
+def weighted_sum(totals: Scalars, factors: Scalars, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of the totals times their factors, 0-d; without those of factor 0, which may be infinite."""
+    if not isinstance(totals[0], Tensor):
+        loss = sum(total * factor for total, factor in zip(totals, factors, strict=True) if factor)
+        return torch.full((), loss, dtype=dtype)
+    of_terms = vector(factors, like)
+    return torch.dot(vector(totals, like).masked_fill(of_terms == 0, 0.0), of_terms).to(dtype)
 
 
 def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: Options) -> dict[str, Any]:

@@ -364,8 +364,9 @@ void EdgeWindows<A>::give_by_class(const Box& box, const Slab& slab) {
   const auto give = [&](int32_t k, const A* from, int32_t to_class, A* to) {
     return vectorized<A>([=, numbers = box_]() EDGELOSS_LOOP {
       const A* sum = sums_around(box, numbers, k, from);
+      if (!to) return sum;
       EDGELOSS_INDEPENDENT
-      for (int64_t i = box.begin; to && i < box.end; ++i) {
+      for (int64_t i = box.begin; i < box.end; ++i) {
         const A value = sum[i], before = to[i];
         to[i] = label[i] == to_class ? value : before;
       }

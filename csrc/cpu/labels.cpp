@@ -40,8 +40,8 @@ EDGELOSS_INLINE const A* window_sums(const A* in, int64_t count, int64_t step, i
   }
 }
 
-// The sums of the numbers `from` of class k over the window of each inner pixel, without the pixel itself. Axis by axis:
-// along the line through the pixel, what is before and behind it; along the window's other lines, everything.
+// The sums of the numbers `from` of class k over the window of each inner pixel, without the pixel itself. Axis by
+// axis: along the line through the pixel, what is before and behind it; along the window's other lines, everything.
 template <typename A>
 EDGELOSS_INLINE const A* sums_around(const Box& box, const BoxNumbers<A>& numbers, int32_t k, const A* from) {
   const int32_t* label = numbers.label;
@@ -213,8 +213,8 @@ Box EdgeWindows<A>::box_around(const Slab& slab, int64_t first_column, int64_t l
   numbers_.resize(13 * box.count);
   A* next = numbers_.data() - box.count;
   const auto room = [&] { return next += box.count; };
-  box_ = {labels_.data(), room(), room(), room(), room(), room(), room(), room(), room(), room(), {room(), room()},
-          {room(), room()}};
+  box_ = {labels_.data(), room(), room(), room(), room(),           room(),
+          room(),         room(), room(), room(), {room(), room()}, {room(), room()}};
   return box;
 }
 
@@ -268,23 +268,23 @@ void EdgeWindows<A>::find_edges(const LabelMap<A>& map, const Box& box) {
       }
     }
   }
-  vectorized<A>([=, numbers = box_, by_neighbor = by_neighbor_, classes = &classes_,
-                 offsets = &offsets_]() EDGELOSS_LOOP {
-    for (size_t of = 0; map.class_weight && of < classes->size(); ++of) {
-      const int32_t k = (*classes)[of], *label = numbers.label;
-      const A factor = map.class_weight[k];
-      A* u = numbers.u;
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = box.begin; i < box.end; ++i) {
-        const A weight = u[i];
-        u[i] = label[i] == k ? weight * factor : weight;
-      }
-    }
-    std::fill_n(numbers.same, box.count, A(0));
-    std::fill_n(numbers.across, box.count, A(0));
-    by_neighbor ? add_by_neighbor(box, numbers, *offsets) : add_by_class(box, numbers, *classes);
-    divide_sides(box, numbers);
-  });
+  vectorized<A>([=, numbers = box_, by_neighbor = by_neighbor_, classes = &classes_, offsets = &offsets_]()
+                    EDGELOSS_LOOP {
+                      for (size_t of = 0; map.class_weight && of < classes->size(); ++of) {
+                        const int32_t k = (*classes)[of], *label = numbers.label;
+                        const A factor = map.class_weight[k];
+                        A* u = numbers.u;
+                        EDGELOSS_INDEPENDENT
+                        for (int64_t i = box.begin; i < box.end; ++i) {
+                          const A weight = u[i];
+                          u[i] = label[i] == k ? weight * factor : weight;
+                        }
+                      }
+                      std::fill_n(numbers.same, box.count, A(0));
+                      std::fill_n(numbers.across, box.count, A(0));
+                      by_neighbor ? add_by_neighbor(box, numbers, *offsets) : add_by_class(box, numbers, *classes);
+                      divide_sides(box, numbers);
+                    });
 }
 
 // Calls body(pixel of the box) for each pixel of a block that is_found(pixel) names, in loops that vectorize.
@@ -379,9 +379,7 @@ void EdgeWindows<A>::give_by_class(const Box& box, const Slab& slab) {
     give(k, box_.same, k, box_.to_own);
     const A* sum = give(k, box_.across, 1 - k, is_pair ? box_.to_other : nullptr);
     if (is_pair) continue;
-    const auto is_found = [=](int64_t i) EDGELOSS_LOOP {
-      return (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0));
-    };
+    const auto is_found = [=](int64_t i) EDGELOSS_LOOP { return (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0)); };
     for_each_in_block<A>(box, found_.data(), is_found, [&](int64_t z, int64_t y, int64_t x, int64_t i) {
       unsorted_.push_back({slab.place(g_.width, z, y, box.first[2] + x), k, sum[i] * box_.w[i]});
     });

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.colors import ListedColormap, Normalize, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize, to_rgb
 from torch import Tensor
 
 from edgeloss import hints
@@ -22,12 +22,16 @@ Extend = Literal["neither", "min", "max", "both"]
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
 CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
 
+# From blue through black, which is off the edges, to orange.
+CMAP_DIFFERENCE = LinearSegmentedColormap.from_list("difference", [(0.13, 0.55, 1.0), (0, 0, 0), (1.0, 0.5, 0.05)])
+
 _NAMES = {
     "cross_entropy": "cross-entropy",
     "same_side": "same side",
     "other_side": "other side",
     "edge": "edge map",
     "gradient": "|gradient|",
+    "region": "|region gradient|",
 }
 
 
@@ -64,27 +68,34 @@ class ColoredMap(NamedTuple):
 
 
 def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
-    """Return cross-entropy, edge map and gradient with their colors.
+    """Return cross-entropy, edge map, gradient and, if the region term has a weight, its gradient, with their colors.
 
     Args:
         arrays: of the batch.
         terms: append the same side and the other side.
     """
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
-    zero = arrays.gradient == 0
-    # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
-    cell_void = reduce_blocks(np.logical_or, void, zero.shape[1:]) & zero
 
     def on_edges(key: str) -> ColoredMap:
         return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
 
-    nothing = np.zeros_like(void)
     maps = [
-        color_map("cross_entropy", arrays.maps["cross_entropy"], ~void, void, nothing, unit="nats"),
+        color_map("cross_entropy", arrays.maps["cross_entropy"], ~void, void, np.zeros_like(void), unit="nats"),
         on_edges("edge"),
-        color_map("gradient", arrays.gradient, ~cell_void, cell_void, zero & ~cell_void, log=True),
+        color_gradient("gradient", arrays.gradient, void),
     ]
+    if arrays.region is not None:
+        maps.append(color_gradient("region", arrays.region, void))
     return [*maps, on_edges("same_side"), on_edges("other_side")] if terms else maps
+
+
+def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
+    """Return the size of a gradient [B, h, w] on a log scale; ``void`` [B, H, W] may be of a higher resolution."""
+    zero = norm == 0
+    if void.shape != norm.shape:
+        # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
+        void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & zero
+    return color_map(key, norm, ~void, void, zero & ~void, log=True)
 
 
 def color_map(
@@ -171,6 +182,11 @@ def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> _
     wrong, void = (target != prediction)[..., None], (target < 0)[..., None]
     right = np.array(RIGHT) if image is None else 0.15 + 0.7 * image.mean(axis=-1, keepdims=True)
     return np.where(void, VOID, np.where(wrong, WRONG, right))
+
+
+def picture_of_labels(labels: _Array, colors: _Array, absent: tuple[float, float, float] = VOID) -> _Array:
+    """Return the colors of labels [H, W], [H, W, 3] in [0, 1]; label -1 has the color ``absent``."""
+    return np.asarray(np.vstack([colors, absent])[labels])  # label -1 is the last row
 
 
 def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:

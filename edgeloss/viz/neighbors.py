@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,8 @@ import torch
 from torch import Tensor
 
 from edgeloss import neighborhoods, reference
-from edgeloss.functional import loss_maps
-from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import radius_per_axis
-from edgeloss.viz.arrays import prepare
+from edgeloss.viz.arrays import Arrays, Scene
 
 _MOST_PAIRS = 2**22  # of an edge pixel and a neighbor at a time
 
@@ -37,36 +36,43 @@ class Neighbors(NamedTuple):
     share: npt.NDArray[Any]
 
 
-def compute_neighbors(
-    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
-) -> Neighbors:
-    """Compute which neighbors the edge terms come from; arguments as in :func:`~edgeloss.viz.arrays.compute_arrays`.
+def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
+    """Return the neighbors of several images, one image after another; as many for each pixel as all have."""
+    count = min(part.step.shape[1] for part in parts)
+    return Neighbors(
+        np.concatenate([part.step[:, :count] for part in parts], 2),
+        *(np.concatenate([values[:count] for values in of_parts], 1) for of_parts in zip(*(p[1:] for p in parts))),
+    )
+
+
+def find_neighbors(scene: Scene, arrays: Arrays, count: int = 8) -> Neighbors:
+    """Find out which neighbors the edge terms come from.
 
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
-        logits: [B, C, H, W] or [C, H, W] floating.
-        target: [B, H, W] or [H, W] integer.
-        criterion: the loss; its radius, power and decay are used.
+        scene: the images; the radius, power and decay of its loss are used.
+        arrays: of the scene.
         count: T, the number of neighbors per edge pixel.
 
     Returns:
         The neighbors, on the CPU.
     """
-    criterion, logits, target = prepare(logits, target, criterion)
-    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
-    x = reference.readable_logits(logits.detach(), valid)
-    names = ("ignore_index", "radius", "decay", "spacing", "validate", "backend")
-    maps = loss_maps(x, target, **{name: getattr(criterion, name) for name in names})
-    log_w = neighborhoods.log_weights(maps.distance, criterion.decay)
+    criterion, y, valid = scene.criterion, scene.y, scene.valid
+    x = scene.read(slice(None)).detach()
+    edge_mask = torch.from_numpy(arrays.maps["edge_mask"]).to(y.device)
+    distance = arrays.maps.get("distance")
+    log_w = neighborhoods.log_weights(
+        None if distance is None else torch.from_numpy(distance).to(y.device), criterion.decay
+    )
     radius = neighborhoods.clipped(radius_per_axis(criterion.radius, 2), y.shape)
     power = 0.0 if abs(criterion.power) <= reference.NO_POWER else criterion.power
-    centers = maps.edge_mask.flatten().nonzero().squeeze(1)
-    step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=logits.device)
+    centers = edge_mask.flatten().nonzero().squeeze(1)
+    step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=y.device)
     table = x.new_full((3, *step.shape[1:]), torch.nan)
-    width, size = target.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
+    width, size = y.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
     for first in range(0, len(centers), size):
-        mask = torch.zeros_like(maps.edge_mask)
+        mask = torch.zeros_like(edge_mask)
         mask.view(-1)[centers[first : first + size]] = True
         pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
         with torch.inference_mode(False), torch.enable_grad():

@@ -17,6 +17,7 @@ from PIL import Image
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import ColoredMap
 from edgeloss.viz.neighbors import Neighbors
+from edgeloss.viz.pages import data_uri
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
@@ -175,7 +176,7 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
             yield f"class_{rank}", labels(classes[rank, index], arrays.classes)
         yield f"probability_{rank}", floats(probabilities[rank, index])
     for layer in content.layers:
-        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "distance") else step)
+        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "region", "distance") else step)
         special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
         for code, mask in {**special, IGNORED: layer.void[index]}.items():
             for part, where in zip(packed.parts, split(mask, ends(len(mask))), strict=True):
@@ -204,11 +205,6 @@ def picture_uri(rgb: _Array) -> str:
         if file.tell() <= MAX_BYTES / 10:
             break
     return data_uri(file.getvalue(), kind)
-
-
-def data_uri(content: bytes, kind: str) -> str:
-    """Return a picture, ``kind`` png or jpeg, as a data URI."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 # -------------------------------------------------------------------------------------------------------------- codes

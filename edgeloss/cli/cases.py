@@ -66,7 +66,7 @@ def find_cases(source: FileOptions, image: Path | None = None) -> list[CaseFiles
             all folders.
     """
     prediction, mask = source.pred, source.mask
-    suffixes = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES}
+    suffixes: dict[Path, tuple[str, ...]] = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES}
     if image is not None:
         suffixes[image] = IMAGE_SUFFIXES if source.slices is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     for path in suffixes:

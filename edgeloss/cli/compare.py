@@ -61,7 +61,10 @@ def compare(
     say_wrote(output, len(content))
     if as_json:
         figures = {
-            item.name: [figures | {"iou": scores.iou.tolist()} for figures, scores in zip(item.figures, item.scores)]
+            item.name: [
+                figures | {"iou": scores.iou.tolist()}
+                for figures, scores in zip(item.figures, item.scores, strict=True)
+            ]
             for item in items
         }
         typer.echo(to_json({"page": str(output), "images": figures}))

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from edgeloss.cli.cases import Case, CaseFiles, Reader
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
 from edgeloss.io import InputError, Rgb
@@ -53,9 +50,8 @@ class Painter(NamedTuple):
             "title": printable(f"{case.name}: {case.interpretation}"),
         }
         if suffix == ".html":
-            progress = {} if said is None else {"said": said}
-            text: str = report(case.logits, case.target, links=links, names=case.slices, **options, **progress)
-            return text.encode()
+            options |= {} if said is None else {"said": said}
+            return report(case.logits, case.target, links=links, names=case.slices, **options).encode()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
             figure = panel(case.logits, case.target, **self.drawn, **options)
@@ -163,7 +159,7 @@ def write_folder(
         title=f"edgeloss: {len(written)} images",
         by="edge",
         class_names=painter.names,
-        footer="thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are averages",
+        footer="thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means",
     )
     write(folder / "index.html", index.encode())
     return written
@@ -179,9 +175,7 @@ def _links(pages: Sequence[str], at: int) -> dict[str, str]:
     return links
 
 
-def compare_page(
-    runs: Mapping[str, Sequence[CaseFiles]], reader: Reader, painter: Painter
-) -> tuple[str, list[Item]]:
+def compare_page(runs: Mapping[str, Sequence[CaseFiles]], reader: Reader, painter: Painter) -> tuple[str, list[Item]]:
     """Return the page about the same images under two networks, and what it shows of each."""
     from edgeloss.viz.coloring import class_colors
     from edgeloss.viz.gallery import best_and_worst, compare_item, describe_changes, gallery
@@ -193,7 +187,7 @@ def compare_page(
         classes = max(2, *(case.logits.shape[1] for case in cases))
         if any(max(2, case.logits.shape[1]) != classes for case in cases):
             raise InputError(
-                f"{both[1].prediction}: expected the {cases[0].logits.shape[1]} classes of {both[0].prediction}, but got"
+                f"{both[1].prediction}: expected {cases[0].logits.shape[1]} classes as in {both[0].prediction}, but got"
                 f" {cases[1].logits.shape[1]}; of labels, pass the number as --classes"
             )
         colors = class_colors(painter.class_palette(classes), classes)
@@ -217,7 +211,7 @@ def compare_page(
         runs=[printable(run) for run in runs],
         class_names=painter.names,
         about=describe_changes(items, large, [printable(run) for run in runs]),
-        footer="scores count the pixels of all images together, losses are averages; images are sorted by what the"
+        footer="scores count the pixels of all images together, losses are means; images are sorted by what the"
         " second network gains over the first",
     )
     return page, items

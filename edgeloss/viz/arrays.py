@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -45,14 +47,14 @@ class Arrays(NamedTuple):
     region: npt.NDArray[np.float64] | None
 
 
-class Scene(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scene:
     """A batch of 2-D images, and the loss to show.
 
     Attributes:
         criterion: a copy for a single call.
         logits: [B, C, h, w], as given.
         target: [B, H, W], as given.
-        x: [B, C, H, W], the logits in float32 or float64, at the resolution of the target.
         y: [B, H, W] int64, the labels; anything at ignored pixels.
         valid: [B, H, W] bool.
     """
@@ -60,14 +62,18 @@ class Scene(NamedTuple):
     criterion: EdgeAwareLoss
     logits: Tensor
     target: Tensor
-    x: Tensor
     y: Tensor
     valid: Tensor
+
+    @functools.cached_property
+    def x(self) -> Tensor:
+        """The logits [B, C, H, W] in float32 or float64, at the resolution of the target."""
+        return reference.at_label_resolution(self.logits.detach(), self.valid)
 
     @property
     def classes(self) -> int:
         """The number of classes, 2 for binary logits."""
-        return max(2, self.x.shape[1])
+        return max(2, self.logits.shape[1])
 
     def read(self, rows: slice) -> Tensor:
         """Return the logits of at least two classes in some rows, [B, max(2, C), *, W]."""
@@ -117,7 +123,7 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
 
 def arrays_of(scene: Scene, said: Said = keep_silent) -> Arrays:
     """Return the arrays of a scene."""
-    terms, gradient, region = _gradients(scene, said)
+    terms, gradient, region = _gradients(scene, said)  # before the scene has logits at the resolution of the target
     maps = _maps(scene, said)
     prediction = []
     for rows, _ in scene.bands():
@@ -187,13 +193,15 @@ def _maps(scene: Scene, said: Said) -> dict[str, npt.NDArray[Any]]:
     for rows, around in bands:
         said(f"maps, row {rows.start} of {scene.y.shape[1]}")
         with torch.no_grad():
-            _, maps = edge_aware_loss(scene.x[:, :, around], scene.target[:, around], **options, return_maps=True)
+            result = edge_aware_loss(scene.x[:, :, around], scene.target[:, around], **options, return_maps=True)
         own = slice(rows.start - around.start, rows.stop - around.start)
-        parts.append({
-            name: values[:, own].cpu()
-            for name, values in cast(LossMaps, maps)._asdict().items()
-            if values is not None
-        })
+        parts.append(
+            {
+                name: values[:, own].cpu()
+                for name, values in cast("tuple[Tensor, LossMaps]", result)[1]._asdict().items()
+                if values is not None
+            }
+        )
     return {name: torch.cat([part[name] for part in parts], 1).numpy() for name in parts[0]}
 
 
@@ -208,7 +216,7 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return norm.sqrt_()
 
 
-def top_classes(scene: Scene, count: int = 3) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+def top_classes(scene: Scene, count: int = 3) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Return the most probable classes of each pixel.
 
     Args:
@@ -227,8 +235,8 @@ def top_classes(scene: Scene, count: int = 3) -> tuple[npt.NDArray[np.int64], np
         classes = scores.topk(min(count, scores.shape[1]), dim=1).indices
         # topk and max may order equal values differently: put the prediction first.
         classes = torch.cat([first, classes.where(classes != first, classes[:, :1])[:, 1:]], dim=1)
-        p = scores.softmax(1).gather(1, classes).masked_fill(failed, torch.nan)
-        parts.append((classes.masked_fill(failed, -1).movedim(1, 0).cpu(), p.movedim(1, 0).cpu()))
+        p = (scores.gather(1, classes) - scores.logsumexp(1, keepdim=True)).exp().masked_fill(failed, torch.nan)
+        parts.append((classes.masked_fill(failed, -1).to(torch.int32).movedim(1, 0).cpu(), p.movedim(1, 0).cpu()))
     classes, p = (torch.cat(values, 2) for values in zip(*parts, strict=True))
     return classes.numpy(), p.numpy()
 
@@ -254,7 +262,7 @@ def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) 
     sizes = list(zip(logits.shape[2:], target.shape[1:], strict=True))
     if any(given != wanted if not criterion.upsample else given > wanted for given, wanted in sizes):
         criterion(logits, target)  # raises
-    return Scene(criterion, logits, target, reference.at_label_resolution(logits.detach(), valid), y, valid)
+    return Scene(criterion, logits, target, y, valid)
 
 
 def batched(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from matplotlib.colors import to_hex
 
 from edgeloss.viz import pages
-from edgeloss.viz.coloring import CMAP_DIFFERENCE, NOTHING, VOID, error_picture, picture_of_labels, reduce_blocks
+from edgeloss.viz.coloring import CMAP_DIFFERENCE, error_picture, picture_of_labels, reduce_blocks
+from edgeloss.viz.palette import NOTHING, VOID
 from edgeloss.viz.scores import FIGURES, Scores, mean_of_present, shown_figures, small_jpeg
 
 _Array = npt.NDArray[Any]
@@ -88,6 +89,7 @@ def gallery(
     classes = max(len(scores.pixels) for item in items for scores in item.scores)
     names = [str(k) for k in range(classes)] if class_names is None else class_names
     keys = [by, *(key for key in FIGURES if key in items[0].changes and key not in ("loss", by))]
+    cards = "".join(_card(item, keys) for item in items)
     menu = [f'<option value="{key}">{FIGURES[key][0]}</option>' for key in keys]
     present = [k for k in range(classes) if any(_iou(item, 0, k) is not None for item in items)]
     options = [f'<option value="{k}">{html.escape(names[k])}</option>' for k in present]
@@ -99,7 +101,7 @@ def gallery(
         '<label>Class <select id="class"><option value="">all classes</option>'
         f'{"".join(options)}</select></label> <label>Name <input id="search" type="search" size="14"></label>'
         '<span id="count" role="status"></span></div>'
-        f'<ul id="gallery" class="{"pairs" if len(runs) > 1 else ""}">{"".join(map(_card, items))}</ul>',
+        f'<ul id="gallery" class="{"pairs" if len(runs) > 1 else ""}">{cards}</ul>',
         footer=footer,
         data={
             "rows": [_row(item, classes) for item in items],
@@ -141,9 +143,10 @@ def _row(item: Item, classes: int) -> dict[str, Any]:
     return {"name": item.name, "figures": figures, "iou": iou}
 
 
-def _card(item: Item) -> str:
-    runs = [shown_figures({key: value for key, value in figures.items() if key != "loss"}) for figures in item.figures]
-    lines = "".join(f"<div><dt>{name}</dt><dd>{' → '.join(run[name] for run in runs)}</dd></div>" for name in runs[0])
+def _card(item: Item, keys: Sequence[str]) -> str:
+    runs = [shown_figures(figures) for figures in item.figures]
+    names = [FIGURES[key][0] for key in keys]
+    lines = "".join(f"<div><dt>{name}</dt><dd>{' → '.join(run[name] for run in runs)}</dd></div>" for name in names)
     shown = "".join(
         f'<figure><img src="{pages.data_uri(content, "jpeg")}" alt="" loading="lazy">'
         f"{f'<figcaption>{html.escape(caption)}</figcaption>' if caption else ''}</figure>"
@@ -187,7 +190,7 @@ def compare_item(
 
 
 def best_and_worst(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Return the images whose boundary F1 gains most from the first network to the second, and those that lose most."""
+    """Return the images whose boundary F1 gains most from the first network to the second, and which lose most."""
     order = sorted(
         (item for item in items if not math.isnan(item.changes["boundary_f1_1px"])),
         key=lambda item: (-item.changes["boundary_f1_1px"], item.name),

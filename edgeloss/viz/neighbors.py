@@ -41,7 +41,10 @@ def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
     count = min(part.step.shape[1] for part in parts)
     return Neighbors(
         np.concatenate([part.step[:, :count] for part in parts], 2),
-        *(np.concatenate([values[:count] for values in of_parts], 1) for of_parts in zip(*(p[1:] for p in parts))),
+        *(
+            np.concatenate([values[:count] for values in of_parts], 1)
+            for of_parts in zip(*(p[1:] for p in parts), strict=True)
+        ),
     )
 
 

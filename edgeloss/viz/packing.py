@@ -8,10 +8,12 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
 from edgeloss.viz.arrays import Arrays
@@ -23,7 +25,8 @@ _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
-_LEVEL = 6  # of zlib
+_LEVELS = 6, 1  # of zlib; of large pictures
+LARGE = 2**21  # pixels
 _BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
 _BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
@@ -90,9 +93,12 @@ def pack_images(content: Content, room: int) -> tuple[list[dict[str, Any]], Prec
 
 def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
     layers = {layer.key: layer for layer in content.layers}
+    arrays = dict(_image(content, index, precision, _bands))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # zlib lets other threads run
+        bands = list(pool.map(_Packed.compressed, arrays.values()))
     packed: dict[str, Any] = {"arrays": {}, "histograms": {}}
-    for name, array in _image(content, index, precision, _bands):
-        packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
+    for (name, array), compressed in zip(arrays.items(), bands, strict=True):
+        packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": compressed}
         if name in layers:
             counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
             log = layers[name].log
@@ -123,7 +129,8 @@ class _Packed(NamedTuple):
     parts: list[_Array]
 
     def compressed(self) -> list[str]:
-        return [base64.b64encode(zlib.compress(self._bytes(part), _LEVEL)).decode() for part in self.parts]
+        level = _LEVELS[math.prod(self.shape) > LARGE]
+        return [base64.b64encode(zlib.compress(self._bytes(part), level)).decode() for part in self.parts]
 
     def _bytes(self, values: _Array) -> bytes:
         if self.kind == "float":

@@ -15,10 +15,21 @@ from torch import Tensor
 from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import Arrays, Said, arrays_of, batched, keep_silent, read_scene, stack_arrays, top_classes
+from edgeloss.viz.arrays import (
+    Arrays,
+    Said,
+    Scene,
+    arrays_of,
+    batched,
+    keep_silent,
+    read_scene,
+    stack_arrays,
+    top_classes,
+)
 from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
 from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
 from edgeloss.viz.packing import (
+    LARGE,
     MAX_BYTES,
     REACH,
     Content,
@@ -33,8 +44,7 @@ from edgeloss.viz.scores import FIGURES, Scores, compute_scores, shown_figures
 _Array = npt.NDArray[Any]
 _NEIGHBORS = 8  # per edge pixel
 _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
-_FAR = 100.0  # pixels; exact distances beyond it would take most of the time
-_MANY_PIXELS = 2**21  # each pixel beyond them may take another byte
+_FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
 _NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
 _LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
 _SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
@@ -93,20 +103,17 @@ def report(
         (True, False)
     """
     logits, target = batched(logits, target)
-    parts, tops, neighbors = [], [], []
-    for x, y in zip(logits, target, strict=True):  # memory is that of one image
-        scene = read_scene(x[None], y[None], criterion)
-        parts.append(arrays_of(scene, said))
-        said("most probable classes")
-        tops.append(top_classes(scene))
-        said("neighbors")
-        edge_pixels = int(parts[-1].maps["edge_mask"].sum()) * len(target)
-        count = min(max(_MAX_PAIRS // max(edge_pixels, 1), 1), _NEIGHBORS)
-        neighbors.append(find_neighbors(scene, parts[-1], count))
+    parts, tops, neighbors = zip(
+        *(
+            _examine(read_scene(x[None], y[None], criterion), _MAX_PAIRS // len(target), said)
+            for x, y in zip(logits, target, strict=True)
+        ),
+        strict=True,
+    )
     arrays = stack_arrays(parts)
     said("distances")
-    most = tuple(np.concatenate(values, 1) for values in zip(*tops, strict=True))
-    content = Content(arrays, _layers(arrays), most, join_neighbors(neighbors))
+    ranked = np.concatenate([labels for labels, _ in tops], 1), np.concatenate([p for _, p in tops], 1)
+    content = Content(arrays, _layers(arrays), ranked, join_neighbors(neighbors))
     pictures = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
     classes = class_labels(class_names, arrays.classes)
     colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
@@ -136,11 +143,19 @@ def report(
     )
 
 
+def _examine(scene: Scene, most_pairs: int, said: Said) -> tuple[Arrays, tuple[_Array, _Array], Neighbors]:
+    """Return what a report shows of an image. The scene ends here: its logits are the largest part of the memory."""
+    arrays = arrays_of(scene, said)
+    said("most probable classes")
+    tops = top_classes(scene)
+    said("neighbors")
+    count = min(max(most_pairs // max(int(arrays.maps["edge_mask"].sum()), 1), 1), _NEIGHBORS)
+    return arrays, tops, find_neighbors(scene, arrays, count)
+
+
 def _of_images(parts: Iterable[str]) -> str:
     """Return a part of the page for each image; the script shows that of the image that is chosen."""
-    return "".join(
-        f'<div data-image="{at}"{" hidden" if at else ""}>{part}</div>' for at, part in enumerate(parts)
-    )
+    return "".join(f'<div data-image="{at}"{" hidden" if at else ""}>{part}</div>' for at, part in enumerate(parts))
 
 
 def _data(
@@ -149,7 +164,7 @@ def _data(
     """Return what the scripts need."""
     special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
     arrays = content.arrays
-    room = MAX_BYTES + max(arrays.target.size - _MANY_PIXELS, 0)  # without the text
+    room = MAX_BYTES + max(arrays.target.size - LARGE, 0)  # without the text; each pixel beyond may take another byte
     packed, precision = pack_images(content, room - sum(map(len, pictures)))
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     images: list[dict[str, Any]] = [
@@ -194,7 +209,7 @@ def _layers(arrays: Arrays) -> list[ColoredMap]:
     distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
     if distance is None:  # the loss uses none: show the exact distance
         unit = "px"
-        distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR)
+        distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR[arrays.target[0].size > LARGE])
     # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
     far = np.isinf(distance)
     drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, unit=unit)

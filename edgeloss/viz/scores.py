@@ -70,8 +70,8 @@ class Scores(NamedTuple):
         }
 
     def plus(self, other: Scores) -> Scores:
-        """Return the counts over both."""
-        return Scores(*(a + b for a, b in zip(self, other, strict=True)))
+        """Return the counts over both; one of them may know fewer classes."""
+        return Scores(*(_sum(*both) for both in zip(self, other, strict=True)))
 
 
 def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
@@ -92,13 +92,19 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
     """
     valid = target >= 0
     truth, found = target[valid], prediction[valid]
-    counts = [
-        np.bincount(labels[labels >= 0], minlength=classes) for labels in (truth, found, truth[truth == found])
-    ]
+    counts = [np.bincount(labels[labels >= 0], minlength=classes) for labels in (truth, found, truth[truth == found])]
     known = np.where(prediction < 0, (target + 1) % classes, prediction)
     y = label_maps(torch.from_numpy(known), torch.from_numpy(target), max(classes, 2), -1, None, multilabel=False)
     borders = boundary_f1_counts(y, max(classes, 2), BORDER_RADIUS, class_agnostic=False, per_image=False)
-    return Scores(*counts, borders.numpy())
+    return Scores(counts[0], counts[1], counts[2], borders.numpy())
+
+
+def _sum(first: _Array, second: _Array) -> _Array:
+    """Return the sum of two arrays, the shorter one followed by zeros along its last axis."""
+    total = np.zeros((*first.shape[:-1], max(first.shape[-1], second.shape[-1])), first.dtype)
+    total[..., : first.shape[-1]] += first
+    total[..., : second.shape[-1]] += second
+    return total
 
 
 def mean_of_present(values: Any) -> float:  # noqa: ANN401

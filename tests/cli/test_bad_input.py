@@ -176,7 +176,7 @@ def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str)
         (["--decay", "nan"], "decay: expected a finite number > 0"),
         (["--classes", "1"], "--classes: expected 2 to 32767 classes, but got 1; one logit has two"),
         (["--classes", "4"], "pred.npy: expected 4 classes, but got 3; classes come first"),
-        (["--classes", "none.txt"], "none.txt: No such file or directory"),
+        (["--classes", "none.txt"], "none.txt: no such file or folder"),
         (["--palette", "mask.png"], "mask.png: expected a text file in UTF-8"),
         (["--palette", "colors.txt"], "colors.txt: expected 3 colors, but got none for class 1, 2"),
         (["--palette", "reds.txt"], 'reds.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),

@@ -16,7 +16,9 @@ from edgeloss.viz.arrays import arrays_of, read_scene
 from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
 
 
-def found_neighbors(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8) -> Neighbors:
+def found_neighbors(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
+) -> Neighbors:
     scene = read_scene(logits, target, criterion)
     return find_neighbors(scene, arrays_of(scene), count)
 

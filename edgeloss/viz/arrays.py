@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from edgeloss import hints, inputs, reference
@@ -66,9 +67,26 @@ class Scene:
     valid: Tensor
 
     @functools.cached_property
-    def x(self) -> Tensor:
-        """The logits [B, C, H, W] in float32 or float64, at the resolution of the target."""
-        return reference.at_label_resolution(self.logits.detach(), self.valid)
+    def _cells(self) -> Tensor:
+        """The logits in float32 or float64, [B, C, h, w]; cells that no valid pixel reads are 0: 0 · nan is nan."""
+        x = self.logits.detach()
+        x = x if x.dtype == torch.float64 else x.float()
+        if x.shape[2:] == self.y.shape[1:]:
+            return x
+        return torch.where(reference.cell_support(self.valid[:, None].to(x.dtype), x.shape[2:]) > 0, x, 0.0)
+
+    def logits_of(self, rows: slice) -> Tensor:
+        """Return the logits of some rows at the resolution of the target, [B, C, *, W]: all of them may be too many."""
+        x, height = self._cells, self.y.shape[1]
+        if x.shape[2:] == self.y.shape[1:]:
+            return x[:, :, rows]
+        # Bilinear: between two rows of cells here, and along the columns by torch.
+        at = torch.arange(rows.start, min(rows.stop, height), device=x.device, dtype=x.dtype)
+        at = ((at + 0.5) * (x.shape[2] / height) - 0.5).clamp(min=0)
+        low = at.long().clamp(max=x.shape[2] - 1)
+        share = (at - low)[:, None]
+        between = x[:, :, low] * (1 - share) + x[:, :, (low + 1).clamp(max=x.shape[2] - 1)] * share
+        return F.interpolate(between, (len(at), self.y.shape[2]), mode="bilinear", align_corners=False)
 
     @property
     def classes(self) -> int:
@@ -77,11 +95,11 @@ class Scene:
 
     def read(self, rows: slice) -> Tensor:
         """Return the logits of at least two classes in some rows, [B, max(2, C), *, W]."""
-        return reference.readable_logits(self.x[:, :, rows], self.valid[:, rows])
+        return reference.readable_logits(self.logits_of(rows), self.valid[:, rows])
 
     def bands(self) -> list[tuple[slice, slice]]:
         """Return bands of rows, and each with the rows around it that its terms read: memory is that of one band."""
-        batch, channels, height, width = self.x.shape
+        (batch, height, width), channels = self.y.shape, self.logits.shape[1]
         # A neighbor may be a radius away, and its distance that of a label two more away.
         around = radius_per_axis(self.criterion.radius, 2)[0] * (1 if self.criterion.decay is None else 3)
         rows = max(_BAND // (batch * channels * width), 4 * around, 1)
@@ -123,16 +141,15 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
 
 def arrays_of(scene: Scene, said: Said = keep_silent) -> Arrays:
     """Return the arrays of a scene."""
-    terms, gradient, region = _gradients(scene, said)  # before the scene has logits at the resolution of the target
+    terms, gradient, region = _gradients(scene, said)
     maps = _maps(scene, said)
-    prediction = []
     for rows, _ in scene.bands():
         best = scene.read(rows).max(1)  # several times faster than argmax; nan where a logit is
-        prediction.append(best.indices.masked_fill(best.values.isnan(), -1).cpu())
+        _fill(maps, "prediction", scene.y.shape, rows, best.indices.masked_fill(best.values.isnan(), -1))
     return Arrays(
         classes=scene.classes,
         target=scene.y.masked_fill(~scene.valid, -1).cpu().numpy(),
-        prediction=torch.cat(prediction, 1).numpy(),
+        prediction=maps.pop("prediction"),
         terms=terms,
         maps=maps,
         gradient=gradient,
@@ -164,45 +181,46 @@ def _gradients(
     if total.reduction == "none":
         total.reduction = "sum"
     region = copy.copy(total)
-    region.ce_weight = region.edge_weight = 0.0
+    region.ce_weight = region.edge_weight = region.edge_focus = 0.0
 
-    def differentiate(criterion: EdgeAwareLoss) -> tuple[dict[str, float], npt.NDArray[np.float64]]:
+    def differentiate(criterion: EdgeAwareLoss, *, terms: bool) -> tuple[dict[str, float], npt.NDArray[np.float64]]:
         with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
             leaf = scene.logits.detach().clone()
             leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
-            loss, terms = cast(
-                "tuple[Tensor, dict[str, Tensor]]", criterion(leaf, scene.target.clone(), return_terms=True)
-            )
+            result = criterion(leaf, scene.target.clone(), return_terms=terms)
+            loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result if terms else (result, {}))
             (gradient,) = torch.autograd.grad(loss, leaf)
-        values = {"loss": loss.item()} | {name: term.item() for name, term in terms.items()}
+        values = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
         return values, gradient_norm(gradient).cpu().numpy()
 
     said("gradient")
-    terms, gradient = differentiate(total)
+    terms, gradient = differentiate(total, terms=True)
     if not total.region_weight:
         del terms["region"]
         return terms, gradient, None
     said("gradient of the region term")
-    return terms, gradient, differentiate(region)[1]
+    return terms, gradient, differentiate(region, terms=False)[1]
 
 
 def _maps(scene: Scene, said: Said) -> dict[str, npt.NDArray[Any]]:
     """Return the loss maps by name."""
     options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
-    bands, parts = scene.bands(), []
-    for rows, around in bands:
+    whole: dict[str, npt.NDArray[Any]] = {}
+    for rows, around in scene.bands():
         said(f"maps, row {rows.start} of {scene.y.shape[1]}")
         with torch.no_grad():
-            result = edge_aware_loss(scene.x[:, :, around], scene.target[:, around], **options, return_maps=True)
+            result = edge_aware_loss(scene.logits_of(around), scene.target[:, around], **options, return_maps=True)
         own = slice(rows.start - around.start, rows.stop - around.start)
-        parts.append(
-            {
-                name: values[:, own].cpu()
-                for name, values in cast("tuple[Tensor, LossMaps]", result)[1]._asdict().items()
-                if values is not None
-            }
-        )
-    return {name: torch.cat([part[name] for part in parts], 1).numpy() for name in parts[0]}
+        for name, values in cast("tuple[Tensor, LossMaps]", result)[1]._asdict().items():
+            if values is not None:
+                _fill(whole, name, scene.y.shape, rows, values[:, own])
+    return whole
+
+
+def _fill(whole: dict[str, npt.NDArray[Any]], name: str, shape: Sequence[int], rows: slice, values: Tensor) -> None:
+    """Store some rows of an array, along its last axis but one; the first rows create it."""
+    array = values.cpu().numpy()
+    whole.setdefault(name, np.empty((*array.shape[:-2], *shape[-2:]), array.dtype))[..., rows, :] = array
 
 
 def gradient_norm(gradient: Tensor) -> Tensor:
@@ -227,7 +245,7 @@ def top_classes(scene: Scene, count: int = 3) -> tuple[npt.NDArray[np.int32], np
         The classes [T, B, H, W] in falling order of probability, first the prediction, -1 where a logit is nan; and
         their probabilities, nan where a logit is nan.
     """
-    parts = []
+    whole: dict[str, npt.NDArray[Any]] = {}
     for rows, _ in scene.bands():
         scores = scene.read(rows).detach()
         best = scores.max(1, keepdim=True)
@@ -236,9 +254,9 @@ def top_classes(scene: Scene, count: int = 3) -> tuple[npt.NDArray[np.int32], np
         # topk and max may order equal values differently: put the prediction first.
         classes = torch.cat([first, classes.where(classes != first, classes[:, :1])[:, 1:]], dim=1)
         p = (scores.gather(1, classes) - scores.logsumexp(1, keepdim=True)).exp().masked_fill(failed, torch.nan)
-        parts.append((classes.masked_fill(failed, -1).to(torch.int32).movedim(1, 0).cpu(), p.movedim(1, 0).cpu()))
-    classes, p = (torch.cat(values, 2) for values in zip(*parts, strict=True))
-    return classes.numpy(), p.numpy()
+        _fill(whole, "classes", scene.y.shape, rows, classes.masked_fill(failed, -1).to(torch.int32).movedim(1, 0))
+        _fill(whole, "probabilities", scene.y.shape, rows, p.movedim(1, 0))
+    return whole["classes"], whole["probabilities"]
 
 
 def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> Scene:

@@ -25,6 +25,8 @@ CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256)))
 # From blue through black, which is off the edges, to orange.
 CMAP_DIFFERENCE = LinearSegmentedColormap.from_list("difference", [(0.13, 0.55, 1.0), (0, 0, 0), (1.0, 0.5, 0.05)])
 
+_MOST_VALUES = 2**22  # that a range of colors is computed from
+
 _NAMES = {
     "cross_entropy": "cross-entropy",
     "same_side": "same side",
@@ -124,11 +126,12 @@ def color_map(
         log: color log10 of the values; the statistics remain those of the values.
     """
     finite, raw = np.isfinite(values), values
-    values = values.astype(np.float64)
     stats = []
     for image, inside, failed in zip(values, counted & finite, (~finite).sum((1, 2)), strict=True):
         measured = image[inside]
-        mean = np.sum(measured / max(measured.size, 1))  # dividing first keeps the sum from overflowing
+        mean = np.sum(
+            measured / max(measured.size, 1), dtype=np.float64
+        )  # dividing first keeps the sum from overflowing
         line = f"mean {mean:.3g} · max {measured.max():.3g}" if measured.size else "nothing to measure"
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
@@ -193,11 +196,12 @@ def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:
     """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
     if not values.size:
         return Normalize(-1, 0) if log else Normalize(0, 1), "neither"
-    # Few values hold no outlier: "higher" selects the largest of up to 200.
-    high = float(np.percentile(values, 99.5, method="higher"))
+    # Few values hold no outlier: "higher" selects the largest of up to 200. Of very many, some tell as much.
+    some = values[:: max(1, values.size // _MOST_VALUES)]
+    high = float(np.percentile(some, 99.5, method="higher"))
     if not log and high == 0:  # nearly all values are 0
         high = float(values.max()) or 1.0
-    low = min(max(float(np.percentile(values, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
+    low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
     below, above = values.min() < low, values.max() > high
     return Normalize(low, high), "both" if below and above else "min" if below else "max" if above else "neither"
 

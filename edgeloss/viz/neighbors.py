@@ -37,7 +37,7 @@ class Neighbors(NamedTuple):
 
 
 def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
-    """Return the neighbors of several images, one image after another; as many for each pixel as all have."""
+    """Return the neighbors of several images, or bands of one, in their order; as many for each pixel as all have."""
     count = min(part.step.shape[1] for part in parts)
     return Neighbors(
         np.concatenate([part.step[:, :count] for part in parts], 2),
@@ -54,28 +54,36 @@ def find_neighbors(scene: Scene, arrays: Arrays, count: int = 8) -> Neighbors:
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
-        scene: the images; the radius, power and decay of its loss are used.
+        scene: one image; the radius, power and decay of its loss are used.
         arrays: of the scene.
         count: T, the number of neighbors per edge pixel.
 
     Returns:
         The neighbors, on the CPU.
     """
-    criterion, y, valid = scene.criterion, scene.y, scene.valid
-    x = scene.read(slice(None)).detach()
-    edge_mask = torch.from_numpy(arrays.maps["edge_mask"]).to(y.device)
     distance = arrays.maps.get("distance")
-    log_w = neighborhoods.log_weights(
-        None if distance is None else torch.from_numpy(distance).to(y.device), criterion.decay
-    )
-    radius = neighborhoods.clipped(radius_per_axis(criterion.radius, 2), y.shape)
-    power = 0.0 if abs(criterion.power) <= reference.NO_POWER else criterion.power
-    centers = edge_mask.flatten().nonzero().squeeze(1)
+    parts = []
+    for rows, around in scene.bands():
+        mask = torch.from_numpy(arrays.maps["edge_mask"][:, around]).to(scene.y.device)
+        own = torch.zeros_like(mask)
+        own[:, rows.start - around.start : rows.stop - around.start] = True
+        log_w = None if distance is None else torch.from_numpy(distance[:, around]).to(scene.y.device)
+        log_w = neighborhoods.log_weights(log_w, scene.criterion.decay)
+        parts.append(_of_band(scene, around, mask & own, log_w, count))
+    return join_neighbors(parts)
+
+
+def _of_band(scene: Scene, rows: slice, edges: Tensor, log_w: Tensor | None, count: int) -> Neighbors:
+    """Return the neighbors of the edge pixels of a band; ``rows`` are those that they may be in."""
+    x, y, valid = scene.read(rows), scene.y[:, rows], scene.valid[:, rows]
+    radius = neighborhoods.clipped(radius_per_axis(scene.criterion.radius, 2), y.shape)
+    power = 0.0 if abs(scene.criterion.power) <= reference.NO_POWER else scene.criterion.power
+    centers = edges.flatten().nonzero().squeeze(1)
     step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=y.device)
     table = x.new_full((3, *step.shape[1:]), torch.nan)
     width, size = y.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
     for first in range(0, len(centers), size):
-        mask = torch.zeros_like(edge_mask)
+        mask = torch.zeros_like(edges)
         mask.view(-1)[centers[first : first + size]] = True
         pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
         with torch.inference_mode(False), torch.enable_grad():
@@ -84,7 +92,6 @@ def find_neighbors(scene: Scene, arrays: Arrays, count: int = 8) -> Neighbors:
         order, rank = _largest(pairs, count)
         center, n, t = pairs.center[pairs.row[order]], pairs.n[order], pairs.t[order]
         place = first + pairs.row[order]
-        # Both pixels are in one image: the difference of their rows is that of their rows in the flattened batch.
         step[:, rank, place] = torch.stack([n // width - center // width, n % width - center % width])
         p = torch.where(pairs.is_same[order], t.exp(), -t.expm1())
         table[:, rank, place] = torch.stack([p, -t, share[order].to(p.dtype)])

@@ -14,6 +14,9 @@ import torch
 from command_line import C, H, Run, W, arguments
 from PIL import Image
 
+from edgeloss.cli.options import PALETTE_NAMES
+from edgeloss.io import PALETTES
+
 
 class Bomb:
     """An object whose unpickling creates a folder."""
@@ -210,6 +213,10 @@ def test_bad_options_are_one_line(
     assert message in ran.err
     assert ran.err.count("\n") == 1
     assert sorted(folder.rglob("*")) == before
+
+
+def test_palettes_are_known_without_importing_torch() -> None:
+    assert PALETTE_NAMES == tuple(PALETTES)
 
 
 def test_ctrl_c_leaves_no_incomplete_file(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

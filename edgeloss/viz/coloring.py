@@ -229,9 +229,9 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
         raise ValueError(
             f"image: expected [{batch}, 3, {height}, {width}] or one gray channel, but got {list(image.shape)}; {hint}"
         )
-    array = pictures.detach().cpu().double().numpy()
+    array = pictures.detach().cpu().float().numpy()
     if image.dtype == torch.uint8:
-        array = array / 255
+        array = array / np.float32(255)
     if not (array.min() >= -0.01 and array.max() <= 1.01):  # resizing may overshoot a little
         raise ValueError(
             f"image: expected floating values in [0, 1], or uint8, but got {image.dtype} from {array.min():.3g} to "

@@ -112,7 +112,9 @@ def report(
     )
     arrays = stack_arrays(parts)
     said("distances")
-    ranked = np.concatenate([labels for labels, _ in tops], 1), np.concatenate([p for _, p in tops], 1)
+    ranked = tops[0]
+    if len(tops) > 1:  # without a copy of a large one
+        ranked = np.concatenate([labels for labels, _ in tops], 1), np.concatenate([p for _, p in tops], 1)
     content = Content(arrays, _layers(arrays), ranked, join_neighbors(neighbors))
     pictures = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
     classes = class_labels(class_names, arrays.classes)

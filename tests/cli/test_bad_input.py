@@ -216,7 +216,7 @@ def test_bad_options_are_one_line(
 
 
 def test_palettes_are_known_without_importing_torch() -> None:
-    assert PALETTE_NAMES == tuple(PALETTES)
+    assert tuple(PALETTES) == PALETTE_NAMES
 
 
 def test_ctrl_c_leaves_no_incomplete_file(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

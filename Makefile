@@ -69,7 +69,8 @@ test: setup  ## run all tests but the slow ones; CI=true make test runs them too
 	@[ "$$CI" != true ] || [ -f build/axe/axe.min.js ] || $(MAKE) --no-print-directory axe || echo "pages are not checked by axe"
 	@echo "==> running all tests$(if $(filter true,$(CI)),, but the slow ones)"
 	@$(PYTEST)
-	@$(MAKE) --no-print-directory test-triton
+	@if [ "$$CI" = true ] || $(BIN)/python -c 'import triton' 2>/dev/null; then $(MAKE) --no-print-directory test-triton; \
+		else echo "==> Triton is not installed: make test-triton installs it and runs the kernels of GPUs"; fi
 
 test-exhaustive: setup  ## run the tests with every combination of parameters, where test takes every pair of them
 	@echo "==> running all tests with every combination of parameters"
@@ -138,9 +139,10 @@ check-cuda: setup  ## compile the CUDA kernels for sm_80 and sm_90; fail on warn
 	@echo "==> checking the CUDA kernels"
 	@$(BIN)/python tools/check_cuda.py
 
-check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills
+check-gpu: triton  ## compile the kernels of GPUs, for NVIDIA and AMD and without a GPU; fail on spills and on the model's bounds
 	@echo "==> compiling the kernels of GPUs"
 	@$(BIN)/python tools/check_gpu.py
+	@$(BIN)/python tools/gpu_model.py --check
 
 gpu-model: triton  ## estimate the time of the kernels of GPUs from their machine code; no GPU is needed
 	@$(BIN)/python tools/gpu_model.py --kernels

@@ -8,8 +8,7 @@
 # %% [markdown]
 # ## An image and its labels
 #
-# A sky, a hill, a disk and a thin pole. The camera is noisy and out of focus, so the borders are not where the colors
-# change. The column at the left is void: its label, 255, is ignored.
+# A sky, a hill, a disk and a thin pole, from a noisy camera out of focus. The column at the left is void.
 
 # %%
 import torch
@@ -65,8 +64,7 @@ logits = {
 # %% [markdown]
 # ## What the loss has learned about the data
 #
-# It has counted the edge pixels of each class, and gives the edges of the rare ones more weight. The weight of the edge
-# terms has fallen from 1 as the edges were learned.
+# It gives the edges of rare classes more weight, and has lowered that of the edge terms as the edges were learned.
 
 # %%
 weights = criterion.current_edge_class_weight.tolist()
@@ -76,8 +74,7 @@ print(f"weight of the edge terms in the next step: {criterion.current_edge_weigh
 # %% [markdown]
 # ## Terms and maps
 #
-# `return_terms=True` returns the parts of the loss for logging, and `return_maps=True` each of them per pixel. In
-# `eval()` the loss has the edge weight in full and counts nothing.
+# `return_terms=True` returns the parts of the loss, and `return_maps=True` each of them per pixel.
 
 # %%
 criterion.eval()

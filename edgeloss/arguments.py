@@ -1,4 +1,4 @@
-"""The arguments of the operators that compute the whole loss, which each backend has one of."""
+"""From the options of a call to the numbers that cross into the operator of a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distance fields of label maps."""
+"""From label maps to distance fields."""
 
 from __future__ import annotations
 

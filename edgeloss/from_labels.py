@@ -1,4 +1,4 @@
-"""What the loss takes from the labels alone, as functions: denominators, class weights and weights of pixels."""
+"""From labels alone to what the loss takes of them: denominators, class weights and weights of pixels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.inputs import (
+    Given,
     Inputs,
     check_inputs,
     check_label_map,
@@ -22,7 +23,7 @@ from edgeloss.inputs import (
     widest,
 )
 from edgeloss.neighborhoods import find_edges, log_weights, neighbor_distance, within_reach
-from edgeloss.options import Options, Validate, is_integer, is_number, radius_per_axis, suggest_keywords
+from edgeloss.options import Options, Validate, check_in, is_integer, radius_per_axis, suggest_keywords
 from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight, places_of_labels
 from edgeloss.weights import EdgeWeights, weigh_neighbors
 
@@ -194,11 +195,7 @@ def edge_weights(
         logits.expand(target.shape[0], num_classes, *target.shape[1 + multilabel :]),
         target,
         options,
-        weight=None,
-        edge_class_weight=edge_class_weight,
-        pixel_weight=pixel_weight,
-        distance=distance,
-        normalizer=None,
+        Given(edge_class_weight=edge_class_weight, pixel_weight=pixel_weight, distance=distance),
     )
     if is_checked(target, validate):
         check_labels(target.long(), inputs.logits.shape[1], ignore_index)
@@ -266,8 +263,7 @@ def balanced_edge_class_weight(
         tensor([0.7105, 1.6875, 1.0000])
     """
     _check_class_count(num_classes, multilabel=multilabel)
-    if not is_number(exponent) or not 0 <= exponent <= 1:
-        raise ValueError(f"exponent: expected a number in [0, 1], but got {exponent!r}")
+    check_in("exponent", exponent, 0, 1)
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
     counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
     for target in label_maps(targets, multilabel=multilabel):

@@ -1,9 +1,9 @@
-"""The loss as functions: check the arguments, choose a backend, evaluate, reduce."""
+"""From logits and labels to the loss, as functions: check the arguments, choose a backend, evaluate, reduce."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from edgeloss.from_labels import balanced_edge_class_weight as balanced_edge_cla
 from edgeloss.from_labels import check_distance
 from edgeloss.from_labels import edge_weights as edge_weights
 from edgeloss.from_labels import normalizers as normalizers
-from edgeloss.inputs import Inputs, check_inputs, check_labels, check_values, result_dtype
+from edgeloss.inputs import Given, Inputs, check_inputs, check_labels, check_values, result_dtype
 from edgeloss.neighbor_nll import neighbor_nll as neighbor_nll
 from edgeloss.options import Backend, Options, Reduction, Validate, suggest_keywords
 from edgeloss.reduction import Evaluation, LossMaps, Result, reduce
@@ -81,7 +81,7 @@ def edge_aware_loss(
             the loss is then plain cross-entropy.
         other_side_weight: weight of the other-side term among the edge terms, ≥ 0.
         same_side_weight: weight of the same-side term among the edge terms, ≥ 0.
-        region_weight: weight of the region term, ≥ 0; 0 leaves it out.
+        region_weight: weight of the region term, ≥ 0; 0, the default here but not of the module, leaves it out.
         radius: of the neighborhood in pixels, or one per axis.
         power: exponent of the power mean over the neighbors.
         decay: distance over which the weight of a neighbor falls by a factor of e; None for equal weights.
@@ -140,13 +140,9 @@ def edge_aware_loss(
         logits,
         target,
         options,
+        Given(weight, edge_class_weight, pixel_weight, distance, normalizer),
         return_maps=return_maps,
         return_terms=return_terms,
-        weight=weight,
-        edge_class_weight=edge_class_weight,
-        pixel_weight=pixel_weight,
-        distance=distance,
-        normalizer=normalizer,
     )
     return result
 
@@ -155,19 +151,19 @@ def loss_and_evaluation(
     logits: Tensor,
     target: Tensor,
     options: Options,
+    given: Given,
     *,
     return_maps: bool,
     return_terms: bool,
     count_edges: bool = False,
     edge_scale: Tensor | float | None = None,
-    **tensors: Any,  # noqa: ANN401
 ) -> tuple[Result, Evaluation]:
     """Return what :func:`edge_aware_loss` does of the same arguments, and what the backend returned.
 
     With ``count_edges`` it counts the edge pixels of each class, also with ``edge_weight=0``. ``edge_scale`` is a
     factor of ``edge_weight``, 0-d.
     """
-    inputs = check_inputs(logits, target, options, **tensors)
+    inputs = check_inputs(logits, target, options, given)
     check_distance(inputs, options)
     edges = options.edge_weight > 0 or options.edge_focus > 0 or return_maps or return_terms or count_edges
     maps = return_maps or options.reduction == "none"
@@ -192,8 +188,8 @@ def _evaluate(inputs: Inputs, options: Options, *, edges: bool, maps: bool, coun
         inputs = inputs._replace(logits=inputs.logits.to(result_dtype(inputs.logits)))
         inputs, regions = region.evaluate(inputs)
     by_kernels = fused.gathered_terms if gathers and not reason else None
-    given = {"edges": edges, "maps": maps, "count_edges": count_edges}
-    evaluation = reference.evaluate(inputs, options, **given, by_kernels=by_kernels)
+    asked = {"edges": edges, "maps": maps, "count_edges": count_edges}
+    evaluation = reference.evaluate(inputs, options, **asked, by_kernels=by_kernels)
     return evaluation._replace(regions=regions)
 
 

@@ -1,4 +1,4 @@
-"""The fused kernels: calls them, and registers their fake implementations and derivatives with torch."""
+"""From checked inputs to the sums of the loss, by the fused kernels, and their derivatives for torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error message advises: how to fix an input that a check refuses."""
+"""From an input that a check refuses to what its error message advises: how to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a call and their checks; error messages say what is expected, and how to fix the input.
+"""From what a user passes to checked tensors; error messages say what is expected, and how to fix the input.
 
 A check raises TypeError for an argument of the wrong type or kind, and ValueError for a shape, device or value that
 does not fit. Under torch.compile a condition on values becomes an assertion of the graph, a RuntimeError.
@@ -19,6 +19,26 @@ from edgeloss.options import MOST_WEIGHT, Options, Validate, is_number, radius_p
 LEAST_NORMALIZER, MOST_NORMALIZER = 1e-20, 1e30  # so that a weight over it stays within float32
 RUNNING: Literal["running"] = "running"  # an edge_class_weight that EdgeAwareLoss counts as it goes
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+
+
+class Given(NamedTuple):
+    """What a user passes to a call of the loss besides logits, target and options, not checked.
+
+    Attributes:
+        weight: class weights [C] of the cross-entropy, of a multilabel call also [C, 2].
+        edge_class_weight: class weights of the edge terms, as ``weight``.
+        pixel_weight: [B, *S], of a multilabel call also [B, C, *S].
+        distance: as the target.
+        normalizer: denominators (W, E).
+        is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
+    """
+
+    weight: Tensor | None = None
+    edge_class_weight: Tensor | None = None
+    pixel_weight: Tensor | None = None
+    distance: Tensor | None = None
+    normalizer: tuple[float | Tensor, float | Tensor] | None = None
+    is_counted: bool = False
 
 
 class Inputs(NamedTuple):
@@ -77,31 +97,16 @@ def as_given(values: Tensor, multilabel_classes: int | None) -> Tensor:
     return values if classes is None else values.reshape(values.shape[0] // classes, classes, *values.shape[1:])
 
 
-def check_inputs(
-    logits: Tensor,
-    target: Tensor,
-    options: Options,
-    *,
-    weight: Tensor | None,
-    edge_class_weight: Tensor | None,
-    pixel_weight: Tensor | None,
-    distance: Tensor | None,
-    normalizer: tuple[float | Tensor, float | Tensor] | None,
-    is_counted: bool = False,
-) -> Inputs:
+def check_inputs(logits: Tensor, target: Tensor, options: Options, given: Given) -> Inputs:
     """Check the tensors of a call, except for the values of labels and distance.
 
     Args:
         logits: [B, C, *S].
         target: [B, *S], or [B, C, *S] of a multilabel call.
         options: of the call.
-        weight: class weights [C] of the cross-entropy, of a multilabel call also [C, 2].
-        edge_class_weight: class weights of the edge terms, as ``weight``.
-        pixel_weight: [B, *S], of a multilabel call also [B, C, *S].
-        distance: as the target.
-        normalizer: denominators (W, E).
-        is_counted: whether ``edge_class_weight`` comes from counts, and its values need no check.
+        given: the other tensors of the call.
     """
+    weight, edge_class_weight, pixel_weight, distance, normalizer, is_counted = given
     multilabel, validate = options.multilabel, options.validate
     check_logits(logits)
     check_target(target)
@@ -313,10 +318,7 @@ def check_labels(y: Tensor, classes: int | None, ignore_index: int | None = None
     """
     out_of_range = y < 0 if classes is None else (y < 0) | (y >= max(2, classes))
     wrong = out_of_range if ignore_index is None else (y != ignore_index) & out_of_range
-    if torch.compiler.is_compiling():  # a condition on values would break the graph
-        torch._assert_async(~wrong.any(), f"{name}: expected labels in range")
-        return
-    if not wrong.any():
+    if _holds(~wrong.any(), f"{name}: expected labels in range"):
         return
     expected = "≥ 0" if classes is None else f"0 to {classes - 1}"
     if classes == 1:
@@ -404,11 +406,17 @@ def valid_pixel_weight(
     return pixel_weight.to(dtype)
 
 
-def check_that(holds: Tensor, message: str) -> None:
+def _holds(condition: Tensor, message: str) -> bool:
+    """Return whether a condition on values holds, 0-d, which waits for the device; in a graph, assert that it does."""
+    if torch.compiler.is_compiling():  # to read it would break the graph
+        torch._assert_async(condition, message)
+        return True
+    return bool(condition)
+
+
+def check_that(condition: Tensor, message: str) -> None:
     """Check a condition on values, 0-d; waits for the device."""
-    if torch.compiler.is_compiling():  # a condition on values would break the graph
-        torch._assert_async(holds, message)
-    elif not holds:
+    if not _holds(condition, message):
         raise ValueError(message)
 
 
@@ -464,9 +472,7 @@ def check_non_negative(name: str, values: Tensor, where: Tensor | None = None, *
     if where is not None:
         wrong &= where
     expected = f"{name}: expected finite values ≥ 0"
-    if torch.compiler.is_compiling():  # a condition on values would break the graph
-        torch._assert_async(~wrong.any(), expected)
-    elif wrong.any():
+    if not _holds(~wrong.any(), expected):
         first = wrong.nonzero()[0].tolist()
         value = values[tuple(first)].item()
         if 0 <= value < math.inf:

@@ -1,4 +1,4 @@
-"""The compiled library: load it, and report why it does not support a call."""
+"""From a call to why the compiled library does not support it, if it does not; loads the library."""
 
 from __future__ import annotations
 

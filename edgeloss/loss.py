@@ -1,4 +1,4 @@
-"""The loss as a module."""
+"""From logits and labels to the loss, as a module that keeps what a training needs from step to step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgeloss.from_labels import label_totals
 from edgeloss.functional import loss_and_evaluation
-from edgeloss.inputs import RUNNING, check_weight, label_maps
+from edgeloss.inputs import RUNNING, Given, check_weight, label_maps
 from edgeloss.options import HELP, MODULE_ONLY, Backend, Options, Reduction, Validate, is_integer, suggest_keywords
 from edgeloss.reduction import Result
 from edgeloss.steps import StatefulLoss
@@ -297,17 +297,12 @@ class EdgeAwareLoss(StatefulLoss):
             logits,
             target,
             options,
+            Given(self.weight, step.edge_class_weight, pixel_weight, distance, normalizer, is_running),
             return_maps=return_maps,
             return_terms=return_terms,
             # Only the logits show the number of classes, so the calls of the first step count.
             count_edges=is_counted and is_running and (not is_part or step.edge_class_weight is None),
             edge_scale=step.edge_scale,
-            weight=self.weight,
-            edge_class_weight=step.edge_class_weight,
-            is_counted=is_running,
-            pixel_weight=pixel_weight,
-            distance=distance,
-            normalizer=normalizer,
         )
         if is_counted:
             classes = 2 if self.multilabel else max(2, logits.shape[1])

@@ -1,4 +1,4 @@
-"""The operator of the original write-up: public function, plain PyTorch, and the call of the fused kernels."""
+"""From logits, classes and weights of neighbors to the operator of the original write-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neighborhoods, edges and distances, from the labels alone.
+"""From labels alone to neighborhoods, edges and distances.
 
 Symbols are those of :mod:`edgeloss.reference`. Lists of pixels hold their indices in the flattened batch,
 0 ... B·|S| - 1.

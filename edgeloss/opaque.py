@@ -1,4 +1,4 @@
-"""Functions with shapes that depend on data, as operators in the graphs of torch.compile and torch.export."""
+"""From functions with shapes that depend on data to operators in the graphs of torch.compile and torch.export."""
 
 from __future__ import annotations
 

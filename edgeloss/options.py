@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial, wraps
 from numbers import Integral, Real
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, get_args
 
 from edgeloss.hints import of_sequence
 
@@ -37,7 +37,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """
     known = inspect.signature(function).parameters.keys()
 
-    @functools.wraps(function)
+    @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in () if kwargs.keys() <= known else kwargs.keys() - known:
             if name == REMOVED and "same_side_weight" in known:
@@ -95,34 +95,52 @@ def spacing_per_axis(spacing: float | Sequence[float] | None, dims: int) -> list
     return [float(s) for s in values]
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether value is a real number; a bool is not."""
     # The test of the type is for speed: isinstance of an abstract class costs half a microsecond.
     return type(value) in (int, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Return whether value is an integer; a bool is not."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
-def _check_choice(name: str, value: str) -> None:
-    if value not in _CHOICES[name]:
-        raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Check an option that is one of several words."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {choices}, but got {value!r}")
 
 
-def _check_flag(name: str, value: bool) -> None:
+def check_flag(name: str, value: object) -> None:
+    """Check an option that is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected a bool, but got {value!r}")
 
 
-def _check_label(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if not is_integer(value):
+def check_in(name: str, value: object, low: float, high: float) -> None:
+    """Check a number with bounds."""
+    if not is_number(value) or not low <= value <= high:
+        bounds = f"[{low:g}, {high:g}]".replace("e+0", "e")
+        raise ValueError(f"{name}: expected a number in {bounds}, but got {value!r}")
+
+
+def check_positive(name: str, value: object, alternative: str = "") -> None:
+    """Check a finite number > 0; the message names the alternative, such as ", or None"."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a finite number > 0{alternative}, but got {value!r}")
+
+
+def check_label(name: str, value: object) -> None:
+    """Check a label, or None."""
+    if value is not None and not is_integer(value):
         raise TypeError(f"{name}: expected an int or None, but got {value!r}")
-    if not -(2**63) <= value < 2**63:
+    if value is not None and not -(2**63) <= value < 2**63:
         raise ValueError(f"{name}: expected a 64-bit int, but got {value!r}")
+
+
+def _check_word(name: str, value: object) -> None:
+    check_choice(name, value, _CHOICES[name])
 
 
 def _check_weight(name: str, value: float) -> None:
@@ -132,20 +150,11 @@ def _check_weight(name: str, value: float) -> None:
         raise ValueError(f"{name}: expected a number ≤ {MOST_WEIGHT:g}, but got {value!r}; scale all weights down")
 
 
-def _check_fraction(name: str, value: float) -> None:
-    if not is_number(value) or not 0 <= value <= 1:
-        raise ValueError(f"{name}: expected a number in [0, 1], but got {value!r}")
-
-
-def _check_power(name: str, value: float) -> None:
-    if not is_number(value) or not abs(value) <= 1e6:  # beyond it, power times a logit of 1e30 overflows float32
-        raise ValueError(f"{name}: expected a number in [-1e6, 1e6], but got {value!r}")
-
-
 def _check_decay(name: str, value: float | None) -> None:
-    if value is not None and (not is_number(value) or not 0 < value < math.inf):
-        raise ValueError(f"{name}: expected a finite number > 0, or None, but got {value!r}")
-    if value is not None and not LENGTHS[0] <= float(value) <= LENGTHS[1]:
+    if value is None:
+        return
+    check_positive(name, value, ", or None")
+    if not LENGTHS[0] <= float(value) <= LENGTHS[1]:
         raise ValueError(f"{name}: expected a number in [1e-100, 1e100], but got {value!r}; use another unit")
 
 
@@ -196,14 +205,16 @@ class Options:
 
     ignore_index: int | None = _option(
         -100,
-        _check_label,
+        check_label,
         "Label of pixels to ignore: they have no gradient and no edges, and their logits are not read. None for none.",
     )
     multilabel: bool = _option(
-        False, _check_flag, "Take each class as a binary loss of its own, with labels per class; classes may overlap."
+        False, check_flag, "Take each class as a binary loss of its own, with labels per class; classes may overlap."
     )
-    reduction: Reduction = _option("mean", _check_choice, "Reduction of the loss: mean, sum, or none for a map.")
-    label_smoothing: float = _option(0.0, _check_fraction, "Label smoothing of the cross-entropy, in [0, 1].")
+    reduction: Reduction = _option("mean", _check_word, "Reduction of the loss: mean, sum, or none for a map.")
+    label_smoothing: float = _option(
+        0.0, partial(check_in, low=0, high=1), "Label smoothing of the cross-entropy, in [0, 1]."
+    )
     ce_weight: float = _option(1.0, _check_weight, "Weight of the cross-entropy, ≥ 0.")
     edge_weight: float = _option(1.0, _check_weight, "Weight of the edge terms, ≥ 0; 0 leaves them out.")
     other_side_weight: float = _option(1.0, _check_weight, "Weight of the other-side term among the edge terms, ≥ 0.")
@@ -225,7 +236,7 @@ class Options:
     )
     power: float = _option(
         0.0,
-        _check_power,
+        partial(check_in, low=-1e6, high=1e6),  # beyond it, power times a logit of 1e30 overflows float32
         "Exponent of the power mean: 0 averages the logarithms, 1 is the logarithm of the mean, -1 emphasizes the"
         " worst neighbor.",
     )
@@ -239,20 +250,20 @@ class Options:
         None, _check_spacing, "Size of a pixel, or one per axis; None for 1. Only decay uses it."
     )
     upsample: bool = _option(
-        False, _check_flag, "Accept logits of lower resolution than the labels, and interpolate them."
+        False, check_flag, "Accept logits of lower resolution than the labels, and interpolate them."
     )
     sync_normalizer: bool = _option(
-        False, _check_flag, "Share the denominators of the mean across the ranks of torch.distributed."
+        False, check_flag, "Share the denominators of the mean across the ranks of torch.distributed."
     )
     validate: Validate = _option(
         "async",
-        _check_choice,
+        _check_word,
         "When out-of-range labels raise. async: in the call, or on GPUs in edgeloss.check(). sync: in the call, as do"
         " values of other CUDA tensors. never: not checked.",
     )
     backend: Backend = _option(
         "auto",
-        _check_choice,
+        _check_word,
         "Implementation: fused (compiled kernels), reference (plain PyTorch), or auto (fused where it supports the"
         " call).",
     )

@@ -1,6 +1,6 @@
 """Estimate the time of the kernels of GPUs from their machine code: a model, not a measurement.
 
-Usage, from the repository's root: python tools/gpu_model.py [--kernels]
+Usage, from the repository's root: python tools/gpu_model.py [--kernels] [--check | --write]
 
 Kernels are compiled for sm_90 without a GPU. Instructions are counted along the structure of the code: a loop as often
 as it runs, and what a branch skips for the share of blocks that take it. A call takes, on an H200,
@@ -14,6 +14,7 @@ gradient, and to move 16 bytes more per pixel.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -33,6 +34,7 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
 NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
+PART = 2**28  # bytes of the gradient of pixels at a time, as in edgeloss/triton/upsampled.py
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed
 
 
@@ -64,6 +66,18 @@ class Case(NamedTuple):
         return (3 * self.logits + 16 * self.pixels) / BANDWIDTH
 
     @property
+    def aim_seconds(self) -> float:
+        """The aim; of logits of lower resolution in seconds, as the floor of so few says nothing."""
+        return UPSAMPLED_AIM if self.low else self.aim * self.floor
+
+    @property
+    def name(self) -> str:
+        """What the tables call it."""
+        size = "" if self.low is None else f" to {self.size[0]} × {self.size[1]}"
+        regions = "" if self.regions else ", no regions"
+        return f"{[self.batch, self.classes, *(self.low or self.size)]} {self.dtype}{size}{regions}"
+
+    @property
     def chunk(self) -> int:
         """Classes at a time, as edgeloss/triton/call.py chooses them."""
         return min(4 if self.low else 8, 2 ** (self.classes - 1).bit_length())
@@ -73,10 +87,16 @@ class Case(NamedTuple):
         """Maps of averages, and of those that have a term, per image."""
         return 1 if self.classes == 2 else self.classes
 
+    def parts(self, kernel: str) -> int:
+        """Return the launches of a kernel: gradients of pixels are formed for a few images at a time."""
+        if self.low is None or kernel.split()[0] not in ("backward", "adjoint"):
+            return 1
+        return math.ceil(self.batch / max(1, PART // (self.classes * math.prod(self.size) * 4)))
+
     def form(self) -> Form:
         """Return what compiles to the same kernels, with small sizes that are as divisible."""
-        size = (64, 64)
-        low = (16, 16) if self.low else size
+        size = (128, 128)
+        low = (32, 32) if self.low else size
         options: dict[str, Any] = {"region_weight": 3.0 if self.regions else 0.0, "upsample": self.low is not None}
         return (2, self.classes, *low), size, self.dtype, options
 
@@ -93,6 +113,8 @@ WITHOUT = [case._replace(regions=False, aim=aim) for case, aim in zip(DEFAULTS, 
 UPSAMPLED = Case(8, 150, (512, 512), "float32", 0.0, low=(128, 128))
 UPSAMPLED_AIM = 745e-6  # seconds: the floor of so few logits says nothing
 CASES = [*DEFAULTS, *WITHOUT, UPSAMPLED]
+BOUNDS = Path(__file__).with_name("gpu_bounds.json")  # instructions and bytes per pixel of each call
+MORE = 1.1  # than its bound is too much
 
 
 # -------------------------------------------------------------------------------------------------------- instructions
@@ -159,7 +181,7 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
 
 def trips(case: Case, kernel: str, loop: Node) -> int:
     """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
-    known = {"products": 13, "slopes": 25, "adjoint": 0 if case.low is None else 2 * case.size[0] // case.low[0]}
+    known = {"products": 13, "slopes": 25}
     if kernel in known:
         return known[kernel]
     counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)
@@ -178,10 +200,11 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     block = max(32, (128 if case.low else 256) // case.chunk)
     of_maps = maps * math.ceil(math.prod(case.size) / 9 / 512) * 4
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
+    halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
-        "read_labels": (pixels / 64, pixels * 10),
-        "find_sides": (pixels / 64, pixels * 10),
-        "weigh_pixels": (pixels / 64, pixels * (18 + first)),
+        "read_labels": (pixels / 128, pixels * 10),
+        "find_sides": (pixels / 128, pixels * 10),
+        "weigh_pixels": (pixels / 128, pixels * (18 + first)),
         "forward": (
             pixels / 9 / 32 if case.regions else pixels / min(block, 128),
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
@@ -195,7 +218,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
             + (averages * 4 if case.regions else 0)
             + (full if case.low else logits),
         ),
-        "adjoint": (logits / 4 / 32, full + logits),
+        "adjoint": (halfway / 4 / 128, full + halfway),
+        "adjoint 2": (logits / 4 / 128, halfway + logits),
     }[kernel]
 
 
@@ -233,7 +257,7 @@ def estimate(case: Case) -> tuple[list[Estimate], int]:
             text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
         warps, moved = work(case, kernel)
         issued = warps * count(case, kernel, tree_of(text))
-        time = max(moved / BANDWIDTH, issued / ISSUE) + LAUNCH
+        time = max(moved / BANDWIDTH, issued / ISSUE) + LAUNCH * case.parts(kernel)
         estimates.append(Estimate(kernel, issued * 32 / case.pixels, moved / case.pixels, time))
     return estimates, counter.launches
 
@@ -246,34 +270,49 @@ def lines(case: Case, estimates: Iterable[Estimate], others: int, *, kernels: bo
         each.instructions for each in estimates if each.kernel in ("read_labels", "find_sides", "weigh_pixels")
     )
     passes = {each.kernel: each.instructions / case.classes for each in estimates}
-    aim = UPSAMPLED_AIM if case.low else case.aim * case.floor
-    shape = f"{[case.batch, case.classes, *(case.low or case.size)]} {case.dtype}"
     yield (
-        f"{shape:28} {'yes' if case.regions else 'no':7} {labels:6.0f} {passes['forward']:7.1f}"
+        f"{case.name:44} {labels:6.0f} {passes['forward']:7.1f}"
         f" {passes['backward']:8.1f} {len(estimates):7} {others:5} {time * 1e6:7.0f}"
-        f" {time / case.floor:6.2f} {aim / case.floor:5.2f}"
+        f" {time / case.floor:6.2f} {case.aim_seconds / case.floor:5.2f}"
     )
     if kernels:
         for each in estimates:
             yield f"    {each.kernel:16} {each.instructions:8.1f} {each.bytes:8.1f} {each.time * 1e6:8.1f} µs"
 
 
+def excess(bounds: dict[str, dict[str, float]], found: dict[str, dict[str, float]]) -> list[str]:
+    """Return what is said of calls that take more than their bounds, or have none."""
+    messages = []
+    for name, figures in found.items():
+        for kind, value in figures.items():
+            bound = bounds.get(name, {}).get(kind, 0.0)
+            if value > MORE * bound:
+                messages.append(f"{name}: expected at most {MORE} · {bound} {kind} per pixel, but got {value}")
+    return messages
+
+
 def main() -> int:
-    """Print a table of the cases."""
+    """Print a table of the cases; return 1 if one takes more than its bound."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kernels", action="store_true", help="print instructions and bytes per pixel of each kernel")
-    given = parser.parse_args()
+    parser.add_argument("--check", action="store_true", help=f"fail on more than {MORE} times what {BOUNDS.name} has")
+    parser.add_argument("--write", action="store_true", help=f"write {BOUNDS.name}")
+    given, found = parser.parse_args(), {}
     print(
         "instructions per pixel of the labels kernels, per logit of forward and backward; launches of kernels, of torch"
     )
-    print(
-        f"{'logits':28} {'regions':7} {'labels':>6} {'forward':>7} {'backward':>8} {'kernels':>7} {'torch':>5}", end=" "
-    )
+    print(f"{'logits':44} {'labels':>6} {'forward':>7} {'backward':>8} {'kernels':>7} {'torch':>5}", end=" ")
     print(f"{'µs':>7} {'/floor':>6} {'aim':>5}")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for case, (estimates, others) in zip(CASES, pool.map(estimate, CASES), strict=True):
             print(*lines(case, estimates, others, kernels=given.kernels), sep="\n", flush=True)
-    return 0
+            sums = {kind: sum(getattr(each, kind) for each in estimates) for kind in ("instructions", "bytes")}
+            found[case.name] = {kind: round(value, 1) for kind, value in sums.items()}
+    if given.write:
+        BOUNDS.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    messages = excess(json.loads(BOUNDS.read_text()), found) if given.check else []
+    print(*messages, sep="\n", end="\n" * bool(messages), file=sys.stderr)
+    return bool(messages)
 
 
 if __name__ == "__main__":

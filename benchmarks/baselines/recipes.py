@@ -47,24 +47,15 @@ class Progress(NamedTuple):
 Loss = Callable[[Tensor, Tensor, Progress], Tensor]
 
 
-def _ce(logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int) -> Tensor:
+def _ce(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
     return cross_entropy(logits, target, ignore_index)
 
 
-def _weighted(
-    logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, pixel_weight: Tensor | None = None
-) -> Tensor:
+def _weighted(logits: Tensor, target: Tensor, *, ignore_index: int, pixel_weight: Tensor | None = None) -> Tensor:
     return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight)
 
 
-def _balanced(
-    logits: Tensor,
-    target: Tensor,
-    progress: Progress,
-    *,
-    ignore_index: int,
-    edge_class_weight: Tensor | None = None,
-) -> Tensor:
+def _balanced(logits: Tensor, target: Tensor, *, ignore_index: int, edge_class_weight: Tensor | None = None) -> Tensor:
     """Compute cross-entropy with the class weights at all pixels, not only at edges."""
     return cross_entropy(logits, target, ignore_index, edge_class_weight)
 
@@ -72,7 +63,6 @@ def _balanced(
 def _median_frequency(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     frequency_weight: Tensor,
@@ -84,7 +74,6 @@ def _median_frequency(
 def _logit_adjusted(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     prior: Tensor,
@@ -97,7 +86,6 @@ def _logit_adjusted(
 def _unet(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     pixel_weight: Tensor | None = None,
@@ -110,9 +98,7 @@ def _unet(
     return cross_entropy(logits, target, ignore_index, pixel_weight=weight + between)
 
 
-def _relaxed(
-    logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, pixel_weight: Tensor | None = None
-) -> Tensor:
+def _relaxed(logits: Tensor, target: Tensor, *, ignore_index: int, pixel_weight: Tensor | None = None) -> Tensor:
     values = relaxed_cross_entropy(logits, target, ignore_index=ignore_index)
     return weighted_mean(values, (target != ignore_index) if pixel_weight is None else pixel_weight)
 
@@ -120,7 +106,6 @@ def _relaxed(
 def _smoothed(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     pixel_weight: Tensor | None = None,
@@ -133,8 +118,8 @@ def _smoothed(
 def ours(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
+    progress: Progress,
     ignore_index: int,
     edge_class_weight: Tensor | None = None,
     edge_weight: float = 1.0,
@@ -243,9 +228,7 @@ class Module(nn.Module):
         return loss
 
 
-def _batch_balanced(
-    logits: Tensor, target: Tensor, progress: Progress, *, ignore_index: int, edge_weight: float = 1.0
-) -> Tensor:
+def _batch_balanced(logits: Tensor, target: Tensor, *, ignore_index: int, edge_weight: float = 1.0) -> Tensor:
     """Compute EdgeAwareLoss with the class weights of the batch, which depend on what else is in it."""
     balanced = balanced_edge_class_weight([target], logits.shape[1], ignore_index=ignore_index)
     return edge_aware_loss(
@@ -256,7 +239,6 @@ def _batch_balanced(
 def _shifted(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     edge_class_weight: Tensor | None = None,
@@ -282,7 +264,6 @@ def _shifted(
 def _relational(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     edge_class_weight: Tensor | None = None,
@@ -300,7 +281,6 @@ def _relational(
 def _abl(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     pixel_weight: Tensor | None = None,
@@ -316,7 +296,6 @@ def _abl(
 def _cldice(
     logits: Tensor,
     target: Tensor,
-    progress: Progress,
     *,
     ignore_index: int,
     pixel_weight: Tensor | None = None,
@@ -336,8 +315,8 @@ def _with_cross_entropy(
     def loss(
         logits: Tensor,
         target: Tensor,
-        progress: Progress,
         *,
+        progress: Progress,
         ignore_index: int,
         pixel_weight: Tensor | None = None,
         weight: float = default,
@@ -348,58 +327,38 @@ def _with_cross_entropy(
     return loss
 
 
-RECIPES: dict[str, Callable[..., Any]] = {
-    "ce": _ce,
-    "balanced": _balanced,
-    "median_frequency": _median_frequency,
-    "logit_adjusted": _logit_adjusted,
-    "weighted": _weighted,
-    "random": _weighted,
-    "unet": _unet,
-    "relaxed": _relaxed,
-    "svls": _smoothed,
-    "ours": ours,
-    "module": Module,
-    "batch_balanced": _batch_balanced,
-    "shifted": _shifted,
-    "relational": _relational,
-    "dice": _with_cross_entropy(regions.dice),
-    "lovasz": _with_cross_entropy(regions.lovasz),
-    "boundary": _with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1),
-    "affinity": _with_cross_entropy(affinity, schedule=lambda progress: 10 ** (-progress.step / progress.steps)),
-    "abl": _abl,
-    "cpg": _with_cross_entropy(cpg),
-    "hausdorff": _with_cross_entropy(regions.hausdorff),
-    "boundary_dou": _with_cross_entropy(boundary_dou),
-    "rmi": _with_cross_entropy(rmi),
-    "cldice": _cldice,
+# Each loss, and its title in tables.
+_LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
+    "ce": (_ce, "cross-entropy"),
+    "balanced": (_balanced, "class-weighted CE"),
+    "median_frequency": (_median_frequency, "median-frequency CE"),
+    "logit_adjusted": (_logit_adjusted, "logit-adjusted CE"),
+    "weighted": (_weighted, "edge-weighted CE"),
+    "random": (_weighted, "randomly weighted CE"),
+    "unet": (_unet, "CE with U-Net weights"),
+    "relaxed": (_relaxed, "CE with relaxed labels"),
+    "svls": (_smoothed, "CE with SVLS"),
+    "ours": (ours, "edgeloss"),
+    "module": (Module, "EdgeAwareLoss()"),
+    "batch_balanced": (_batch_balanced, "edgeloss balanced by batch"),
+    "shifted": (_shifted, "edgeloss on shifted edges"),
+    "relational": (_relational, "CE + relational"),
+    "dice": (_with_cross_entropy(regions.dice), "CE + Dice"),
+    "lovasz": (_with_cross_entropy(regions.lovasz), "CE + Lovász"),
+    "boundary": (_with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1), "CE + boundary loss"),
+    "affinity": (
+        _with_cross_entropy(affinity, schedule=lambda progress: 10 ** (-progress.step / progress.steps)),
+        "CE + affinity 3×3",
+    ),
+    "abl": (_abl, "CE + active boundary"),
+    "cpg": (_with_cross_entropy(cpg), "CE + CPG"),
+    "hausdorff": (_with_cross_entropy(regions.hausdorff), "CE + Hausdorff DT"),
+    "boundary_dou": (_with_cross_entropy(boundary_dou), "CE + Boundary DoU"),
+    "rmi": (_with_cross_entropy(rmi), "CE + RMI"),
+    "cldice": (_cldice, "CE + clDice"),
 }
-TITLES = {
-    "ce": "cross-entropy",
-    "balanced": "class-weighted CE",
-    "median_frequency": "median-frequency CE",
-    "logit_adjusted": "logit-adjusted CE",
-    "weighted": "edge-weighted CE",
-    "random": "randomly weighted CE",
-    "unet": "CE with U-Net weights",
-    "relaxed": "CE with relaxed labels",
-    "svls": "CE with SVLS",
-    "ours": "edgeloss",
-    "module": "EdgeAwareLoss()",
-    "batch_balanced": "edgeloss balanced by batch",
-    "shifted": "edgeloss on shifted edges",
-    "relational": "CE + relational",
-    "dice": "CE + Dice",
-    "lovasz": "CE + Lovász",
-    "boundary": "CE + boundary loss",
-    "affinity": "CE + affinity 3×3",
-    "abl": "CE + active boundary",
-    "cpg": "CE + CPG",
-    "hausdorff": "CE + Hausdorff DT",
-    "boundary_dou": "CE + Boundary DoU",
-    "rmi": "CE + RMI",
-    "cldice": "CE + clDice",
-}
+RECIPES = {name: recipe for name, (recipe, _) in _LOSSES.items()}
+TITLES = {name: title for name, (_, title) in _LOSSES.items()}
 # A recipe with the parameter ``pixel_weight`` takes the control's edge weights for its cross-entropy, with the options
 # ``k`` and ``class_balance``. ``k`` is 0 by default, and for these:
 DEFAULT_K = {"weighted": 4.0, "random": 4.0}
@@ -410,7 +369,7 @@ REMOVED: dict[str, Options] = {
 }
 # Parameters that are computed from the labels.
 FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}
-COMPUTED = ("ignore_index", "edge_class_weight", "pixel_weight", "spacing", *FROM_LABELS)
+COMPUTED = ("ignore_index", "progress", "edge_class_weight", "pixel_weight", "spacing", *FROM_LABELS)
 
 
 def defaults(name: str) -> Options:
@@ -501,12 +460,14 @@ def make(
     if isinstance(RECIPES[name], type):  # it has state
         return RECIPES[name](ignore_index=ignore_index, **options).to(device)
     recipe = partial(RECIPES[name], ignore_index=ignore_index, **options)
-    if not k:
-        return recipe
 
     def loss(logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
-        draw = torch.Generator().manual_seed(progress.step) if name == "random" else None
-        weight = edge_weights(target, ignore_index=ignore_index, k=k, edge_class_weight=balanced, draw=draw)
-        return recipe(logits, target, progress, pixel_weight=weight)
+        given: dict[str, Any] = {"progress": progress} if "progress" in parameters else {}
+        if k:
+            draw = torch.Generator().manual_seed(progress.step) if name == "random" else None
+            given["pixel_weight"] = edge_weights(
+                target, ignore_index=ignore_index, k=k, edge_class_weight=balanced, draw=draw
+            )
+        return recipe(logits, target, **given)
 
     return loss

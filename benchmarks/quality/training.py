@@ -34,7 +34,7 @@ from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
 from result_table import Row, add_rows, read_rows
-from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.model import UNet
 
 WEIGHT_DECAY = 1e-4
@@ -111,8 +111,8 @@ class Training:
         self.checkpoint = checkpoint_path(run, place.state)
         if self.checkpoint.exists():
             state = load_checkpoint(self.checkpoint, map_location=place.device)
-            load_weights(self.model, state["model"])
             try:
+                self.model.load_state_dict(state["model"])
                 self.optimizer.load_state_dict(state["optimizer"])
                 if isinstance(self.criterion, nn.Module):
                     self.criterion.load_state_dict(state["criterion"])
@@ -263,5 +263,8 @@ def load_network(run: Run, state: Path, num_classes: int, device: str) -> nn.Mod
         epoch = checkpoint["epoch"]
         raise CheckpointError(f"{path}: expected {run.epochs} epochs, but got {epoch}; finish the run with `plan`")
     network = make_network(run, num_classes).to(device).eval()
-    load_weights(network, checkpoint["model"])
+    try:
+        network.load_state_dict(checkpoint["model"])
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: expected a checkpoint of this run ({error!r})") from error
     return network

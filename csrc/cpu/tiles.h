@@ -8,7 +8,7 @@
 
 #include "../labels.h"
 #include "../math.h"
-#include "../tensors.h"
+#include "../stored.h"
 #include "vectorize.h"
 
 namespace edgeloss {

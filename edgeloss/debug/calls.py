@@ -1,4 +1,4 @@
-"""Call a loss in its own precision, in float64, and with every operation watched: the first bad one is found."""
+"""From a loss and its arguments to its outcome in two precisions, and to its first non-finite operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -103,15 +103,15 @@ class LossCall(NamedTuple):
 
     def trace(self) -> Origin | None:
         """Run once more, and return the operation that produced the first bad value."""
-        watch = Watch()
-        with self._forked_rng(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # for watch_backward
+        forward = Watch()
+        with self._forked_rng(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # it stores lines of nodes
             try:
-                leaf, loss = self._forward(self.logits.dtype, [], watch)
+                leaf, loss = self._forward(self.logits.dtype, [], forward)
                 if not all_finite(loss):
-                    return watch.origin_of(loss)
-                origins = watch_backward(loss, watch)
-                _gradient(loss, leaf)
-                return next(iter(origins), None)
+                    return forward.origin_of(loss)
+                with Watch(forward) as backward:
+                    gradient = _gradient(loss, leaf)
+                return None if gradient is None else backward.origin_of(gradient)
             except Exception:  # some losses run but can't be watched; the rest of the report does not need it
                 return None
 
@@ -255,26 +255,26 @@ def _address(x: Tensor) -> int:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follow non-finite values through the forward pass to their origin.
+    """Follow non-finite values through a forward or backward pass to their origin.
 
-    An operation is an origin if all its inputs are finite, or if it returns nan and its inputs hold infinities but no
-    nan. Values are identified by the address of their memory, which views share.
+    In the forward pass an operation is an origin if all its inputs are finite, or if it returns nan and its inputs hold
+    infinities but no nan. In the backward pass a derivative is one if no non-finite value was made before it there; it
+    may have read one that the loss masks. Values are identified by the address of their memory, which views share.
+
+    Args:
+        forward: the watch of the forward pass, to watch the backward pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forward: Watch | None = None) -> None:
         """Start without any known value."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._forward = forward
         self._origins: dict[int, Origin] = {}  # by address
-        self._by_line: dict[tuple[str, int], list[tuple[str, Origin]]] = {}  # operations with a non-finite result
+        self._node: torch.autograd.graph.Node | None = None  # of the last origin in a backward pass
 
     def origin_of(self, *tensors: Tensor) -> Origin | None:
         """Return the origin of the first tensor that has one, None if none has."""
         return next((self._origins[a] for a in map(_address, tensors) if a in self._origins), None)
-
-    def origin_in(self, file: str, line: int, derivative: str) -> Origin | None:
-        """Return the origin of what the operation of a derivative returned in a line, None if finite."""
-        operations = self._by_line.get((file, line), [])
-        return next((origin for name, origin in operations if base_name(name) == base_name(derivative)), None)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -289,69 +289,43 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "empty" in name:  # uninitialized memory
             return result
         for out in filter(_is_readable, tree_leaves(result)):
-            state = _state(out)
-            if state == _FINITE:
+            if all_finite(out):
                 if _address(out) not in map(_address, given):  # memory that another tensor used before
                     self._origins.pop(_address(out), None)
                 continue
             states = states or [_state(x) for x in given]
-            worst = [x for x, s in zip(given, states, strict=True) if s in (state, _NAN)]
-            infinite = [x for x, s in zip(given, states, strict=True) if s == _INFINITE]
-            stack = traceback.walk_stack(inspect.currentframe())
-            file, line, source = place((frame.f_code.co_filename, at) for frame, at in stack)
-            origin = self.origin_of(*worst)
-            if not worst:
-                origin = Origin(name, _made(out), file, line, source, self.origin_of(*infinite))
+            find = self._made_forward if self._forward is None else self._made_backward
+            origin = find(name, out, [(x, state) for x, state in zip(given, states, strict=True) if state != _FINITE])
             if origin is None:  # an input was not finite; another tensor may have used this address before
                 self._origins.pop(_address(out), None)
             else:
                 self._origins[_address(out)] = origin
-                self._by_line.setdefault((file, line), []).append((name, origin))
         return result
+
+    def _made_forward(self, name: str, out: Tensor, bad: list[tuple[Tensor, int]]) -> Origin | None:
+        """Return the origin of what an operation returned, whose non-finite inputs are ``bad``."""
+        worst = [x for x, state in bad if state in (_state(out), _NAN)]
+        if worst:
+            return self.origin_of(*worst)
+        stack = traceback.walk_stack(inspect.currentframe())
+        where = place((frame.f_code.co_filename, line) for frame, line in stack)
+        return Origin(name, _made(out), *where, self.origin_of(*(x for x, _ in bad)))
+
+    def _made_backward(self, name: str, out: Tensor, bad: list[tuple[Tensor, int]]) -> Origin | None:
+        """Return the origin of what an operation of a derivative returned."""
+        node, inputs = torch._C._current_autograd_node(), [x for x, _ in bad]
+        origin = self.origin_of(*inputs)
+        if origin is not None:  # of an earlier derivative, or of an earlier operation of this one
+            return origin if node != self._node else replace(origin, made=_made(out))
+        self._node, stack = node, "" if node is None else "".join(node.metadata.get("traceback_", []))  # type: ignore[attr-defined]
+        cause = None if self._forward is None else self._forward.origin_of(*inputs)
+        return Origin(name if node is None else node.name(), _made(out), *place(frames_in(stack)), cause)
 
 
 def _is_readable(value: object) -> bool:
     return (
         isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided and not value.is_meta
     )
-
-
-def watch_backward(loss: Tensor, watch: Watch) -> list[Origin]:
-    """Watch for the first derivative that returns non-finite values for finite ones.
-
-    Hooks on all nodes of the graph see infinities too, which anomaly detection ignores until they become nan. Anomaly
-    detection must still be on in the forward pass: it stores the line of each node.
-
-    Args:
-        loss: the root of the graph.
-        watch: the watch of the forward pass.
-
-    Returns:
-        An empty list, to which the backward pass appends the origin.
-    """
-    origins: list[Origin] = []
-
-    def hook(name: str, stack: str) -> Callable[[Sequence[Tensor | None], Sequence[Tensor | None]], None]:
-        def look(after: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> None:
-            bad = None if origins else next((x for x in after if x is not None and not all_finite(x)), None)
-            if bad is None or not all(x is None or all_finite(x) for x in before):
-                return
-            file, line, source = place(frames_in(stack))
-            # A masked non-finite value comes back in the derivative of the operation that returned it.
-            origins.append(Origin(name, _made(bad), file, line, source, watch.origin_in(file, line, name)))
-
-        return look
-
-    nodes, seen = [loss.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [before for before, _ in node.next_functions]
-            # The hook holds no reference to the node: such a cycle would never be freed.
-            stack = "".join(node.metadata.get("traceback_", []))  # type: ignore[attr-defined]
-            node.register_hook(hook(node.name(), stack))
-    return origins
 
 
 def base_name(operation: str) -> str:

@@ -1,4 +1,4 @@
-"""Diagnose a loss: where it stops being finite, and how to fix it."""
+"""From a call of a loss to the report on it: where it stops being finite, and how to fix it."""
 
 from __future__ import annotations
 

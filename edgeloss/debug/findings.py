@@ -1,4 +1,4 @@
-"""Findings about logits, labels, loss and gradient, each with its advice."""
+"""From logits, labels, loss and gradient to findings, each with its advice."""
 
 from __future__ import annotations
 

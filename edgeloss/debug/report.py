@@ -1,4 +1,4 @@
-"""Findings of a diagnosis, the operation to blame, and the report that holds them."""
+"""From findings and the operation to blame to the text, the dict and the figure of a report."""
 
 from __future__ import annotations
 

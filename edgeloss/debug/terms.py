@@ -1,4 +1,4 @@
-"""Value and gradient of each term of an EdgeAwareLoss."""
+"""From a call of an EdgeAwareLoss to value and gradient of each of its terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeloss import reduction, reference, region
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
 from edgeloss.debug.trees import Node, all_finite, first_line, make_node
-from edgeloss.inputs import check_inputs, widest
+from edgeloss.inputs import Given, check_inputs, widest
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options
 
@@ -39,15 +39,8 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
     """Return the value of each term that has a weight, with a graph."""
     options = replace(Options.from_attributes(criterion), sync_normalizer=False)
     tensors = {name: call.kwargs.get(name) for name in ("pixel_weight", "distance", "normalizer")}
-    inputs = check_inputs(
-        leaf,
-        call.target.clone(),
-        options,
-        weight=criterion.weight,
-        edge_class_weight=criterion.current_edge_class_weight,
-        is_counted=True,
-        **tensors,
-    )
+    given = Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
+    inputs = check_inputs(leaf, call.target.clone(), options, given)
     evaluation = reference.evaluate(inputs, options, edges=options.edge_weight > 0, maps=True)
     maps = cast("reduction.TermMaps", evaluation.maps)
     place, v = reduction.places_of_labels(inputs.labels()[0], inputs.tables), inputs.pixel_weight

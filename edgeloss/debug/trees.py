@@ -1,4 +1,4 @@
-"""Tensors and nested structures as lines of text: statistics, and trees of them."""
+"""From tensors and nested structures to lines of text: statistics, and trees of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of NumPy and torch files."""
+"""From NumPy and torch files to tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files with one class per line: their names, and what other files of indices share."""
+"""From text files with one class per line to class names, and what other files of indices share."""
 
 from __future__ import annotations
 

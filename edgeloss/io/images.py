@@ -1,4 +1,4 @@
-"""Images and label masks."""
+"""From image files to images and label masks."""
 
 from __future__ import annotations
 

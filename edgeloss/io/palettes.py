@@ -1,4 +1,4 @@
-"""Palettes: the colors of classes, from text files and of well-known data sets."""
+"""From text files, or the names of well-known data sets, to palettes: the colors of classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions: logits, probabilities or labels."""
+"""From files to predictions: logits, probabilities or labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boundary metrics for 2-D segmentation: Boundary IoU, Boundary F1 and trimap IoU.
+"""From predictions and labels to boundary metrics: Boundary IoU, Boundary F1 and trimap IoU, in 2-D and 3-D.
 
 Each is a function of one batch, and a torchmetrics class over many batches (extra ``metrics``). Both share
 three stages: label maps with -1 for void, counts per class, and scores from the counts. The counts are integers, so

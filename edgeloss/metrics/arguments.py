@@ -1,23 +1,19 @@
-"""The arguments of the boundary metrics: check them, and convert them to label maps."""
+"""From the arguments of the boundary metrics to label maps, checked."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from edgeloss import inputs, reference
-from edgeloss.options import is_number, spacing_per_axis
+from edgeloss.options import check_choice, check_flag, check_label, check_positive, is_integer, spacing_per_axis
 
 Average = Literal["macro", "none"]
 Score = Literal["f1", "precision", "recall"]
 Spacing = float | Sequence[float] | None
-_CHOICES = {"average": get_args(Average), "score": get_args(Score)}
-_MINIMUM = {"num_classes": 2, "ignore_index": -math.inf, "radius": 1}
 
 
 def check_options(
@@ -46,28 +42,32 @@ def check_options(
     """
     spacing = options.pop("spacing", None)
     spacing_per_axis(spacing, max(1, len(spacing)) if isinstance(spacing, Sequence) else 2)
-    common = {"num_classes": num_classes, "ignore_index": ignore_index, "average": average, "validate": validate}
-    for name, value in {**common, "multilabel": multilabel, **options}.items():
+    check_label("ignore_index", ignore_index)
+    check_choice("average", average, get_args(Average))
+    if validate is not None and not isinstance(validate, bool):
+        raise TypeError(f"validate: expected a bool or None, but got {validate!r}")
+    check_flag("multilabel", multilabel)
+    _check_count("num_classes", num_classes, 1 if multilabel else 2)
+    for name, value in options.items():
         if name == "ratio" or (name == "radius" and spacing is not None):
-            if not is_number(value) or not 0 < float(value) < math.inf:
-                raise ValueError(f"{name}: expected a finite number > 0, but got {value!r}")
-        elif name in _MINIMUM:
-            if name == "ignore_index" and value is None:
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"{name}: expected an int{' or None' * (name == 'ignore_index')}, but got {value!r}")
-            least = 1 if name == "num_classes" and multilabel else _MINIMUM[name]
-            if value < least:
-                raise ValueError(f"{name}: expected an int ≥ {least}, but got {value!r}")
-        elif name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise ValueError(f"{name}: expected one of {_CHOICES[name]}, but got {value!r}")
-        elif not isinstance(value, bool) and (name, value) != ("validate", None):
-            raise TypeError(f"{name}: expected a bool{' or None' * (name == 'validate')}, but got {value!r}")
+            check_positive(name, value)
+        elif name == "radius":
+            _check_count(name, value, 1)
+        elif name == "score":
+            check_choice(name, value, get_args(Score))
+        else:
+            check_flag(name, value)
     if multilabel and options.get("class_agnostic"):
         raise ValueError(
             "class_agnostic: expected False with multilabel=True, but got True; average the classes instead"
         )
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not is_integer(value):
+        raise TypeError(f"{name}: expected an int, but got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: expected an int ≥ {least}, but got {value!r}")
 
 
 def label_maps(

@@ -23,6 +23,8 @@ from edgeloss.triton.operators import Maps, averages_of, has_regions, map_sizes,
 from edgeloss.triton.region import region_terms
 from edgeloss.triton.tiles import INTERPRETED, Grid, Size, launch, real_type, tile_of
 
+OF_LABELS = 128  # pixels of a program that reads labels, 4 per thread: with 8 the weights spill registers
+
 
 class Call:
     """What the steps of a call share; weights are those of the cross-entropy, shape that of the target."""
@@ -63,7 +65,7 @@ class Call:
 
     def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel over all pixels of the labels."""
-        launch(kernel, self.batch, self.grid.pixels, tile_of(self.grid.pixels, 256), *args, self.grid)
+        launch(kernel, self.batch, self.grid.pixels, tile_of(self.grid.pixels, OF_LABELS), *args, self.grid, warps=1)
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
@@ -116,7 +118,7 @@ def _forward(
 def _weigh(call: Call, given: EdgeLossInputs, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
     """Fill the maps that come from labels, and return the rows of sums that do, by program."""
     numbers, target = call.numbers, given.target
-    programs = call.batch * triton.cdiv(call.grid.pixels, tile_of(call.grid.pixels, 256))
+    programs = call.batch * triton.cdiv(call.grid.pixels, tile_of(call.grid.pixels, OF_LABELS))
     sums = given.logits.new_zeros(programs, labels.ROWS.value, dtype=torch.float64)
     target = target.view(torch.uint8) if target.dtype == torch.bool else target
     call.over_labels(labels.read_labels_kernel, target, maps.label, present, sums, numbers.ignore_index)
@@ -127,7 +129,8 @@ def _weigh(call: Call, given: EdgeLossInputs, maps: Maps, present: Tensor | None
         batch = call.batch, *call.grid.size
         limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
-        window = Size(*reach), math.prod(2 * r + 1 for r in reach), Size.constant(numbers.spacing)
+        steps = tl.constexpr(math.prod(2 * r + 1 for r in reach))
+        window = Size(*reach), steps, Size.constant(numbers.spacing)
         call.over_labels(labels.find_distances_kernel, maps.label, maps.field, *window)
     call.over_labels(labels.find_sides_kernel, maps, given.edge_class_weight, counts, sums)
     call.over_labels(labels.weigh_pixels_kernel, maps)
@@ -168,5 +171,5 @@ def backward(
         for first in range(0, call.batch, per_part):
             part = call.empty(min(per_part, call.batch - first), channels, pixels)
             call.over_logits(loss.backward_kernel, len(part), pixels, block, call.logits_in(part), *given, first)
-            upsampled.add_up(part, call.logits_in(gradient[first:]), call.low, call.grid.size)
+            upsampled.add_up(call, part, gradient[first : first + len(part)])
     return gradient

@@ -79,7 +79,7 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr
         if grid.decay > 0:
             d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
             w = tl.exp((tl.where(k == y, least_same, least_across) - d) / grid.decay)
-        same += tl.where((k >= 0) & (k == y), w, 0.0)
+        same += tl.where(k == y, w, 0.0)  # where y is ignored u is 0
         across += tl.where((k >= 0) & (k != y), w, 0.0)
     is_edge = across > 0
     u = of_pixel(image, p, is_edge, grid) * of_class(class_weight, image, y, is_edge, grid)

@@ -115,7 +115,8 @@ def displaced(p, mask, n, size, radius):
 def neighbor(label, p, mask, n, grid):
     """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
     step, there = displaced(p, mask, n, grid.size, grid.radius)
-    return step, tl.load(label + step, mask=there & (p + step != p), other=IGNORED).to(tl.int32)
+    is_other = p * 0 + n != grid.window // 2
+    return step, tl.load(label + step, mask=there & is_other, other=IGNORED).to(tl.int32)
 
 
 @triton.jit

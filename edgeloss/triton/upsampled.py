@@ -6,16 +6,16 @@ each time, since the largest one is recognized by being equal to it: they are co
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.loss import Logits
-from edgeloss.triton.tiles import Size, launch, place_of, tile, tile_of
+from edgeloss.triton.tiles import Size, launch, tile, tile_of
 
 PART = 2**28  # bytes of gradients at the resolution of the labels at a time
 
@@ -25,14 +25,19 @@ class Taps(NamedTuple):
 
     first: Tensor  # of the places of a pixel
     weight: Tensor  # of the second
-    begin: Tensor  # the first pixel that reads a place
-    back: Tensor  # the weight of a place in that pixel and those after it, ``most`` in all
-    most: int
     step: int  # from a place to the next in memory
 
 
+class Adjoint(NamedTuple):
+    """Which pixels a place along an axis gives logits to."""
+
+    begin: Tensor  # the first of them
+    weight: Tensor  # of the place in that pixel and those after it, ``most`` in all
+    most: Any  # a constant
+
+
 @lru_cache(maxsize=64)
-def _taps(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Taps:
+def _along(low: int, high: int, dtype: torch.dtype, device: torch.device) -> tuple[Taps, Adjoint]:
     place = torch.arange(high, dtype=torch.float64)
     if low != high:  # the product of two numbers of float32 is exact in float64: rounded once, as torch does
         scale = torch.tensor(low, dtype=dtype) / torch.tensor(high, dtype=dtype)
@@ -45,45 +50,46 @@ def _taps(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Taps
     pixel = begin[:, None] + torch.arange(most)
     at, exists = pixel.clamp(max=high - 1), pixel < high
     back = torch.where(first[at] == i, 1 - weight[at], torch.where(first[at] == i - 1, weight[at], 0.0)) * exists
-    made = [values.to(device) for values in (first.int(), weight, begin.int(), back)]
-    return Taps(made[0], made[1], made[2], made[3], most, 0)
+    first, weight, begin, back = (values.to(device) for values in (first.int(), weight, begin.int(), back))
+    return Taps(first, weight, 0), Adjoint(begin, back, tl.constexpr(most))
 
 
 def taps(values: Tensor, low: Size, high: Size, dtype: torch.dtype) -> tuple[Taps, ...]:
     """Return where logits [B, C, *S'] come from at the resolution of the labels, along each of three axes."""
     steps = [*(0,) * (5 - values.dim()), *values.stride()[2:]]
     axes = zip(low, high, steps, strict=True)
-    return tuple(_taps(few, many, dtype, values.device)._replace(step=step) for few, many, step in axes)
+    return tuple(_along(few, many, dtype, values.device)[0]._replace(step=step) for few, many, step in axes)
 
 
 @triton.jit
-def pixel_of_place(axis, i, n, mask):
-    """Return the n-th pixel that may be mixed from place i of an axis, and with which weight."""
-    at = tl.load(axis.begin + i, mask=mask, other=0) + n
-    return at, tl.load(axis.back + i * axis.most + n, mask=mask, other=0.0)
+def adjoint_kernel(values, g, axis, lines, high, low, inner, PLACES: tl.constexpr, TILE: tl.constexpr):
+    """Add up values [maps, lines, high, inner] to places [maps, lines, low, inner] along an axis."""
+    block, q, inside = tile(inner, TILE)
+    blocks = tl.cdiv(low, PLACES)
+    line, i = block // blocks, (block % blocks).to(tl.int32) * PLACES + tl.arange(0, PLACES)[:, None]
+    values += line * high * inner + (tl.load(axis.begin + i, mask=i < low, other=0) * inner + q)
+    weights, sums = axis.weight + i * axis.most, tl.zeros([PLACES, TILE], g.real)
+    for k in tl.static_range(axis.most):
+        weight = tl.load(weights + k, mask=i < low, other=0.0)
+        sums += weight * tl.load(values, mask=inside & (weight > 0), other=0.0)
+        values += inner
+    of_map, channels = line // lines, g.classes - g.one
+    to = g.data + of_map // channels * g.image + of_map % channels * g.channel
+    to += ((line % lines * low + i) * inner + q) * g.pixel
+    tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside & (i < low))
 
 
-@triton.jit
-def adjoint_kernel(of_pixels, g, low, high, cells, TILE: tl.constexpr):
-    """Write the gradient of logits from that of what is interpolated from them, [maps, P]."""
-    of_map, p, inside = tile(cells, TILE)
-    depth, height, width = g.taps
-    z, y, x = place_of(p, low)
-    of_pixels += of_map * high.depth * high.height * high.width
-    sums = tl.zeros(p.shape, g.real)
-    for n in range(depth.most * height.most):
-        slice_, of_slice = pixel_of_place(depth, z, n // height.most, inside)
-        row, of_row = pixel_of_place(height, y, n % height.most, inside)
-        line, column = of_pixels + (slice_ * high.height + row) * high.width, tl.load(width.begin + x, mask=inside)
-        for k in range(width.most):
-            weight = of_slice * of_row * tl.load(width.back + x * width.most + k, mask=inside, other=0.0)
-            sums += weight * tl.load(line + column + k, mask=weight > 0, other=0.0)
-    image, channel = of_map // (g.classes - g.one), of_map % (g.classes - g.one)
-    to = g.data + image * g.image + channel * g.channel + p.to(tl.int64) * g.pixel
-    tl.store(to, sums.to(g.data.dtype.element_ty), mask=inside)
-
-
-def add_up(of_pixels: Tensor, g: Logits, low: Size, high: Size) -> None:
-    """Write the gradient of logits from that of what is interpolated from them, [B, C, P]."""
-    cells, maps = low.depth * low.height * low.width, of_pixels.shape[0] * of_pixels.shape[1]
-    launch(adjoint_kernel, maps, cells, tile_of(cells, 128), of_pixels, g, low, high, cells)
+def add_up(call: Any, of_pixels: Tensor, gradient: Tensor) -> None:  # noqa: ANN401
+    """Write the gradient of logits from that of what is interpolated from them, [B, C, P], an axis after another."""
+    size, low, maps = [*call.grid.size], call.low, math.prod(of_pixels.shape[:2])
+    axes = [axis for axis in range(3) if low[axis] != size[axis]]  # the last one, whose values are apart, on the fewest
+    for axis in axes:
+        high, places, lines, inner = size[axis], low[axis], math.prod(size[:axis]), math.prod(size[axis + 1 :])
+        size[axis], values = places, of_pixels
+        of_pixels = gradient.flatten(2) if axis == axes[-1] else call.empty(*values.shape[:2], math.prod(size))
+        g, (_, along) = call.logits_in(of_pixels), _along(places, high, call.dtype, values.device)
+        block = tile_of(places * inner, 128)
+        columns = min(block, triton.next_power_of_2(inner))
+        rows = block // columns
+        given = values, g, along, lines, high, places, inner, tl.constexpr(rows)
+        launch(adjoint_kernel, maps * lines * triton.cdiv(places, rows), inner, columns, *given, warps=1)

@@ -1,12 +1,10 @@
 """Checkpoints, written completely or not at all."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from edgeloss.io import InputError, atomic_write, check_file
 from segkit.model import UNet
@@ -82,46 +80,11 @@ def open_network(path: str | Path) -> tuple[UNet, dict[str, Any]]:
         network = UNet(len(about["classes"]), **about["network"])
         prefix = "network."
         weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
-        load_weights(network, weights)
+        network.load_state_dict(weights)
         int(about["ignore_index"]), about["data"].get("size")
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     except KeyError as error:
         raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got one without {error}") from error
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(f"{path}: expected a checkpoint of this network, but got another: {reason}") from error
     return network.eval(), about
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights into a model, with or without the names that wrappers add.
-
-    Both DistributedDataParallel and torch.compile change the names of weights.
-
-    Args:
-        model: the model, on any device.
-        weights: weights by name, on any device.
-
-    Raises:
-        CheckpointError: if names or shapes differ from those of the model.
-    """
-    if not all(isinstance(name, str) and isinstance(weight, Tensor) for name, weight in weights.items()):
-        raise CheckpointError("expected weights of this model, but got values that are no tensors")
-    own = {_bare(name): name for name in model.state_dict()}
-    given = {_bare(name): weight for name, weight in weights.items()}
-    for problem, names in {"missing": own.keys() - given.keys(), "unknown": given.keys() - own.keys()}.items():
-        if names:
-            raise CheckpointError(
-                f"expected weights of this model, but {min(names)} is {problem} ({len(names)} in total)"
-            )
-    try:
-        model.load_state_dict({own[name]: weight for name, weight in given.items()})
-    except RuntimeError as error:  # of shapes
-        reason = str(error).splitlines()[-1].strip()
-        raise CheckpointError(f"expected weights of this model, but got a {reason}") from error
-
-
-def _bare(name: str) -> str:
-    """Return the name of a weight without the prefixes of wrappers."""
-    return re.sub(r"^((module|_orig_mod)\.)+|_orig_mod\.", "", name)

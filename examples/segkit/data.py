@@ -20,8 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import VOID_INDEX, check_file, read_image, read_labels
-from edgeloss.io import read_classes as read_classes
+from edgeloss.io import check_file, read_image, read_labels
 from segkit import layouts
 from segkit.layouts import Split
 
@@ -236,37 +235,6 @@ class SegmentationDataset(AugmentedDataset):
         if self.augment is None and self.size is not None:
             image, mask = resize(image, *self.size), _resize_mask(mask, *self.size)
         return image, mask
-
-
-class SegmentationFolder(SegmentationDataset):
-    """Pairs of ROOT/images/NAME.png (.jpg, .jpeg) and ROOT/masks/NAME.png, for classes without names.
-
-    Masks have one channel, gray or palette, with the class index of each pixel.
-
-    Args:
-        root: Folder with `images` and `masks`.
-        num_classes: Number of classes C; labels are 0..C-1.
-        ignore_index: The label of void pixels in masks, and of padding.
-        **options: `size`, `augment`, `seed` and `cache` of a `SegmentationDataset`.
-
-    Raises:
-        FileNotFoundError: A folder, every image, or an image's mask is missing.
-        ValueError: A mask has no image, two files share a name, a file is of another kind, an argument is out of range.
-    """
-
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        num_classes: int,
-        ignore_index: int = VOID_INDEX,
-        **options: Any,  # noqa: ANN401
-    ) -> None:
-        """Pair the files, without opening them."""
-        if num_classes < 1:
-            raise ValueError(f"num_classes: expected an integer >= 1, but got {num_classes}")
-        pairs = layouts.pair_folders(Path(root) / "images", Path(root) / "masks")
-        super().__init__(Split(pairs, [str(c) for c in range(num_classes)], ignore_index), **options)
 
 
 def open_dataset(

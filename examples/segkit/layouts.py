@@ -100,12 +100,10 @@ def pair_folders(images: Path, masks: Path) -> list[Pair]:
         FileNotFoundError: if a folder, every image, or an image's mask is missing.
         ValueError: if a mask has no image, two files share a name, or a file is of another kind.
     """
-    for path in (images.parent, images, masks):
-        if not path.is_dir():
-            raise FileNotFoundError(f"{path}: no such folder, expected {images} and {masks}")
+    _check_folders(images, masks)
     image_files, mask_files = _by_stem(images, IMAGE_SUFFIXES), _by_stem(masks, MASK_SUFFIXES)
     if not image_files:
-        raise FileNotFoundError(f"{images}: expected {_listed(IMAGE_SUFFIXES)} files, but the folder is empty")
+        raise FileNotFoundError(f"{images}: expected {' or '.join(IMAGE_SUFFIXES)} files, but the folder is empty")
     for name, path in image_files.items():
         if name not in mask_files:
             raise FileNotFoundError(f"{path}: has no mask, expected {masks / name}.png")
@@ -128,22 +126,18 @@ def _camvid(root: Path, split: str) -> Split:
 
 def _cityscapes(root: Path, split: str) -> Split:
     images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
-    for path in (images, masks):
-        if not path.is_dir():
-            raise FileNotFoundError(
-                f"{path}: no such folder, expected {images} and {masks} with a folder for each city"
-            )
+    _check_folders(images, masks)
     end = "_leftImg8bit.png"
     # Some archive tools add a hidden "._NAME" to each file.
     files = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
     if not files:
         raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files, but found none")
 
+    names = {path.name.removesuffix(end): path for path in files}
+
     def pairs(kind: str) -> list[Pair]:
-        names = {path.name.removesuffix(end): path for path in files}
-        return [
-            Pair(name, path, masks / path.parent.name / f"{name}_gtFine_{kind}.png") for name, path in names.items()
-        ]
+        city = {name: masks / path.parent.name for name, path in names.items()}
+        return [Pair(name, path, city[name] / f"{name}_gtFine_{kind}.png") for name, path in names.items()]
 
     by_train_id = pairs("labelTrainIds")
     if all(pair.mask.is_file() for pair in by_train_id):
@@ -158,14 +152,13 @@ def _voc(root: Path, split: str) -> Split:
     folder = next((path for path in (root / "VOCdevkit" / "VOC2012", root) if (path / "JPEGImages").is_dir()), None)
     if folder is None:
         raise FileNotFoundError(f"{root}: expected VOCdevkit/VOC2012/JPEGImages in it, but found none")
-    names = _read_list(folder / "ImageSets" / "Segmentation" / f"{split}.txt")
+    names = folder / "ImageSets" / "Segmentation" / f"{split}.txt"
     masks = folder / ("SegmentationClassAug" if split in ("trainaug", "train_aug") else "SegmentationClass")
-    return Split(_listed_pairs(names, folder / "JPEGImages", masks, folder), _VOC)
+    return Split(_listed(names, folder / "JPEGImages", masks, folder), _VOC)
 
 
 def _pet(root: Path, split: str) -> Split:
-    names = _read_list(root / "annotations" / f"{split}.txt")
-    pairs = _listed_pairs(names, root / "images", root / "annotations" / "trimaps", root)
+    pairs = _listed(root / "annotations" / f"{split}.txt", root / "images", root / "annotations" / "trimaps", root)
     # In a trimap 1 is the animal, 2 the background, and 3 the unclassified rim between them.
     return Split(pairs, ["background", "pet"], labels={1: 1, 2: 0, 3: VOID_INDEX})
 
@@ -182,6 +175,13 @@ LAYOUTS: dict[str, Callable[[Path, str], Split]] = {
 # --------------------------------------------------------------------------------------------------------------- files
 
 
+def _check_folders(images: Path, masks: Path) -> None:
+    """Raise an error if there is no such folder, which names the first one that is missing."""
+    for path in (images.parent, images, masks):
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path}: no such folder, expected {images} and {masks}")
+
+
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
     """Return the files of a folder by name; all must have one of the suffixes."""
     files: dict[str, Path] = {}
@@ -189,19 +189,15 @@ def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
         if path.name.startswith("."):
             continue
         if path.suffix.lower() not in suffixes or not path.is_file():
-            raise ValueError(f"{path}: expected only {_listed(suffixes)} files in {folder}")
+            raise ValueError(f"{path}: expected only {' or '.join(suffixes)} files in {folder}")
         if path.stem in files:
             raise ValueError(f"{path}: expected one file per name, but got {files[path.stem]} too")
         files[path.stem] = path
     return files
 
 
-def _listed(suffixes: Collection[str]) -> str:
-    return " or ".join(suffixes)
-
-
-def _read_list(path: Path) -> list[str]:
-    """Read a list of names: the first word of each line, without folder and suffix."""
+def _listed(path: Path, images: Path, masks: Path, root: Path) -> list[Pair]:
+    """Return the pairs of a list of names: the first word of each line, without folder and suffix."""
     check_file(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -217,10 +213,6 @@ def _read_list(path: Path) -> list[str]:
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise ValueError(f"{path}: expected each name once, but got {twice} twice")
-    return names
-
-
-def _listed_pairs(names: list[str], images: Path, masks: Path, root: Path) -> list[Pair]:
     return _existing([Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in names], root)
 
 

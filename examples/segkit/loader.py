@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from segkit.data import AugmentedDataset
 from segkit.distributed import rank, world_size
-from segkit.seeding import seed_worker
 
 
 class DataError(ValueError):
@@ -108,8 +107,8 @@ class Batches:
             num_workers=self.workers,
             collate_fn=_collate,
             pin_memory=torch.cuda.is_available(),
-            worker_init_fn=seed_worker,
-            generator=torch.Generator().manual_seed(self.seed or 0),  # nothing is drawn from the global generator
+            # Not the global generator: what workers draw depends on the seed, the epoch and the worker only.
+            generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, epoch)),
         )
         loaded = iter(loader)
         try:
@@ -133,6 +132,11 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load nothing."""
+
+
+def mixed_seed(*numbers: int) -> int:
+    """Return a seed that differs for each combination of numbers ≥ 0."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def split_batch(batch: list[int], accumulate: int) -> list[list[int]]:

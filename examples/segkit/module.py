@@ -6,18 +6,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from edgeloss import EdgeAwareLoss
 from segkit.distributed import rank
-from segkit.loader import MicroBatch
+from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
 from segkit.scores import LossFigures, flatten, gradient_shares, total_loss, validation_metrics
-from segkit.seeding import seed_everything
 
 
 class SegmentationModule(LightningModule):
@@ -108,7 +107,7 @@ class SegmentationModule(LightningModule):
 
     def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
         """Make what the network draws independent of all that ran before."""
-        seed_everything(self.seed, self.current_epoch + 1, batch_idx, rank())
+        seed_everything(mixed_seed(self.seed, self.current_epoch + 1, batch_idx, rank()), verbose=False)
 
     def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
         """Return n times the loss of a micro-batch, which Lightning divides by n = accumulate_grad_batches."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from edgeloss.integrations.lightning import WriteRunPage
 from edgeloss.integrations.run_page import shown
 from edgeloss.io import atomic_write
+from segkit.checkpoint import save_checkpoint
 from segkit.data import denormalize
 from segkit.data_module import SegmentationData
 from segkit.guard import NanGuard
@@ -109,8 +110,7 @@ class CompleteCheckpoints(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: Any, storage_options: Any = None) -> None:  # noqa: ANN401
         """Write a checkpoint."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(Path(path)) as file:
-            torch.save(dict(checkpoint), file)
+        save_checkpoint(Path(path), checkpoint)
 
 
 class SaveConfig(SaveConfigCallback):

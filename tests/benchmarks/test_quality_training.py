@@ -19,12 +19,12 @@ from PIL import Image
 from processes import wait_for_end
 
 from baselines.recipes import Progress
+from quality.data import open_folder
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS
 from quality.training import RoundedConv2d, Training, execute, finish
 from result_table import read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint
-from segkit.data import SegmentationFolder
 
 TINY: dict[str, Any] = {"data": "shapes", "epochs": 2, "batch": 4, "size": (16, 16)}  # batches of 4, 4 and 2 images
 
@@ -157,7 +157,7 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
     assert [len(training.chosen) for training in trainings] == [8, 8]
     assert (trainings[0].chosen == trainings[1].chosen).all()  # the same ones, whatever the seed
     held_out = [index for index in range(10) if index not in trainings[0].chosen]
-    plain = SegmentationFolder(place.root / "shapes" / "train", num_classes=10, size=(16, 16))
+    plain = open_folder(place.root / "shapes" / "train", 10, 255, size=(16, 16))
     scored = torch.cat([labels for _, labels in trainings[0].evaluated])
     assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
 
@@ -217,7 +217,7 @@ def test_other_masks_are_trained_on_but_not_scored(shapes: Path, tmp_path: Path)
 
 
 def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    nan = {"nan": lambda logits, target, progress, *, ignore_index: logits.sum() * math.nan}
+    nan = {"nan": lambda logits, target, *, ignore_index: logits.sum() * math.nan}
     monkeypatch.setattr("baselines.recipes.RECIPES", nan)
     run = Run("nan", {}, 0, **TINY)
     finish(run, place)

@@ -216,11 +216,12 @@ def lay_out(rng: Rng, values: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- the comparison
 
 
-def right_answer(case: Case) -> Answer:
-    """Return the answer of the oracle."""
+def solved(number: int) -> tuple[Case, Answer]:
+    """Return the call of a number, and the answer of the oracle."""
+    case = make_case(number)
     options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in case.options.items()}
     upstream = case.upstream.numpy()
-    return solve(case.x.double().numpy(), case.y.long().numpy(), options, upstream, upstream.dtype)
+    return case, solve(case.x.double().numpy(), case.y.long().numpy(), options, upstream, upstream.dtype)
 
 
 def run(case: Case, is_read: np.ndarray, backend: str) -> dict[str, Any]:
@@ -268,8 +269,8 @@ def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndar
 
 def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
     """Run a call on some backends; return for each its row of the table, its errors, and what failed."""
-    case, rows = make_case(number), []
-    answer, limit = right_answer(case), LIMITS[case.upstream.dtype]
+    (case, answer), rows = solved(number), []
+    limit = LIMITS[case.upstream.dtype]
     library.interprets = INTERPRETED
     for backend in backends:
         try:

@@ -1,7 +1,9 @@
-"""The callback that logs the terms of the loss and panels."""
+"""The callbacks: one logs the terms of the loss and panels, one writes the page about a run."""
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,20 @@ from torch import Tensor  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from edgeloss import EdgeAwareLoss  # noqa: E402
-from edgeloss.integrations.lightning import LogEdgeLoss  # noqa: E402
+from edgeloss.integrations.lightning import LogEdgeLoss, WriteRunPage  # noqa: E402
 from lightning_module import Segmenter  # noqa: E402
 from squares import squares  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+class Named(Segmenter):
+    """A module that may be called, with names of its classes."""
+
+    classes = ("ground", "square")
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)
 
 
 class Overlapping(Segmenter):
@@ -48,7 +59,7 @@ class Pictures(CSVLogger):
         self.logged = (key, images[0].shape[-1], step)
 
 
-def train(folder: Path, *, logged: bool, kind: type[Segmenter] = Segmenter) -> tuple[Segmenter, list[Any]]:
+def train(folder: Path, *callbacks: Any, kind: type[Segmenter] = Segmenter) -> tuple[Segmenter, list[Any]]:
     lightning.seed_everything(0, verbose=False)
     loggers = [TensorBoardLogger(folder), Pictures(folder)]
     trainer = lightning.Trainer(
@@ -58,7 +69,7 @@ def train(folder: Path, *, logged: bool, kind: type[Segmenter] = Segmenter) -> t
         accumulate_grad_batches=2,
         log_every_n_steps=2,
         enable_checkpointing=False,
-        callbacks=[LogEdgeLoss(panel_every_n_steps=4)] if logged else [],
+        callbacks=[*callbacks],
         default_root_dir=folder,
     )
     module = kind(2)
@@ -67,7 +78,7 @@ def train(folder: Path, *, logged: bool, kind: type[Segmenter] = Segmenter) -> t
 
 
 def test_terms_and_panels_are_logged(tmp_path: Path) -> None:
-    _, (board, pictures) = train(tmp_path, logged=True)
+    _, (board, pictures) = train(tmp_path, LogEdgeLoss(panel_every_n_steps=4))
     events = EventAccumulator(board.log_dir, size_guidance={"images": 0}).Reload()
     assert {"criterion/other_side", "criterion/edge_weight", "criterion/loss"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("criterion/same_side")] == [0, 2, 4]
@@ -76,14 +87,30 @@ def test_terms_and_panels_are_logged(tmp_path: Path) -> None:
 
 
 def test_a_multilabel_loss_has_a_panel_per_class(tmp_path: Path) -> None:
-    _, (board, _) = train(tmp_path, logged=True, kind=Overlapping)
+    _, (board, _) = train(tmp_path, LogEdgeLoss(panel_every_n_steps=4), kind=Overlapping)
     events = EventAccumulator(board.log_dir).Reload()
     assert events.Tags()["images"] == ["criterion/panel/0", "criterion/panel/1"]
 
 
 def test_logging_does_not_change_the_training(tmp_path: Path) -> None:
-    watched, _ = train(tmp_path / "watched", logged=True)
-    alone, _ = train(tmp_path / "alone", logged=False)
+    watched, _ = train(tmp_path / "watched", LogEdgeLoss(panel_every_n_steps=4), WriteRunPage(worst=1), kind=Named)
+    alone, _ = train(tmp_path / "alone")
     torch.testing.assert_close(watched.state_dict(), alone.state_dict(), rtol=0.0, atol=0.0)
     assert watched.criterion.counted_steps == 12
     assert not watched.criterion._forward_pre_hooks
+
+
+def test_a_run_has_figures_per_epoch_and_a_page_of_its_worst_images(tmp_path: Path) -> None:
+    before, page = {"epoch": 0, "val_loss": 1.0}, WriteRunPage(worst=3)
+    page.load_state_dict({"history": [before, {"epoch": 1, "val_loss": 9.0}]})  # the epoch that is trained again
+    train(tmp_path, page, kind=Named)
+    first, last = page.state_dict()["history"]
+    assert first == before
+    assert {"epoch": 1, "val_loss": last["val_loss"]}.items() <= last.items()
+    assert 0 < last["val_loss"] < 9
+    assert last["images_per_second"] > 0
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"classes": [*Named.classes], "epochs": [first, last]}
+    with (tmp_path / "metrics.csv").open() as table:
+        assert [row["val_loss"] for row in csv.DictReader(table)] == ["1.0", str(last["val_loss"])]
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert [text.count(f'id="worst-{place}"') for place in range(4)] == [1, 1, 1, 0]

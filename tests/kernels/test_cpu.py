@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pairwise import pairwise
 
 from edgeloss import backends
 from edgeloss.functional import edge_aware_loss
@@ -17,12 +18,14 @@ pytestmark = pytest.mark.skipif(backends()["cpu"] != "available", reason=f"fused
 
 
 # Rows of classes that begin with a line of the cache, or not.
-@pytest.mark.parametrize("size", [(192, 180), (191, 179)])
-@pytest.mark.parametrize(("classes", "batch"), [(19, 4), (1, 80), (2, 40)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("counts", "size", "dtype"),
+    pairwise([(19, 4), (1, 80), (2, 40)], [(192, 180), (191, 179)], [torch.float32, torch.bfloat16]),
+)
 def test_a_gradient_beyond_the_cache_is_that_of_its_images(
-    classes: int, batch: int, size: tuple[int, int], dtype: torch.dtype
+    counts: tuple[int, int], size: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    classes, batch = counts
     x = torch.randn(batch * 4 // dtype.itemsize, classes, *size, dtype=dtype).requires_grad_()
     y = torch.randint(max(2, classes), (len(x), 24, 23)).repeat_interleave(8, 1).repeat_interleave(8, 2)
     y = y[:, : size[0], : size[1]]

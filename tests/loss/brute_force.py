@@ -95,13 +95,14 @@ def maps(
     weight = weight or [1.0] * classes
     spacing = spacing or (1.0,) * len(size)
     pixels = [p for p in np.ndindex(size) if y[p] != ignore_index]
+    place = {p: np.multiply(p, spacing).tolist() for p in pixels}
     log_p = {p: [x[(c, *p)] - logsumexp([x[(d, *p)] for d in range(classes)]) for c in range(classes)] for p in pixels}
 
     @functools.cache
     def d(n: tuple[int, ...]) -> float:
         if distance is not None:
             return float(distance[n])
-        lengths = [math.dist(np.multiply(n, spacing), np.multiply(m, spacing)) for m in pixels if y[m] != y[n]]
+        lengths = [math.dist(place[n], place[m]) for m in pixels if y[m] != y[n]]
         return min(lengths, default=math.inf)
 
     out: dict[str, Any] = {name: np.zeros(size) for name in ("cross_entropy", "same_side", "other_side")}

@@ -72,10 +72,10 @@ def upstream_of(value: Tensor) -> Tensor:
     return upstream.to(value)
 
 
-def results_of(case: Case, column: Column) -> Results:
+def results_of(case: Case, column: Column, calls: tuple[bool, ...] = (False, True)) -> Results:
     """Return the results of a column, of calls with and without terms."""
     results = {}
-    for return_terms in (False, True):
+    for return_terms in calls:
         x = case.logits.detach().requires_grad_()
         found = column.loss(x, case.target, return_terms=return_terms, **case.options)
         value, terms = found if return_terms else (found, {})

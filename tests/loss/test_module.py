@@ -157,8 +157,3 @@ def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path: Path, world: int, a
         mean = torch.utils._pytree.tree_map(lambda *each: sum(each) / world, *(rank[name] for rank in ranks))
         torch.testing.assert_close(mean, expected[name], rtol=1e-10, atol=1e-12)
     assert expected["terms"][-1]["region"] > 0.01
-
-
-def test_sync_normalizer_without_a_process_group_changes_nothing() -> None:
-    x, y = torch.randn(1, 3, 6, 6), torch.randint(3, (1, 6, 6))
-    assert EdgeAwareLoss(sync_normalizer=True)(x, y) == EdgeAwareLoss()(x, y)

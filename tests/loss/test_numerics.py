@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -35,7 +34,7 @@ def value_and_gradient(loss: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 @each_column
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_pixels_are_a_loss_of_zero(shape: tuple[int, ...], column: Column) -> None:
-    forms = itertools.product((1, 3), (False, True), ("mean", "sum", "none"), (False, True), (0.0, 3.0))
+    forms = pairwise((1, 3), (False, True), ("mean", "sum", "none"), (False, True), (0.0, 3.0))
     for classes, multilabel, reduction, upsample, region_weight in forms:
         batch, *size = shape
         x = torch.zeros(batch, classes, *((n + 1) // 2 if upsample else n for n in size), requires_grad=True)
@@ -292,11 +291,11 @@ def logits_of(kind: str, gap: float, classes: int) -> Tensor:
     return x[:, 1:] - x[:, :1] if classes == 1 else x
 
 
+KINDS, DTYPES = ["right", "wrong", "wrong next to unsure"], [torch.float32, torch.float64, torch.bfloat16]
+
+
 @each_column
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("classes", [1, 2, 3, 19, 150])
-@pytest.mark.parametrize("gap", LEADS)
-@pytest.mark.parametrize("kind", ["right", "wrong", "wrong next to unsure"])
+@pytest.mark.parametrize(("kind", "gap", "classes", "dtype"), pairwise(KINDS, LEADS, [1, 2, 3, 19, 150], DTYPES))
 def test_each_element_of_the_gradient(kind: str, gap: float, classes: int, dtype: torch.dtype, column: Column) -> None:
     x = logits_of(kind, gap, classes).to(dtype).requires_grad_()
     loss = column.loss(x, TARGET, ignore_index=IGNORED)

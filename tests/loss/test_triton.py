@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from columns import INTERPRETED, Column
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
 
-from edgeloss import EdgeAwareLoss, check, library
+from edgeloss import EdgeAwareLoss, check, fused, library
 from edgeloss.functional import edge_aware_loss
 from edgeloss.triton import operators
 
 TRITON = Column("fused", interpreted=True)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="make test runs it in a process with TRITON_INTERPRET=1")
 
 
@@ -102,3 +108,83 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
     check()
     with pytest.raises(ValueError, match="expected labels 0 to 3, or ignore_index=1, but got 77"):
         TRITON.loss(x, wrong, **options)
+
+
+# --------------------------------------------------------------------------------------------------- what a device does
+
+OF_STEPS: list[dict[str, Any]] = [{}, {"upsample": True}, {"decay": 1.5, "region_weight": 0.0}]
+
+
+def step_on(
+    device: str, upsample: bool = False, **options: Any
+) -> tuple[torch.Tensor, Callable[[], tuple[torch.Tensor, ...]]]:
+    """Return logits on a device, and what returns the loss and its gradient."""
+    x, y, given = call(4)
+    x = x.detach()[..., ::2, ::2].contiguous() if upsample else x.detach()
+    x, y = x.to(device).requires_grad_(), y.to(device)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        loss = edge_aware_loss(x, y, backend="fused", upsample=upsample, **{**given, **options})
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    return x, step
+
+
+@needs_gpu
+@pytest.mark.parametrize("options", OF_STEPS)
+def test_a_cuda_graph_has_the_bits_of_a_step(options: dict[str, Any]) -> None:
+    x, step = step_on("cuda", **options)
+    step()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    x.data.neg_()
+    graph.replay()
+    assert all(map(torch.equal, captured, step()))
+
+
+@needs_gpu
+@pytest.mark.parametrize("options", OF_STEPS)
+def test_a_step_on_a_device_waits_for_nothing(options: dict[str, Any]) -> None:
+    _, step = step_on("cuda", **options)
+    step()  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@interpreted
+@pytest.mark.parametrize("options", OF_STEPS)
+def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
+    from edgeloss.triton import call, region, upsampled
+
+    kernels = []
+    for module in (call, region, upsampled):
+        monkeypatch.setattr(module, "launch", lambda kernel, *_, **__: kernels.append(kernel.fn.__name__))
+    monkeypatch.setattr(call.Call, "on_device", lambda _: nullcontext())
+    monkeypatch.setattr(operators.operators.edge_loss, "default", call.forward)
+    monkeypatch.setattr(operators.operators.edge_loss_backward, "default", call.backward)
+    mode = FakeTensorMode()
+    for module, name in ((region, "_regions"), (upsampled, "_along")):
+
+        def made_before(*args: Any, make: Any) -> Any:
+            with unset_fake_temporarily():
+                made = make(*args)
+            return tree_map_only(torch.Tensor, mode.from_tensor, made)
+
+        monkeypatch.setattr(module, name, partial(made_before, make=getattr(module, name)))
+    for name in ("cpu", "numpy", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("a step read values"))
+    monkeypatch.setattr(library, "interprets", True)
+    monkeypatch.setattr(library, "_WRONG", {})
+    monkeypatch.setattr(fused, "check_labels", lambda *_: None)  # of labels on a CPU
+    with mode:
+        _, step = step_on("cpu", **options)
+        loss, _ = step()
+        with pytest.raises(DataDependentOutputException):  # such a read is noticed
+            loss.item()
+    assert {"forward_kernel", "backward_kernel"} < {*kernels}
+    assert ("adjoint_kernel" in kernels) == ("upsample" in options)

@@ -14,7 +14,6 @@ from metric_cases import FUNCTIONS, VOID, blobs
 from PIL import Image
 from slow_metrics import SLOW
 
-from edgeloss.fields import boundary_distance
 from edgeloss.metrics import boundary_f1, boundary_iou, trimap_iou
 
 
@@ -232,14 +231,3 @@ def test_nothing_to_score(name: str) -> None:
         actual = function(torch.zeros_like(target), target, 3, ignore_index=VOID, **options)
         # An image without a border scores 1 if images are scored separately.
         assert actual == 1 if name == "per image" and shape[0] else actual.isnan()
-
-
-@pytest.mark.parametrize("radius", [1, 3, 5, 10])
-def test_trimap_is_where_boundary_distance_says(radius: int) -> None:
-    _, target = blobs(2, 120, 120, 5)
-    near = boundary_distance(target, ignore_index=VOID) <= radius
-    valid = target != VOID
-    assert (valid & ~near).any()
-    wrong = (target + 1) % 5
-    for pred, score in ((torch.where(near, target, wrong), 1), (torch.where(near, wrong, target), 0)):
-        assert trimap_iou(torch.where(valid, pred, 0), target, 5, ignore_index=VOID, radius=radius) == score

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from segkit.data import SegmentationDataset
+from segkit.layouts import Split, pair_folders
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,3 +38,15 @@ def blocks(height: int = 60, width: int = 80, classes: int = 10) -> Bytes:
     """Return a mask of 10 × 10 blocks without any symmetry."""
     labels = np.random.default_rng(0).integers(0, classes, (height // 10, width // 10), dtype=np.uint8)
     return labels.repeat(10, axis=0).repeat(10, axis=1)
+
+
+def open_folder(
+    root: Path,
+    num_classes: int = 10,
+    ignore_index: int = 255,
+    kind: type[SegmentationDataset] = SegmentationDataset,
+    **options: Any,
+) -> SegmentationDataset:
+    """Open a folder of `save`; the options are those of the data set."""
+    pairs = pair_folders(root / "images", root / "masks")
+    return kind(Split(pairs, [str(c) for c in range(num_classes)], ignore_index), **options)

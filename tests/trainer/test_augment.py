@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_masks import blocks, save
+from small_masks import blocks, open_folder, save
 
-from segkit.data import MEAN, STD, Augment, SegmentationFolder, denormalize
+from segkit.data import MEAN, STD, Augment, denormalize
 
 
 def check_pair(image: torch.Tensor, mask: torch.Tensor) -> None:
@@ -32,7 +32,7 @@ def check_pair(image: torch.Tensor, mask: torch.Tensor) -> None:
 @pytest.mark.parametrize("size", [None, (60, 80), (45, 90), (80, 64)])
 def test_image_and_mask_move_together(size: tuple[int, int] | None, folder: Path) -> None:
     augment = Augment(flip=0.5, scale=(0.5, 1.5), color=0.0)
-    dataset = SegmentationFolder(folder, num_classes=10, size=size, augment=augment)
+    dataset = open_folder(folder, size=size, augment=augment)
     for epoch in range(10):
         dataset.set_epoch(epoch)
         for index in range(len(dataset)):
@@ -42,15 +42,15 @@ def test_image_and_mask_move_together(size: tuple[int, int] | None, folder: Path
 
 
 def test_flip(folder: Path) -> None:
-    plain = SegmentationFolder(folder, num_classes=10)
-    flipped = SegmentationFolder(folder, num_classes=10, augment=Augment(flip=1.0, scale=(1.0, 1.0), color=0.0))
+    plain = open_folder(folder)
+    flipped = open_folder(folder, augment=Augment(flip=1.0, scale=(1.0, 1.0), color=0.0))
     torch.testing.assert_close(flipped[0][0], plain[0][0].flip(-1))
     assert torch.equal(flipped[0][1], plain[0][1].flip(-1))
 
 
 def test_no_strength_is_no_augmentation(folder: Path) -> None:
-    plain = SegmentationFolder(folder, num_classes=10, size=(45, 60))
-    still = SegmentationFolder(folder, num_classes=10, size=(45, 60), augment=Augment(0.0, (1.0, 1.0), 0.0))
+    plain = open_folder(folder, size=(45, 60))
+    still = open_folder(folder, size=(45, 60), augment=Augment(0.0, (1.0, 1.0), 0.0))
     torch.testing.assert_close(still[0][0], plain[0][0])
     assert torch.equal(still[0][1], plain[0][1])
 
@@ -58,7 +58,7 @@ def test_no_strength_is_no_augmentation(folder: Path) -> None:
 @pytest.mark.parametrize(("factor", "padding"), [(0.5, 60 * 80 - 30 * 40), (1.0, 0), (2.0, 0)])
 def test_shrinking_pads_and_enlarging_crops(factor: float, padding: int, folder: Path) -> None:
     augment = Augment(flip=0.0, scale=(factor, factor), color=0.0)
-    _, mask = SegmentationFolder(folder, num_classes=10, ignore_index=77, augment=augment)[0]
+    _, mask = open_folder(folder, ignore_index=77, augment=augment)[0]
     assert int((mask == 77).sum()) == padding
 
 
@@ -67,8 +67,8 @@ def test_color_varies_brightness_contrast_and_saturation(tmp_path: Path) -> None
     noise = np.random.default_rng(0).integers(110, 130, (60, 80, 3), dtype=np.uint8)
     save(tmp_path, "a", blocks(), noise)
     luma = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
-    plain = SegmentationFolder(tmp_path, num_classes=10)
-    colored = SegmentationFolder(tmp_path, num_classes=10, augment=Augment(flip=0.0, scale=(1.0, 1.0), color=0.4))
+    plain = open_folder(tmp_path)
+    colored = open_folder(tmp_path, augment=Augment(flip=0.0, scale=(1.0, 1.0), color=0.4))
     before = denormalize(plain[0][0])
     gray_before = (luma * before).sum(dim=0)
     factors = []
@@ -88,7 +88,7 @@ def test_color_varies_brightness_contrast_and_saturation(tmp_path: Path) -> None
 
 def test_color_stays_within_range(tmp_path: Path) -> None:
     save(tmp_path, "a", blocks(), np.random.default_rng(0).choice(np.array([0, 255], dtype=np.uint8), (60, 80, 3)))
-    dataset = SegmentationFolder(tmp_path, num_classes=10, augment=Augment(scale=(1.0, 1.0), color=1.0))
+    dataset = open_folder(tmp_path, augment=Augment(scale=(1.0, 1.0), color=1.0))
     for epoch in range(10):
         dataset.set_epoch(epoch)
         rgb = dataset[0][0] * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
@@ -98,12 +98,12 @@ def test_color_stays_within_range(tmp_path: Path) -> None:
 
 def test_augmentation_depends_on_seed_epoch_and_index_only(folder: Path) -> None:
     def sample(seed: int, epoch: int, index: int) -> torch.Tensor:
-        dataset = SegmentationFolder(folder, num_classes=10, augment=Augment(), seed=seed)
+        dataset = open_folder(folder, augment=Augment(), seed=seed)
         dataset.set_epoch(epoch)
         return dataset[index][0]
 
     first = sample(0, 0, 1)
-    used = SegmentationFolder(folder, num_classes=10, augment=Augment(), seed=0)
+    used = open_folder(folder, augment=Augment(), seed=0)
     for epoch in (3, 0):  # with another past: other epochs, other samples, another state of the global generators
         used.set_epoch(epoch)
         for index in (2, 0, 1):

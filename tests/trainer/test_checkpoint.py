@@ -1,6 +1,5 @@
-"""Checkpoints are written completely or not at all, and their weights fit wrapped and bare networks."""
+"""Checkpoints are written completely or not at all."""
 
-import copy
 import os
 import subprocess
 import sys
@@ -9,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from edgeloss.io import InputError
-from segkit.checkpoint import CheckpointError, load_checkpoint, load_weights, save_checkpoint
+from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.model import UNet
 
 
@@ -75,30 +73,3 @@ def test_errors_tell_missing_damaged_and_other_files_apart(tmp_path: Path) -> No
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match="a file without a model"):
         load_checkpoint(tmp_path / "list.pt")
-
-
-def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
-    """Wrap a model as training does; of DistributedDataParallel only the name of its attribute."""
-    model = copy.deepcopy(model)
-    if "compiled" in wrapper:
-        model = torch.compile(model, backend="eager")
-    return nn.ModuleDict({"module": model}) if "distributed" in wrapper else model
-
-
-@pytest.mark.parametrize("saved_as", ["", "compiled", "distributed", "compiled, distributed"])
-@pytest.mark.parametrize("loaded_as", ["", "compiled", "distributed", "compiled, distributed"])
-def test_weights_load_with_and_without_wrappers(saved_as: str, loaded_as: str) -> None:
-    trained = UNet(3, width=8, levels=2)
-    model = wrapped(UNet(3, width=8, levels=2), loaded_as)
-    load_weights(model, wrapped(trained, saved_as).state_dict())
-    for ours, theirs in zip(model.parameters(), trained.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_weights_of_another_model_are_refused() -> None:
-    weights = UNet(3, width=8).state_dict()
-    del weights["head.bias"]
-    with pytest.raises(
-        CheckpointError, match=r"expected weights of this model, but head\.bias is missing \(1 in total\)"
-    ):
-        load_weights(UNet(3, width=8), weights)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_masks import blocks, gray, pixels, save
+from small_masks import blocks, gray, open_folder, pixels, save
 
 from edgeloss.io import read_classes
-from segkit.data import MEAN, STD, Augment, SegmentationFolder, denormalize, normalize
+from segkit.data import MEAN, STD, Augment, denormalize, normalize
 
 SHAPES = Path(__file__).resolve().parents[2] / "data" / "shapes"
 CLASSES = 10
 
 
 def test_loads_the_set() -> None:
-    dataset = SegmentationFolder(SHAPES / "val", num_classes=CLASSES)
+    dataset = open_folder(SHAPES / "val", num_classes=CLASSES)
     assert dataset.names == [f"{index:03d}" for index in range(16)]
     assert len(dataset) == 16
     for index in (3, -1):
@@ -53,7 +53,7 @@ def test_loads_camvid(camvid: Path) -> None:
     names, ignore_index = read_classes(camvid / "classes.txt")
     assert len(names) == 11
     assert ignore_index == 255
-    dataset = SegmentationFolder(camvid / "val", num_classes=11, ignore_index=255, size=(180, 240), augment=Augment())
+    dataset = open_folder(camvid / "val", num_classes=11, ignore_index=255, size=(180, 240), augment=Augment())
     assert len(dataset) == 101
     for index in (0, 100):
         image, mask = dataset[index]
@@ -68,7 +68,7 @@ def test_suffixes_and_hidden_files(folder: Path) -> None:
     (folder / "images" / "c.png").unlink()
     Image.fromarray(gray(blocks())).save(folder / "images" / "c.JPG", quality=95)
     (folder / "images" / ".DS_Store").write_bytes(b"")
-    dataset = SegmentationFolder(folder, num_classes=10)
+    dataset = open_folder(folder)
     assert dataset.names == ["a", "b", "c"]
     torch.testing.assert_close(dataset[2][0], dataset[0][0], atol=0.2, rtol=0)  # JPEG is lossy
     assert torch.equal(dataset[2][1], dataset[0][1])
@@ -81,7 +81,7 @@ def test_palette_masks_give_indices(folder: Path) -> None:
     palette.putdata(list(image.tobytes()))
     palette.save(folder / "masks" / "b.png")
     assert pixels(folder / "masks" / "b.png").ndim == 2
-    dataset = SegmentationFolder(folder, num_classes=10)
+    dataset = open_folder(folder)
     assert torch.equal(dataset[1][1], dataset[0][1])
 
 
@@ -91,7 +91,7 @@ def test_bilevel_and_16_bit_masks(tmp_path: Path) -> None:
     Image.fromarray(mask.astype(bool)).save(tmp_path / "masks" / "a.png")
     save(tmp_path, "b", mask)
     Image.fromarray(mask.astype(np.uint16) * 300).save(tmp_path / "masks" / "b.png")
-    dataset = SegmentationFolder(tmp_path, num_classes=301)
+    dataset = open_folder(tmp_path, num_classes=301)
     assert torch.equal(dataset[0][1], torch.from_numpy(mask).long())
     assert torch.equal(dataset[1][1], torch.from_numpy(mask).long() * 300)
 
@@ -101,7 +101,7 @@ def test_images_are_turned_upright(folder: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # ... and the orientation tag that says so
     sideways.save(folder / "images" / "b.png", exif=exif)
-    dataset = SegmentationFolder(folder, num_classes=10)
+    dataset = open_folder(folder)
     assert torch.equal(dataset[1][0], dataset[0][0])
 
 
@@ -111,7 +111,7 @@ def test_resize_keeps_pixel_centers_in_register(width: int, tmp_path: Path) -> N
     # looked: the pixel it picks is centered at most half a pixel away. A resize that ignores centers errs by up to one.
     mask = np.tile(np.arange(40, dtype=np.uint8), (8, 1))
     save(tmp_path, "a", mask, gray(mask, step=6))
-    image, labels = SegmentationFolder(tmp_path, num_classes=40, size=(8, width))[0]
+    image, labels = open_folder(tmp_path, num_classes=40, size=(8, width))[0]
     columns = denormalize(image)[0] * 255 / 6
     rounding = 0.51 / 6  # the resized image is rounded to 8 bits
     centers = ((torch.arange(width) + 0.5) * 40 / width - 0.5).clamp(0, 39)
@@ -123,7 +123,7 @@ def test_resize_keeps_pixel_centers_in_register(width: int, tmp_path: Path) -> N
 def test_shrinking_averages(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     save(tmp_path, "a", np.zeros((40, 60), dtype=np.uint8), noise)
-    image, _ = SegmentationFolder(tmp_path, num_classes=1, size=(10, 20))[0]
+    image, _ = open_folder(tmp_path, num_classes=1, size=(10, 20))[0]
     mean = noise.reshape(10, 4, 20, 3, 3).mean(axis=(1, 3)).transpose(2, 0, 1) / 255
     np.testing.assert_allclose(denormalize(image).numpy(), mean, atol=0.51 / 255)
 
@@ -190,12 +190,12 @@ def test_construction_refuses_an_inconsistent_folder(
 ) -> None:
     damage(folder)
     with pytest.raises(kind, match=re.escape(message.format(folder=folder))):
-        SegmentationFolder(folder, num_classes=10)
+        open_folder(folder)
 
 
 def test_construction_refuses_a_missing_root(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=re.escape(f"{tmp_path / 'nowhere'}: no such folder, expected")):
-        SegmentationFolder(tmp_path / "nowhere", num_classes=10)
+        open_folder(tmp_path / "nowhere")
 
 
 def _truncate(path: Path) -> None:
@@ -250,7 +250,7 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
 def test_reading_refuses_a_bad_file(
     damage: Callable[[Path], None], name: str, message: str, augment: Augment | None, folder: Path
 ) -> None:
-    dataset = SegmentationFolder(folder, num_classes=10, augment=augment)
+    dataset = open_folder(folder, augment=augment)
     damage(folder / name)
     with pytest.raises(ValueError, match=re.escape(f"{folder / name}{message}")):
         dataset[1]
@@ -258,7 +258,7 @@ def test_reading_refuses_a_bad_file(
 
 
 def test_unreadable_file_keeps_the_cause(folder: Path) -> None:
-    dataset = SegmentationFolder(folder, num_classes=10)
+    dataset = open_folder(folder)
     _truncate(folder / "images" / "b.png")
     with pytest.raises(ValueError, match=r"b\.png") as error:
         dataset[1]
@@ -268,7 +268,7 @@ def test_unreadable_file_keeps_the_cause(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_classes": 0}, "num_classes: expected an integer >= 1, but got 0"),
+        ({"num_classes": 0}, "classes: expected at least one, but got none"),
         ({"size": (0, 4)}, "size: expected (height, width), both >= 1, but got (0, 4)"),
         ({"size": (4,)}, "size: expected (height, width), both >= 1, but got (4,)"),
         ({"seed": -1}, "seed: expected an integer >= 0, but got -1"),
@@ -276,9 +276,9 @@ def test_unreadable_file_keeps_the_cause(folder: Path) -> None:
 )
 def test_bad_arguments(arguments: dict[str, object], message: str, folder: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        SegmentationFolder(folder, **{"num_classes": 10, **arguments})  # type: ignore[arg-type]
+        open_folder(folder, **arguments)  # type: ignore[arg-type]
 
 
 def test_bad_epoch(folder: Path) -> None:
     with pytest.raises(ValueError, match="epoch: expected an integer >= 0, but got -1"):
-        SegmentationFolder(folder, num_classes=10).set_epoch(-1)
+        open_folder(folder).set_epoch(-1)

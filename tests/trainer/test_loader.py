@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_masks import blocks, save
+from small_masks import blocks, open_folder, save
 from torch.utils.data import DataLoader
 
 from segkit import loader
-from segkit.data import Augment, AugmentedDataset, SegmentationFolder, _Cache
+from segkit.data import Augment, AugmentedDataset, SegmentationDataset, _Cache
 from segkit.loader import Batches
-from segkit.seeding import seed_worker
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="start methods differ elsewhere")
 # Python 3.12 and later
@@ -31,7 +30,7 @@ fork_warns = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 @fork_warns
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_set_epoch_reaches_workers_that_live_on(start: str, folder: Path) -> None:
-    dataset = SegmentationFolder(folder, num_classes=10, augment=Augment())
+    dataset = open_folder(folder, augment=Augment())
     loader = DataLoader(dataset, batch_size=3, num_workers=1, persistent_workers=True, multiprocessing_context=start)
     for epoch in (0, 1):
         dataset.set_epoch(epoch)
@@ -41,11 +40,9 @@ def test_set_epoch_reaches_workers_that_live_on(start: str, folder: Path) -> Non
             assert torch.equal(mask[index], dataset[index][1])
 
 
-def load(dataset: SegmentationFolder, workers: int, start: str | None = None) -> list[torch.Tensor]:
+def load(dataset: SegmentationDataset, workers: int, start: str | None = None) -> list[torch.Tensor]:
     """Load all images and labels of an epoch, in order."""
-    loader = DataLoader(
-        dataset, num_workers=workers, multiprocessing_context=start if workers else None, worker_init_fn=seed_worker
-    )
+    loader = DataLoader(dataset, num_workers=workers, multiprocessing_context=start if workers else None)
     return [part for batch in loader for part in batch]
 
 
@@ -64,8 +61,8 @@ def test_cache_gives_the_same_without_reading_again(
     workers: int, start: str | None, size: tuple[int, int] | None, augment: Augment | None, folder: Path
 ) -> None:
     save(folder, "b", blocks(70, 90))  # images of two sizes
-    plain = SegmentationFolder(folder, num_classes=10, size=size, augment=augment)
-    cached = SegmentationFolder(folder, num_classes=10, size=size, augment=augment, cache=True)
+    plain = open_folder(folder, size=size, augment=augment)
+    cached = open_folder(folder, size=size, augment=augment, cache=True)
     expected = []
     for epoch in range(2):
         plain.set_epoch(epoch)
@@ -78,7 +75,7 @@ def test_cache_gives_the_same_without_reading_again(
 
 
 def test_cache_is_filled_when_asked_for(folder: Path) -> None:
-    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    dataset = open_folder(folder, cache=True)
     first = dataset[1][0]
     (folder / "images" / "b.png").unlink()
     assert torch.equal(dataset[1][0], first)
@@ -88,7 +85,7 @@ def test_cache_is_filled_when_asked_for(folder: Path) -> None:
 
 
 def test_what_a_sample_changes_stays_out_of_the_cache(folder: Path) -> None:
-    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    dataset = open_folder(folder, cache=True)
     image, labels = (part.clone() for part in dataset[0])
     for _ in range(2):
         again = dataset[0]
@@ -113,7 +110,7 @@ def test_cache_bytes_are_known_without_a_cache(
     options: dict[str, Any], pixels: int, label_bytes: int, cache: bool, folder: Path
 ) -> None:
     save(folder, "b", blocks(70, 90))
-    dataset = SegmentationFolder(folder, **{"num_classes": 10, "cache": cache, **options})
+    dataset = open_folder(folder, **{"cache": cache, **options})
     assert dataset.cache_bytes == pixels * (3 + label_bytes)
     if cache:
         assert dataset._cache is not None
@@ -123,14 +120,14 @@ def test_cache_bytes_are_known_without_a_cache(
 def test_cache_keeps_large_and_negative_labels(tmp_path: Path) -> None:
     save(tmp_path, "a", blocks(classes=2))
     Image.fromarray(blocks(classes=2).astype(np.uint16) * 300).save(tmp_path / "masks" / "a.png")
-    dataset = SegmentationFolder(tmp_path, num_classes=301, ignore_index=-100, cache=True)
+    dataset = open_folder(tmp_path, num_classes=301, ignore_index=-100, cache=True)
     assert torch.equal(dataset[0][1], torch.from_numpy(blocks(classes=2)).long() * 300)
     assert torch.equal(dataset[0][1], dataset[0][1])
 
 
 def test_cache_leaves_out_what_does_not_fit_its_place(folder: Path) -> None:
     """A file may be replaced by one of another size after the memory was allocated."""
-    dataset = SegmentationFolder(folder, num_classes=10, cache=True)
+    dataset = open_folder(folder, cache=True)
     neighbors = dataset[0][0], dataset[2][0]
     save(folder, "b", blocks(70, 90))
     assert dataset[1][1].shape == dataset[1][1].shape == (70, 90)
@@ -151,10 +148,10 @@ def test_cache_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cache_names_the_image_whose_size_it_can_not_read(folder: Path) -> None:
     (folder / "images" / "b.png").write_text("no picture")
     with pytest.raises(ValueError, match=r"b\.png: can't be read as an image"):
-        SegmentationFolder(folder, num_classes=10, cache=True)
+        open_folder(folder, cache=True)
 
 
-class Drawing(SegmentationFolder):
+class Drawing(SegmentationDataset):
     """Samples that draw from the global generators, as a transform may."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,11 +163,8 @@ class Drawing(SegmentationFolder):
 @fork_warns
 def test_random_numbers_of_workers_depend_on_seed_epoch_and_worker_only(folder: Path) -> None:
     def drawn(seed: int, epoch: int) -> torch.Tensor:
-        dataset = Drawing(folder, num_classes=10, seed=seed)
-        dataset.set_epoch(epoch)
-        return torch.stack(load(dataset, 2, "fork")[::2]).flatten(
-            1
-        )  # samples 0 and 2 from one worker, 1 from the other
+        batches = Batches(open_folder(folder, kind=Drawing), 1, 2, seed=seed, position=lambda: (epoch, 0))
+        return torch.cat([batch.images for batch in batches])  # samples 0 and 2 from one worker, 1 from the other
 
     first = drawn(0, 0)
     torch.rand(3)  # from which torch alone would seed its workers

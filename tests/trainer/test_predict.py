@@ -227,9 +227,13 @@ def _spoil_weights(checkpoint: Path, images: Path) -> None:
         (
             _change(classes=["a"]),
             [],
-            "{c}: expected weights of this model, but got a size mismatch for head.bias",
+            "{c}: expected a checkpoint of this network, but got another: size mismatch for head.bias",
         ),
-        (_change(network=NETWORK | {"dims": 3}), [], "{c}: expected weights of this model"),
+        (
+            _change(network=NETWORK | {"dims": 3}),
+            [],
+            "{c}: expected a checkpoint of this network, but got another: size",
+        ),
         (
             _change(size=[16, 24]),
             ["--window", "8", "8"],

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Draw the pictures of docs/how-it-works.md, on one scene that is drawn here.
+
+* edge-weights.png: which pixels the edge terms look at, and how much: A and B of functional.edge_weights.
+* edge-step.png: what a step of gradient descent changes, by the cross-entropy and by the edge terms.
+* regions.png: what the region term compares, and what of the labels the prediction leaves open.
+
+White lines are the borders of the labels, gray pixels are ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from edgeloss.functional import edge_aware_loss, edge_weights
+from edgeloss.viz.drawing import draw_borders, find_borders
+from edgeloss.viz.palette import NOTHING, VOID, distinct_colors
+from pictures import save_figure
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+CLASSES, IGNORED = 4, 255
+SCALE = 3  # pixels of the last picture per pixel of the scene
+WIRE = 3
+NOISE = 5e-4  # a of docs/loss.md
+
+
+def make_labels() -> Tensor:
+    """Return labels [32, 40]: two areas, a disk, a wire of one pixel, a single pixel, and pixels that are ignored."""
+    y, x = torch.meshgrid(torch.arange(32), torch.arange(40), indexing="ij")
+    labels = (3 * y > 60 + x).long()
+    labels[(y - 12) ** 2 + (x - 10) ** 2 < 50] = 2
+    labels[x - y == 16] = WIRE
+    labels[6, 33] = WIRE
+    labels[25:28, 4:10] = IGNORED
+    labels[9:18, 30:40] = torch.where(x + y > 46, IGNORED, labels)[9:18, 30:40]
+    return labels
+
+
+def make_logits(labels: Tensor) -> Tensor:
+    """Return logits [1, C, H, W] of a prediction out of focus, in which a part of the wire is missing."""
+    height, width = labels.shape
+    shown = labels.where(labels != IGNORED, 0)
+    gap = slice(height // 4, height // 2)
+    shown[gap] = shown[gap].where(shown[gap] != WIRE, 0)
+    right = F.one_hot(shown, CLASSES).movedim(-1, 0)[None].double()
+    side = 2 * (width // 40) + 1
+    blurred = F.avg_pool2d(F.pad(right, [side // 2] * 4, mode="replicate"), side, stride=1)
+    return (blurred + 0.02).log()
+
+
+def place(axes: Axes, labels: Tensor, title: str) -> None:
+    """Draw the borders of the labels over a map, and its title."""
+    draw_borders(axes, find_borders(labels.where(labels != IGNORED, -1).numpy()), "white", 0.6)
+    axes.set(xticks=[], yticks=[], title=title)
+
+
+def show_labels(axes: Axes, labels: Tensor) -> None:
+    """Draw labels [H, W] in the colors of their classes."""
+    colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
+    axes.imshow(colors[labels.where(labels != IGNORED, CLASSES)].numpy())
+    axes.set(xticks=[], yticks=[], title="labels")
+
+
+def draw_weights(labels: Tensor) -> Figure:
+    """Draw labels [H, W], A, and the sum of B over the classes."""
+    weights = edge_weights(labels[None], CLASSES, ignore_index=IGNORED)
+    other = torch.zeros(labels.numel(), dtype=torch.float64).index_add_(0, weights.pixel, weights.other_side)
+    void = labels == IGNORED
+    figure = Figure(figsize=(10, 2.7), layout="constrained")
+    axes = figure.subplots(1, 3)
+    show_labels(axes[0], labels)
+    for shown, title, values in ((axes[1], "A", weights.same_side[0]), (axes[2], "Σ B", other.view_as(labels))):
+        shown.imshow(torch.where(void[..., None], torch.tensor(VOID), torch.tensor(NOTHING)).numpy())
+        picture = shown.imshow(values.masked_fill(values == 0, torch.nan).numpy(), cmap="viridis", vmin=0)
+        figure.colorbar(picture, ax=shown)
+        place(shown, labels, title)
+    return figure
+
+
+def step(logits: Tensor, labels: Tensor, **weights: float) -> Tensor:
+    """Return by how much a step on the logits changes the probability of the label [H, W].
+
+    The steps of all losses have the same length: the sum of their changes of logits, without signs, is that of 0.2 per
+    pixel.
+    """
+    x = logits.clone().requires_grad_()
+    edge_aware_loss(x, labels[None], ignore_index=IGNORED, **weights).backward()
+    after = logits - 0.2 * labels.numel() / x.grad.abs().sum() * x.grad
+    index = labels.where(labels != IGNORED, 0)[None, None]
+    change = after.softmax(1).gather(1, index) - logits.softmax(1).gather(1, index)
+    return change[0, 0].masked_fill(labels == IGNORED, torch.nan)
+
+
+def draw_step(labels: Tensor) -> Figure:
+    """Draw the probability of the label, and what a step by each of two losses adds to it."""
+    logits = make_logits(labels)
+    index = labels.where(labels != IGNORED, 0)[None, None]
+    before = logits.softmax(1).gather(1, index)[0, 0].masked_fill(labels == IGNORED, torch.nan)
+    changes = {
+        "a step by the cross-entropy": step(logits, labels, edge_weight=0.0),
+        "a step by the edge terms": step(logits, labels, ce_weight=0.0),
+    }
+    top = max(change.nan_to_num().abs().max().item() for change in changes.values())
+    figure = Figure(figsize=(10, 2.7), layout="constrained")
+    axes = figure.subplots(1, 3)
+    figure.colorbar(axes[0].imshow(before.numpy(), cmap="viridis", vmin=0, vmax=1), ax=axes[0])
+    place(axes[0], labels, "probability of the label")
+    for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
+        figure.colorbar(shown.imshow(change.numpy(), cmap="viridis", vmin=0, vmax=top), ax=shown)
+        place(shown, labels, title)
+    for shown in axes:
+        shown.set_facecolor(VOID)
+    return figure
+
+
+def regions(averages: Tensor) -> Tensor:
+    """Return the centered regions [9, N] of averages [h, w]."""
+    columns = F.unfold(averages[None, None], 3)[0]
+    return columns - columns.mean(1, keepdim=True)
+
+
+def draw_regions(labels: Tensor) -> Figure:
+    """Draw averages of labels and prediction, and the residual of the best linear estimate of the former."""
+    labels = labels.repeat_interleave(SCALE, 0).repeat_interleave(SCALE, 1)
+    logits = make_logits(labels)
+    valid = (labels != IGNORED).double()
+    maps = torch.stack([(labels == WIRE).double(), logits.softmax(1)[0, WIRE] * valid])[:, None]
+    z, q = F.avg_pool2d(maps, SCALE, stride=SCALE, padding=1)[:, 0]
+    of_labels, of_prediction = regions(z), regions(q)
+    noise = NOISE * max(1.0, (of_prediction.square().sum() / of_labels.square().sum()).item())
+    inner = of_prediction @ of_prediction.T + noise * torch.eye(9, dtype=torch.float64)
+    residual = of_labels - torch.linalg.solve(inner, of_prediction @ of_labels.T).T @ of_prediction
+    left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
+    figure = Figure(figsize=(10, 2.7), layout="constrained")
+    axes = figure.subplots(1, 3)
+    titles = ("averages of the labels, z", "averages of the prediction, q", "what q leaves open of z")
+    for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
+        figure.colorbar(shown.imshow(np.asarray(values), cmap="viridis", vmin=0, vmax=z.max()), ax=shown)
+        shown.add_patch(Rectangle((21.5, 5.5), 3, 3, fill=False, edgecolor="white"))
+        shown.set(xticks=[], yticks=[], title=title)
+    return figure
+
+
+def main() -> None:
+    """Draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=IMAGES, metavar="FOLDER", help="default: %(default)s")
+    folder, labels = parser.parse_args().output, make_labels()
+    for name, draw in {"edge-weights": draw_weights, "edge-step": draw_step, "regions": draw_regions}.items():
+        save_figure(draw(labels), folder / f"{name}.png", 100)
+
+
+if __name__ == "__main__":
+    main()

@@ -93,12 +93,9 @@ def pack_images(content: Content, room: int) -> tuple[list[dict[str, Any]], Prec
 
 def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
     layers = {layer.key: layer for layer in content.layers}
-    arrays = dict(_image(content, index, precision, _bands))
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # zlib lets other threads run
-        bands = list(pool.map(_Packed.compressed, arrays.values()))
     packed: dict[str, Any] = {"arrays": {}, "histograms": {}}
-    for (name, array), compressed in zip(arrays.items(), bands, strict=True):
-        packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": compressed}
+    for name, array in _image(content, index, precision, _bands):
+        packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
         if name in layers:
             counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
             log = layers[name].log
@@ -130,7 +127,14 @@ class _Packed(NamedTuple):
 
     def compressed(self) -> list[str]:
         level = _LEVELS[math.prod(self.shape) > LARGE]
-        return [base64.b64encode(zlib.compress(self._bytes(part), level)).decode() for part in self.parts]
+
+        def compress(part: _Array) -> str:
+            return base64.b64encode(zlib.compress(self._bytes(part), level)).decode()
+
+        if len(self.parts) == 1:
+            return [compress(self.parts[0])]
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # zlib lets other threads run
+            return list(pool.map(compress, self.parts))
 
     def _bytes(self, values: _Array) -> bytes:
         if self.kind == "float":

@@ -20,13 +20,11 @@ SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients)
 
 // The weights that forward kept; false where it did not.
 template <typename A>
-bool SlabGradient<A>::recall_weights(const typename Call<A>::Near& near, const Places& places) {
+bool SlabGradient<A>::recall_weights(const typename Call<A>::Near& near, const Slab& slab) {
   if (!near.count || *near.count < 0) return false;
-  weights_.any = *near.count > 0;
-  weights_.others.clear();
-  if (!weights_.any) return true;
-  weights_.same.assign(places.count, A(0));
-  if (call_.g.classes == 2) weights_.other.assign(places.count, A(0));
+  weights_.clear();
+  if (*near.count == 0) return true;
+  weights_.start(slab.pixels(call_.g.width), call_.g.classes);
   for (int32_t i = 0; i < *near.count; ++i) {
     if (near.k[i] == Call<A>::Near::kSame) {
       weights_.same[near.place[i]] = near.weight[i];
@@ -40,12 +38,12 @@ bool SlabGradient<A>::recall_weights(const typename Call<A>::Near& near, const P
 }
 
 template <typename A>
-void SlabGradient<A>::prepare(const Slab& slab, int64_t number, const Places& places) {
+void SlabGradient<A>::prepare(const Slab& slab, int64_t number) {
   const Geometry& g = call_.g;
   if (call_.options.gathers) {
-    collect_shares(slab, places);
-  } else if (call_.options.edges && !recall_weights(call_.near(number, slab), places)) {
-    windows_.form(call_.label_map(slab.image), slab, places, &weights_, nullptr);
+    collect_shares(slab);
+  } else if (call_.options.edges && !recall_weights(call_.near(number, slab), slab)) {
+    windows_.form(call_.label_map(slab.image), slab, &weights_, nullptr);
   }
   regions_.classes.clear();
   const int64_t slice = average_of(slab.first_slice);
@@ -78,27 +76,23 @@ void SlabGradient<A>::prepare(const Slab& slab, int64_t number, const Places& pl
 
 // The weights where neighbors are gathered: their shares.
 template <typename A>
-void SlabGradient<A>::collect_shares(const Slab& slab, const Places& places) {
+void SlabGradient<A>::collect_shares(const Slab& slab) {
   const Geometry& g = call_.g;
-  weights_.any = true;
-  weights_.others.clear();
-  weights_.same.assign(places.count, A(0));
-  if (g.classes == 2) weights_.other.assign(places.count, A(0));
+  weights_.clear();
+  weights_.start(slab.pixels(g.width), g.classes);
   for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
     const Chunk chunk = {slab.image, z * g.height + slab.first_row, z * g.height + slab.last_row};
     own_.assign(slab.rows() * g.width, A(0));
     others_.clear();
     gather_.collect_shares(call_.reader(slab.image), chunk, own_.data(), others_);
-    const int64_t first = (z - slab.first_slice) * places.slice_step;
-    for (int64_t y = 0; y < slab.rows(); ++y) {
-      std::copy_n(own_.data() + y * g.width, g.width, weights_.same.data() + first + y * places.row_step);
-    }
+    const int32_t first = slab.place(g.width, z, slab.first_row, 0);
+    std::copy(own_.begin(), own_.end(), weights_.same.begin() + first);
     for (const OtherWeight<A>& each : others_) {
-      const int64_t y = each.place / g.width, place = first + y * places.row_step + each.place - y * g.width;
+      const int32_t place = first + each.place;
       if (g.classes == 2) {
         weights_.other[place] += each.weight;
       } else {
-        weights_.others.push_back({static_cast<int32_t>(place), each.k, each.weight});
+        weights_.others.push_back({place, each.k, each.weight});
       }
     }
   }

@@ -18,11 +18,10 @@ class SlabGradient {
   // was one.
   template <typename F>
   void for_each_tile(const Slab& slab, int64_t number, const F& body) {
-    const Places places(slab, call_.g.width, call_.up.has_value());
-    prepare(slab, number, places);
+    prepare(slab, number);
     const Smoothing<A> smoothing = call_.smoothing(slab.image);
     const EdgeWeights<A>* weights = call_.options.edges ? &weights_ : nullptr;
-    tiles_.for_each(slab, weights, places, false, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    tiles_.for_each(slab, weights, false, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       const A *m = own_m, *r = own_r;
       if (call_.state.m && !at.place) {
@@ -39,9 +38,9 @@ class SlabGradient {
 
  private:
   // The weights of the edge terms and the slopes of the region term.
-  void prepare(const Slab& slab, int64_t number, const Places& places);
-  bool recall_weights(const typename Call<A>::Near& near, const Places& places);
-  void collect_shares(const Slab& slab, const Places& places);
+  void prepare(const Slab& slab, int64_t number);
+  bool recall_weights(const typename Call<A>::Near& near, const Slab& slab);
+  void collect_shares(const Slab& slab);
   void read_statistics(const Pixels<A>& pixels, const TilePlace& at, A* m, A* r) const;
 
   const Call<A>& call_;

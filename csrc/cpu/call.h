@@ -103,7 +103,7 @@ struct Call {
   // Pixels of a tile. Of many classes they are fewer, so that it stays in the second-level cache.
   int64_t tile() const {
     const int64_t pixels = (1 << 17) / (g.classes * static_cast<int64_t>(sizeof(A)));
-    return std::clamp<int64_t>(pixels & ~(Places::kAligned - 1), Places::kAligned, g.classes > 4 ? kTile / 2 : kTile);
+    return std::clamp<int64_t>(pixels & ~int64_t(15), 16, g.classes > 4 ? kTile / 2 : kTile);
   }
 };
 

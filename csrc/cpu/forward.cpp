@@ -230,11 +230,10 @@ struct Passes {
   void find_terms(int64_t i, const Slab& slab, Space& space) {
     const Geometry& g = call.g;
     Sums& of = sums[i];
-    const Places places(slab, g.width, call.up.has_value());
     EdgeWeights<A>* weights = call.options.edges && !call.options.gathers ? &space.weights : nullptr;
     if (call.options.edges) {
       EdgeTotals totals;
-      space.windows.form(call.label_map(slab.image), slab, places, weights, &totals);
+      space.windows.form(call.label_map(slab.image), slab, weights, &totals);
       of[Row::kEdgeWeight] = totals.weight;
       for (size_t c = 0; c < totals.counts.size(); ++c) {
         if (totals.counts[c] == 0) continue;
@@ -251,7 +250,7 @@ struct Passes {
     space.rows.start(slab, g, space.regions.classes.size());
     const bool rereads = !space.regions.classes.empty();
     const Smoothing<A> smoothing = call.smoothing(slab.image);
-    space.tiles.for_each(slab, weights, places, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    space.tiles.for_each(slab, weights, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       A *kept_m = call.state.m, *kept_r = call.state.r;
       const bool in_place = kept_m && !at.place;

@@ -22,7 +22,7 @@ namespace edgeloss {
 // B_n(k) of one pixel and class.
 template <typename A>
 struct OtherWeight {
-  int32_t place;  // of the pixel, in Places
+  int32_t place;  // of the pixel in its slab
   int32_t k;
   A weight;
 };
@@ -32,8 +32,18 @@ template <typename A>
 struct EdgeWeights {
   std::vector<A> same;                 // A_n, by place
   std::vector<A> other;                // B_n of two classes, by place
-  std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of the multiples of Places::kAligned
+  std::vector<OtherWeight<A>> others;  // B_n(k) of more classes, in the order of places
   bool any;                            // whether there is an edge nearby; else nothing is set
+
+  void clear() {
+    any = false;
+    others.clear();
+  }
+  void start(int64_t pixels, int64_t classes) {
+    any = true;
+    same.assign(pixels, A(0));
+    if (classes == 2) other.assign(pixels, A(0));
+  }
 };
 
 // What counts for the edge pixels of a slab.
@@ -75,72 +85,60 @@ inline bool is_constant(const int16_t* label, int64_t n) {
 // Whether all labels of a box of an image, [first, last) along each axis, are the same.
 bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last);
 
+// A block of the pixels of a slab, [first, last) along each axis, in a box of the image with a margin, where numbers
+// lie in rows. The inner pixels of the box, from `begin` to `end`, see no pixel outside.
+struct Box {
+  int64_t first[3], last[3], origin[3], size[3], step[3], radius[3], count, begin, end;
+
+  int64_t at(int64_t z, int64_t y, int64_t x) const {
+    return (z - origin[0]) * step[0] + (y - origin[1]) * step[1] + x - origin[2];
+  }
+  // Calls body(slice, row, where it begins) for each row of the block.
+  template <typename F>
+  EDGELOSS_INLINE void for_each_row(const F& body) const {
+    for (int64_t z = first[0]; z < last[0]; ++z) {
+      for (int64_t y = first[1]; y < last[1]; ++y) body(z, y, at(z, y, first[2]));
+    }
+  }
+};
+
+// Numbers of each pixel of a box: w; u, which is -1 where no edge pixel is; D and D', and then in their places u / D
+// and u / D' of edge pixels, 0 elsewhere; what these give to the pixels around them of the same class, and of two
+// classes to those of the other one. The rest is for sums.
+template <typename A>
+struct BoxNumbers {
+  int32_t* label;
+  A *w, *u, *same, *across, *to_own, *to_other, *chosen, *sum, *part, *sides[2], *all[2];
+};
+
 // Forms the weights of slabs, one after another, in memory of its own.
 template <typename A>
 class EdgeWindows {
  public:
-  explicit EdgeWindows(const Geometry& g)
-      : g_(g), window_((2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1)) {}
+  explicit EdgeWindows(const Geometry& g);
 
   // weights and totals: each may be null.
-  void form(const LabelMap<A>& map, const Slab& slab, const Places& places, EdgeWeights<A>* weights,
-            EdgeTotals* totals);
+  void form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals);
 
  private:
-  // A box of the image with a margin, where numbers lie in rows: pixel (z, y, x) of the image at
-  // (z - origin[0]) · step[0] + (y - origin[1]) · step[1] + (x - origin[2]). Its inner pixels, from `begin` to `end`,
-  // see no pixel outside.
-  struct Box {
-    int64_t origin[3], size[3], step[3], radius[3], count, begin, end;
-    int64_t at(int64_t z, int64_t y, int64_t x) const {
-      return (z - origin[0]) * step[0] + (y - origin[1]) * step[1] + x - origin[2];
-    }
-  };
-  // Numbers of each pixel of a box, in the type of the sums.
-  template <typename T>
-  struct Sums {
-    T *chosen, *sum, *part, *sides[2], *all[2];
-  };
-  // Labels, w, and u, which is -1 where no edge pixel is. D and D' of each pixel, and then in their places u / D and
-  // u / D' of edge pixels, 0 elsewhere.
-  struct Arrays {
-    int32_t* label;
-    int16_t *short_label, *short_same, *short_across;  // D and D' that are numbers of neighbors
-    A *w, *u, *same, *across;
-  };
-  // The pixels of a slab that a block holds.
-  struct Core {
-    int64_t first[3], last[3];
-  };
-
-  Box box_around(const Core& core);
+  Box box_around(const Slab& slab, int64_t first_column, int64_t last_column);
   void load(const LabelMap<A>& map, const Box& box);
   void find_edges(const LabelMap<A>& map, const Box& box);
-  void count_edges(const LabelMap<A>& map, const Box& box, const Core& core, EdgeTotals& totals);
-  void collect(const LabelMap<A>& map, const Box& box, int32_t k, const Core& core, const Slab& slab,
-               const Places& places, EdgeWeights<A>& weights);
-  void collect_neighbors(const LabelMap<A>& map, const Box& box, const Core& core, const Slab& slab,
-                         const Places& places, EdgeWeights<A>& weights);
-  // Whether the neighbors of a block are fewer than what its classes cost: of windows of radius 1, with many classes.
-  bool sees_neighbors() const {
-    const int64_t most = std::min<int64_t>(27, 4 * static_cast<int64_t>(classes_.size()));
-    return g_.classes > 2 && window_ <= most;
-  }
-  void sort(const Places& places, std::vector<OtherWeight<A>>& others);
+  void count_edges(const Box& box, EdgeTotals& totals);
+  void give_by_neighbor(const Box& box, const Slab& slab);
+  void give_by_class(const Box& box, const Slab& slab);
+  void write(const Box& box, const Slab& slab, EdgeWeights<A>& weights) const;
+  void sort(int64_t pixels, std::vector<OtherWeight<A>>& others);
 
   const Geometry& g_;
-  int64_t window_;                // pixels of a window
-  std::vector<int64_t> offsets_;  // of the neighbors of a pixel in the box, where they are looked at one by one
-  int64_t room_ = 0;
+  const bool by_neighbor_;        // few neighbors are looked at one by one, more are summed class by class
+  std::vector<int64_t> offsets_;  // of the neighbors of a pixel in the box
   std::vector<A> numbers_;
-  std::vector<int32_t> labels_, starts_, classes_;  // classes_: those of the block
-  std::vector<int16_t> short_numbers_;
-  std::vector<uint8_t> found_;  // where the sums of `collect` are more than 0
-  Arrays arrays_;
-  Sums<A> sums_;
-  Sums<int16_t> short_sums_;
+  std::vector<int32_t> labels_, starts_, classes_;  // classes_: those of the box
+  std::vector<uint8_t> found_;
+  BoxNumbers<A> box_;
   std::vector<OtherWeight<A>> unsorted_;
-  std::vector<int32_t> newest_;  // of each class, its last place in unsorted_
+  std::vector<int64_t> newest_;  // of each class, its last place in unsorted_
 };
 
 }  // namespace edgeloss

@@ -102,14 +102,14 @@ class SlabTiles {
 
   // Calls body(pixels, where they are) for each tile. weights may be null; rereads: the tile is read more than once.
   template <typename F>
-  void for_each(const Slab& slab, const EdgeWeights<A>* weights, const Places& places, bool rereads, const F& body) {
+  void for_each(const Slab& slab, const EdgeWeights<A>* weights, bool rereads, const F& body) {
     weights_ = weights && weights->any ? weights : nullptr;
     next_ = 0;
     for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
-      const int64_t first = (z - slab.first_slice) * places.slice_step;
+      const int64_t first = slab.place(call_.g.width, z, slab.first_row, 0);
       if (call_.up) {
         for (int64_t y = slab.first_row; y < slab.last_row; ++y) {
-          upsampled_row(slab.image, z, y, first + (y - slab.first_row) * places.row_step, body);
+          upsampled_row(slab.image, z, y, slab.place(call_.g.width, z, y, 0), body);
         }
       } else {
         slice(slab, z, first, rereads, body);

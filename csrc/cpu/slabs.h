@@ -15,6 +15,11 @@ struct Slab {
   int64_t image, first_slice, last_slice, first_row, last_row;
 
   int64_t rows() const { return last_row - first_row; }
+  int64_t pixels(int64_t width) const { return (last_slice - first_slice) * rows() * width; }
+  // The place of a pixel among those of the slab.
+  int32_t place(int64_t width, int64_t z, int64_t y, int64_t x) const {
+    return static_cast<int32_t>(((z - first_slice) * rows() + y - first_row) * width + x);
+  }
 };
 
 // The average that a row or a slice belongs to; past the last one where it belongs to none.
@@ -48,19 +53,6 @@ struct Slabs {
     return {index / per_image, std::max<int64_t>(0, z - 1), std::min(z + kPool - 1, depth), std::max<int64_t>(0, y - 1),
             std::min(y + rows - 1, height)};
   }
-};
-
-// Where the pixels of a slab are among the numbers that are kept of them: rows one after another, or each at a multiple
-// of kAligned; slices at a multiple of it.
-struct Places {
-  static constexpr int64_t kAligned = 16;
-  int64_t row_step, slice_step, count;
-
-  static int64_t aligned(int64_t n) { return (n + kAligned - 1) / kAligned * kAligned; }
-  Places(const Slab& slab, int64_t width, bool aligns_rows)
-      : row_step(aligns_rows ? aligned(width) : width),
-        slice_step(aligned(slab.rows() * row_step)),
-        count(slice_step * (slab.last_slice - slab.first_slice)) {}
 };
 
 }  // namespace edgeloss

@@ -103,7 +103,7 @@ def report(
         (True, False)
     """
     logits, target = batched(logits, target)
-    parts, tops, neighbors = zip(
+    parts, tops, neighbors, scores = zip(
         *(
             _examine(read_scene(x[None], y[None], criterion), _MAX_PAIRS // len(target), said)
             for x, y in zip(logits, target, strict=True)
@@ -125,7 +125,6 @@ def report(
         image | {"name": f"{at + 1} of {len(parts)}" if names is None else names[at]}
         for at, image in enumerate(data["images"])
     ]
-    scores = [compute_scores(part.target, part.prediction, arrays.classes) for part in parts]
     figures = [part.terms | score.means for part, score in zip(parts, scores, strict=True)]
     tables = [_table(part, score, classes, colors) for part, score in zip(parts, scores, strict=True)]
     size = " × ".join(map(str, arrays.target.shape[1:]))
@@ -145,14 +144,15 @@ def report(
     )
 
 
-def _examine(scene: Scene, most_pairs: int, said: Said) -> tuple[Arrays, tuple[_Array, _Array], Neighbors]:
+def _examine(scene: Scene, most_pairs: int, said: Said) -> tuple[Arrays, tuple[_Array, _Array], Neighbors, Scores]:
     """Return what a report shows of an image. The scene ends here: its logits are the largest part of the memory."""
     arrays = arrays_of(scene, said)
     said("most probable classes")
     tops = top_classes(scene)
     said("neighbors")
     count = min(max(most_pairs // max(int(arrays.maps["edge_mask"].sum()), 1), 1), _NEIGHBORS)
-    return arrays, tops, find_neighbors(scene, arrays, count)
+    neighbors = find_neighbors(scene, arrays, count)
+    return arrays, tops, neighbors, compute_scores(arrays.target, arrays.prediction, arrays.classes)
 
 
 def _of_images(parts: Iterable[str]) -> str:

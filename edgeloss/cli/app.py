@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeloss import __version__
+from edgeloss.cli.compare import compare
 from edgeloss.cli.diagnose import diagnose
 from edgeloss.cli.info import info
 from edgeloss.cli.metrics import metrics
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (view, metrics, diagnose, info):
+for command in (view, compare, metrics, diagnose, info):
     app.command()(command)
 
 

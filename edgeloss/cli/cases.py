@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from edgeloss import inputs
 from edgeloss.cli.messages import say
 from edgeloss.cli.options import FileOptions, PredKind
 from edgeloss.io import (
+    ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
     LABEL_PROBABILITY,
     LABEL_SUFFIXES,
@@ -29,6 +32,7 @@ from edgeloss.io import (
     read_labels,
     read_prediction,
 )
+from edgeloss.io.arrays import read_array
 from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
@@ -62,7 +66,9 @@ def find_cases(source: FileOptions, image: Path | None = None) -> list[CaseFiles
             all folders.
     """
     prediction, mask = source.pred, source.mask
-    suffixes = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES} | ({} if image is None else {image: IMAGE_SUFFIXES})
+    suffixes: dict[Path, tuple[str, ...]] = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES}
+    if image is not None:
+        suffixes[image] = IMAGE_SUFFIXES if source.slices is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     for path in suffixes:
         if not path.exists():
             raise InputError(f"{path}: no such file or folder")
@@ -100,11 +106,12 @@ class Case(NamedTuple):
 
     Attributes:
         name: of the files, without suffix.
-        logits: [1, C, h, w] floating.
-        target: [1, H, W] int64, h ≤ H and w ≤ W.
-        image: [1, 3, H, W] uint8, if there is one.
+        logits: [B, C, h, w] floating, of one image, or of B slices of a volume.
+        target: [B, H, W] int64, h ≤ H and w ≤ W.
+        image: [B, 3, H, W] uint8, if there is one.
         interpretation: how the prediction was read, in words.
         non_finite: how many values of the prediction are nan or infinite.
+        slices: the names of the slices, None of an image.
     """
 
     name: str
@@ -113,6 +120,18 @@ class Case(NamedTuple):
     image: Tensor | None
     interpretation: str
     non_finite: int
+    slices: list[str] | None = None
+
+    def truth(self, ignore_index: int | None) -> npt.NDArray[np.int64]:
+        """The labels [B, H, W], -1 at ignored pixels."""
+        target = self.target if ignore_index is None else self.target.masked_fill(self.target == ignore_index, -1)
+        return target.numpy()
+
+    def pictures(self) -> list[npt.NDArray[np.float64] | None]:
+        """The images, each [H, W, 3] in [0, 1], or None for each."""
+        if self.image is None:
+            return [None] * len(self.target)
+        return [one.permute(1, 2, 0).double().numpy() / 255 for one in self.image]
 
 
 class Relabel(NamedTuple):
@@ -136,6 +155,7 @@ class Reader(NamedTuple):
         key: the name of the prediction in a file of several arrays.
         mask_key: the name of the labels in such a file.
         region: the class to take from a prediction and a mask [C, H, W], as a binary case.
+        slices: the slices to take from a volume [C, D, H, W], each as an image; None reads images.
     """
 
     kind: PredictionKind | None = None
@@ -147,6 +167,7 @@ class Reader(NamedTuple):
     key: str | None = None
     mask_key: str | None = None
     region: int | None = None
+    slices: range | None = None
 
     @classmethod
     def from_options(cls, source: FileOptions) -> Reader:
@@ -182,6 +203,7 @@ class Reader(NamedTuple):
             key=source.key,
             mask_key=source.mask_key,
             region=region,
+            slices=None if source.slices is None else _parse_slices(source.slices),
         )
 
     def read(self, files: CaseFiles) -> Case:
@@ -190,9 +212,26 @@ class Reader(NamedTuple):
         Raises:
             InputError: if a file cannot be used, or sizes, classes or labels do not fit.
         """
-        prediction = read_prediction(files.prediction, self.kind, colors=self.colors, key=self.key, region=self.region)
-        mask = _replaced(read_labels(files.mask, colors=self.colors, key=self.mask_key, region=self.region), self.remap)
-        image = None if files.image is None else read_image(files.image)
+        if self.slices is None:
+            return self._read(files, None)
+        parts = [self._read(files, at) for at in self.slices]
+        images = [part.image for part in parts if part.image is not None]
+        names = [f"slice {at}" for at in self.slices]
+        return parts[0]._replace(
+            logits=torch.cat([part.logits for part in parts]),
+            target=torch.cat([part.target for part in parts]),
+            image=torch.cat(images) if images else None,
+            interpretation=f"{parts[0].interpretation}, {' to '.join(dict.fromkeys((names[0], names[-1])))}",
+            non_finite=sum(part.non_finite for part in parts),
+            slices=names,
+        )
+
+    def _read(self, files: CaseFiles, at: int | None) -> Case:
+        """Read an image, or slice ``at`` of a volume."""
+        taken: dict[str, Any] = {"colors": self.colors, "region": self.region, "at": at}
+        prediction = read_prediction(files.prediction, self.kind, key=self.key, **taken)
+        mask = _replaced(read_labels(files.mask, key=self.mask_key, **taken), self.remap)
+        image = None if files.image is None else _read_image(files.image, at)
         _check_sizes(files, prediction.values, mask, image)
         if prediction.num_classes is None:
             prediction, channels = self._labels(prediction, mask, files)
@@ -204,14 +243,20 @@ class Reader(NamedTuple):
         else:
             channels = prediction.num_classes
         _check_labels(mask, channels, self.ignore_index, files.mask)
-        logits = prediction.logits(channels)
+        logits, size = prediction.logits(channels), prediction.values.shape[-2:]
+        is_stretched = not _have_one_aspect(size, mask.shape)
+        if is_stretched:
+            say(
+                f"note: {files.prediction}: {size[0]} × {size[1]} cells have another aspect ratio than the"
+                f" {mask.shape[0]} × {mask.shape[1]} pixels of {files.mask}; they are stretched over it"
+            )
         self._say_what_is_odd(files, prediction.non_finite, logits, mask)
         return Case(
             name=files.name,
             logits=logits[None],
             target=mask[None],
             image=None if image is None else image[None],
-            interpretation=_interpretation(prediction, is_upsampled=prediction.values.shape[-2:] != mask.shape),
+            interpretation=_interpretation(prediction, mask.shape, is_stretched=is_stretched),
             non_finite=prediction.non_finite,
         )
 
@@ -239,14 +284,31 @@ class Reader(NamedTuple):
             say(f"note: {files.mask}: holds only 0 and {ignored}, which is ignored; for class 1, --remap {ignored}:1")
 
 
-def _interpretation(prediction: Prediction, *, is_upsampled: bool) -> str:
+def _interpretation(prediction: Prediction, shape: torch.Size, *, is_stretched: bool) -> str:
     """Return how a prediction was read, in words."""
     text: str = prediction.kind
     if prediction.kind == "labels":
         text += f", as one-hot smoothed to {LABEL_PROBABILITY}"
-    if is_upsampled:
-        text += " of {} × {} pixels, upsampled".format(*prediction.values.shape[-2:])
+    if (size := prediction.values.shape[-2:]) != shape:
+        text += f" of {size[0]} × {size[1]} pixels, {'stretched' if is_stretched else 'upsampled'}"
     return text
+
+
+def _have_one_aspect(size: torch.Size, shape: torch.Size) -> bool:
+    """Return whether h × w cells can be those of a network's stride on H × W pixels, give or take a cell per axis."""
+    ratios = [(length / (cells + 1), length / max(cells - 1, 0.5)) for cells, length in zip(size, shape, strict=True)]
+    return max(low for low, _ in ratios) < min(high for _, high in ratios)
+
+
+def _read_image(path: Path, at: int | None) -> Tensor:
+    """Read an image, or a slice of a volume in gray, from black to white by its values; [3, H, W] uint8."""
+    if at is None or path.suffix.lower() not in ARRAY_SUFFIXES:
+        return read_image(path)
+    values = read_array(path, ("image", "images"), at=at).values.double()
+    if values.dim() != 2:
+        raise InputError(f"{path}: expected a volume [D, H, W] in gray, but got slices {list(values.shape)}")
+    low, high = values.aminmax()
+    return ((values - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).expand(3, -1, -1)
 
 
 def _replaced(labels: Tensor, rules: Sequence[Relabel]) -> Tensor:
@@ -304,6 +366,13 @@ def _parse_region(text: str, names: list[str] | None, count: int | None) -> int:
         expected = "a number" if count is None else f"0 to {count - 1}"
         raise InputError(f"--region: expected {expected}, or a name of --classes, but got {text!r}")
     return int(text)
+
+
+def _parse_slices(text: str) -> range:
+    match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise InputError(f"--slice: expected N or FIRST-LAST, but got {text!r}")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def _parse_remap(text: str) -> tuple[Relabel, ...]:

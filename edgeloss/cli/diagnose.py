@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +16,10 @@ from edgeloss.cli.tables import to_json
 from edgeloss.cli.view import PICTURE_SUFFIXES
 
 if TYPE_CHECKING:
+    from edgeloss.cli.cases import Case
     from edgeloss.debug import Report
+    from edgeloss.loss import EdgeAwareLoss
+    from edgeloss.viz.drawing import TextFigure
 
 
 @with_shared_options
@@ -59,7 +64,7 @@ def diagnose(
             diagnosis = found[files.name] = debug.diagnose(criterion, case.logits, case.target)
             if figure is not None:
                 path = figure / f"{files.name}.png" if several else figure
-                content = diagnosis.figure().content(path.suffix)
+                content = _figure(diagnosis, criterion, case).content(path.suffix)
                 write(path, content)
                 say_wrote(path, len(content))
         if not as_json:
@@ -74,3 +79,15 @@ def diagnose(
         typer.echo(f"{len(found)} images; not finite: {', '.join(bad) or 'none'}")
     if bad:
         raise typer.Exit(1)
+
+
+def _figure(diagnosis: Report, criterion: EdgeAwareLoss, case: Case) -> TextFigure:
+    """Draw the gradient; if it is not finite, without the region term, which spreads nan over the whole image."""
+    from edgeloss import debug
+
+    if diagnosis.ok or not criterion.region_weight:
+        return diagnosis.figure()
+    pointwise = copy.copy(criterion)
+    pointwise.region_weight = 0.0
+    shown = debug.diagnose(pointwise, case.logits, case.target)
+    return dataclasses.replace(shown, name=f"{shown.name} without the region term").figure()

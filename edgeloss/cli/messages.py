@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -68,13 +68,17 @@ def with_progress(items: Sequence[Item]) -> Iterator[Item]:
 
 
 @contextmanager
-def with_clock(name: str) -> Iterator[None]:
-    """Show a name and the time that passes, if stderr is a terminal: for one item that may take long."""
+def with_clock(name: str) -> Iterator[Callable[[str], None]]:
+    """Show a name, what is being computed and the time that passes, if stderr is a terminal: for one long item.
+
+    Yields:
+        A function that takes what is being computed.
+    """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        progress.add_task(printable(name), total=None)
-        yield
+        task = progress.add_task(printable(name), total=None)
+        yield lambda text: progress.update(task, description=printable(f"{name}: {text}"))

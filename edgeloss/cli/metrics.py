@@ -12,7 +12,7 @@ import typer
 
 from edgeloss.cli.messages import say_wrote, with_progress, write
 from edgeloss.cli.options import CLASSES_HELP, FileOptions, with_shared_options
-from edgeloss.cli.tables import mean_of_present, to_csv, to_json, to_table
+from edgeloss.cli.tables import to_csv, to_json, to_table
 
 if TYPE_CHECKING:
     from edgeloss.cli.cases import CaseFiles, Reader
@@ -50,6 +50,7 @@ def metrics(
       edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
     """  # noqa: D301
     from edgeloss.cli.cases import Reader, find_cases
+    from edgeloss.viz.scores import mean_of_present
 
     reader = Reader.from_options(source)
     assert reader.num_classes is not None

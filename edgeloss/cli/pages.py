@@ -1,33 +1,19 @@
-"""The pages of the command ``view``: a picture or report per case, and an index of thumbnails to sort and filter."""
+"""The pages of the commands ``view`` and ``compare``: a picture or report per case, and galleries of thumbnails."""
 
 from __future__ import annotations
 
-import html
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgeloss.cli.cases import Case, CaseFiles, Reader
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
-from edgeloss.cli.tables import mean_of_present
 from edgeloss.io import InputError, Rgb
 from edgeloss.loss import EdgeAwareLoss
 
-# Figures of an image with their names and formats, in the order of the menu.
-_FIGURES = {
-    "edge": ("edge loss", ".4f"),
-    "mean IoU": ("mean IoU", ".1%"),
-    "boundary F1": ("boundary F1", ".1%"),
-    "pixel accuracy": ("pixel accuracy", ".1%"),
-    "cross_entropy": ("cross-entropy", ".4f"),
-    "same_side": ("same side", ".4f"),
-    "other_side": ("other side", ".4f"),
-    "region": ("region", ".4f"),
-    "edge_fraction": ("edge pixels", ".1%"),
-}
+if TYPE_CHECKING:
+    from edgeloss.viz.gallery import Item, Prediction
 
 
 class Painter(NamedTuple):
@@ -49,79 +35,87 @@ class Painter(NamedTuple):
     drawn: Mapping[str, Any]
     dpi: int
 
-    def page(self, case: Case, suffix: str, links: Mapping[str, str] | None = None) -> bytes:
+    def page(
+        self, case: Case, suffix: str, links: Mapping[str, str] | None = None, said: Callable[[str], None] | None = None
+    ) -> bytes:
         """Return the content of a file with this suffix; a report shows the links."""
         from edgeloss.viz import panel, report
 
-        if suffix == ".html":
-            text: str = report(case.logits, case.target, links=links, **self._options(case))
-            return text.encode()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            figure = panel(case.logits, case.target, **self.drawn, **self._options(case))
-            return figure.content(suffix, dpi=self.dpi)
-
-    def summary(self, case: Case) -> tuple[bytes, dict[str, float], list[float]]:
-        """Return thumbnail, figures and IoU of each class."""
-        from edgeloss.viz import compute_arrays
-        from edgeloss.viz.coloring import rgb_images
-        from edgeloss.viz.scores import compute_scores, make_thumbnail
-
-        arrays = compute_arrays(case.logits, case.target, self.criterion)
-        scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
-        image = None if case.image is None else rgb_images(case.image, arrays.target.shape)[0]
-        thumbnail = make_thumbnail(arrays.target[0], arrays.prediction[0], image)
-        return thumbnail, {**arrays.terms, **scores.means}, scores.iou.tolist()
-
-    def _options(self, case: Case) -> dict[str, Any]:
-        """Return the keywords that panel and report share."""
         classes = max(2, case.logits.shape[1])
-        colors = self.colors
-        if colors is not None and (missing := [str(c) for c in range(classes) if c not in colors]):
-            raise InputError(f"{self.palette}: expected {classes} colors, but got none for class {', '.join(missing)}")
-        return {
+        options: dict[str, Any] = {
             "image": case.image,
             "criterion": self.criterion,
             "class_names": self.names,
-            "palette": None if colors is None else [colors[c] for c in range(classes)],
+            "palette": self.class_palette(classes),
             "title": printable(f"{case.name}: {case.interpretation}"),
         }
+        if suffix == ".html":
+            options |= {} if said is None else {"said": said}
+            return report(case.logits, case.target, links=links, names=case.slices, **options).encode()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
+            figure = panel(case.logits, case.target, **self.drawn, **options)
+            return figure.content(suffix, dpi=self.dpi)
+
+    def class_palette(self, classes: int) -> list[Rgb] | None:
+        """Return the colors of the classes, None if they are not known."""
+        colors = self.colors
+        if colors is not None and (missing := [str(c) for c in range(classes) if c not in colors]):
+            raise InputError(f"{self.palette}: expected {classes} colors, but got none for class {', '.join(missing)}")
+        return None if colors is None else [colors[c] for c in range(classes)]
+
+    def predictions(self, case: Case) -> list[Prediction]:
+        """Return labels, edge map, figures and scores of each picture of a case."""
+        from edgeloss.viz import compute_arrays
+        from edgeloss.viz.gallery import Prediction
+        from edgeloss.viz.scores import compute_scores
+
+        found = []
+        for x, y in zip(case.logits, case.target, strict=True):
+            arrays = compute_arrays(x, y, self.criterion)
+            scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
+            figures = arrays.terms | scores.means
+            found.append(Prediction(arrays.prediction[0], arrays.maps["edge"][0], figures, scores))
+        return found
+
+    def item(self, case: Case, link: str) -> Item:
+        """Return what a gallery shows of a case; of several slices their mean figures, and the middle one."""
+        from edgeloss.viz.coloring import error_picture
+        from edgeloss.viz.gallery import Item
+        from edgeloss.viz.scores import mean_of_present, small_jpeg
+
+        found, middle = self.predictions(case), len(case.target) // 2
+        total = found[0].scores
+        for one in found[1:]:
+            total = total.plus(one.scores)
+        figures = {key: mean_of_present([one.figures[key] for one in found]) for key in found[0].figures} | total.means
+        truth, image = case.truth(self.criterion.ignore_index)[middle], case.pictures()[middle]
+        picture = small_jpeg(error_picture(truth, found[middle].labels, image))
+        return Item(printable(case.name), [figures], [total], {"": picture}, link)
 
 
 class Written(NamedTuple):
-    """A page that was written, and what an index says of it.
+    """A page that was written.
 
     Attributes:
         path: of its file.
         size: in bytes.
         interpretation: how the prediction was read, in words.
-        thumbnail: a JPEG; like the figures, empty if they were not asked for.
-        figures: terms of the loss and scores, by name.
-        iou: of each class, nan for a class that does not occur.
+        item: what a gallery shows of it; None if it was not asked for.
     """
 
     path: Path
     size: int
     interpretation: str
-    thumbnail: bytes = b""
-    figures: Mapping[str, float] = MappingProxyType({})
-    iou: Sequence[float] = ()
-
-    @property
-    def name(self) -> str:
-        """The name of the case, to be shown."""
-        return printable(self.path.stem)
+    item: Item | None
 
     def to_dict(self, names: Sequence[str] | None) -> dict[str, Any]:
         """Return what --json prints."""
-        classes = names or [str(k) for k in range(len(self.iou))]
-        return {
-            "page": str(self.path),
-            "bytes": self.size,
-            "prediction": self.interpretation,
-            **{name.lower().replace(" ", "_"): value for name, value in self.figures.items()},
-            "iou": dict(zip(classes, self.iou, strict=False)),
-        }
+        assert self.item is not None
+        iou = self.item.scores[0].iou.tolist()
+        classes = names or [str(k) for k in range(len(iou))]
+        about = {"page": str(self.path), "bytes": self.size, "prediction": self.interpretation}
+        return about | self.item.figures[0] | {"iou": dict(zip(classes, iou, strict=False))}
 
 
 def write_page(
@@ -132,20 +126,23 @@ def write_page(
     *,
     links: Mapping[str, str] | None = None,
     figures: bool = True,
+    said: Callable[[str], None] | None = None,
 ) -> Written:
     """Write the page of one case."""
     with errors_named(files.prediction):
         case = reader.read(files)
-        page = painter.page(case, output.suffix.lower(), links)
-        summary = painter.summary(case) if figures else ()
+        page = painter.page(case, output.suffix.lower(), links, said)
+        item = painter.item(case, output.name) if figures else None
     write(output, page)
-    return Written(output, len(page), case.interpretation, *summary)
+    return Written(output, len(page), case.interpretation, item)
 
 
 def write_folder(
     cases: Sequence[CaseFiles], folder: Path, page_format: str, reader: Reader, painter: Painter
 ) -> list[Written]:
     """Write a page per case and, once all are complete, the index."""
+    from edgeloss.viz.gallery import gallery
+
     if page_format == "html" and any(files.name.lower() == "index" for files in cases):
         raise InputError(f"{folder}: expected names other than index, but got one; it would overwrite index.html")
     try:
@@ -157,7 +154,14 @@ def write_folder(
         write_page(files, folder / pages[at], reader, painter, links=_links(pages, at))
         for at, files in enumerate(with_progress(cases))
     ]
-    write(folder / "index.html", _index(written, painter.names).encode())
+    index = gallery(
+        [page.item for page in written if page.item is not None],
+        title=f"edgeloss: {len(written)} images",
+        by="edge",
+        class_names=painter.names,
+        footer="thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means",
+    )
+    write(folder / "index.html", index.encode())
     return written
 
 
@@ -171,69 +175,43 @@ def _links(pages: Sequence[str], at: int) -> dict[str, str]:
     return links
 
 
-# ------------------------------------------------------------------------------------------------------- the index
+def compare_page(runs: Mapping[str, Sequence[CaseFiles]], reader: Reader, painter: Painter) -> tuple[str, list[Item]]:
+    """Return the page about the same images under two networks, and what it shows of each."""
+    from edgeloss.viz.coloring import class_colors
+    from edgeloss.viz.gallery import best_and_worst, compare_item, describe_changes, gallery
 
-
-def _index(rows: Sequence[Written], names: Sequence[str] | None) -> str:
-    """Return an HTML page that links to all others, highest edge loss first; it loads nothing else."""
-    from edgeloss.viz import pages
-
-    def highest_first(row: Written) -> tuple[float, str]:
-        edge = row.figures["edge"]
-        return -edge if math.isfinite(edge) else -math.inf, row.path.name
-
-    rows = sorted(rows, key=highest_first)
-    classes = max(len(row.iou) for row in rows)
-    names = [str(k) for k in range(classes)] if names is None else names
-    figures = {key: name for key, (name, _) in _FIGURES.items() if key in rows[0].figures}
-    menu = [f'<option value="{key}">{name}</option>' for key, name in figures.items()]
-    present = [k for k in range(classes) if any(not math.isnan(_iou(row, k)) for row in rows)]
-    options = [f'<option value="{k}">{html.escape(names[k])}</option>' for k in present]
-    averages = {
-        f"{figures[key]}, average": pages.cell(mean_of_present([row.figures[key] for row in rows]), _FIGURES[key][1])
-        for key in ("edge", "mean IoU", "boundary F1")
-    }
-    return pages.page(
-        title=f"edgeloss: {len(rows)} images",
-        header=pages.tiles({"images": str(len(rows)), **averages}),
-        body=f'<div class="toolbar"><label>Sort by <select id="sort">{"".join(menu)}<option value="name">name</option>'
-        '</select></label> <button id="order" aria-pressed="false">Reverse</button> '
-        '<label>Class <select id="class"><option value="">all classes</option>'
-        f'{"".join(options)}</select></label> <label>Name <input id="search" type="search" size="14"></label>'
-        '<span id="count" role="status"></span></div>'
-        f'<ul id="gallery">{"".join(map(_card, rows))}</ul>',
-        footer="thumbnails show wrong pixels in red",
-        data={"rows": [_data(row) for row in rows]},
-        css=["index.css"],
-        scripts=["index.js"],
+    items: list[Item] = []
+    large: dict[str, dict[str, bytes]] = {}
+    for both in with_progress(list(zip(*runs.values(), strict=True))):
+        cases = [reader.read(files) for files in both]
+        classes = max(2, *(case.logits.shape[1] for case in cases))
+        if any(max(2, case.logits.shape[1]) != classes for case in cases):
+            raise InputError(
+                f"{both[1].prediction}: expected {cases[0].logits.shape[1]} classes as in {both[0].prediction}, but got"
+                f" {cases[1].logits.shape[1]}; of labels, pass the number as --classes"
+            )
+        colors = class_colors(painter.class_palette(classes), classes)
+        with errors_named(both[0].prediction):
+            found = [painter.predictions(case) for case in cases]
+        truth, images = cases[0].truth(painter.criterion.ignore_index), cases[0].pictures()
+        for at, predictions in enumerate(zip(*found, strict=True)):
+            slices = cases[0].slices
+            name = printable(both[0].name if slices is None else f"{both[0].name}, {slices[at]}")
+            item, pictures = compare_item(
+                name, truth[at], images[at], dict(zip(runs, predictions, strict=True)), colors
+            )
+            items.append(item)
+            large[name] = pictures
+        kept = {item.name for chosen in best_and_worst(items) for item in chosen}
+        large = {name: pictures for name, pictures in large.items() if name in kept}
+    page = gallery(
+        items,
+        title=" compared with ".join(runs),
+        by="boundary_f1_1px",
+        runs=[printable(run) for run in runs],
+        class_names=painter.names,
+        about=describe_changes(items, large, [printable(run) for run in runs]),
+        footer="scores count the pixels of all images together, losses are means; images are sorted by what the"
+        " second network gains over the first",
     )
-
-
-def _iou(row: Written, label: int) -> float:
-    return row.iou[label] if label < len(row.iou) else math.nan
-
-
-def _data(row: Written) -> dict[str, Any]:
-    """Return what the page sorts by: null for what is not finite."""
-
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    figures = {key: known(value) for key, value in row.figures.items()}
-    return {"name": row.name, "figures": figures, "iou": [known(value) for value in row.iou]}
-
-
-def _card(row: Written) -> str:
-    from edgeloss.viz import pages
-    from edgeloss.viz.packing import data_uri
-
-    lines = "".join(
-        f"<div><dt>{name}</dt><dd>{pages.cell(row.figures[key], form)}</dd></div>"
-        for key, (name, form) in _FIGURES.items()
-        if key in row.figures
-    )
-    return (
-        f'<li class="card"><a href="{pages.file_link(row.path.name)}">'
-        f'<img src="{data_uri(row.thumbnail, "jpeg")}" alt="" loading="lazy">'
-        f"<strong>{html.escape(row.name)}</strong></a><dl>{lines}</dl></li>"
-    )
+    return page, items

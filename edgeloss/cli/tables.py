@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -28,12 +28,6 @@ def to_json(content: Any) -> str:  # noqa: ANN401
 def rounded(value: float) -> float:
     """Return a number to six digits: those beyond are noise of float32."""
     return float(f"{value:.6g}")
-
-
-def mean_of_present(values: Sequence[float]) -> float:
-    """Return the mean without nan, the score of a class that does not occur; nan if there is no other value."""
-    present = [value for value in values if not math.isnan(value)]
-    return sum(present) / len(present) if present else math.nan
 
 
 def to_csv(rows: Mapping[str, Mapping[str, float]], mean: Mapping[str, float]) -> str:

@@ -56,6 +56,7 @@ def view(
       edgeloss view --image a.jpg --mask a.png --pred a.npy -o panel.png
       edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt --open
       edgeloss view --image images --mask masks --pred logits -o pages --classes 11
+      edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
     """  # noqa: D301
     from edgeloss.cli.cases import Reader, find_cases, make_criterion
     from edgeloss.cli.pages import Painter, write_folder, write_page
@@ -76,8 +77,8 @@ def view(
         figures: dict[str, Any] = {"index": str(page), "pages": [written.to_dict(reader.names) for written in pages]}
     else:
         _check_suffix(output)
-        with with_clock(files[0].name):
-            written = write_page(files[0], output, reader, painter, figures=as_json)
+        with with_clock(files[0].name) as said:
+            written = write_page(files[0], output, reader, painter, figures=as_json, said=said)
         page = output
         say_wrote(page, written.size)
         figures = written.to_dict(reader.names) if as_json else {}

@@ -190,8 +190,20 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 for figures, image, logits, labels in worst
             ]
             config = folder / "config.yaml"
+            text, weights = config.read_text("utf-8") if config.exists() else "", criterion.options(training=False)
+            edge = weights["edge_weight"]
             write_run_page(
-                folder, self.history, names or (), panels, config=config.read_text("utf-8") if config.exists() else ""
+                folder,
+                self.history,
+                names or (),
+                panels,
+                config=text,
+                weights={
+                    "cross_entropy": weights["ce_weight"],
+                    "same_side": edge * weights["same_side_weight"],
+                    "other_side": edge * weights["other_side_weight"],
+                    "region": weights["region_weight"],
+                },
             )
 
     def _write(self, folder: Path, names: Sequence[str]) -> None:
@@ -254,4 +266,4 @@ def _image_figures(name: str, logits: Tensor, labels: Tensor, criterion: EdgeAwa
         logits = torch.nn.functional.interpolate(logits, labels.shape[1:], mode="bilinear")
     target = labels.masked_fill(torch.eq(labels, void), -1)
     scores = compute_scores(target.cpu().numpy(), logits.argmax(1).cpu().numpy(), logits.shape[1])
-    return ImageFigures(name, float(terms["edge"]), float(terms["cross_entropy"]), scores.means["mean IoU"])
+    return ImageFigures(name, float(terms["edge"]), float(terms["cross_entropy"]), scores.means["mean_iou"])

@@ -15,19 +15,18 @@ from matplotlib.figure import Figure
 
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
-from edgeloss.viz.packing import data_uri
 from edgeloss.viz.scores import small_jpeg
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
-BY_CLASS = ("iou", "boundary_iou", "boundary_f1_3")  # scores that are shown per class too
+BY_CLASS = ("iou", "boundary_iou", "boundary_f1_1")  # scores that are shown per class too
 _F1 = ("val/boundary_f1_1", "val/boundary_f1_3", "val/boundary_f1_5")
 _TERMS = ("cross_entropy", "same_side", "other_side", "region")
 
 # Titles of the pictures, and the figures that each shows if the run has them.
 _CURVES = (
     ("Loss", ("train/loss", "val/loss")),
-    ("Terms in training", tuple(f"train/{name}" for name in _TERMS)),
-    ("Terms in validation", tuple(f"val/{name}" for name in _TERMS)),
+    ("Terms in training, times their weights", tuple(f"train/{name}" for name in _TERMS)),
+    ("Terms in validation, times their weights", tuple(f"val/{name}" for name in _TERMS)),
     (
         "IoU in validation",
         tuple(f"val/{name}" for name in ("miou", "boundary_iou", "boundary_iou_narrow", "trimap_iou_3")),
@@ -37,8 +36,8 @@ _CURVES = (
     ("Share of each term in the gradient", tuple(f"train/gradient_share/{name}" for name in _TERMS)),
     ("Learning rate", ("lr",)),
     ("Weight of the edge terms", ("edge_weight",)),
-    ("Images per second", ("images_per_second",)),
 )
+_LOSSES = {"train/loss": "training, mean of the steps", "val/loss": "validation, after the epoch"}
 _DPI = 110  # of the pictures, which are for a screen
 
 
@@ -79,6 +78,7 @@ def write_run_page(
     worst: Sequence[tuple[ImageFigures, Figure]],
     *,
     config: str = "",
+    weights: Mapping[str, float] | None = None,
 ) -> Path:
     """Write ``report.html``.
 
@@ -88,6 +88,7 @@ def write_run_page(
         classes: names of the classes.
         worst: the worst images with their panels, in the order to show.
         config: configuration as text.
+        weights: of the terms in the loss, by name; all 1 if None. Times them, the terms add up to the loss.
 
     Returns:
         The path of the page.
@@ -98,7 +99,7 @@ def write_run_page(
     if not history:
         raise ValueError("history: expected at least one epoch, but got none")
     best = max(history, key=lambda row: -1.0 if (miou := row.get("val/miou")) is None else miou)  # the first of equals
-    curves, constant = _curves(history)
+    curves, constant = _curves(history, weights or {})
     note = f'<p class="hint">Constant, and not drawn: {html.escape("; ".join(constant))}.</p>' if constant else ""
     page = pages.page(
         title=f"Run {folder.resolve().name}",
@@ -128,27 +129,32 @@ def _about(history: Sequence[Row], best: Row) -> str:
         "best epoch": str(best["epoch"]),
         "last mean IoU": shown("miou", history[-1].get("val/miou")),
     }
+    timed = [(row["seconds"], row["images_per_second"]) for row in history if row.get("images_per_second")]
+    if timed:
+        values["images per second"] = f"{sum(s * i for s, i in timed) / sum(s for s, _ in timed):.1f}"
     f1 = {_words(key[4:]): shown(key, best[key]) for key in _F1 if best.get(key) is not None}
     return pages.tiles(values | f1 | ({"skipped steps, not finite": str(skipped)} if skipped else {}))
 
 
-def _curves(history: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
+def _curves(history: Sequence[Row], weights: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the curves to draw, and the names and values of those that never change."""
     drawn, constant = [], []
     for title, keys in _CURVES:
-        series = []
+        is_weighted, series = keys[0].endswith("/cross_entropy") and "share" not in keys[0], []
         for key in keys:
-            values = [row.get(key) for row in history]
+            name = key.rpartition("/")[2]
+            factor = weights.get(name, 1.0) if is_weighted else 1.0
+            values = [None if row.get(key) is None else factor * row[key] for row in history]
             measured = [value for value in values if value is not None]
-            split, _, name = key.rpartition("/")
-            name = split if keys[0] == "train/loss" else _words(name)
+            name = _LOSSES.get(key, _words(name))
             if len(measured) > 1 and len(set(measured)) == 1:
                 constant.append(f"{title}, {name}: {shown(key, measured[0])}")
             elif measured:
                 series.append({"name": name, "values": values})
         if series:
             epochs = [row["epoch"] for row in history]
-            drawn.append({"title": title, "share": is_share(keys[0]), "epochs": epochs, "series": series})
+            kind = {"share": is_share(keys[0]), "log": is_weighted}
+            drawn.append({"title": title, **kind, "epochs": epochs, "series": series})
     return drawn, constant
 
 
@@ -178,13 +184,13 @@ def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> str:
         panel.savefig(file, format="jpeg", dpi=_DPI, pil_kwargs={"quality": 85})
         name = html.escape(image.name)
         line = f"edge loss {image.edge:.4g} · cross-entropy {image.cross_entropy:.4g} · mean IoU {_percent(image.miou)}"
-        source = data_uri(file.getvalue(), "jpeg")
+        source = pages.data_uri(file.getvalue(), "jpeg")
         width, height = (round(_DPI * inches) for inches in panel.get_size_inches())
         parts.append(
             f'<figure id="worst-{at}" tabindex="-1"><figcaption><b>{name}</b><br>{line}</figcaption>'
             f'<img src="{source}" alt="Maps of {name}" width="{width}" height="{height}"></figure>'
         )
-        small = data_uri(small_jpeg(_errors(panel)), "jpeg")
+        small = pages.data_uri(small_jpeg(_errors(panel)), "jpeg")
         cards.append(
             f'<li><a class="card" href="#worst-{at}"><img src="{small}" alt=""><b>{name}</b>'
             f"<span>mean IoU {_percent(image.miou)}</span></a></li>"

@@ -19,7 +19,9 @@ from edgeloss.io.files import InputError, check_file
 PREDICTION_NAMES = ("logits", "pred", "prediction", "predictions", "prob", "probs", "probabilities", "out")
 LABEL_NAMES = ("labels", "label", "mask", "masks", "target", "targets", "gt", "ground_truth")
 
-QUANTIZED = "; store logits or probabilities [C, H, W] in a floating dtype"  # the end of messages about integers
+# The ends of messages about volumes, and about integers.
+VOLUME = "; of a volume [C, D, H, W], with labels [D, H, W], take slice N along D by --slice N"
+QUANTIZED = "; store logits or probabilities [C, H, W] in a floating dtype"
 
 
 class Array(NamedTuple):
@@ -34,16 +36,22 @@ class Array(NamedTuple):
     text: str
 
 
-def read_array(path: Path, names: Sequence[str], key: str | None = None, region: int | None = None) -> Array:
+def read_array(
+    path: Path,
+    names: Sequence[str],
+    key: str | None = None,
+    region: int | None = None,
+    at: int | None = None,
+) -> Array:
     """Read an array of a file: the one named ``key``, the only one, or the only one with one of the names.
 
-    With ``region`` the map of that class is read, out of [C, H, W].
+    With ``region`` the map of that class is read, out of [C, H, W]; with ``at`` that slice of a volume [..., D, H, W].
     """
     check_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # from the readers, about damaged files
-            values, text = _load(path, names, key)
+            values, text = _load(path, names, key, at)
     except InputError:
         raise
     except OSError as error:
@@ -70,7 +78,7 @@ def label_map(array: Array, path: Path) -> Tensor:
     """Return an array as labels [H, W] int64."""
     values = squeeze(array.values, 2)
     if values.is_floating_point() or values.dim() != 2:
-        hint = "" if values.is_floating_point() or values.dim() < 3 else QUANTIZED
+        hint = "" if values.is_floating_point() or values.dim() < 3 else VOLUME + QUANTIZED
         raise InputError(f"{path}: expected integer labels [H, W], but got {array.text}{hint}")
     return values
 
@@ -82,7 +90,7 @@ def squeeze(values: Tensor, dims: int) -> Tensor:
     return values
 
 
-def _load(path: Path, names: Sequence[str], key: str | None) -> tuple[Tensor, str]:
+def _load(path: Path, names: Sequence[str], key: str | None, at: int | None) -> tuple[Tensor, str]:
     """Return the array, with its dtype and shape in the file."""
     if path.suffix.lower() in (".pt", ".pth"):
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -91,7 +99,7 @@ def _load(path: Path, names: Sequence[str], key: str | None) -> tuple[Tensor, st
             content = tensors[_choose(tensors, names, key, path)]
         if not isinstance(content, Tensor):
             raise InputError(f"{path}: expected a tensor, or a dict with one, but got {type(content).__name__}")
-        return content.detach(), inputs.describe(content)
+        return _slice(content.detach(), at, path), inputs.describe(content)
     array: npt.NDArray[Any]
     if path.suffix.lower() == ".npz":
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -102,8 +110,18 @@ def _load(path: Path, names: Sequence[str], key: str | None) -> tuple[Tensor, st
     if kind not in "fiub":
         raise InputError(f"{path}: expected an array of real numbers, but got dtype {array.dtype}")
     dtype = np.dtype(np.int64 if kind != "f" else np.float64 if array.dtype.itemsize > 8 else array.dtype)
-    values = torch.from_numpy(np.array(array, dtype=dtype.newbyteorder("=")))
+    values = torch.from_numpy(np.array(_slice(array, at, path), dtype=dtype.newbyteorder("=")))
     return values, f"{array.dtype.name} {list(array.shape)}"
+
+
+def _slice(values: Any, at: int | None, path: Path) -> Any:  # noqa: ANN401
+    """Return a slice of a volume [..., D, H, W], a tensor or an array."""
+    if at is None:
+        return values
+    if values.ndim < 3 or at >= values.shape[-3]:
+        shape = list(values.shape)
+        raise InputError(f"{path}: expected a volume [..., D, H, W] with slice {at} along D, but got {shape}")
+    return values[..., at, :, :]
 
 
 def _choose(found: Mapping[str, Any] | Sequence[str], names: Sequence[str], key: str | None, path: Path) -> str:

@@ -47,7 +47,12 @@ def read_image(path: str | Path) -> Tensor:
 
 
 def read_labels(
-    path: str | Path, *, colors: Mapping[Rgb, int] | None = None, key: str | None = None, region: int | None = None
+    path: str | Path,
+    *,
+    colors: Mapping[Rgb, int] | None = None,
+    key: str | None = None,
+    region: int | None = None,
+    at: int | None = None,
 ) -> Tensor:
     """Read a label mask: gray values, palette indices, colors, or an integer array.
 
@@ -60,6 +65,7 @@ def read_labels(
         key: the name of the array in a file of several. By default, one must be named "labels", "mask", "target" or
             similar.
         region: the class whose labels to take from an array [C, H, W], where classes may overlap.
+        at: the slice to take from the labels of a volume, [D, H, W] in an array.
 
     Returns:
         [H, W] int64.
@@ -80,7 +86,9 @@ def read_labels(
     """
     path = Path(path)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return label_map(read_array(path, LABEL_NAMES, key, region), path)
+        return label_map(read_array(path, LABEL_NAMES, key, region, at), path)
+    if at is not None:
+        raise InputError(f"{path}: expected labels [D, H, W] of a volume in one of {', '.join(ARRAY_SUFFIXES)}")
     if region is not None:
         raise InputError(f"{path}: expected labels [C, H, W] of regions in one of {', '.join(ARRAY_SUFFIXES)}")
     if path.suffix.lower() not in LABEL_SUFFIXES:

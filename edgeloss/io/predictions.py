@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from edgeloss.io.arrays import PREDICTION_NAMES, QUANTIZED, label_map, read_array, squeeze
+from edgeloss.io.arrays import PREDICTION_NAMES, QUANTIZED, VOLUME, label_map, read_array, squeeze
 from edgeloss.io.files import ARRAY_SUFFIXES, InputError
 from edgeloss.io.images import read_labels
 from edgeloss.io.palettes import Rgb
@@ -75,6 +75,7 @@ def read_prediction(
     colors: Mapping[Rgb, int] | None = None,
     key: str | None = None,
     region: int | None = None,
+    at: int | None = None,
 ) -> Prediction:
     """Read the prediction for one image.
 
@@ -87,6 +88,7 @@ def read_prediction(
         key: the name of the array in a file of several. By default, one must be named "logits", "pred", "prob", "out"
             or similar.
         region: the class to take from [C, h, w], as a binary prediction of its own.
+        at: the slice to take from the prediction of a volume, [C, D, h, w].
 
     Returns:
         The prediction. Values of nan and infinity are counted, not rejected.
@@ -110,8 +112,8 @@ def read_prediction(
             raise InputError(
                 f"{path}: expected {kind} in one of {', '.join(ARRAY_SUFFIXES)}, but got {path.suffix or 'no suffix'}"
             )
-        return Prediction("labels", read_labels(path, colors=colors, region=region), 0)
-    array = read_array(path, PREDICTION_NAMES, key, region)
+        return Prediction("labels", read_labels(path, colors=colors, region=region, at=at), 0)
+    array = read_array(path, PREDICTION_NAMES, key, region, at)
     is_integer = not array.values.is_floating_point()
     values = squeeze(array.values, 3)
     values = values[None] if values.dim() == 2 else values
@@ -119,7 +121,7 @@ def read_prediction(
         return Prediction("labels", label_map(array, path), 0)
     if is_integer or values.dim() != 3:
         expected = "labels [H, W] or floating logits" if is_integer and kind is None else f"floating {kind or 'logits'}"
-        hint = QUANTIZED if is_integer else ""
+        hint = (VOLUME if values.dim() > 3 else "") + (QUANTIZED if is_integer else "")
         raise InputError(f"{path}: expected {expected} [C, H, W], but got {array.text}{hint}")
     in_range = _are_probabilities(values)
     if kind == "probabilities" and not in_range:

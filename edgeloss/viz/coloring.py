@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.colors import ListedColormap, Normalize, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize, to_rgb
 from torch import Tensor
 
 from edgeloss import hints
@@ -22,12 +22,18 @@ Extend = Literal["neither", "min", "max", "both"]
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
 CMAP = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.2, 1, 256))).with_extremes(bad=LOUD)
 
+# From blue through black, which is off the edges, to orange.
+CMAP_DIFFERENCE = LinearSegmentedColormap.from_list("difference", [(0.13, 0.55, 1.0), (0, 0, 0), (1.0, 0.5, 0.05)])
+
+_MOST_VALUES = 2**22  # that a range of colors is computed from
+
 _NAMES = {
     "cross_entropy": "cross-entropy",
     "same_side": "same side",
     "other_side": "other side",
     "edge": "edge map",
     "gradient": "|gradient|",
+    "region": "|region gradient|",
 }
 
 
@@ -64,27 +70,34 @@ class ColoredMap(NamedTuple):
 
 
 def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
-    """Return cross-entropy, edge map and gradient with their colors.
+    """Return cross-entropy, edge map, gradient and, if the region term has a weight, its gradient, with their colors.
 
     Args:
         arrays: of the batch.
         terms: append the same side and the other side.
     """
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
-    zero = arrays.gradient == 0
-    # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
-    cell_void = reduce_blocks(np.logical_or, void, zero.shape[1:]) & zero
 
     def on_edges(key: str) -> ColoredMap:
         return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
 
-    nothing = np.zeros_like(void)
     maps = [
-        color_map("cross_entropy", arrays.maps["cross_entropy"], ~void, void, nothing, unit="nats"),
+        color_map("cross_entropy", arrays.maps["cross_entropy"], ~void, void, np.zeros_like(void), unit="nats"),
         on_edges("edge"),
-        color_map("gradient", arrays.gradient, ~cell_void, cell_void, zero & ~cell_void, log=True),
+        color_gradient("gradient", arrays.gradient, void),
     ]
+    if arrays.region is not None:
+        maps.append(color_gradient("region", arrays.region, void))
     return [*maps, on_edges("same_side"), on_edges("other_side")] if terms else maps
+
+
+def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
+    """Return the size of a gradient [B, h, w] on a log scale; ``void`` [B, H, W] may be of a higher resolution."""
+    zero = norm == 0
+    if void.shape != norm.shape:
+        # A cell of a lower resolution has no label of its own, and may have a gradient from the pixels around it.
+        void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & zero
+    return color_map(key, norm, ~void, void, zero & ~void, log=True)
 
 
 def color_map(
@@ -113,11 +126,12 @@ def color_map(
         log: color log10 of the values; the statistics remain those of the values.
     """
     finite, raw = np.isfinite(values), values
-    values = values.astype(np.float64)
     stats = []
     for image, inside, failed in zip(values, counted & finite, (~finite).sum((1, 2)), strict=True):
         measured = image[inside]
-        mean = np.sum(measured / max(measured.size, 1))  # dividing first keeps the sum from overflowing
+        mean = np.sum(
+            measured / max(measured.size, 1), dtype=np.float64
+        )  # dividing first keeps the sum from overflowing
         line = f"mean {mean:.3g} · max {measured.max():.3g}" if measured.size else "nothing to measure"
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
@@ -173,15 +187,21 @@ def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> _
     return np.where(void, VOID, np.where(wrong, WRONG, right))
 
 
+def picture_of_labels(labels: _Array, colors: _Array, absent: tuple[float, float, float] = VOID) -> _Array:
+    """Return the colors of labels [H, W], [H, W, 3] in [0, 1]; label -1 has the color ``absent``."""
+    return np.asarray(np.vstack([colors, absent])[labels])  # label -1 is the last row
+
+
 def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:
     """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
     if not values.size:
         return Normalize(-1, 0) if log else Normalize(0, 1), "neither"
-    # Few values hold no outlier: "higher" selects the largest of up to 200.
-    high = float(np.percentile(values, 99.5, method="higher"))
+    # Few values hold no outlier: "higher" selects the largest of up to 200. Of very many, some tell as much.
+    some = values[:: max(1, values.size // _MOST_VALUES)]
+    high = float(np.percentile(some, 99.5, method="higher"))
     if not log and high == 0:  # nearly all values are 0
         high = float(values.max()) or 1.0
-    low = min(max(float(np.percentile(values, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
+    low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
     below, above = values.min() < low, values.max() > high
     return Normalize(low, high), "both" if below and above else "min" if below else "max" if above else "neither"
 
@@ -209,9 +229,9 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
         raise ValueError(
             f"image: expected [{batch}, 3, {height}, {width}] or one gray channel, but got {list(image.shape)}; {hint}"
         )
-    array = pictures.detach().cpu().double().numpy()
+    array = pictures.detach().cpu().float().numpy()
     if image.dtype == torch.uint8:
-        array = array / 255
+        array = array / np.float32(255)
     if not (array.min() >= -0.01 and array.max() <= 1.01):  # resizing may overshoot a little
         raise ValueError(
             f"image: expected floating values in [0, 1], or uint8, but got {image.dtype} from {array.min():.3g} to "

@@ -184,7 +184,7 @@ def mark(axes: Axes, mask: _Array) -> None:
 def add_color_bar(figure: Figure, box: Box, picture: AxesImage, colored: ColoredMap) -> None:
     """Add the color bar of a map below it; ``box`` is the picture's."""
     left, bottom, width, _ = box
-    wide = width - (UNIT if colored.unit else 0)
+    wide = width - UNIT  # also without a unit, for the numbers at the ends of neighboring bars
     axes = figure.add_axes(_in_figure(figure, (left, bottom - BAR_GAP - BAR, wide, BAR)))
     steps = min(max(int(wide / 0.3), 1), 5)  # a number is 0.3 inches wide
     bar = figure.colorbar(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,8 @@ import torch
 from torch import Tensor
 
 from edgeloss import neighborhoods, reference
-from edgeloss.functional import loss_maps
-from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import radius_per_axis
-from edgeloss.viz.arrays import prepare
+from edgeloss.viz.arrays import Arrays, Scene
 
 _MOST_PAIRS = 2**22  # of an edge pixel and a neighbor at a time
 
@@ -37,36 +36,54 @@ class Neighbors(NamedTuple):
     share: npt.NDArray[Any]
 
 
-def compute_neighbors(
-    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
-) -> Neighbors:
-    """Compute which neighbors the edge terms come from; arguments as in :func:`~edgeloss.viz.arrays.compute_arrays`.
+def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
+    """Return the neighbors of several images, or bands of one, in their order; as many for each pixel as all have."""
+    count = min(part.step.shape[1] for part in parts)
+    return Neighbors(
+        np.concatenate([part.step[:, :count] for part in parts], 2),
+        *(
+            np.concatenate([values[:count] for values in of_parts], 1)
+            for of_parts in zip(*(p[1:] for p in parts), strict=True)
+        ),
+    )
+
+
+def find_neighbors(scene: Scene, arrays: Arrays, count: int = 8) -> Neighbors:
+    """Find out which neighbors the edge terms come from.
 
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
-        logits: [B, C, H, W] or [C, H, W] floating.
-        target: [B, H, W] or [H, W] integer.
-        criterion: the loss; its radius, power and decay are used.
+        scene: one image; the radius, power and decay of its loss are used.
+        arrays: of the scene.
         count: T, the number of neighbors per edge pixel.
 
     Returns:
         The neighbors, on the CPU.
     """
-    criterion, logits, target = prepare(logits, target, criterion)
-    y, valid = reference.labels(target, logits.shape[1], criterion.ignore_index)
-    x = reference.readable_logits(logits.detach(), valid)
-    names = ("ignore_index", "radius", "decay", "spacing", "validate", "backend")
-    maps = loss_maps(x, target, **{name: getattr(criterion, name) for name in names})
-    log_w = neighborhoods.log_weights(maps.distance, criterion.decay)
-    radius = neighborhoods.clipped(radius_per_axis(criterion.radius, 2), y.shape)
-    power = 0.0 if abs(criterion.power) <= reference.NO_POWER else criterion.power
-    centers = maps.edge_mask.flatten().nonzero().squeeze(1)
-    step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=logits.device)
+    distance = arrays.maps.get("distance")
+    parts = []
+    for rows, around in scene.bands():
+        mask = torch.from_numpy(arrays.maps["edge_mask"][:, around]).to(scene.y.device)
+        own = torch.zeros_like(mask)
+        own[:, rows.start - around.start : rows.stop - around.start] = True
+        log_w = None if distance is None else torch.from_numpy(distance[:, around]).to(scene.y.device)
+        log_w = neighborhoods.log_weights(log_w, scene.criterion.decay)
+        parts.append(_of_band(scene, around, mask & own, log_w, count))
+    return join_neighbors(parts)
+
+
+def _of_band(scene: Scene, rows: slice, edges: Tensor, log_w: Tensor | None, count: int) -> Neighbors:
+    """Return the neighbors of the edge pixels of a band; ``rows`` are those that they may be in."""
+    x, y, valid = scene.read(rows), scene.y[:, rows], scene.valid[:, rows]
+    radius = neighborhoods.clipped(radius_per_axis(scene.criterion.radius, 2), y.shape)
+    power = 0.0 if abs(scene.criterion.power) <= reference.NO_POWER else scene.criterion.power
+    centers = edges.flatten().nonzero().squeeze(1)
+    step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=y.device)
     table = x.new_full((3, *step.shape[1:]), torch.nan)
-    width, size = target.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
+    width, size = y.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
     for first in range(0, len(centers), size):
-        mask = torch.zeros_like(maps.edge_mask)
+        mask = torch.zeros_like(edges)
         mask.view(-1)[centers[first : first + size]] = True
         pairs = reference.neighbor_pairs(x, y, valid, mask, log_w, radius)
         with torch.inference_mode(False), torch.enable_grad():
@@ -75,7 +92,6 @@ def compute_neighbors(
         order, rank = _largest(pairs, count)
         center, n, t = pairs.center[pairs.row[order]], pairs.n[order], pairs.t[order]
         place = first + pairs.row[order]
-        # Both pixels are in one image: the difference of their rows is that of their rows in the flattened batch.
         step[:, rank, place] = torch.stack([n // width - center // width, n % width - center % width])
         p = torch.where(pairs.is_same[order], t.exp(), -t.expm1())
         table[:, rank, place] = torch.stack([p, -t, share[order].to(p.dtype)])

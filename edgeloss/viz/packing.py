@@ -8,21 +8,25 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
 from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import ColoredMap
 from edgeloss.viz.neighbors import Neighbors
+from edgeloss.viz.pages import data_uri
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
-_LEVEL = 6  # of zlib
+_LEVELS = 6, 4  # of zlib; of large pictures
+LARGE = 2**21  # pixels
 _BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
 _BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
@@ -122,7 +126,15 @@ class _Packed(NamedTuple):
     parts: list[_Array]
 
     def compressed(self) -> list[str]:
-        return [base64.b64encode(zlib.compress(self._bytes(part), _LEVEL)).decode() for part in self.parts]
+        level = _LEVELS[math.prod(self.shape) > LARGE]
+
+        def compress(part: _Array) -> str:
+            return base64.b64encode(zlib.compress(self._bytes(part), level)).decode()
+
+        if len(self.parts) == 1:
+            return [compress(self.parts[0])]
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # zlib lets other threads run
+            return list(pool.map(compress, self.parts))
 
     def _bytes(self, values: _Array) -> bytes:
         if self.kind == "float":
@@ -175,7 +187,7 @@ def _image(content: Content, index: int, precision: Precision, split: _Split) ->
             yield f"class_{rank}", labels(classes[rank, index], arrays.classes)
         yield f"probability_{rank}", floats(probabilities[rank, index])
     for layer in content.layers:
-        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "distance") else step)
+        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "region", "distance") else step)
         special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
         for code, mask in {**special, IGNORED: layer.void[index]}.items():
             for part, where in zip(packed.parts, split(mask, ends(len(mask))), strict=True):
@@ -204,11 +216,6 @@ def picture_uri(rgb: _Array) -> str:
         if file.tell() <= MAX_BYTES / 10:
             break
     return data_uri(file.getvalue(), kind)
-
-
-def data_uri(content: bytes, kind: str) -> str:
-    """Return a picture, ``kind`` png or jpeg, as a data URI."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 # -------------------------------------------------------------------------------------------------------------- codes

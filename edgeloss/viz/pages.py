@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import math
@@ -73,7 +74,10 @@ def tiles(values: Mapping[str, str]) -> str:
     parts = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in values.items()
     )
-    return f'<dl class="tiles">{parts}</dl>'
+    # All in one row, in two where they don't fit, and on a phone in rows of which the last is as full as can be.
+    count = len(values)
+    narrow = min((3, 2), key=lambda columns: -count % columns)
+    return f'<dl class="tiles" style="--all:{count};--half:{-(-count // 2)};--narrow:{narrow}">{parts}</dl>'
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, label: str, foot: Iterable[str] | None = None) -> str:
@@ -95,3 +99,8 @@ def _row(cells: Iterable[str]) -> str:
 def cell(value: float, form: str) -> str:
     """Return a number as text, a dash for nan."""
     return "–" if math.isnan(value) else format(value, form)
+
+
+def data_uri(content: bytes, kind: str) -> str:
+    """Return a picture, ``kind`` png or jpeg, as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

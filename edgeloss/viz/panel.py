@@ -18,10 +18,10 @@ from edgeloss.viz.coloring import (
     ColoredMap,
     class_colors,
     class_labels,
-    color_map,
+    color_gradient,
     color_maps,
     error_picture,
-    reduce_blocks,
+    picture_of_labels,
     rgb_images,
 )
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
@@ -49,10 +49,11 @@ def panel(
     contours: bool = True,
     width: float | None = None,
 ) -> drawing.TextFigure:
-    """Draw image, ground truth, prediction, errors, cross-entropy map, edge map and gradient.
+    """Draw image, ground truth, prediction, errors, the maps of cross-entropy and edge terms, and gradients.
 
     The loss maps are those of ``criterion(logits, target, return_maps=True)``. The gradient is that of the loss with
-    respect to the logits, drawn as its L2 norm over the classes on a log scale. Ignored pixels are gray; pixels off the
+    respect to the logits, drawn as its L2 norm over the classes on a log scale. The region term has a value per image
+    and no map; the size of its own part of the gradient shows where it acts. Ignored pixels are gray; pixels off the
     edge mask and gradients of exactly 0 are black; non-finite values are magenta and counted above the picture. Means
     and color ranges leave out ignored and non-finite pixels and, for the edge map, pixels off the edge mask. A color
     bar ends in an arrow where outliers lie beyond it. All images of a batch share one color range per map. Where the
@@ -79,7 +80,8 @@ def panel(
 
     Returns:
         The figure. The axes of each image are image, ground truth, prediction, errors, then cross-entropy, edge map,
-        gradient and, with ``terms``, same side and other side, each followed by its color bar.
+        gradient, gradient of the region term unless its weight is 0 and, with ``terms``, same side and other side, each
+        followed by its color bar.
 
     Raises:
         ValueError: if logits or target are volumes, have no pixels or do not fit each other; if the image has another
@@ -92,7 +94,7 @@ def panel(
         >>> target[12:36, 20:50] = 1
         >>> figure = panel(torch.randn(2, 48, 64), target, class_names=["ground", "box"])
         >>> [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-        ['ground truth', 'prediction', 'errors', 'cross-entropy', 'edge map', '|gradient|']
+        ['ground truth', 'prediction', 'errors', 'cross-entropy', 'edge map', '|gradient|', '|region gradient|']
         >>> figure.savefig("panel.png")  # doctest: +SKIP
     """
     arrays = compute_arrays(logits, target, criterion)
@@ -144,11 +146,11 @@ def _draw_labels(
     occurring = len(np.unique(truth[valid]))
     stats = f"{occurring} class{'es' * (occurring != 1)}{'' if valid.all() else f' · {(~valid).mean():.1%} ignored'}"
     axes = drawing.add_axes(figure, box, truth.shape, "ground truth", stats)
-    drawing.show(axes, np.vstack([colors, VOID])[truth])  # label -1 is the last row
+    drawing.show(axes, picture_of_labels(truth, colors))
 
     right = f"{np.mean(prediction[valid] == truth[valid]):.1%} right" if valid.any() else "all ignored"
     axes = drawing.add_axes(figure, next(boxes), truth.shape, "prediction", right)
-    drawing.show(axes, np.vstack([colors, LOUD])[prediction])
+    drawing.show(axes, picture_of_labels(prediction, colors, LOUD))
     drawing.draw_borders(axes, borders, "black", line)
     drawing.mark(axes, prediction < 0)
 
@@ -345,7 +347,4 @@ def _colored(gradient: Tensor, ignored: Tensor | None) -> tuple[list[str], Color
         names = [f"{name}, slice {d} of {norm.shape[1]}" for name, d in zip(names, chosen, strict=True)]
         batch = np.arange(len(norm))
         norm, void = norm[batch, chosen], void[batch, chosen]
-    if void.shape != norm.shape:  # cells of a lower resolution have no label of their own
-        void = reduce_blocks(np.logical_or, void, norm.shape[1:]) & (norm == 0)
-    zero = (norm == 0) & ~void
-    return names, color_map("gradient", norm, ~void, void, zero, log=True)
+    return names, color_gradient("gradient", norm, void)

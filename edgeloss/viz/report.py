@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from string import Template
 from typing import Any
 
@@ -15,10 +15,21 @@ from torch import Tensor
 from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import Arrays, compute_arrays, compute_top_classes
+from edgeloss.viz.arrays import (
+    Arrays,
+    Said,
+    Scene,
+    arrays_of,
+    batched,
+    keep_silent,
+    read_scene,
+    stack_arrays,
+    top_classes,
+)
 from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
-from edgeloss.viz.neighbors import compute_neighbors
+from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
 from edgeloss.viz.packing import (
+    LARGE,
     MAX_BYTES,
     REACH,
     Content,
@@ -28,14 +39,14 @@ from edgeloss.viz.packing import (
     worst_places,
 )
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
-from edgeloss.viz.scores import BORDER_RADIUS, Scores, compute_scores
+from edgeloss.viz.scores import FIGURES, Scores, compute_scores, shown_figures
 
 _Array = npt.NDArray[Any]
 _NEIGHBORS = 8  # per edge pixel
 _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
-_FAR = 100.0  # pixels; exact distances beyond it would take most of the time
-_MANY_PIXELS = 2**21  # each pixel beyond them may take another byte
-_NOTHING = {"distance": "far", "gradient": "zero", "cross_entropy": ""}  # what black means
+_FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
+_NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
+_LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
 _SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
 
 
@@ -49,13 +60,17 @@ def report(
     palette: Sequence[Any] | npt.NDArray[Any] | None = None,
     title: str | None = None,
     links: Mapping[str, str] | None = None,
+    names: Sequence[str] | None = None,
+    said: Said = keep_silent,
 ) -> str:
     """Return an interactive HTML page: :func:`~edgeloss.viz.panel` with the numbers behind it.
 
     Two views, zoomed together, each show a layer over the image: ground truth, prediction, right and wrong pixels, the
     loss maps, the distance to the nearest other label, or the gradient, with contours if wanted. The legend and the
-    histograms limit what they show. Pointing at a pixel shows its labels, its most probable classes, every term, and
-    the neighbors that its edge terms come from. A table lists scores and terms per class.
+    histograms limit what they show. Pointing at a pixel shows its labels, its most probable classes, every term that
+    belongs to a pixel, the gradient of the region term, which belongs to an image, and the neighbors that its edge
+    terms come from. A table lists scores and terms per class. Loss, gradient, scores and terms are those of each image
+    by itself.
 
     The page is one file and needs no server and no network, only a browser from 2023 or later. Its numbers are rounded
     to about 0.2 %, or more coarsely, as stated at its end, where the file would exceed 15 MB, or for more than two
@@ -72,6 +87,8 @@ def report(
             :func:`~edgeloss.viz.distinct_colors` if None.
         title: of the page; escaped, as are the names.
         links: files in the folder of the page, by the text of the link, shown above the title.
+        names: of the images, for the menu and the slider that choose one; their numbers if None.
+        said: is called with what is being computed.
 
     Returns:
         The page, to be written as UTF-8.
@@ -85,36 +102,62 @@ def report(
         >>> page.startswith("<!doctype html>"), "<b>" in page
         (True, False)
     """
-    criterion = EdgeAwareLoss() if criterion is None else criterion
-    arrays = compute_arrays(logits, target, criterion)
-    edge_pixels = int(arrays.maps["edge_mask"].sum())
-    count = min(max(_MAX_PAIRS // max(edge_pixels, 1), 1), _NEIGHBORS)
-    content = Content(
-        arrays,
-        _layers(arrays),
-        compute_top_classes(logits, target, criterion),
-        compute_neighbors(logits, target, criterion, count),
+    logits, target = batched(logits, target)
+    parts, tops, neighbors, scores = zip(
+        *(
+            _examine(read_scene(x[None], y[None], criterion), _MAX_PAIRS // len(target), said)
+            for x, y in zip(logits, target, strict=True)
+        ),
+        strict=True,
     )
+    arrays = stack_arrays(parts)
+    said("distances")
+    ranked = tops[0]
+    if len(tops) > 1:  # without a copy of a large one
+        ranked = np.concatenate([labels for labels, _ in tops], 1), np.concatenate([p for _, p in tops], 1)
+    content = Content(arrays, _layers(arrays), ranked, join_neighbors(neighbors))
     pictures = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
-    names = class_labels(class_names, arrays.classes)
+    classes = class_labels(class_names, arrays.classes)
     colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
-    data, precision = _data(content, pictures, names, colors)
-    scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
+    said("compressing")
+    data, precision = _data(content, pictures, classes, colors)
+    data["images"] = [
+        image | {"name": f"{at + 1} of {len(parts)}" if names is None else names[at]}
+        for at, image in enumerate(data["images"])
+    ]
+    figures = [part.terms | score.means for part, score in zip(parts, scores, strict=True)]
+    tables = [_table(part, score, classes, colors) for part, score in zip(parts, scores, strict=True)]
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
         title="edgeloss report" if title is None else title,
         links=links,
         header=f'<p class="subtitle">{size} pixels · {arrays.classes} classes</p>',
         body=Template(pages.asset("report.html")).substitute(
-            tiles=_tiles(arrays, scores),
-            loss=html.escape(" ".join(str(criterion).split())),
-            table=_table(arrays, scores, names, colors),
+            tiles=_of_images(pages.tiles(shown_figures(values)) for values in figures),
+            loss=html.escape(" ".join(str(EdgeAwareLoss() if criterion is None else criterion).split())),
+            table=_of_images(tables),
         ),
-        footer=html.escape(_footer(precision, count if edge_pixels else 0)),
+        footer=html.escape(_footer(precision, content.neighbors)),
         data=data,
         css=["report.css"],
         scripts=_SCRIPTS,
     )
+
+
+def _examine(scene: Scene, most_pairs: int, said: Said) -> tuple[Arrays, tuple[_Array, _Array], Neighbors, Scores]:
+    """Return what a report shows of an image. The scene ends here: its logits are the largest part of the memory."""
+    arrays = arrays_of(scene, said)
+    said("most probable classes")
+    tops = top_classes(scene)
+    said("neighbors")
+    count = min(max(most_pairs // max(int(arrays.maps["edge_mask"].sum()), 1), 1), _NEIGHBORS)
+    neighbors = find_neighbors(scene, arrays, count)
+    return arrays, tops, neighbors, compute_scores(arrays.target, arrays.prediction, arrays.classes)
+
+
+def _of_images(parts: Iterable[str]) -> str:
+    """Return a part of the page for each image; the script shows that of the image that is chosen."""
+    return "".join(f'<div data-image="{at}"{" hidden" if at else ""}>{part}</div>' for at, part in enumerate(parts))
 
 
 def _data(
@@ -123,7 +166,7 @@ def _data(
     """Return what the scripts need."""
     special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
     arrays = content.arrays
-    room = MAX_BYTES + max(arrays.target.size - _MANY_PIXELS, 0)  # without the text
+    room = MAX_BYTES + max(arrays.target.size - LARGE, 0)  # without the text; each pixel beyond may take another byte
     packed, precision = pack_images(content, room - sum(map(len, pictures)))
     worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
     images: list[dict[str, Any]] = [
@@ -163,34 +206,27 @@ def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
 
 def _layers(arrays: Arrays) -> list[ColoredMap]:
     """Return the maps in the order of the menus."""
-    cross_entropy, edge, gradient, same_side, other_side = color_maps(arrays, terms=True)
+    maps = {colored.key: colored for colored in color_maps(arrays, terms=True)}
     void = arrays.target < 0
     distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
     if distance is None:  # the loss uses none: show the exact distance
         unit = "px"
-        distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR)
+        distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR[arrays.target[0].size > LARGE])
     # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
     far = np.isinf(distance)
     drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, unit=unit)
-    return [cross_entropy, same_side, other_side, edge, drawn._replace(raw=distance), gradient]
+    maps["distance"] = drawn._replace(raw=distance)
+    return [maps[key] for key in _LAYERS if key in maps]
 
 
 # ------------------------------------------------------------------------------------------------------------ the text
 
 
-def _tiles(arrays: Arrays, scores: Scores) -> str:
-    """Return the headline figures of the batch."""
-    shares = {name: pages.cell(value, ".1%") for name, value in scores.means.items()}
-    names = {name: name.replace("_", " ") for name in arrays.terms} | {"cross_entropy": "cross-entropy"}
-    terms = {names[name]: f"{value:.4g}" for name, value in arrays.terms.items() if name != "edge_fraction"}
-    edges = f"{arrays.terms['edge_fraction']:.1%}"
-    return pages.tiles({"loss": terms.pop("loss"), **shares, **terms, "edge pixels": edges})
-
-
-def _footer(precision: Precision, neighbors: int) -> str:
+def _footer(precision: Precision, neighbors: Neighbors) -> str:
     rounded = f"numbers are rounded to {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to"
-    about = f"{rounded} {precision.step / 2:.1g}, boundary F1 within {BORDER_RADIUS} pixels"
-    return f"{about} · up to {neighbors} neighbors per edge pixel, largest weighted loss first" if neighbors else about
+    about = f"{rounded} {precision.step / 2:.1g}"
+    count, pixels = neighbors.nll.shape
+    return f"{about} · up to {count} neighbors per edge pixel, largest weighted loss first" if pixels else about
 
 
 def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> str:
@@ -214,7 +250,7 @@ def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequenc
     columns = {
         "pixels": [str(n) for n in scores.pixels],
         "IoU": [pages.cell(value, ".1%") for value in scores.iou],
-        "boundary F1": [pages.cell(value, ".1%") for value in scores.boundary_f1],
+        FIGURES["boundary_f1_1px"][0]: [pages.cell(value, ".1%") for value in scores.boundary_f1],
         "cross-entropy": [pages.cell(value, ".3f") for value in mean("cross_entropy", valid)],
         "edge pixels": [str(n) for n in edge_pixels],
         **{name.replace("_", " "): [pages.cell(value, ".3f") for value in values] for name, values in means.items()},

@@ -14,6 +14,9 @@ import torch
 from command_line import C, H, Run, W, arguments
 from PIL import Image
 
+from edgeloss.cli.options import PALETTE_NAMES
+from edgeloss.io import PALETTES
+
 
 class Bomb:
     """An object whose unpickling creates a folder."""
@@ -176,7 +179,7 @@ def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str)
         (["--decay", "nan"], "decay: expected a finite number > 0"),
         (["--classes", "1"], "--classes: expected 2 to 32767 classes, but got 1; one logit has two"),
         (["--classes", "4"], "pred.npy: expected 4 classes, but got 3; classes come first"),
-        (["--classes", "none.txt"], "none.txt: No such file or directory"),
+        (["--classes", "none.txt"], "none.txt: no such file or folder"),
         (["--palette", "mask.png"], "mask.png: expected a text file in UTF-8"),
         (["--palette", "colors.txt"], "colors.txt: expected 3 colors, but got none for class 1, 2"),
         (["--palette", "reds.txt"], 'reds.txt, line 2: expected "<index> <r> <g> <b> or <index> #rrggbb"'),
@@ -210,6 +213,10 @@ def test_bad_options_are_one_line(
     assert message in ran.err
     assert ran.err.count("\n") == 1
     assert sorted(folder.rglob("*")) == before
+
+
+def test_palettes_are_known_without_importing_torch() -> None:
+    assert tuple(PALETTES) == PALETTE_NAMES
 
 
 def test_ctrl_c_leaves_no_incomplete_file(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

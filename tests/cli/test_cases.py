@@ -186,3 +186,15 @@ def test_remap_replaces_labels(tmp_path: Path, remap: str, stored: list[int], la
     source = FileOptions(tmp_path / "pred.npy", tmp_path / "mask.npy", remap=remap)
     (files,) = find_cases(source)
     assert Reader.from_options(source).read(files).target.tolist() == [[labels]]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_stretched"), [((12, 16), False), ((6, 8), False), ((7, 9), False), ((16, 16), True)]
+)
+def test_logits_of_another_aspect_ratio_are_noted(
+    folder: Path, capsys: pytest.CaptureFixture[str], size: tuple[int, int], is_stretched: bool
+) -> None:
+    np.save(folder / "pred.npy", np.zeros((C, *size), np.float32))
+    case = read(folder, "pred.npy")
+    assert ("they are stretched over it" in capsys.readouterr().err) == is_stretched
+    assert case.interpretation.endswith("stretched" if is_stretched else "upsampled")

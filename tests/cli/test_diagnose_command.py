@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from command_line import C, H, Run, W, arguments
+
+from edgeloss.debug import Report
 
 
 def test_diagnose_succeeds_on_finite_values(run: Run, folder: Path) -> None:
@@ -47,3 +50,18 @@ def test_diagnose_takes_folders(run: Run, folders: Path) -> None:
     assert diagnoses["ok"] is False
     assert {name: one["ok"] for name, one in diagnoses["images"].items()} == {"a": True, "b": False, "c": True}
     assert sorted(path.name for path in (folders / "figures").iterdir()) == ["a.png", "b.png", "c.png"]
+
+
+def test_the_figure_shows_where_a_column_is_nan(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the whole image, over which the region term spreads it."""
+    logits = torch.randn(C, H, W)
+    logits[:, :, 7] = float("nan")
+    np.save(folder / "pred.npy", logits.numpy())
+    drawn = []
+    figure = Report.figure
+    monkeypatch.setattr(Report, "figure", lambda self: drawn.append(self) or figure(self))
+    assert run("diagnose", *arguments(folder), "--figure", folder / "figure.png").code == 1
+    (shown,) = drawn
+    assert shown.gradient is not None
+    assert "without the region term" in shown.name
+    assert (~shown.gradient.isfinite()).any(1)[0].any(0).nonzero().flatten().tolist() == [7]

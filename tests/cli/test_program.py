@@ -50,6 +50,9 @@ def test_runs_as_a_program(folder: Path) -> None:
     assert re.fullmatch(r"edgeloss: error: .*mask\.png: can't be read as an image \(.*\)\n", ran.stderr)
 
 
+GIVEN = ["--pred", __file__, "--mask", __file__]
+
+
 @pytest.mark.parametrize("start", [["/bin/edgeloss"], ["-m", "edgeloss.cli"]])
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
@@ -58,6 +61,8 @@ def test_runs_as_a_program(folder: Path) -> None:
         (["--version"], 0, f"edgeloss {edgeloss.__version__}\n"),
         (["view", "--pred", "no.npy", "--mask", "no.png", "-o", "a.png"], 2, "error: no.npy: no such file or folder\n"),
         (["metrics", "--pred", __file__, "--mask", "no.png", "--classes", "3"], 2, "error: no.png: no such"),
+        (["view", *GIVEN, "--classes", "no.txt", "-o", "a.png"], 2, "error: no.txt: no such file or folder\n"),
+        (["compare", __file__, __file__, *GIVEN[2:], "--palette", "VOC", "-o", "a.html"], 2, "error: VOC: expected a"),
     ],
 )
 def test_torch_is_imported_where_it_is_needed(start: list[str], words: list[str], code: int, expected: str) -> None:
@@ -91,9 +96,11 @@ def test_imports_can_be_interrupted(slow: str, start: str, tmp_path: Path) -> No
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
+        assert child.stderr is not None
         assert child.stdout.readline() == "importing\n"
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        child.wait(timeout=60)  # by its process, not by pipes, which one of its own children might hold open
+        errors = child.stderr.read()
     assert (child.returncode, errors) == (130, "")
 
 

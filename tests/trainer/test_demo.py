@@ -9,52 +9,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from PIL import Image
 from processes import wait_for_end
-from small_run import run_in, write_config
 
 import demo
-from segkit.comparison import Labeled, draw_labels, label_validation, quartiles, read_history
+from segkit.comparison import read_history
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
-LONGER = ("--trainer.max_epochs=8", "--model.lr=0.01", "--model.output_stride=2")
 
 
-@pytest.fixture(scope="module")
-def labeled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Labeled]:
-    """The validation images of a small run of one epoch, and of a longer one at half the resolution."""
-    pytest.importorskip("lightning", reason="Lightning is not installed")
-    config = write_config(tmp_path_factory.mktemp("demo"))
-    folders = {name: config.parent / name for name in ("short", "longer")}
-    assert run_in(folders["short"], config, "--trainer.max_epochs=1") == 0
-    assert run_in(folders["longer"], config, *LONGER) == 0
-    scores = {name: label_validation(folder) for name, folder in folders.items()}
-    for name, folder in folders.items():
-        miou = read_history(folder)[-1]["val/miou"]
-        mean = sum(image.miou for image in scores[name].images) / 3
-        assert mean == pytest.approx(miou, abs=0.1)  # of each image, not over all pixels
-    return scores
-
-
-def test_images_at_the_quartiles_of_the_gain(labeled: dict[str, Labeled]) -> None:
-    indices = quartiles(list(labeled.values()))
-    gains = [b.miou - a.miou for a, b in zip(*(run.images for run in labeled.values()), strict=True)]
-    assert [gains[i] for i in indices][1] == sorted(gains)[1]
-    assert sum(gains) > 0
-
-
-def test_the_figure_shows_the_same_images_of_each_run(labeled: dict[str, Labeled], tmp_path: Path) -> None:
-    figure = draw_labels(labeled, [0, 2])
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles[:2] == ["val0", "ground truth"]
-    assert [title.split(":")[0] for title in titles[2:4]] == list(labeled)
-    assert titles[4] == "val2"
-    demo.write_report(tmp_path / "report.html", labeled, 1)
-    assert "val1: short, then longer" in (tmp_path / "report.html").read_text("utf-8")
-    assert labeled["short"].images[1].logits.shape == labeled["longer"].images[1].logits.shape == (3, 32, 32)
-    assert torch.equal(labeled["short"].images[1].image, labeled["longer"].images[1].image)
+def test_speckles_are_counted_and_named(tmp_path: Path) -> None:
+    truth, found = np.zeros((20, 20), np.uint8), np.zeros((20, 20), np.uint8)
+    truth[:, 2], truth[0, 12] = 2, 255
+    found[:, 4], found[0, 12], found[10, 12:14] = 2, 2, 2  # two columns off, ignored, and two speckles
+    for name, labels in (("masks", truth), ("labels", found)):
+        (tmp_path / name).mkdir()
+        Image.fromarray(labels).save(tmp_path / name / "000.png")
+    assert demo.count_speckles(tmp_path / "labels", tmp_path / "masks", 2) == 2
+    assert "2 with a, 5 with b. The loss finds more wires" in demo.about_speckles({"a": 2, "b": 5})
+    assert demo.about_speckles({"a": 5, "b": 2}).endswith("5 with a, 2 with b.")
 
 
 def test_the_table_has_a_row_per_run_and_the_gain() -> None:

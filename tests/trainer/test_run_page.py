@@ -22,6 +22,8 @@ from edgeloss.viz import panel
 from segkit.comparison import read_history
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
+Browse = Callable[[Path], Any]
+TERMS = ["Terms in training, times their weights", "Terms in validation, times their weights"]
 HOSTILE = """x" onerror="document.title='caught'"><img src=x onerror="document.title='caught'">.png"""
 
 
@@ -34,9 +36,9 @@ def row_of(epoch: int, miou: float | None = None) -> Row:
         terms = ("loss", "cross_entropy", "same_side", "other_side")
         row |= {f"{split}/{name}": place + 1 / epoch for place, name in enumerate(terms)}
     row |= {f"train/gradient_share/{name}": 1 / 3 for name in ("cross_entropy", "same_side", "other_side")}
-    row |= {"val/miou": miou, "val/boundary_iou": miou / 2, "val/boundary_f1_3": None}
+    row |= {"val/miou": miou, "val/boundary_iou": miou / 2, "val/boundary_f1_1": None}
     for k, name in enumerate(CLASSES):
-        row |= {f"val/iou/{name}": miou + k / 100, f"val/boundary_iou/{name}": None, f"val/boundary_f1_3/{name}": miou}
+        row |= {f"val/iou/{name}": miou + k / 100, f"val/boundary_iou/{name}": None, f"val/boundary_f1_1/{name}": miou}
     return row
 
 
@@ -83,9 +85,14 @@ def test_curves_hold_the_history(tmp_path: Path) -> None:
     history = [row_of(epoch) for epoch in (1, 2, 3)]
     path = write_run_page(tmp_path, history, CLASSES, [])
     curves = [curve[1:] for curve in curves_of(path)]
-    for name, key in (("train", "train/loss"), ("val", "val/loss"), ("mean IoU", "val/miou"), ("lr", "lr")):
+    for name, key in (
+        ("training, mean of the steps", "train/loss"),
+        ("validation, after the epoch", "val/loss"),
+        ("mean IoU", "val/miou"),
+        ("lr", "lr"),
+    ):
         assert (name, [1, 2, 3], [row[key] for row in history]) in curves
-    assert "boundary F1, 3 px" not in [name for name, *_ in curves]  # nothing was measured
+    assert "boundary F1, 1 px" not in [name for name, *_ in curves]  # nothing was measured
 
 
 def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
@@ -97,6 +104,25 @@ def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
     assert note is not None
     assert "Weight of the edge terms, edge weight: 0.5" in note[1]
     assert "Share of each term in the gradient, same side: 33.3%" in note[1]
+
+
+def test_terms_are_drawn_times_their_weights(tmp_path: Path) -> None:
+    weights = {"cross_entropy": 1.0, "same_side": 0.5, "other_side": 100.0}
+    path = write_run_page(tmp_path, [row_of(1), row_of(2)], CLASSES, [], weights=weights)
+    drawn = {(title, name): values for title, name, _, values in curves_of(path)}
+    assert drawn[TERMS[0], "other side"] == [400.0, 350.0]
+    assert drawn[TERMS[1], "same side"] == [1.5, 1.25]
+
+
+def test_a_small_term_is_not_flattened_by_a_large_one(browse: Browse, tmp_path: Path) -> None:
+    history = [row_of(epoch) for epoch in (1, 2, 4)]
+    page = browse(write_run_page(tmp_path, history, CLASSES, [], weights={"other_side": 1000.0}))
+    heights = page.execute_script(
+        "return findAll('.curves svg')[1].querySelectorAll('path[style]').values().toArray()"
+        ".map((path) => { const { height } = path.getBBox(); return height; })"
+    )
+    assert min(heights) > max(heights) / 4
+    assert "10" in page.execute_script("return findAll('.curves svg')[1].textContent")
 
 
 def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
@@ -120,9 +146,6 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     assert page.count("<img ") == 4
     for markup in ("<i>", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
-
-
-Browse = Callable[[Path], Any]
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
@@ -151,18 +174,19 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
         "best mean IoU": "75.0%",
         "best epoch": "2",
         "last mean IoU": "40.0%",
+        "images per second": "12.5",
         "skipped steps, not finite": "2",
     }
     assert page.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
-    titles = ["Loss", "Terms in training", "Terms in validation", "IoU in validation", "Learning rate"]
+    titles = ["Loss", *TERMS, "IoU in validation", "Learning rate"]
     assert texts(".curves h3") == titles
     assert len(texts(".curves path[style]")) == len(texts(".curves li")) == 2 + 3 + 3 + 2 + 1
-    assert texts(".curves li")[0] == "train 0.25"
+    assert texts(".curves li")[0] == "training, mean of the steps 0.25"
     page.find_element("css selector", ".curves svg").send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert texts(".curves li")[0] == "train 0.5 in epoch 2"
+    assert texts(".curves li")[0] == "training, mean of the steps 0.5 in epoch 2"
 
     assert texts(".tables h3") == ["epoch 2, the best", "epoch 4, the last"]
-    assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 3 px"]
+    assert texts(".tables thead th") == 2 * ["class", "IoU", "boundary IoU", "boundary F1, 1 px"]
     rows = np.array(texts(".tables tbody tr > *, .tables tfoot tr > *")).reshape(2, len(CLASSES) + 1, 4)
     assert rows[0, :, 0].tolist() == [*CLASSES, "mean"]
     assert rows[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]

@@ -21,7 +21,7 @@ require("lightning")
 
 from edgeloss.metrics import boundary_f1  # noqa: E402
 from segkit.checkpoint import open_network  # noqa: E402
-from segkit.comparison import label_validation  # noqa: E402
+from segkit.data import open_dataset  # noqa: E402
 from segkit.guard import NanGuard  # noqa: E402
 from segkit.model import UNet  # noqa: E402
 from segkit.module import SegmentationModule  # noqa: E402
@@ -60,10 +60,13 @@ def test_files_of_a_run(trained: Path) -> None:
 
 
 def test_figures_are_those_of_the_network(trained: Path) -> None:
-    labeled = label_validation(trained)
-    prediction = torch.stack([image.logits.argmax(0) for image in labeled.images])
-    target = torch.stack([image.target for image in labeled.images])
-    score = boundary_f1(prediction, target.masked_fill(target < 0, VOID), 3, ignore_index=VOID, radius=3)
+    network, about = open_network(trained / "last.ckpt")
+    options = {name: about["data"][name] for name in ("layout", "root", "val")}
+    dataset = open_dataset(*options.values(), classes=about["data"]["classes"], size=about["data"]["size"])
+    images, target = (torch.stack(parts) for parts in zip(*dataset, strict=True))
+    with torch.inference_mode():
+        prediction = network(images).argmax(1)
+    score = boundary_f1(prediction, target, 3, ignore_index=VOID, radius=3)
     assert metrics_of(trained)[-1]["val/boundary_f1_3"] == pytest.approx(float(score))
     network, about = open_network(trained / "best.ckpt")
     assert about["classes"] == CLASSES

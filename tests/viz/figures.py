@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 PICTURES = ["image", "ground truth", "prediction", "errors"]
-MAPS = ["cross-entropy", "edge map", "|gradient|"]
+MAPS = ["cross-entropy", "edge map", "|gradient|", "|region gradient|"]
 GRAY, MAGENTA, BLACK = (158, 158, 158), (255, 0, 255), (0, 0, 0)
 
 

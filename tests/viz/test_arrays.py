@@ -6,7 +6,7 @@ import math
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ import torch
 from scenes import patches, scene
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.viz import compute_arrays, panel
-from edgeloss.viz.arrays import compute_top_classes
+from edgeloss.viz import arrays, compute_arrays, panel
+from edgeloss.viz.arrays import arrays_of, read_scene, top_classes
 
 
 def test_an_ignore_index_may_be_a_class() -> None:
@@ -77,7 +77,7 @@ def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager
 def test_top_classes() -> None:
     logits, target = patches(classes=5, batch=2)
     logits[0, :, 8, 8] = torch.nan
-    classes, probabilities = compute_top_classes(logits, target)
+    classes, probabilities = top_classes(read_scene(logits, target, None))
     p = logits.softmax(1)
     best = p.nan_to_num(-1).topk(3, dim=1)
     np.testing.assert_allclose(probabilities[:, 0, 8, 8], math.nan)
@@ -85,4 +85,38 @@ def test_top_classes() -> None:
     ok = ~p.isnan().any(1).numpy()
     np.testing.assert_array_equal(classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
     np.testing.assert_allclose(probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
-    assert compute_top_classes(logits[:, :1], (target > 0).long())[0].shape[0] == 2  # one logit: two classes
+    assert top_classes(read_scene(logits[:, :1], (target > 0).long(), None))[0].shape[0] == 2  # one logit: two classes
+
+
+def test_the_gradient_of_the_region_term_is_a_part_of_that_of_the_loss() -> None:
+    logits, target = scene(30, 40)
+    full, without = (compute_arrays(logits, target, EdgeAwareLoss(region_weight=w)) for w in (3.0, 0.0))
+    assert without.region is None
+    assert full.region is not None
+    leaf = logits.clone().requires_grad_()
+    loss, terms = EdgeAwareLoss(ce_weight=0, edge_weight=0, region_weight=3).eval()(leaf, target, return_terms=True)
+    loss.backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(full.region, leaf.grad.double().norm(dim=1), rtol=1e-5)
+    assert full.terms["region"] == pytest.approx(float(terms["region"]))
+    assert (np.abs(full.gradient - without.gradient) <= full.region * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"decay": 2.0, "radius": 2}, {"upsample": True}, {"power": -1.0}])
+def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    logits, target = patches(61, 36)
+    criterion = EdgeAwareLoss(**options)
+    logits = logits[:, :, ::3, ::2] if criterion.upsample else logits
+    said: list[str] = []
+    whole = arrays_of(read_scene(logits, target, criterion))
+    classes = top_classes(read_scene(logits, target, criterion))
+    monkeypatch.setattr(arrays, "_BAND", 3 * 36 * 7)
+    parts = arrays_of(read_scene(logits, target, criterion), said.append)
+    steps = [text for text in said if text.startswith("maps, row ")]
+    assert steps[0] == "maps, row 0 of 61"
+    assert len(set(steps)) > 2
+    np.testing.assert_array_equal(parts.prediction, whole.prediction)
+    for name, values in whole.maps.items():
+        np.testing.assert_allclose(parts.maps[name], values, rtol=1e-6)
+    for expected, given in zip(classes, top_classes(read_scene(logits, target, criterion)), strict=True):
+        np.testing.assert_allclose(given, expected, rtol=1e-6)

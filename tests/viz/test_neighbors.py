@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 import torch
 from scenes import patches
+from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, neighbors
-from edgeloss.viz.neighbors import compute_neighbors
+from edgeloss.viz.arrays import arrays_of, read_scene
+from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
+
+
+def found_neighbors(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
+) -> Neighbors:
+    scene = read_scene(logits, target, criterion)
+    return find_neighbors(scene, arrays_of(scene), count)
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
@@ -22,7 +31,7 @@ def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> No
     logits, target = patches(9, 11)
     logits, target = logits.double(), target[:, :, :].clone()
     criterion = EdgeAwareLoss(power=power, radius=radius, decay=decay)
-    found = compute_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
+    found = found_neighbors(logits, target, criterion, count=(2 * radius + 1) ** 2 - 1)
     computed = compute_arrays(logits, target, criterion)
     p = logits.softmax(1)[0].numpy()
     labels = target[0].numpy()
@@ -64,18 +73,19 @@ def test_neighbors_by_hand(power: float, radius: int, decay: float | None) -> No
 
 def test_neighbors_of_largest_weighted_loss_come_first() -> None:
     logits, target = patches()
-    every, some = compute_neighbors(logits, target), compute_neighbors(logits, target, count=3)
+    every, some = found_neighbors(logits, target), found_neighbors(logits, target, count=3)
     np.testing.assert_array_equal(some.nll, every.nll[:3])
     falls = np.diff(np.nan_to_num(every.nll, nan=-1), axis=0) <= 0
     assert falls.all()
 
 
 def test_edge_pixels_may_be_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, target = patches(12, 18, batch=2)
+    logits, target = patches(22, 18)
     criterion = EdgeAwareLoss(radius=(2, 30), decay=2.0, power=0.5)
-    whole = compute_neighbors(logits, target, criterion)
+    whole = found_neighbors(logits, target, criterion)
     monkeypatch.setattr(neighbors, "_MOST_PAIRS", 1000)
-    for expected, given in zip(whole, compute_neighbors(logits, target, criterion), strict=True):
+    monkeypatch.setattr("edgeloss.viz.arrays._BAND", 1)
+    for expected, given in zip(whole, found_neighbors(logits, target, criterion), strict=True):
         np.testing.assert_array_equal(given, expected)
 
 
@@ -83,7 +93,7 @@ def test_a_neighbor_that_is_not_finite_comes_first() -> None:
     logits, target = patches()
     logits[0, :, 5, 5] = torch.nan
     target[0, 4:7, 4:7] = torch.tensor([[0, 1, 0], [1, 1, 0], [0, 1, 1]])
-    found = compute_neighbors(logits, target, EdgeAwareLoss(radius=3))
+    found = found_neighbors(logits, target, EdgeAwareLoss(radius=3))
     edges = np.argwhere(compute_arrays(logits, target, EdgeAwareLoss(radius=3)).maps["edge_mask"][0])
     place = int(np.flatnonzero((edges == (4, 4)).all(1))[0])
     assert found.step[:, 0, place].tolist() == [1, 1]
@@ -92,6 +102,14 @@ def test_a_neighbor_that_is_not_finite_comes_first() -> None:
 
 
 def test_no_edge_has_no_neighbors() -> None:
-    found = compute_neighbors(torch.zeros(1, 2, 9, 9), torch.zeros(1, 9, 9, dtype=torch.long))
+    found = found_neighbors(torch.zeros(1, 2, 9, 9), torch.zeros(1, 9, 9, dtype=torch.long))
     assert found.step.shape == (2, 8, 0)
     assert found.share.shape == (8, 0)
+
+
+def test_several_images_have_as_many_neighbors_as_each_has() -> None:
+    logits, target = patches(12, 18, batch=2)
+    parts = [found_neighbors(logits[k : k + 1], target[k : k + 1], count=8 - 2 * k) for k in range(2)]
+    joined = join_neighbors(parts)
+    for expected, other, given in zip(*parts, joined, strict=True):
+        np.testing.assert_array_equal(given, np.concatenate([expected[..., :6, :], other], -1))

@@ -97,7 +97,7 @@ def assert_pixels_are_square(figure: Figure, ratio: float) -> None:
 
 def test_a_row_of_pictures_has_as_few_free_places_as_possible() -> None:
     """Their number is that of the columns times the rows, or one less with the key in the free place."""
-    for with_image, terms, free in ((False, False, 0), (True, False, 1), (False, True, 0), (True, True, 0)):
+    for with_image, terms, free in ((False, False, 1), (True, False, 0), (False, True, 0), (True, True, 0)):
         logits, target = scene(64, 80)
         figure = panel(logits, target, image=torch.rand(3, 64, 80) if with_image else None, terms=terms)
         places = [axes.get_window_extent() for axes in figure.axes if axes.get_title(loc="left")]

@@ -15,8 +15,9 @@ from scenes import MARKUP, large_image, patches
 
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
+from edgeloss.viz.coloring import error_picture
 from edgeloss.viz.packing import FIRST_NUMBER, IGNORED, OFF_EDGES, worst_places
-from edgeloss.viz.scores import compute_scores, make_thumbnail
+from edgeloss.viz.scores import compute_scores, shown_figures, small_jpeg
 
 
 def test_the_page_holds_the_maps() -> None:
@@ -28,7 +29,10 @@ def test_the_page_holds_the_maps() -> None:
         for name in ("cross_entropy", "same_side", "other_side", "edge"):
             stored = decoded(image["arrays"][name])
             np.testing.assert_allclose(stored, computed.maps[name][index], rtol=2**-9, atol=2**-14, err_msg=name)
-        np.testing.assert_allclose(decoded(image["arrays"]["gradient"]), computed.gradient[index], rtol=2**-9)
+        alone = compute_arrays(logits[index], target[index])
+        assert alone.region is not None
+        for name, size in (("gradient", alone.gradient), ("region", alone.region)):
+            np.testing.assert_allclose(decoded(image["arrays"][name]), size[0], rtol=2**-9, atol=1e-37, err_msg=name)
         codes = raw_codes(image["arrays"]["edge"])
         np.testing.assert_array_equal(codes == IGNORED, computed.target[index] < 0)
         np.testing.assert_array_equal(codes >= FIRST_NUMBER, computed.maps["edge_mask"][index])
@@ -92,18 +96,32 @@ def test_scores_are_those_of_the_metrics() -> None:
     prediction = logits.argmax(1)
     arrays = compute_arrays(logits, target)
     scores = compute_scores(arrays.target, arrays.prediction, 3)
-    expected = boundary_f1(prediction, target, 3, ignore_index=-100, radius=3, average="none")
+    expected = boundary_f1(prediction, target, 3, ignore_index=-100, radius=1, average="none")
     np.testing.assert_allclose(scores.boundary_f1, expected)
-    page = report(logits, target)
-    for name, value in scores.means.items():
-        assert f"<dt>{name}</dt><dd>{value:.1%}</dd>" in page
+
+
+def test_tiles_and_tables_are_those_of_each_image() -> None:
+    """Not of the images together, which may be one picture as two networks see it."""
+    logits, target = patches(batch=2)
+    logits[1] *= -1
+    page = report(logits, target, names=["one", "<two>"])
+    assert [image["name"] for image in carried(page)["images"]] == ["one", "<two>"]
+    parts = re.split(r'<div data-image="[01]"(?: hidden)?>', page)
+    for at, (tiles, table) in enumerate(zip(parts[1:3], parts[3:5], strict=True)):
+        alone = compute_arrays(logits[at], target[at])
+        scores = compute_scores(alone.target, alone.prediction, 3)
+        for name, value in shown_figures(alone.terms | scores.means).items():
+            assert f"<dt>{name}</dt><dd>{value}</dd>" in tiles
+        assert "boundary F1, 1 px" in tiles
+        assert "region term" in tiles
+        assert f"<td>{scores.pixels[0]}</td><td>{scores.iou[0]:.1%}</td>" in table
 
 
 def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:
     target = np.array([[[0, 0, 1, -1]]])
     scores = compute_scores(target, np.array([[[0, -1, 0, 0]]]), classes=3)
     np.testing.assert_allclose(scores.iou, [1 / 3, 0, np.nan])
-    assert scores.accuracy == pytest.approx(1 / 3)
+    assert scores.means["pixel_accuracy"] == pytest.approx(1 / 3)
 
 
 def test_a_thumbnail_marks_the_wrong_pixels() -> None:
@@ -112,7 +130,7 @@ def test_a_thumbnail_marks_the_wrong_pixels() -> None:
     wrong[:20] = 1
     gray = np.full((40, 60, 3), 0.5)
     for image in (gray, None):
-        drawn = np.asarray(Image.open(io.BytesIO(make_thumbnail(target, wrong, image)))).astype(int)
+        drawn = np.asarray(Image.open(io.BytesIO(small_jpeg(error_picture(target, wrong, image))))).astype(int)
         assert drawn.shape == (40, 60, 3)
         assert drawn[10, 30, 0] > drawn[10, 30, 2] + 60  # red
         assert drawn[30, 30, 0] <= drawn[30, 30, 2] + 5

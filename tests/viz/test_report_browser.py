@@ -30,7 +30,7 @@ def test_it_renders_with_no_network(opened: Opened) -> None:
         page.run("return [image.picture.naturalHeight, image.picture.naturalWidth]"), target.shape[1:]
     )
     assert page.run("return performance.getEntriesByType('resource').filter((one) => /^https?:/.test(one.name))") == []
-    assert page.run("return document.querySelectorAll('#histograms figure').length") == 6
+    assert page.run("return document.querySelectorAll('#histograms figure').length") == 7
     assert page.run("return findAll('.sortable tbody th').map((one) => one.textContent)") == MARKUP
     assert page.run("return findAll('#legend button').map((one) => one.childNodes[1].textContent)") == MARKUP
 
@@ -42,7 +42,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     criterion = EdgeAwareLoss(decay=2)
     page = opened(logits, target, criterion=criterion)
     computed = compute_arrays(logits, target, criterion)
-    keys = ("cross_entropy", "edge", "gradient", "same_side", "other_side")
+    keys = ("cross_entropy", "edge", "gradient", "region", "same_side", "other_side")
     expected = {key: map_to_rgb(drawn)[0] for key, drawn in zip(keys, color_maps(computed, terms=True), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
     truth, prediction = computed.target[0], computed.prediction[0]
@@ -157,6 +157,34 @@ def test_the_wheel_zooms_about_the_pointer_and_a_double_click_only_resets(opened
     ActionChains(page.driver).double_click(canvas).perform()
     page._wait.until(lambda d: page.view() == whole)
     assert "(pinned)" not in page.pixel_text()
+
+
+def test_the_whole_image_stays_whole_in_a_window_of_another_size(opened: Opened, sized: Sized) -> None:
+    sized(1280, 800, False)
+    page = opened(*patches())
+    for width in (1920, 1280):
+        sized(width, 1000, False)
+        page.wait_for("return innerWidth", width)
+        page.wait_for("return Math.abs(view.zoom - wholeZoom()) < 1e-6")
+    page.run("zoomTo(12, 18, 8)")
+    zoom = page.view()["zoom"]
+    sized(1920, 1000, False)
+    page.wait_for("return innerWidth", 1920)
+    assert page.view()["zoom"] == zoom
+
+
+@pytest.mark.parametrize(("width", "rows"), [(1280, [10]), (1100, [5, 5]), (390, [2] * 5)])
+def test_no_tile_is_alone_and_no_class_is_cut(opened: Opened, sized: Sized, width: int, rows: list[int]) -> None:
+    sized(width, 844, False)
+    page = opened(*patches(classes=40), class_names=[f"a long name of class {k}" for k in range(40)])
+    tops = page.run("return findAll('.tiles > div').map((one) => one.offsetTop)")
+    assert [tops.count(top) for top in sorted(set(tops))] == rows
+    script = """
+        const { top, bottom } = find("#legend").getBoundingClientRect();
+        return findAll("#legend li").map((one) => one.getBoundingClientRect())
+          .filter((one) => one.top < bottom - 1 && one.bottom > bottom + 1).length;
+    """
+    assert page.run(script) == 0
 
 
 def test_a_drag_moves_and_pins_no_pixel(opened: Opened) -> None:
@@ -304,6 +332,8 @@ def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
     logits, target = patches(batch=3)
     page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
     Select(page.driver.find_element("id", "image")).select_by_value("2")
+    assert page.run("return findAll('[data-image]:not([hidden])').map((one) => one.dataset.image)") == ["2", "2"]
+    assert page.run("return find('#slide').value") == "2"
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
     page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
     page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))

@@ -97,7 +97,7 @@ const makeHistogram = (layer) => {
   const { low: lowest, width: step, counts } = histogram;
   const most = counts.length - 1;
   const border = (bin) => (layer.log ? 10 ** (lowest + bin * step) : lowest + bin * step);
-  const name = layer.log ? "|gradient|" : layer.name;
+  const { name } = layer;
   const all = svg("path", { class: "all", d: barsOf(counts, 0, most) });
   const chosen = svg("path", { class: "in" });
   const chart = svg("svg", { viewBox: `0 0 ${most + 1} 1`, preserveAspectRatio: "none", "aria-hidden": "true" }, all, chosen);

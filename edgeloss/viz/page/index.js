@@ -3,16 +3,21 @@
 const cards = findAll("#gallery > li");
 const [sort, order, class_, search] = ["#sort", "#order", "#class", "#search"].map((id) => find(id));
 
-const SCORES = ["mean IoU", "boundary F1", "pixel accuracy"]; // the lowest is the worst
+// The IoU of the class that is chosen: of one network, or how much the second has more than the first.
+const iouOf = ({ iou }) => {
+  const [first, last] = [iou[0][class_.value], iou[iou.length - 1][class_.value]];
+  return iou.length < 2 || first === null || last === null ? last : last - first;
+};
 
 // The worst come first; what is not finite is worst of the losses, and no score.
 const compareBy = (key) => {
   if (key === "name") return (a, b) => data.rows[a].name.localeCompare(data.rows[b].name);
-  const label = class_.value;
-  const isScore = SCORES.includes(key);
-  const value = (at) => (key === "mean IoU" && label ? data.rows[at].iou[label] : data.rows[at].figures[key]) ?? Infinity;
+  const value = (at) => (key === "mean_iou" && class_.value ? iouOf(data.rows[at]) : data.rows[at].figures[key]) ?? Infinity;
+  const isScore = data.scores.includes(key);
   return (a, b) => (value(a) === value(b) ? a - b : isScore ? value(a) - value(b) : value(b) - value(a));
 };
+
+const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)}%`);
 
 const arrange = () => {
   const places = [...cards.keys()].sort(compareBy(sort.value));
@@ -22,7 +27,7 @@ const arrange = () => {
   let count = 0;
   cards.forEach((card, at) => {
     const { name, iou } = data.rows[at];
-    const matches = name.toLowerCase().includes(text) && (!class_.value || (iou[class_.value] ?? null) !== null);
+    const matches = name.toLowerCase().includes(text) && (!class_.value || iou.some((one) => one[class_.value] !== null));
     card.hidden = !matches;
     count += matches;
     for (const line of findAll("dl div", card)) {
@@ -34,7 +39,7 @@ const arrange = () => {
     own.hidden = !class_.value;
     if (class_.value) {
       find("dt", own).textContent = `IoU of ${class_.selectedOptions[0].textContent}`;
-      find("dd", own).textContent = `${(100 * (iou[class_.value] ?? 0)).toFixed(1)}%`;
+      find("dd", own).textContent = iou.map((one) => percent(one[class_.value])).join(" → ");
     }
   });
   find("#count").textContent = count < cards.length ? `${count} of ${cards.length} images` : "";

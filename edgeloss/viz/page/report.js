@@ -12,6 +12,7 @@ const open = async (index) => {
   while (missing().length) await Promise.all(missing().map(opened.need)); // the layers may change meanwhile
   if (opened !== newest) return;
 
+  findAll("[data-image]").forEach((part) => (part.hidden = Number(part.dataset.image) !== index));
   const kept = preferred();
   image = opened;
   menus.forEach((menu, side) =>
@@ -32,10 +33,16 @@ const open = async (index) => {
 const start = async () => {
   await open(0);
   showWhole();
-  const pick = find("#image");
-  pick.replaceChildren(...data.images.map((_, index) => new Option(`${index + 1} of ${data.images.length}`, String(index))));
+  const [pick, slide] = [find("#image"), find("#slide")];
+  pick.replaceChildren(...data.images.map(({ name }, index) => new Option(name, String(index))));
+  slide.max = data.images.length - 1;
   find("#choice").hidden = data.images.length < 2;
-  pick.addEventListener("change", () => open(Number(pick.value)));
+  slide.hidden = data.images.length < 3;
+  for (const [chosen, other, event] of [[pick, slide, "change"], [slide, pick, "input"]])
+    chosen.addEventListener(event, () => {
+      other.value = chosen.value;
+      open(Number(chosen.value));
+    });
   canvases.forEach(listenToPointer);
   menus.forEach((menu, side) => menu.addEventListener("change", () => showLayer(side)));
   findAll(".largest").forEach((button, side) => button.addEventListener("click", () => goToLargest(side)));

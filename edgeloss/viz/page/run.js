@@ -12,19 +12,32 @@ const ticksOf = (low, high, count = 4) => {
   return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);
 };
 
+// Round numbers on a log scale, from the last below the lowest value to the first above the highest.
+const logTicksOf = (low, high) => {
+  const powers = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) powers.push(10 ** power);
+  const all = powers.flatMap((power) => (powers.length > 4 ? [power] : [power, 2 * power, 5 * power]));
+  const [first, last] = [all.findLastIndex((one) => one <= low), all.findIndex((one) => one >= high)];
+  return all.slice(first, Math.max(last, first + 1) + 1);
+};
+
 // A line that is interrupted where there is no value.
 const pathOf = (xs, ys) =>
   ys.map((y, k) => (y === null ? "" : `${k && ys[k - 1] !== null ? "L" : "M"}${xs[k].toFixed(1)} ${y.toFixed(1)}`)).join("");
 
-const drawCurves = (card, { title, share, epochs, series }) => {
-  const values = series.flatMap((one) => one.values).filter((value) => value !== null);
+const drawCurves = (card, { title, share, log, epochs, series }) => {
+  const drawn = (value) => value !== null && (!log || value > 0);
+  const values = series.flatMap((one) => one.values).filter(drawn);
+  if (!values.length) return;
   const lowest = Math.min(...values);
-  const ticks = ticksOf(lowest > 0 && lowest < Math.max(...values) * 0.6 ? 0 : lowest, Math.max(...values));
+  const ticks = log ? logTicksOf(lowest, Math.max(...values)) : ticksOf(lowest > 0 && lowest < Math.max(...values) * 0.6 ? 0 : lowest, Math.max(...values));
   const shown = (value) => (value === null ? "–" : share ? `${(100 * value).toFixed(1)}%` : Number(value.toPrecision(4)).toString());
   const [low, high] = [ticks[0], ticks[ticks.length - 1]];
   const [first, last] = [epochs[0], epochs[epochs.length - 1]];
   const across = (epoch) => LEFT + ((epoch - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
-  const up = (value) => (value === null ? null : HEIGHT - BOTTOM - ((value - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM));
+  const scaled = log ? Math.log10 : (value) => value;
+  const part = (value) => (scaled(value) - scaled(low)) / (scaled(high) - scaled(low) || 1);
+  const up = (value) => (drawn(value) ? HEIGHT - BOTTOM - part(value) * (HEIGHT - TOP - BOTTOM) : null);
   const label = (text, x, y, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
   const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0 });
   const names = series.map(({ name, values: all }) => `${name} from ${shown(all.find((v) => v !== null))} to ${shown(all.findLast((v) => v !== null))}`);

@@ -51,9 +51,9 @@ const likely = (y, x) => {
 };
 
 const terms = (y, x) =>
-  image.layers.map(({ key, name, log }) => {
+  image.layers.map(({ key, name }) => {
     const code = image.valueAt(key, y, x);
-    return [log ? "|gradient|" : name, code === OFF_EDGES ? "no edge" : code === IGNORED ? "–" : number(NUMBERS[code])];
+    return [name, code === OFF_EDGES ? "no edge" : code === IGNORED ? "–" : number(NUMBERS[code])];
   });
 
 const NEIGHBOR_HEAD = ["offset", "side", "class", "prob.", "loss", "share"];

@@ -124,7 +124,7 @@ const showLayer = async (side) => {
   find(".scale", pane).classList.toggle("on", Boolean(layer));
   if (layer) {
     const [low, high] = findAll(".scale span", pane);
-    const power = (value) => (layer.log ? "10^" : "") + number(value);
+    const power = (value) => number(layer.log ? 10 ** value : value);
     low.textContent = (["min", "both"].includes(layer.extend) ? "≤ " : "") + power(layer.low);
     high.textContent = (["max", "both"].includes(layer.extend) ? "≥ " : "") + power(layer.high) + (layer.unit && ` ${layer.unit}`);
     find(".scale i", pane).style.background = `linear-gradient(to right, ${data.scale.join(",")})`;
@@ -134,12 +134,18 @@ const showLayer = async (side) => {
   redraw();
 };
 
+let fitted = 0; // the zoom that shows the whole image, when the views were last fitted
+
 const fit = () => {
+  if (!canvases[0].clientWidth) return; // not laid out
   const { rows, columns } = image.arrays.truth;
+  const isWhole = view.zoom <= fitted * 1.001;
   for (const canvas of canvases) {
     const height = (canvas.clientWidth * rows) / columns;
     canvas.style.height = `${limited(height, 180, 0.72 * window.innerHeight)}px`;
   }
+  fitted = wholeZoom();
+  if (isWhole) view.zoom = 0; // it stays so in views of another size
   settle();
 };
 

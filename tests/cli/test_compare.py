@@ -1,0 +1,95 @@
+"""The command ``compare``: the same images under two networks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accessibility import Sized, violations
+from command_line import C, Run, mask_array, wrote
+from PIL import Image
+
+
+@pytest.fixture
+def two(folders: Path) -> list[object]:
+    """The first network is wrong everywhere in c; the second is right in all images but b."""
+    (folders / "better").mkdir()
+    truth = torch.from_numpy(mask_array()).long().clamp(max=C - 1)
+    for name, gain in {"a": 4.0, "b": -4.0, "c": 4.0}.items():
+        logits = gain * torch.nn.functional.one_hot(truth, C).permute(2, 0, 1).float()
+        torch.save(logits, folders / "better" / f"{name}.pt")
+    return ["compare", folders / "preds", folders / "better", "--mask", folders / "masks"]
+
+
+def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) -> None:
+    output = folders / "compare.html"
+    ran = run(*two, "--image", folders / "images", "-o", output, "--json")
+    assert ran.code == 0, ran.err
+    assert re.fullmatch(wrote(output), ran.err)
+    page = output.read_text("utf-8")
+    assert "<title>preds compared with better</title>" in page
+    gains, losses = page.split("Where better gains most")[1].split("Where better loses most")
+    assert re.findall("<h3>(.): ", gains) == ["c"]
+    assert re.findall("<h3>(.): ", losses) == ["b"]
+    assert gains.count("<img") == 6  # image, truth, both networks, and two differences
+    figures = json.loads(ran.out)["images"]
+    assert set(figures) == {"a", "b", "c"}
+    before, after = figures["c"]
+    assert before["boundary_f1_1px"] < after["boundary_f1_1px"] == 1.0
+    assert page.index("<strong>b</strong>") < page.index("<strong>a</strong>") < page.index("<strong>c</strong>")
+    ran = run(*two, "-o", output, "--names", "one", "<two>")
+    assert "one compared with &lt;two&gt;" in output.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "better" / "b.pt").unlink(), "expected a file for each name, but got none for b"),
+        (lambda root: np.save(root / "better" / "c.npy", np.zeros(3)), "expected one file per name"),
+    ],
+)
+def test_both_must_have_the_same_names(
+    run: Run, folders: Path, two: list[object], change: Callable[[Path], Any], message: str
+) -> None:
+    change(folders)
+    ran = run(*two, "-o", folders / "compare.html")
+    assert ran.code == 2
+    assert message in ran.err
+    assert not (folders / "compare.html").exists()
+
+
+def test_names_in_one_alone_can_be_skipped(run: Run, folders: Path, two: list[object]) -> None:
+    (folders / "better" / "b.pt").unlink()
+    ran = run(*two, "-o", folders / "compare.html", "--skip-missing", "--json")
+    assert set(json.loads(ran.out)["images"]) == {"a", "c"}
+
+
+def test_labels_of_other_classes_are_refused(run: Run, folders: Path) -> None:
+    for name, most in (("x", 2), ("y", 1)):
+        Image.fromarray(mask_array().clip(max=most)).save(folders / f"{name}.png")
+    Image.fromarray(mask_array().clip(max=1)).save(folders / "mask.png")
+    command = ["compare", folders / "x.png", folders / "y.png", "--mask", folders / "mask.png"]
+    ran = run(*command, "-o", folders / "compare.html")
+    assert "y.png: expected 3 classes as in" in ran.err
+    assert run(*command, "-o", folders / "compare.html", "--classes", 3).code == 0
+    assert "expected a .html file to write, but got .png" in run(*command, "-o", folders / "c.png").err
+
+
+def test_the_page_sorts_by_what_is_gained(
+    run: Run, folders: Path, two: list[object], browse: Callable[[Path], Any], sized: Sized, axe: str
+) -> None:
+    sized(390, 844, True)
+    assert run(*two, "-o", folders / "compare.html").code == 0
+    page = browse(folders / "compare.html")
+    script = "return findAll('#gallery li:not([hidden]) strong').map((one) => one.textContent)"
+    assert page.execute_script(script) == ["b", "a", "c"]
+    page.execute_script("find('#order').click()")
+    assert page.execute_script(script) == ["c", "a", "b"]
+    assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert violations(page, axe) == []

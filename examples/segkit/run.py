@@ -35,7 +35,7 @@ LINE = {
     "val/loss": "val loss",
     "val/miou": "mIoU",
     "val/boundary_iou": "boundary IoU",
-    "val/boundary_f1_3": "boundary F1",
+    "val/boundary_f1_1": "boundary F1 (1 px)",
     "val/edge_accuracy": "edge accuracy",
 }
 
@@ -135,7 +135,7 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(NanGuard, "guard")
         parser.add_lightning_class_args(LastCheckpoint, "last")
         parser.add_lightning_class_args(ModelCheckpoint, "best")
-        options = {"filename": "best", "monitor": "val/boundary_f1_3", "mode": "max", "enable_version_counter": False}
+        options = {"filename": "best", "monitor": "val/boundary_f1_1", "mode": "max", "enable_version_counter": False}
         options |= {"save_on_train_epoch_end": True, "auto_insert_metric_name": False}
         parser.set_defaults({f"best.{option}": value for option, value in options.items()})
         for name in ("best", "last"):

@@ -73,7 +73,7 @@ def test_the_gallery_sorts_and_filters(
     Image.fromarray(np.ones((H, W), np.uint8)).save(folders / "masks" / "b.png")  # no pixel of class 0
     assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 20).code == 0
     page = browse(folders / "pages" / "index.html")
-    scores = page.execute_script("return data.rows.map(({ name, figures }) => [figures['boundary F1'], name])")
+    scores = page.execute_script("return data.rows.map(({ name, figures }) => [figures.boundary_f1_1px, name])")
 
     def shown() -> list[str]:
         script = "return findAll('#gallery li:not([hidden]) strong').map((one) => one.textContent)"
@@ -84,11 +84,11 @@ def test_the_gallery_sorts_and_filters(
         script = "const menu = find(arguments[0]); menu.value = arguments[1]; menu.dispatchEvent(new Event('change'))"
         page.execute_script(script, name, value)
 
-    choose("#sort", "boundary F1")
+    choose("#sort", "boundary_f1_1px")
     assert shown() == [name for _, name in sorted(scores)]
     page.execute_script("find('#order').click()")
     assert shown() == [name for _, name in sorted(scores, reverse=True)]
-    occurring = page.execute_script("return data.rows.filter(({ iou }) => iou[0] !== null).map(({ name }) => name)")
+    occurring = page.execute_script("return data.rows.filter(({ iou }) => iou[0][0] !== null).map(({ name }) => name)")
     choose("#class", "0")
     assert sorted(shown()) == sorted(occurring)
     assert violations(page, axe) == []

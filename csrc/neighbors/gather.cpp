@@ -108,23 +108,16 @@ void find_values(Pairs<A>& pairs, std::vector<Term<A>>& terms) {
   }
 }
 
-// Marks the edge pixels of a row.
-void find_edges(const Geometry& g, const int16_t* label, int64_t row, uint8_t* edge) {
-  const int16_t* own = label + row * g.width;
-  std::fill_n(edge, g.width, uint8_t(0));
-  for_each_shift(g, row, [&](int64_t, int64_t shift, int64_t first, int64_t last) {
-    const int16_t* other = own + shift;
-    for (int64_t x = first; x < last; ++x) edge[x] |= (other[x] != own[x]) & (other[x] >= 0);
-  });
-  for (int64_t x = 0; x < g.width; ++x) edge[x] &= own[x] >= 0;
-}
-
-// Marks the pixels of a row that edge pixels see.
-void find_near(const Geometry& g, const uint8_t* edge, int64_t row, uint8_t* near) {
-  std::fill_n(near, g.width, uint8_t(0));
-  for_each_shift(g, row, [&](int64_t, int64_t shift, int64_t first, int64_t last) {
-    const uint8_t* shifted = edge + row * g.width + shift;
-    for (int64_t x = first; x < last; ++x) near[x] |= shifted[x];
+// Marks the pixels i of a row that have a neighbor n with holds(i, n), in loops that vectorize.
+template <typename F>
+void mark_row(const Geometry& g, int64_t row, uint8_t* marks, const F& holds) {
+  const int64_t own = row * g.width, reach = std::min(g.radius[2], g.width - 1);
+  std::fill_n(marks, g.width, uint8_t(0));
+  for_each_row_around(g, row, [&](int64_t first, int64_t) {
+    for (int64_t dx = -reach; dx <= reach; ++dx) {
+      const int64_t last = g.width - std::max<int64_t>(0, dx), other = first + dx;
+      for (int64_t x = std::max<int64_t>(0, -dx); x < last && other != own; ++x) marks[x] |= holds(own + x, other + x);
+    }
   });
 }
 
@@ -151,7 +144,8 @@ void Gather<A>::add_terms(const Reader<A>& x, const Chunk& chunk, double* same_s
   };
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
     uint8_t* row_edge = edge + base + row * g.width;
-    find_edges(g, label + base, row, row_edge);
+    mark_row(g, row, row_edge,
+             [y = label + base](int64_t i, int64_t n) { return (y[n] != y[i]) & (y[n] >= 0) & (y[i] >= 0); });
     for (int64_t column = 0; column < g.width; ++column) {
       if (!row_edge[column]) continue;
       const int64_t i = row * g.width + column;
@@ -200,10 +194,10 @@ void Gather<A>::collect_shares(const Reader<A>& x, const Chunk& chunk, A* own,
   };
   std::vector<uint8_t> near(g.width);
   for (int64_t row = chunk.first_row; row < chunk.last_row; ++row) {
-    find_near(g, edge + base, row, near.data());
+    mark_row(g, row, near.data(), [&](int64_t n, int64_t i) { return (edge[base + i] != 0) & (label[base + n] >= 0); });
     for (int64_t column = 0; column < g.width; ++column) {
       const int64_t n = row * g.width + column;
-      if (!near[column] || label[base + n] < 0) continue;
+      if (!near[column]) continue;
       for_each_neighbor(g, row, column, [&](int64_t i, int64_t) {
         if (edge[base + i]) of_side[label[base + i] != label[base + n]].add(i, n);
       });

@@ -20,14 +20,15 @@ class OnCpu {
  public:
   explicit OnCpu(const Tensor&) {}
 
-  template <typename Pass, typename Batch>
-  void run(Pass pass, const Batch& batch) const {
-    const Geometry& g = batch.g;
+  template <typename Pass, typename Image>
+  void run(Pass pass, const Image& first) const {
+    const Geometry& g = first.g;
     const int64_t rows = g.depth * g.height, pixels = std::clamp<int64_t>(g.batch * g.pixels / 16, 256, 4096);
     on_each_thread(g.batch * rows, pixels / std::max<int64_t>(1, g.width), [&](Tasks& tasks) {
       for (int64_t i, end; tasks.take(i, end);) {
         for (; i < end; ++i) {
-          const auto image = batch.image(i / rows);
+          Image image = first;
+          image.move(i / rows);
           for (int64_t column = 0; column < g.width; column += kPixels) {
             of_pixels(pass, image, i % rows, column, std::min(kPixels, g.width - column));
           }
@@ -43,10 +44,11 @@ class OnCpu {
   }
 
   // Pixels none of which is read are left out.
-  template <typename A, typename W>
-  static void of_pixels(FindStatistics, const NeighborNll<A, W>& image, int64_t row, int64_t column, int64_t n) {
+  template <typename Image>
+  static void of_pixels(FindStatistics, const Image& image, int64_t row, int64_t column, int64_t n) {
+    using A = typename Image::Real;
     bool any = false;
-    for (int64_t j = 0; j < n && !any; ++j) any = image.is_read(row, column + j);
+    for (int64_t j = 0; j < n && !any; ++j) any = is_read(image, row, column + j);
     if (!any) return;
     const int64_t p = row * image.g.width + column, classes = image.g.logits;
     const int32_t no_label[kPixels] = {};
@@ -58,8 +60,9 @@ class OnCpu {
     tile_statistics({x.data(), kPixels, classes, n}, no_label, image.m + p, image.r + p, unused);
   }
 
-  template <typename A, typename W>
-  static void of_pixels(FindGradient, const NeighborNll<A, W>& image, int64_t row, int64_t column, int64_t n) {
+  template <typename Image>
+  static void of_pixels(FindGradient, const Image& image, int64_t row, int64_t column, int64_t n) {
+    using A = typename Image::Real;
     const int64_t p = row * image.g.width + column, classes = image.g.logits;
     std::vector<A> e(classes * n), sum(classes * n);  // the classes of a pixel together
     for (int64_t c = 0; c < classes; ++c) {
@@ -70,15 +73,13 @@ class OnCpu {
       for (int64_t j = 0; j < count; ++j) e[j] = exp_negative(e[j]);
     });
     for (int64_t j = 0; j < n; ++j) {
-      if (!image.is_read(row, column + j)) continue;
+      if (!is_read(image, row, column + j)) continue;
       const A* e_j = e.data() + j * classes;
-      image.add_gradient(row, column + j, 0, static_cast<int>(classes), e_j, sum.data() + j * classes,
-                         [e_j](int64_t c) { return e_j[c]; });
+      add_gradient(image, row, column + j, 0, static_cast<int>(classes), e_j, sum.data() + j * classes,
+                   [e_j](int64_t c) { return e_j[c]; });
     }
-    A* grad = image.grad + p * image.grad_pixel_step;
     for (int64_t c = 0; c < classes; ++c) {
-      for (int64_t j = 0; j < n; ++j)
-        grad[c * image.grad_class_step + j * image.grad_pixel_step] = sum[j * classes + c];
+      for (int64_t j = 0; j < n; ++j) image.grad.at(p + j, c) = sum[j * classes + c];
     }
   }
 };

@@ -5,7 +5,6 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "gathered_terms.h"
@@ -15,8 +14,6 @@ namespace edgeloss {
 namespace {
 
 constexpr int kThreads = 256;  // of a block
-// Blocks at most; each thread takes one pixel after another. Enough for two waves on the largest devices.
-constexpr int64_t kBlocks = 2048;
 
 // The stream that torch's own kernels would run on now. A CPU-only torch has no such function, so that the library
 // would not load there if it called it by name.
@@ -36,13 +33,12 @@ cudaStream_t current_stream(int32_t device) {
 template <typename Pass, typename Image>
 __global__ void __launch_bounds__(kThreads, 1) pixel_kernel(const Image first) {
   const Geometry& g = first.g;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < g.batch * g.pixels; i += step) {
-    const int64_t b = quotient(i, g.pixels), pixel = i - b * g.pixels, row = quotient(pixel, g.width);
-    Image image = first;
-    image.move(b);
-    Pass()(image, row, pixel - row * g.width);
-  }
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= g.batch * g.pixels) return;
+  const int64_t b = quotient(i, g.pixels), pixel = i - b * g.pixels, row = quotient(pixel, g.width);
+  Image image = first;
+  image.move(b);
+  image.run(Pass(), row, pixel - row * g.width);
 }
 
 class OnDevice {
@@ -52,7 +48,7 @@ class OnDevice {
 
   template <typename Pass, typename Image>
   void run(Pass, const Image& first) const {
-    const int64_t blocks = std::min((first.g.batch * first.g.pixels + kThreads - 1) / kThreads, kBlocks);
+    const int64_t blocks = (first.g.batch * first.g.pixels + kThreads - 1) / kThreads;
     if (blocks == 0) return;  // there is no empty grid
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(blocks));

@@ -44,9 +44,9 @@ struct GatheredTensors {
 };
 
 template <typename A>
-struct GatheredTerms : SoftmaxImage<A> {
-  using Base = SoftmaxImage<A>;
-  using Base::g, Base::x, Base::m, Base::r;
+struct GatheredTerms : SoftmaxImage<GatheredTerms<A>, A> {
+  using Base = SoftmaxImage<GatheredTerms, A>;
+  using Base::g, Base::x, Base::m, Base::r, Base::run;
 
   PowerMean<A> mean;
   const int16_t* label;  // kIgnored where a pixel does not count
@@ -95,7 +95,7 @@ struct GatheredTerms : SoftmaxImage<A> {
   }
 
   // Pass 2: the terms of both sides.
-  EDGELOSS_INLINE void find_value(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void run(FindValue, int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column, k = label[i];
     for (int s = 0; s < 2; ++s) {
       A& term = terms[s * side_step + i];

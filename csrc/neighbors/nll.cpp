@@ -8,7 +8,6 @@
 
 #include "../cpu/parallel.h"
 #include "../cpu/statistics.h"
-#include "../cpu/vectorize.h"
 
 namespace edgeloss {
 namespace {
@@ -40,15 +39,14 @@ class OnCpu {
  private:
   template <typename Pass, typename Image>
   static void of_pixels(Pass pass, const Image& image, int64_t row, int64_t column, int64_t n) {
-    for (int64_t j = 0; j < n; ++j) pass(image, row, column + j);
+    for (int64_t j = 0; j < n; ++j) image.run(pass, row, column + j);
   }
 
   // Pixels none of which is read are left out.
-  template <typename Image>
-  static void of_pixels(FindStatistics, const Image& image, int64_t row, int64_t column, int64_t n) {
-    using A = typename Image::Real;
+  template <typename A, typename W>
+  static void of_pixels(FindStatistics, const NeighborNll<A, W>& image, int64_t row, int64_t column, int64_t n) {
     bool any = false;
-    for (int64_t j = 0; j < n && !any; ++j) any = is_read(image, row, column + j);
+    for (int64_t j = 0; j < n && !any; ++j) any = image.is_read(row, column + j);
     if (!any) return;
     const int64_t p = row * image.g.width + column, classes = image.g.logits;
     const int32_t no_label[kPixels] = {};
@@ -60,23 +58,19 @@ class OnCpu {
     tile_statistics({x.data(), kPixels, classes, n}, no_label, image.m + p, image.r + p, unused);
   }
 
-  template <typename Image>
-  static void of_pixels(FindGradient, const Image& image, int64_t row, int64_t column, int64_t n) {
-    using A = typename Image::Real;
+  template <typename A, typename W>
+  static void of_pixels(FindGradient, const NeighborNll<A, W>& image, int64_t row, int64_t column, int64_t n) {
     const int64_t p = row * image.g.width + column, classes = image.g.logits;
     std::vector<A> e(classes * n), sum(classes * n);  // the classes of a pixel together
     for (int64_t c = 0; c < classes; ++c) {
       for (int64_t j = 0; j < n; ++j) e[j * classes + c] = image.x.at(p + j, c) - image.m[p + j];
     }
-    vectorized<A>([e = e.data(), count = classes * n]() EDGELOSS_LOOP {
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < count; ++j) e[j] = exp_negative(e[j]);
-    });
+    exponentials(e.data(), classes * n);
     for (int64_t j = 0; j < n; ++j) {
-      if (!is_read(image, row, column + j)) continue;
+      if (!image.is_read(row, column + j)) continue;
       const A* e_j = e.data() + j * classes;
-      add_gradient(image, row, column + j, 0, static_cast<int>(classes), e_j, sum.data() + j * classes,
-                   [e_j](int64_t c) { return e_j[c]; });
+      image.add_gradient(row, column + j, 0, static_cast<int>(classes), e_j, sum.data() + j * classes,
+                         [e_j](int64_t c) { return e_j[c]; });
     }
     for (int64_t c = 0; c < classes; ++c) {
       for (int64_t j = 0; j < n; ++j) image.grad.at(p + j, c) = sum[j * classes + c];

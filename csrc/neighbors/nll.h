@@ -20,13 +20,12 @@
 namespace edgeloss {
 
 // The tensors of a call: what is given, and what the passes fill. value: [B, *S], or its gradient, and then forward has
-// left the rest, and grad is filled; stats: [2, B·P]: m, r; largest: [1, B·P]; sides: [3, B·P]: inverse, first,
-// log_sum.
+// left the rest, and grad is filled; stats: [2, B·P]: m, r; largest: [1, B·P]; sums: [B·P, 3].
 struct NllTensors {
   const Tensor &logits, &index, &weight;
   const std::optional<Tensor>& mask;
   const std::vector<int64_t>& radius;
-  const Tensor &value, &stats, &largest, &sides;
+  const Tensor &value, &stats, &largest, &sums;
   const Tensor* grad;
 
   bool has_index() const { return index.dim() < logits.dim(); }
@@ -44,7 +43,7 @@ struct NllTensors {
     check.flat("grad_value", value, check.pixels(), check.real);
     check.flat("stats", stats, 2 * check.pixels(), check.real);
     check.flat("largest", largest, check.pixels(), weight.scalar_type());
-    check.flat("sides", sides, 3 * check.pixels(), check.real);
+    check.flat("sides", sums, 3 * check.pixels(), check.real);
   }
 };
 
@@ -66,46 +65,46 @@ struct Choice {
   }
 };
 
+// Σ (w / largest) P of a center: 1 / it, or 0 where A can't hold it, and there of the logarithms of its terms the
+// largest, and log Σ of the others over it.
+template <typename A>
+struct NllSum {
+  A inverse, first, log_sum;
+};
+
 // A: the type of the logits; W: that of the weights.
 template <typename A, typename W>
-struct NeighborNll : SoftmaxImage<A> {
-  using Base = SoftmaxImage<A>;
-  using Base::g, Base::x, Base::m, Base::r;
+struct NeighborNll : SoftmaxImage<NeighborNll<A, W>, A> {
+  using Base = SoftmaxImage<NeighborNll, A>;
+  using Base::g, Base::x, Base::m, Base::r, Base::run;
 
   Strided<const W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
   const uint8_t* mask;  // null: set everywhere
   W* largest;           // weight of any neighbor; 0 where the center does not count
-  A* inverse;           // of the centers that count: 1 / Σ (w / largest) P, or 0 where A can't hold it
-  A *first, *log_sum;   // there: of log (w / largest) P the largest, and log Σ of the others over it
+  NllSum<A>* sums;      // of the centers that count
   A* value;             // of each center, or its gradient
 
   explicit NeighborNll(const NllTensors& of)
       : Base(of.logits, of.stats, of.grad, of.radius),
-        weight(&of.weight),
-        choice{Strided<const char>(&of.index), of.has_index() ? static_cast<int64_t>(of.index.element_size()) : 0},
+        weight{static_cast<const W*>(of.weight.const_data_ptr()), Steps(of.weight)},
+        choice{{static_cast<const char*>(of.index.const_data_ptr()), Steps(of.index)},
+               of.has_index() ? static_cast<int64_t>(of.index.element_size()) : 0},
         mask(of.mask ? static_cast<const uint8_t*>(of.mask->const_data_ptr()) : nullptr),
         largest(static_cast<W*>(of.largest.mutable_data_ptr())),
-        inverse(static_cast<A*>(of.sides.mutable_data_ptr())),
-        first(inverse + g.batch * g.pixels),
-        log_sum(first + g.batch * g.pixels),
+        sums(static_cast<NllSum<A>*>(of.sums.mutable_data_ptr())),
         value(static_cast<A*>(of.value.mutable_data_ptr())) {}
 
   EDGELOSS_INLINE void move(int64_t b) {
     Base::move(b);
     const int64_t base = b * g.pixels;
-    weight.data += b * weight.image_step;
-    choice.data.data += choice.is_index() ? base * choice.bytes : b * choice.data.image_step;
+    weight.move(b);
+    choice.data.move(choice.is_index() ? b * choice.bytes : b);
     if (mask) mask += base;
     largest += base;
-    inverse += base;
-    first += base;
-    log_sum += base;
+    sums += base;
     value += base;
   }
-
-  // Whether a sum over classes is so large that what underflowed of them does not matter to it.
-  EDGELOSS_INLINE bool is_exact_sum(A sum) const { return is_exact(sum / static_cast<A>(g.logits)); }
 
   // w / largest, exact for weights of any size but where it underflows.
   EDGELOSS_INLINE A relative(W w, int64_t center) const {
@@ -144,21 +143,18 @@ struct NeighborNll : SoftmaxImage<A> {
   };
   template <typename F>
   EDGELOSS_INLINE Chosen chosen(int64_t i, int64_t n, const F& e) const {
-    Chosen chosen_n = {0, 0, 0};
+    A p, complement, sum = 0, others = 0;
     if (choice.is_index()) {
-      probabilities_of(e(choice.index(i)), r[n], chosen_n.p, chosen_n.complement);
-      return chosen_n;
+      probabilities_of(e(choice.index(i)), r[n], p, complement);
+      return {p, complement, sum};
     }
-    A others = 0;
     for (int64_t c = 0; c < g.logits; ++c) {
       const A e_c = e(c);
       const bool has = choice.has(i, c);
-      chosen_n.sum += has ? e_c : A(0);
+      sum += has ? e_c : A(0);
       others += has ? A(0) : e_c;
     }
-    chosen_n.p = chosen_n.sum / (chosen_n.sum + others);
-    chosen_n.complement = others / (chosen_n.sum + others);
-    return chosen_n;
+    return {sum / (sum + others), others / (sum + others), sum};
   }
   // Σ e^x over the classes that i chooses, its max and its sum apart.
   EDGELOSS_INLINE LogSumExp<A> sum_chosen(int64_t i, int64_t n) const {
@@ -176,16 +172,16 @@ struct NeighborNll : SoftmaxImage<A> {
   }
 
   // Pass 1 of forward: which centers count.
-  EDGELOSS_INLINE bool may_count(int64_t i) const { return (!mask || mask[i]) && choice.any(i, g.logits); }
-  EDGELOSS_INLINE void find_largest(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void run(FindLargest, int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
+    const bool may_count = (!mask || mask[i]) && choice.any(i, g.logits);
     W result = 0;
-    if (may_count(i)) for_each_weighted(row, column, [&](int64_t, W w) { result = w > result ? w : result; });
+    if (may_count) for_each_weighted(row, column, [&](int64_t, W w) { result = larger(result, w); });
     largest[i] = result;
   }
 
   // Pass 3: the value.
-  EDGELOSS_INLINE void find_value(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void run(FindValue, int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
     value[i] = largest[i] > W(0) ? value_of(i, row, column) : A(0);
   }
@@ -196,20 +192,18 @@ struct NeighborNll : SoftmaxImage<A> {
       right += relative(w, i) * chosen_n.p;
       wrong += relative(w, i) * chosen_n.complement;
     });
-    inverse[i] = is_exact_sum(right) ? A(1) / right : A(0);
-    if (inverse[i] > A(0)) return negative_log(right / (right + wrong), wrong / (right + wrong));
-    first[i] = log_sum[i] = right;
+    const A all = right + wrong;
+    if (is_exact(right / static_cast<A>(g.logits))) {  // so large that what underflowed of it does not matter
+      sums[i].inverse = A(1) / right;
+      return negative_log(right / all, wrong / all);
+    }
+    sums[i] = {A(0), right, right};
     if (right != right) return right;  // nan where the logits are
     // So small that the type has no digits of it left, but of its logarithm.
-    A weights = 0;
     LogSumExp<A> sum;
-    for_each_weighted(row, column, [&](int64_t n, W w) {
-      weights += relative(w, i);
-      sum.add(log_relative(w, i) + log_p_chosen(i, n));
-    });
-    first[i] = sum.max;
-    log_sum[i] = std::log(sum.sum);
-    return std::log(weights) - sum.value();
+    for_each_weighted(row, column, [&](int64_t n, W w) { sum.add(log_relative(w, i) + log_p_chosen(i, n)); });
+    sums[i] = {A(0), sum.max, std::log(sum.sum)};
+    return std::log(all) - sum.value();
   }
 
   // Pass 4: what center i gives to pixel n, where value is the gradient of its value: push · e(c) to the classes that
@@ -218,8 +212,10 @@ struct NeighborNll : SoftmaxImage<A> {
   EDGELOSS_INLINE Given<A> given(int64_t i, int64_t n, int64_t number, const E& e_at) const {
     const Chosen chosen_n = chosen(i, n, e_at);
     const W w = weight.at(i, number);
-    const A pi = inverse[i] > A(0) ? relative(w, i) * chosen_n.p * inverse[i]
-                                   : exp_negative(log_relative(w, i) + log_p_chosen(i, n) - first[i] - log_sum[i]);
+    const NllSum<A>& sum_i = sums[i];
+    const A pi = sum_i.inverse > A(0)
+                     ? relative(w, i) * chosen_n.p * sum_i.inverse
+                     : exp_negative(log_relative(w, i) + log_p_chosen(i, n) - sum_i.first - sum_i.log_sum);
     const A push = pi * value[i] / (A(1) + r[n]), pull = pi * value[i] * chosen_n.complement;
     if (choice.is_index()) return {choice.index(i), {-pull, x.at(n, choice.index(i))}, {push, m[n]}};
     LogSumExp<A> sum = {m[n], chosen_n.sum};
@@ -245,8 +241,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, co
                                                         std::vector<int64_t> radius) {
   const checks::Checker check(logits, checks::kReal);
   const Tensor value = new_tensor(logits, check.image, check.real);
-  const auto rows = [&](int64_t count, ScalarType type) { return new_tensor(logits, {count, value.numel()}, type); };
-  const Tensor stats = rows(2, check.real), largest = rows(1, weight.scalar_type()), sides = rows(3, check.real);
+  const Tensor stats = new_tensor(logits, {2, check.pixels()}, check.real);
+  const Tensor largest = new_tensor(logits, {1, check.pixels()}, weight.scalar_type());
+  const Tensor sides = new_tensor(logits, {check.pixels(), 3}, check.real);
   const Passes passes(logits);
   with_types({logits, index, weight, mask, radius, value, stats, largest, sides, nullptr}, [&](const auto& image) {
     passes.run(FindLargest(), image);

@@ -1,9 +1,7 @@
 // What the operators of this folder have in common: logits and their gradient, the statistics of their softmax, and
-// the passes over all pixels. An operator is an Image: what it reads and writes of the first image, or, moved, of
-// another one.
+// the passes over all pixels.
 #pragma once
 
-#include <type_traits>
 #include <vector>
 
 #include "../math.h"
@@ -17,48 +15,15 @@
 
 namespace edgeloss {
 
-// Numbers of an image of a tensor [B, C, *S], or null.
+// An image of a tensor [B, C, *S], or null.
 template <typename T>
 struct Strided {
-  T* data = nullptr;
-  int64_t image_step = 0, class_step = 0, pixel_step = 0;
+  T* data;
+  Steps step;
 
-  explicit Strided(const Tensor* tensor) {
-    if (!tensor) return;
-    if constexpr (std::is_const_v<T>) {
-      data = static_cast<T*>(tensor->const_data_ptr());
-    } else {
-      data = static_cast<T*>(tensor->mutable_data_ptr());
-    }
-    const Steps steps(*tensor);
-    image_step = steps.image, class_step = steps.channel, pixel_step = steps.pixel;
-  }
-  EDGELOSS_INLINE T& at(int64_t pixel, int64_t c) const { return data[c * class_step + pixel * pixel_step]; }
-};
-
-template <typename A>
-struct SoftmaxImage {
-  using Real = A;
-
-  Geometry g;
-  Strided<const A> x;
-  Strided<A> grad;  // null in forward
-  A *m, *r;         // of the pixels that are read
-
-  // stats: [2, B·P]: m, r.
-  SoftmaxImage(const Tensor& logits, const Tensor& stats, const Tensor* grad, const std::vector<int64_t>& radius)
-      : g(geometry_of(logits, radius)),
-        x(&logits),
-        grad(grad),
-        m(static_cast<A*>(stats.mutable_data_ptr())),
-        r(m + g.batch * g.pixels) {}
-
-  // Goes on from the first image to image b.
+  EDGELOSS_INLINE T& at(int64_t pixel, int64_t c) const { return data[c * step.channel + pixel * step.pixel]; }
   EDGELOSS_INLINE void move(int64_t b) {
-    x.data += b * x.image_step;
-    grad.data += b * grad.image_step;
-    m += b * g.pixels;
-    r += b * g.pixels;
+    if (data) data += b * step.image;
   }
 };
 
@@ -73,91 +38,101 @@ struct Given {
   Part chosen, others;
 };
 
-// Whether a pixel is read by a center. Nothing looks at the logits of others, or gives them any gradient but 0.
-template <typename Image>
-EDGELOSS_INLINE bool is_read(const Image& image, int64_t row, int64_t column) {
-  bool result = false;
-  image.for_each_center(row, column, [&](int64_t, int64_t) { result = true; });
-  return result;
-}
-
-// Adds the gradient at a pixel that is read to the sums of `block` classes from `begin` on, whose e^(x - m) are given;
-// e_at(c) is that of any class.
-template <typename Image, typename A, typename E>
-EDGELOSS_INLINE void add_gradient(const Image& image, int64_t row, int64_t column, int64_t begin, int block, const A* e,
-                                  A* sum, const E& e_at) {
-  const int64_t n = row * image.g.width + column;
-  image.for_each_center(row, column, [&](int64_t i, int64_t number) {
-    const Given<A> given = image.given(i, n, number, e_at);
-    const A m = image.m[n], own = given.chosen.factor, push = given.others.factor;
-    const int k = static_cast<int>(given.k - begin);
-    if (given.k >= 0 && given.others.base == m) {  // as it usually is, in a loop that vectorizes
-      EDGELOSS_UNROLL
-      for (int b = 0; b < block; ++b) sum[b] += b == k ? own : push * e[b];
-      return;
-    }
-    EDGELOSS_UNROLL
-    for (int b = 0; b < block; ++b) {
-      if (begin + b >= image.g.logits) continue;
-      const auto& part = image.chooses(i, begin + b) ? given.chosen : given.others;
-      if (part.factor == A(0)) continue;  // the base may be infinite
-      sum[b] += part.factor * (part.base == m ? e[b] : exp_negative(image.x.at(n, begin + b) - part.base));
-    }
-  });
-}
-
-// The passes: what each does at one pixel.
-struct FindLargest {
-  template <typename Image>
-  EDGELOSS_INLINE void operator()(const Image& image, int64_t row, int64_t column) const {
-    image.find_largest(row, column);
-  }
-};
-
-struct FindValue {
-  template <typename Image>
-  EDGELOSS_INLINE void operator()(const Image& image, int64_t row, int64_t column) const {
-    image.find_value(row, column);
-  }
-};
+// The passes over all pixels, by which run(pass, row, column) of an operator is chosen.
+struct FindLargest {};
+struct FindStatistics {};
+struct FindValue {};
+struct FindGradient {};
 
 constexpr int kBlock = 8;  // logits of a pixel, and sums of its gradient, that registers hold at a time
 
-struct FindStatistics {
-  template <typename Image>
-  EDGELOSS_INLINE void operator()(const Image& image, int64_t row, int64_t column) const {
-    using A = typename Image::Real;
-    if (!is_read(image, row, column)) return;
-    const int64_t n = row * image.g.width + column;
-    RunningSoftmax<A> softmax;
-    for (int64_t begin = 0; begin < image.g.logits; begin += kBlock) {
-      A x[kBlock];
-      EDGELOSS_UNROLL
-      for (int j = 0; j < kBlock; ++j) x[j] = begin + j < image.g.logits ? image.x.at(n, begin + j) : A(-INFINITY);
-      softmax.add(x);
-    }
-    image.m[n] = softmax.m;
-    image.r[n] = softmax.r;
-  }
-};
+// What an operator reads and writes of the first image, or, moved, of another one.
+template <typename Operator, typename A>
+struct SoftmaxImage {
+  Geometry g;
+  Strided<const A> x;
+  Strided<A> grad;  // null in forward
+  A *m, *r;         // of the pixels that are read
 
-struct FindGradient {
-  template <typename Image>
-  EDGELOSS_INLINE void operator()(const Image& image, int64_t row, int64_t column) const {
-    using A = typename Image::Real;
-    const int64_t n = row * image.g.width + column, classes = image.g.logits;
-    const bool gets_any = is_read(image, row, column);
-    const auto e_at = [&](int64_t c) { return exp_negative(image.x.at(n, c) - image.m[n]); };
-    for (int64_t begin = 0; begin < classes; begin += kBlock) {
+  // stats: [2, B·P]: m, r.
+  SoftmaxImage(const Tensor& logits, const Tensor& stats, const Tensor* grad, const std::vector<int64_t>& radius)
+      : g(geometry_of(logits, radius)),
+        x{static_cast<const A*>(logits.const_data_ptr()), Steps(logits)},
+        grad{grad ? static_cast<A*>(grad->mutable_data_ptr()) : nullptr, Steps(grad ? *grad : logits)},
+        m(static_cast<A*>(stats.mutable_data_ptr())),
+        r(m + g.batch * g.pixels) {}
+
+  // Goes on from the first image to image b.
+  EDGELOSS_INLINE void move(int64_t b) {
+    x.move(b);
+    grad.move(b);
+    m += b * g.pixels;
+    r += b * g.pixels;
+  }
+
+  EDGELOSS_INLINE const Operator& self() const { return static_cast<const Operator&>(*this); }
+
+  // Whether a pixel is read by a center. Nothing looks at the logits of others, or gives them any gradient but 0.
+  EDGELOSS_INLINE bool is_read(int64_t row, int64_t column) const {
+    bool result = false;
+    self().for_each_center(row, column, [&](int64_t, int64_t) { result = true; });
+    return result;
+  }
+
+  EDGELOSS_INLINE void run(FindStatistics, int64_t row, int64_t column) const {
+    if (!is_read(row, column)) return;
+    const int64_t n = row * g.width + column;
+    RunningSoftmax<A> softmax;
+    for (int64_t begin = 0; begin < g.logits; begin += kBlock) {
+      A block[kBlock];
+      EDGELOSS_UNROLL
+      for (int j = 0; j < kBlock; ++j) block[j] = begin + j < g.logits ? x.at(n, begin + j) : A(-INFINITY);
+      softmax.add(block);
+    }
+    m[n] = softmax.m;
+    r[n] = softmax.r;
+  }
+
+  EDGELOSS_INLINE void run(FindGradient, int64_t row, int64_t column) const {
+    const int64_t n = row * g.width + column;
+    const bool gets_any = is_read(row, column);
+    const auto e_at = [&](int64_t c) { return exp_negative(x.at(n, c) - m[n]); };
+    for (int64_t begin = 0; begin < g.logits; begin += kBlock) {
       A e[kBlock], sum[kBlock] = {};
       EDGELOSS_UNROLL
-      for (int j = 0; j < kBlock; ++j) e[j] = gets_any && begin + j < classes ? e_at(begin + j) : A(0);
-      if (gets_any) add_gradient(image, row, column, begin, kBlock, e, sum, e_at);
+      for (int j = 0; j < kBlock; ++j) e[j] = gets_any && begin + j < g.logits ? e_at(begin + j) : A(0);
+      if (gets_any) add_gradient(row, column, begin, kBlock, e, sum, e_at);
       EDGELOSS_UNROLL
       for (int j = 0; j < kBlock; ++j) {
-        if (begin + j < classes) image.grad.at(n, begin + j) = sum[j];
+        if (begin + j < g.logits) grad.at(n, begin + j) = sum[j];
       }
     }
+  }
+
+  // Adds the gradient at a pixel that is read to the sums of `block` classes from `begin` on, whose e^(x - m) are
+  // given; e_at(c) is that of any class.
+  template <typename E>
+  EDGELOSS_INLINE void add_gradient(int64_t row, int64_t column, int64_t begin, int block, const A* e, A* sum,
+                                    const E& e_at) const {
+    const int64_t n = row * g.width + column;
+    self().for_each_center(row, column, [&](int64_t i, int64_t number) {
+      const Given<A> given = self().given(i, n, number, e_at);
+      const A m_n = m[n], own = given.chosen.factor, push = given.others.factor;
+      const int k = static_cast<int>(given.k - begin);
+      if (given.k >= 0 && given.others.base == m_n) {  // as it usually is, in a loop that vectorizes
+        EDGELOSS_UNROLL
+        for (int b = 0; b < block; ++b) sum[b] += b == k ? own : push * e[b];
+        return;
+      }
+      EDGELOSS_UNROLL
+      for (int b = 0; b < block; ++b) {
+        if (begin + b >= g.logits) continue;
+        const bool is_chosen = self().chooses(i, begin + b);
+        const A factor = is_chosen ? own : push, base = is_chosen ? given.chosen.base : given.others.base;
+        if (factor == A(0)) continue;  // the base may be infinite
+        sum[b] += factor * (base == m_n ? e[b] : exp_negative(x.at(n, begin + b) - base));
+      }
+    });
   }
 };
 

@@ -16,9 +16,8 @@ template <typename F>
 EDGELOSS_INLINE void for_each_row_around(const Geometry& g, int64_t row, const F& body) {
   const int64_t z = quotient(row, g.height), y = row - z * g.height;
   const int64_t span_y = 2 * g.radius[1] + 1, span_x = 2 * g.radius[2] + 1;
-  const int64_t first_z = z < g.radius[0] ? 0 : z - g.radius[0], first_y = y < g.radius[1] ? 0 : y - g.radius[1];
-  for (int64_t v = first_z; v < g.depth && v <= z + g.radius[0]; ++v) {
-    for (int64_t u = first_y; u < g.height && u <= y + g.radius[1]; ++u) {
+  for (int64_t v = larger<int64_t>(0, z - g.radius[0]); v < g.depth && v <= z + g.radius[0]; ++v) {
+    for (int64_t u = larger<int64_t>(0, y - g.radius[1]); u < g.height && u <= y + g.radius[1]; ++u) {
       const int64_t number = ((v - z + g.radius[0]) * span_y + (u - y + g.radius[1])) * span_x + g.radius[2];
       body((v * g.height + u) * g.width, number);
     }
@@ -29,9 +28,9 @@ EDGELOSS_INLINE void for_each_row_around(const Geometry& g, int64_t row, const F
 // calls body(pixel, number). Seen from that pixel, this one has the number K - 1 - number.
 template <typename F>
 EDGELOSS_INLINE void for_each_neighbor(const Geometry& g, int64_t row, int64_t column, const F& body) {
-  const int64_t center = row * g.width + column, first_x = column < g.radius[2] ? 0 : column - g.radius[2];
+  const int64_t center = row * g.width + column;
   for_each_row_around(g, row, [&](int64_t first, int64_t middle) {
-    for (int64_t x = first_x; x < g.width && x <= column + g.radius[2]; ++x) {
+    for (int64_t x = larger<int64_t>(0, column - g.radius[2]); x < g.width && x <= column + g.radius[2]; ++x) {
       const int64_t n = first + x;
       if (n != center) body(n, middle + x - column - (n > center));  // the center has no number
     }

@@ -69,7 +69,7 @@ class Call:
 
     def block(self, places: int, most: int) -> int:
         """Return how many places a program that reads logits has, few enough for its registers."""
-        logits = 128 if self.is_upsampled else 256
+        logits = 128 if self.is_upsampled or self.dtype == torch.float64 else 256
         return tile_of(places, max(32, min(most, logits // self.chunk)), 2**18 // self.chunk)
 
 

@@ -33,8 +33,15 @@ _BINS = 60
 _PLACES = 6
 
 # Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
-IGNORED, OFF_EDGES, FIRST_NUMBER = 1, 2, 3
+HIDDEN, IGNORED, OFF_EDGES, FIRST_NUMBER = 0, 1, 2, 3  # no pixel is stored as hidden
 NOT_FINITE = 0xFF00 + FIRST_NUMBER  # inf; nan is larger
+CODES = {
+    "HIDDEN": HIDDEN,
+    "IGNORED": IGNORED,
+    "OFF_EDGES": OFF_EDGES,
+    "FIRST": FIRST_NUMBER,
+    "NOT_FINITE": NOT_FINITE,
+}
 
 
 class Precision(NamedTuple):

@@ -31,6 +31,7 @@ from edgeloss.viz.arrays import (
 )
 from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_bytes
 from edgeloss.viz.packing import (
+    CODES,
     LARGE,
     MAX_BYTES,
     REACH,
@@ -143,6 +144,7 @@ def report(
         body=Template(pages.asset("report.html")).substitute(
             tiles=_of_images(pages.tiles(shown_figures(values)) for values in figures),
             loss=html.escape(" ".join(str(EdgeAwareLoss() if criterion is None else criterion).split())),
+            panes="".join(Template(pages.asset("pane.html")).substitute(side=side) for side in ("left", "right")),
             table=_of_images(tables),
         ),
         footer=html.escape(_footer(precision, content.details)),
@@ -151,6 +153,7 @@ def report(
             "colors": colors,
             "special": {name: to_hex(color) for name, color in _SPECIAL.items()},
             "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
+            "codes": CODES,
             "reach": REACH,
             "images": images,
         },

@@ -64,8 +64,8 @@ browser:
 demo: setup  ## train a network with cross-entropy and with EdgeAwareLoss, and compare the two in runs/demo
 	@OMP_WAIT_POLICY=passive $(BIN)/python examples/demo.py
 
-# A worker takes a whole file of tests at a time, so that its fixtures run once.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# A worker takes a whole file of tests at a time, so that its fixtures run once; tests/conftest.py has their order.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser

@@ -28,7 +28,7 @@ fork_warns = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:De
 
 @on_linux
 @fork_warns
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_set_epoch_reaches_workers_that_live_on(start: str, folder: Path) -> None:
     dataset = open_folder(folder, augment=Augment())
     loader = DataLoader(dataset, batch_size=3, num_workers=1, persistent_workers=True, multiprocessing_context=start)

@@ -32,7 +32,6 @@ import predict
 from edgeloss.integrations.run_page import Row
 from edgeloss.io import VOID_INDEX, read_classes, read_image
 from segkit.checkpoint import open_network
-from segkit.comparison import read_history
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -169,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
     if any(codes):
         return max(codes)
     console.print("==> comparing the two networks", markup=False)
-    histories = {name: read_history(output / name) for name in RUNS}
+    histories = {name: compare.read_history(output / name) for name in RUNS}
     compare.draw(histories).savefig(output / "curves.png", dpi=150)
     write_pages(output)
     console.print(score_table({name: history[-1] for name, history in histories.items()}))

@@ -48,7 +48,6 @@ class VolumeFolder(AugmentedDataset):
     """The files ROOT/NAME.npz, each with the arrays `image` and `label` [D, H, W], and optionally `spacing` [3].
 
     A sample has one channel with mean 0 and standard deviation 1 over the file's voxels, and 0 in the padding.
-    Augmentation draws from ``np.random.default_rng((seed, epoch, index))``, as that of a `SegmentationDataset`.
 
     Args:
         root: Folder of the files.
@@ -59,7 +58,7 @@ class VolumeFolder(AugmentedDataset):
             own size.
         augment: Random changes; None for none.
         seed: Seed of the augmentation, ≥ 0.
-        cache: Keep decoded volumes in the memory of each process that reads them.
+        cache: Keep decoded volumes in memory that all workers share.
 
     Attributes:
         names: Names of the volumes, in the order of the samples.
@@ -80,22 +79,15 @@ class VolumeFolder(AugmentedDataset):
         seed: int = 0,
         cache: bool = False,
     ) -> None:
-        """List the files, without opening them."""
+        """List the files; without a cache, they are opened later."""
         self._paths = sorted(Path(root).glob("*.npz"))
         if not self._paths:
             raise FileNotFoundError(f"{root}: expected NAME.npz files, but there are none")
         if num_classes < 1:
             raise ValueError(f"num_classes: expected an integer >= 1, but got {num_classes}")
         _check_size("size", size)
-        super().__init__(seed)
-        self.names = [path.stem for path in self._paths]
-        self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.size, self.augment = size, augment
-        self._cache: dict[int, tuple[Volume, Labels]] | None = {} if cache else None
-
-    def __len__(self) -> int:
-        """Return the number of volumes."""
-        return len(self._paths)
+        self.num_classes, self.size, self.augment = num_classes, size, augment
+        super().__init__([path.stem for path in self._paths], ignore_index, seed, cache)
 
     @functools.cached_property
     def spacing(self) -> tuple[float, ...] | None:
@@ -124,22 +116,16 @@ class VolumeFolder(AugmentedDataset):
         Raises:
             ValueError: The file can't be read, its arrays do not fit together, or it has an unknown label.
         """
-        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
-        image, labels = (self._cache and self._cache.get(index)) or self._decode(index)
-        if self._cache is not None:
-            self._cache[index] = image, labels
-        rng = None
+        image, labels, rng = self._read(i)
         if self.augment is not None:
-            rng = np.random.default_rng((self.seed, self.epoch, index))
             axes = np.flatnonzero(rng.random(3) < self.augment.flip)
             image, labels = np.flip(image, axes), np.flip(labels, axes)
             contrast, brightness = self.augment.intensity * rng.uniform(-1, 1, 2).astype(np.float32)
             image = image * (1 + contrast) + brightness
 
         size = (self.augment and self.augment.crop) or self.size or labels.shape
-        read, write = zip(
-            *(place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)), strict=True
-        )
+        places = [place_axis(*lengths, self.augment and rng) for lengths in zip(labels.shape, size, strict=True)]
+        read, write = zip(*places, strict=True)
         placed = np.zeros(size, dtype=np.float32), np.full(size, self.ignore_index, dtype=np.int64)
         placed[0][write], placed[1][write] = image[read], labels[read]
         return torch.from_numpy(placed[0])[None], torch.from_numpy(placed[1])

@@ -14,7 +14,7 @@ from PIL import Image
 from processes import wait_for_end
 
 import demo
-from segkit.comparison import read_history
+from compare import read_history
 
 pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
 

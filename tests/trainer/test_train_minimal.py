@@ -17,7 +17,7 @@ SCRIPT = ROOT / "examples" / "train_minimal.py"
 def losses_and_scores(output: str, epochs: int) -> tuple[list[float], list[float]]:
     """Return the loss and the score in percent of each epoch."""
     lines = output.splitlines()
-    pattern = r"epoch (\d+)/(\d+)  loss (\d+\.\d+)  boundary F1 \(3 px\) (\d+\.\d)%"
+    pattern = r"epoch (\d+)/(\d+)  loss (\d+\.\d+)  boundary F1 \(1 px\) (\d+\.\d)%"
     values = [match.groups() for line in lines if (match := re.fullmatch(pattern, line))]
     assert [(epoch, total) for epoch, total, *_ in values] == [(str(i + 1), str(epochs)) for i in range(epochs)], output
     assert len(lines) == epochs, output

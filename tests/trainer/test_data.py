@@ -230,11 +230,6 @@ def _label(row: int, column: int, label: int) -> Callable[[Path], None]:
         (lambda path: path.write_bytes(path.read_bytes()[:99]), "images/b.png", ": can't be read as an image ("),
         (lambda path: Image.new("L", (80, 59)).save(path), "masks/b.png", ": expected 80 x 60 pixels as in"),
         (
-            lambda path: Image.new("RGB", (80, 60), (200, 10, 10)).save(path),
-            "masks/b.png",
-            ": expected class indices, but got colors, (200, 10, 10) at [0, 0]; store indices",
-        ),
-        (
             _label(7, 30, 10),
             "masks/b.png",
             ": expected labels 0 to 9 or 255, but got 10 at 3 pixels, first at row 7, column 30",

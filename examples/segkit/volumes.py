@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,12 +140,8 @@ class VolumeFolder(AugmentedDataset):
     def _decode(self, index: int) -> tuple[Volume, Labels]:
         """Read a file and normalize the intensities."""
         path = self._paths[index]
-        check_file(path)
-        try:
-            with np.load(path) as arrays:
-                image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)
-        except Exception as error:  # NumPy raises OSError, ValueError, KeyError and more
-            raise ValueError(f"{path}: can't be read as a volume with image and label ({error})") from error
+        with _opened(path) as arrays:
+            image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)
         if labels.ndim != 3 or image.shape != labels.shape:
             raise ValueError(
                 f"{path}: expected image and label of one shape [D, H, W], but got {image.shape} and {labels.shape}"
@@ -156,16 +155,23 @@ class VolumeFolder(AugmentedDataset):
         return (image - image.mean()) / max(float(image.std()), 1e-6), labels
 
 
-def _read_spacing(path: Path) -> tuple[float, ...] | None:
-    """Read the array `spacing` of a file, if it has one."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file; any error of reading its arrays names it."""
     check_file(path)
     try:
         with np.load(path) as arrays:
-            if "spacing" not in arrays.files:
-                return None
-            size = tuple(arrays["spacing"].astype(float).tolist())
-    except Exception as error:  # as in _decode
-        raise ValueError(f"{path}: can't be read as a volume with spacing ({error})") from error
+            yield arrays
+    except Exception as error:  # NumPy raises OSError, ValueError, KeyError and more
+        raise ValueError(f"{path}: can't be read as a volume ({error})") from error
+
+
+def _read_spacing(path: Path) -> tuple[float, ...] | None:
+    """Read the array `spacing` of a file, if it has one."""
+    with _opened(path) as arrays:
+        if "spacing" not in arrays.files:
+            return None
+        size = tuple(arrays["spacing"].astype(float).tolist())
     if len(size) != 3 or not all(0 < length < math.inf for length in size):
         raise ValueError(f"{path}: expected spacing of three numbers > 0, but got {size}")
     return size

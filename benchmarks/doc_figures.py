@@ -241,6 +241,13 @@ def rivals_table() -> list[str]:
     return table("data | loss | boundary F1 (precision, recall): | Boundary IoU: | mIoU: | ECE at edges:", found)
 
 
+def cost_table() -> list[str]:
+    """Return time and memory of every loss alone."""
+    measured = json.loads((RESULTS / "quality-cost.json").read_text())["losses"]
+    cells = (f"{c['milliseconds']:.1f} | {c['ratio']:.2f} | {c['megabytes']:.1f}" for c in measured.values())
+    return table("loss | ms: | × CE: | MB:", map(" | ".join, zip(measured, cells, strict=True)))
+
+
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
@@ -279,7 +286,7 @@ FIGURES = {
         sentences={"docs/training.md": step_sentences},
     ),
     "sets": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data",
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
         "quality.jsonl",
         {
             "README.md": lambda: table(f"data | classes: | {HEADS} of 0.2:", map(readme_row, CLASSES)),
@@ -299,7 +306,7 @@ FIGURES = {
         {"docs/README.md": landing_table},
     ),
     "gains": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data",
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
         "quality.jsonl",
         {
             "docs/quality.md": lambda: table(
@@ -309,7 +316,7 @@ FIGURES = {
         },
     ),
     "region": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data"
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml"
         ' --baseline "EdgeAwareLoss() (region_weight 0)"',
         "quality.jsonl",
         {
@@ -325,16 +332,16 @@ FIGURES = {
         "offsets.jsonl",
     ),
     "rivals": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-rivals.yaml --by data"
+        "python benchmarks/quality.py table --split val --plan configs/quality-rivals.yaml"
         " --results benchmarks/results/quality.jsonl benchmarks/results/rivals.jsonl",
         "rivals.jsonl",
         {"docs/quality.md": rivals_table},
     ),
     "cost": Figures(
-        "python benchmarks/quality.py cost --plan configs/quality.yaml --masks ../shared/camvid/val/masks",
+        "python benchmarks/quality.py cost --masks ../shared/camvid/val/masks",
         "quality-cost.json",
+        {"docs/quality-peers.md": cost_table},
     ),
-    "gradients": Figures("python benchmarks/gradient_shares.py --threads 1", "gradient-shares.json"),
 }
 
 

@@ -240,6 +240,11 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
     return np.broadcast_to(np.moveaxis(array.clip(0, 1), 1, -1), (batch, height, width, 3))
 
 
+def rgb_bytes(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return what :func:`rgb_images` does, [B, H, W, 3] in 0 ... 255."""
+    return np.stack([np.rint(one * 255).astype(np.uint8) for one in rgb_images(image, shape)])
+
+
 def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array:
     """Return the caller's colors, or by default distinct ones, [classes, 3] in [0, 1].
 

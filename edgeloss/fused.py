@@ -284,7 +284,7 @@ def _neighbor_nll_fake(
         value,
         value.new_empty((2, pixels)),
         value.new_empty((1, pixels), dtype=weight.dtype),
-        value.new_empty((3, pixels)),
+        value.new_empty((pixels, 3)),
     )
 
 

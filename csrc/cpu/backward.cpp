@@ -1,6 +1,7 @@
 // The whole loss on the CPU, backward.
 #include "backward.h"
 
+#include "../neighbors/gather.h"
 #include "parallel.h"
 
 namespace edgeloss {
@@ -9,7 +10,6 @@ template <typename A>
 SlabGradient<A>::SlabGradient(const Call<A>& call, const Gradients& gradients)
     : call_(call),
       of_region_(gradients.region ? static_cast<const double*>(gradients.region->const_data_ptr()) : nullptr),
-      gather_(gather_of(call)),
       windows_(call.g),
       tiles_(call),
       gradient_(call.g.classes * call.tile()) {
@@ -84,7 +84,7 @@ void SlabGradient<A>::collect_shares(const Slab& slab) {
     const Chunk chunk = {slab.image, z * g.height + slab.first_row, z * g.height + slab.last_row};
     own_.assign(slab.rows() * g.width, A(0));
     others_.clear();
-    gather_.collect_shares(call_.reader(slab.image), chunk, own_.data(), others_);
+    gather_shares(call_, chunk, own_.data(), others_);
     const int32_t first = slab.place(g.width, z, slab.first_row, 0);
     std::copy(own_.begin(), own_.end(), weights_.same.begin() + first);
     for (const OtherWeight<A>& each : others_) {

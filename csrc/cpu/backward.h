@@ -46,7 +46,6 @@ class SlabGradient {
   const Call<A>& call_;
   TermFactors<A> factors_;
   const double* of_region_;
-  Gather<A> gather_;
   EdgeWindows<A> windows_;
   EdgeWeights<A> weights_;
   SlabTiles<A> tiles_;

@@ -287,12 +287,12 @@ struct Passes {
   }
 
   // Pass 3: the edge terms of pairs of pixels.
-  void gather(const Gather<A>& pairs) {
+  void gather() {
     for_each_slab([&] {
       return [&](int64_t i, const Slab& slab) {
         for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
           const Chunk chunk = {slab.image, z * call.g.height + slab.first_row, z * call.g.height + slab.last_row};
-          pairs.add_terms(call.reader(slab.image), chunk, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
+          gather_terms(call, chunk, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
         }
       };
     });
@@ -389,7 +389,7 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
     auto space = std::make_shared<typename Passes<A>::Space>(call);
     return [&, space](int64_t i, const Slab& slab) { passes.find_terms(i, slab, *space); };
   });
-  if (options.gathers) passes.gather(gather_of(call));
+  if (options.gathers) passes.gather();
   for (const Sums& part : passes.sums) {
     for (int row = 0; row < Row::kCount; ++row) sums[row] += part[row];
   }

@@ -5,26 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "../neighbors/gather.h"
 #include "call.h"
 #include "vectorize.h"
 
 namespace edgeloss {
-
-template <typename A>
-Gather<A> gather_of(const Call<A>& call) {
-  return {call.g,
-          static_cast<A>(call.options.power),
-          call.per_decay(),
-          call.label,
-          call.state.m,
-          call.state.r,
-          call.field,
-          call.pixel_weight,
-          call.edge_class_weight,
-          call.state.edge,
-          reinterpret_cast<typename Gather<A>::Side*>(call.state.sides)};
-}
 
 // Where the pixels of a tile are in the batch: the j-th one is start + j, or start + place[j] where there are places; a
 // place of -1 has no pixel.

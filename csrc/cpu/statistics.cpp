@@ -124,7 +124,17 @@ void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) 
   });
 }
 
+template <typename A>
+void exponentials(A* v, int64_t n) {
+  vectorized<A>([=]() EDGELOSS_LOOP {
+    EDGELOSS_INDEPENDENT
+    for (int64_t j = 0; j < n; ++j) v[j] = exp_negative(v[j]);
+  });
+}
+
 template void tile_statistics(const Tile<float>&, const int32_t*, float*, float*, float*);
 template void tile_statistics(const Tile<double>&, const int32_t*, double*, double*, double*);
+template void exponentials(float*, int64_t);
+template void exponentials(double*, int64_t);
 
 }  // namespace edgeloss

@@ -23,4 +23,8 @@ EDGELOSS_INLINE void prefetch_ahead(const Tile<A>& tile, int64_t c) {
 template <typename A>
 void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll);
 
+// v = e^v for n numbers v ≤ 0.
+template <typename A>
+void exponentials(A* v, int64_t n);
+
 }  // namespace edgeloss

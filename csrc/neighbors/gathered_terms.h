@@ -14,17 +14,39 @@
 #include <vector>
 
 #include "../checks.h"
-#include "batch.h"
+#include "passes.h"
 #include "power_mean.h"
 #include "window.h"
 
 namespace edgeloss {
 
-// Everything of one image.
+// The tensors of a call: what is given, and what the passes fill. terms: [2, B, *S]: S and O, or their gradients, and
+// then forward has left the rest, and grad is filled; stats: [2, B·P]: m, r; sides: [B·P, 2, 3].
+struct GatheredTensors {
+  const Tensor &logits, &label, &edge;
+  const std::optional<Tensor>& distance;
+  const double power;
+  const std::vector<int64_t>& radius;
+  const Tensor &terms, &stats, &sides;
+  const Tensor* grad;
+
+  void check() const {
+    const checks::Checker check(logits, checks::kReal);
+    check.neighbors(radius);
+    STD_TORCH_CHECK(logits.size(1) > 1, "logits: expected at least 2 classes, but got 1");
+    check.tensor("label", label, check.image, {ScalarType::Short});
+    check.tensor("edge", edge, check.image, checks::kFlags);
+    check.tensor("distance", distance, check.image, {check.real});
+    check.flat("grad_terms", terms, 2 * check.pixels(), check.real);
+    check.flat("stats", stats, 2 * check.pixels(), check.real);
+    check.flat("sides", sides, 6 * check.pixels(), check.real);
+  }
+};
+
 template <typename A>
-struct GatheredTerms : SoftmaxImage<A> {
-  using Base = SoftmaxImage<A>;
-  using Base::g, Base::x, Base::m, Base::r;
+struct GatheredTerms : SoftmaxImage<GatheredTerms<A>, A> {
+  using Base = SoftmaxImage<GatheredTerms, A>;
+  using Base::g, Base::x, Base::m, Base::r, Base::run;
 
   PowerMean<A> mean;
   const int16_t* label;  // kIgnored where a pixel does not count
@@ -34,6 +56,26 @@ struct GatheredTerms : SoftmaxImage<A> {
   A* terms;              // S of each pixel, and O at side_step, or their gradients
   int64_t side_step;
 
+  explicit GatheredTerms(const GatheredTensors& of)
+      : Base(of.logits, of.stats, of.grad, of.radius),
+        mean{static_cast<A>(of.power), A(1)},
+        label(static_cast<const int16_t*>(of.label.const_data_ptr())),
+        edge(static_cast<const uint8_t*>(of.edge.const_data_ptr())),
+        distance(data_or_null<A>(of.distance)),
+        sides(static_cast<Side<A>*>(of.sides.mutable_data_ptr())),
+        terms(static_cast<A*>(of.terms.mutable_data_ptr())),
+        side_step(g.batch * g.pixels) {}
+
+  EDGELOSS_INLINE void move(int64_t b) {
+    Base::move(b);
+    const int64_t base = b * g.pixels;
+    label += base;
+    edge += base;
+    if (distance) distance += base;
+    sides += 2 * base;
+    terms += base;
+  }
+
   // A label out of range is no class to look up.
   EDGELOSS_INLINE bool is_edge(int64_t i) const { return edge[i] && label[i] >= 0 && label[i] < g.classes; }
   EDGELOSS_INLINE A d(int64_t n) const { return distance ? distance[n] : A(0); }
@@ -42,16 +84,18 @@ struct GatheredTerms : SoftmaxImage<A> {
     return is_same ? log_p(x.at(n, k), m[n], r[n]) : other_term(x, n, g.classes, k, m[n], r[n]);
   }
 
-  // Pass 1 finds the statistics of the pixels that are read. Nothing looks at the logits of others, or gives them any
-  // gradient but 0.
-  EDGELOSS_INLINE bool is_read(int64_t row, int64_t column) const {
-    bool result = false;
-    for_each_neighbor(g, row, column, [&](int64_t i, int64_t) { result |= is_edge(i); });
-    return result && label[row * g.width + column] >= 0;
+  // Calls body(i, number of the pixel) for the edge pixels i that have this pixel for a neighbor. Pass 1 finds its
+  // statistics if there is one.
+  template <typename F>
+  EDGELOSS_INLINE void for_each_center(int64_t row, int64_t column, const F& body) const {
+    if (label[row * g.width + column] < 0) return;
+    for_each_neighbor(g, row, column, [&](int64_t i, int64_t number) {
+      if (is_edge(i)) body(i, last_number(g) - number);
+    });
   }
 
   // Pass 2: the terms of both sides.
-  EDGELOSS_INLINE void find_value(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void run(FindValue, int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column, k = label[i];
     for (int s = 0; s < 2; ++s) {
       A& term = terms[s * side_step + i];
@@ -76,107 +120,43 @@ struct GatheredTerms : SoftmaxImage<A> {
     }
   }
 
-  // What edge pixel i gives to pixel n: `own` to its class, and to the others -push e^(x(c) - base).
-  struct Gives {
-    A own, push, base;
-  };
+  // Pass 3: what edge pixel i gives to pixel n.
   template <typename E>
-  EDGELOSS_INLINE Gives gives(int64_t i, int64_t n, const E& e_at) const {
+  EDGELOSS_INLINE Given<A> given(int64_t i, int64_t n, int64_t, const E& e_at) const {
     const int64_t k = label[i];
     const bool is_same = label[n] == k;
+    const A x_k = x.at(n, k);
     const A share = exp_negative(mean.log_share(sides[2 * i + !is_same], t(n, k, is_same), d(n)));
     const A v = share * terms[is_same ? i : side_step + i];
     A p, complement;
     probabilities_of(e_at(k), r[n], p, complement);
-    if (is_same) return {-v * complement, -v / (A(1) + r[n]), m[n]};
-    if (!is_likely(x.at(n, k), m[n], r[n])) return {v * p, v * p / (complement * (A(1) + r[n])), m[n]};
+    if (is_same) return {k, {-v * complement, x_k}, {v / (A(1) + r[n]), m[n]}};
+    if (!is_likely(x_k, m[n], r[n])) return {k, {v * p, x_k}, {-v * p / (complement * (A(1) + r[n])), m[n]}};
     LogSumExp<A> others = {m[n], r[n]};
     if (!is_near(r[n])) others = sum_others<A>(x, n, g.classes, k);
-    return {v * p, v * p / others.sum, others.max};
+    return {k, {v * p, x_k}, {-v * p / others.sum, others.max}};
   }
-
-  // Pass 3, as in nll.h.
-  template <typename E>
-  EDGELOSS_INLINE void add_gradient(int64_t row, int64_t column, int64_t begin, int block, const A* e, A* sum,
-                                    const E& e_at) const {
-    const int64_t n = row * g.width + column;
-    for_each_neighbor(g, row, column, [&](int64_t i, int64_t) {
-      if (!is_edge(i)) return;
-      const Gives of = gives(i, n, e_at);
-      const int k = static_cast<int>(label[i] - begin);
-      EDGELOSS_UNROLL
-      for (int b = 0; b < block; ++b) {
-        if (b == k) {
-          sum[b] += of.own;
-        } else if (begin + b < g.classes) {
-          sum[b] -= of.push * (of.base == m[n] ? e[b] : exp_negative(x.at(n, begin + b) - of.base));
-        }
-      }
-    });
-  }
+  EDGELOSS_INLINE bool chooses(int64_t i, int64_t c) const { return label[i] == c; }
 };
-
-// ------------------------------------------------------------------------------------------------------------- tensors
-
-// All images of a call.
-template <typename A>
-struct GatheredTermsBatch : SoftmaxBatch<A> {
-  using SoftmaxBatch<A>::g;
-
-  const int16_t* label;
-  const uint8_t* edge;
-  const A* distance;
-  A power;
-  A* terms;
-  Side<A>* sides;
-
-  // terms: [2, B, *S]: S and O, or their gradients; stats: [2, B·P]: m, r; sides: [B·P, 2, 3].
-  GatheredTermsBatch(const Tensor& logits, const Tensor& label, const Tensor& edge,
-                     const std::optional<Tensor>& distance, double power, const std::vector<int64_t>& radius,
-                     const Tensor& terms, const Tensor& stats, const Tensor& sides, const Tensor* grad)
-      : SoftmaxBatch<A>(logits, stats, grad, radius),
-        label(static_cast<const int16_t*>(label.const_data_ptr())),
-        edge(static_cast<const uint8_t*>(edge.const_data_ptr())),
-        distance(data_or_null<A>(distance)),
-        power(static_cast<A>(power)),
-        terms(static_cast<A*>(terms.mutable_data_ptr())),
-        sides(static_cast<Side<A>*>(sides.mutable_data_ptr())) {}
-
-  EDGELOSS_INLINE GatheredTerms<A> image(int64_t b) const {
-    const int64_t base = b * g.pixels;
-    return {this->softmax(b), {power, A(1)}, label + base,      edge + base, distance ? distance + base : nullptr,
-            sides + 2 * base, terms + base,  g.batch * g.pixels};
-  }
-};
-
-inline checks::Checker checked(const Tensor& logits, const Tensor& label, const Tensor& edge,
-                               const std::optional<Tensor>& distance, const std::vector<int64_t>& radius) {
-  const checks::Checker check(logits, checks::kReal);
-  check.neighbors(radius);
-  STD_TORCH_CHECK(logits.size(1) > 1, "logits: expected at least 2 classes, but got 1");
-  check.tensor("label", label, check.image, {ScalarType::Short});
-  check.tensor("edge", edge, check.image, checks::kFlags);
-  check.tensor("distance", distance, check.image, {check.real});
-  return check;
-}
 
 // The operators; their passes are those of a device. Returns terms, stats, sides.
 template <typename Passes>
 std::tuple<Tensor, Tensor, Tensor> gathered_terms(const Tensor& logits, const Tensor& label, const Tensor& edge,
                                                   const std::optional<Tensor>& distance, double power,
                                                   std::vector<int64_t> radius) {
-  const checks::Checker check = checked(logits, label, edge, distance, radius);
+  const checks::Checker check(logits, checks::kReal);
   std::vector<int64_t> sizes = check.image;
   sizes.insert(sizes.begin(), 2);
   const Tensor terms = new_tensor(logits, sizes, check.real);
   const Tensor stats = new_tensor(logits, {2, check.pixels()}, check.real);
   const Tensor sides = new_tensor(logits, {check.pixels(), 2, 3}, check.real);
+  const GatheredTensors tensors = {logits, label, edge, distance, power, radius, terms, stats, sides, nullptr};
+  tensors.check();
   const Passes passes(logits);
   by_arithmetic(logits, [&](auto a) {
-    const GatheredTermsBatch<decltype(a)> batch(logits, label, edge, distance, power, radius, terms, stats, sides,
-                                                nullptr);
-    passes.run(FindStatistics(), batch);
-    passes.run(FindValue(), batch);
+    const GatheredTerms<decltype(a)> image(tensors);
+    passes.run(FindStatistics(), image);
+    passes.run(FindValue(), image);
   });
   return {terms, stats, sides};
 }
@@ -185,16 +165,11 @@ template <typename Passes>
 Tensor gathered_terms_backward(const Tensor& grad_terms, const Tensor& logits, const Tensor& label, const Tensor& edge,
                                const std::optional<Tensor>& distance, const Tensor& stats, const Tensor& sides,
                                double power, std::vector<int64_t> radius) {
-  const checks::Checker check = checked(logits, label, edge, distance, radius);
-  check.flat("grad_terms", grad_terms, 2 * check.pixels(), check.real);
-  check.flat("stats", stats, 2 * check.pixels(), check.real);
-  check.flat("sides", sides, 6 * check.pixels(), check.real);
   const Tensor grad = torch::stable::empty_like(logits);
+  const GatheredTensors tensors = {logits, label, edge, distance, power, radius, grad_terms, stats, sides, &grad};
+  tensors.check();
   const Passes passes(logits);
-  by_arithmetic(logits, [&](auto a) {
-    passes.run(FindGradient(), GatheredTermsBatch<decltype(a)>(logits, label, edge, distance, power, radius, grad_terms,
-                                                               stats, sides, &grad));
-  });
+  by_arithmetic(logits, [&](auto a) { passes.run(FindGradient(), GatheredTerms<decltype(a)>(tensors)); });
   return grad;
 }
 

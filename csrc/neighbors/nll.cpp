@@ -8,7 +8,6 @@
 
 #include "../cpu/parallel.h"
 #include "../cpu/statistics.h"
-#include "../cpu/vectorize.h"
 
 namespace edgeloss {
 namespace {
@@ -20,14 +19,15 @@ class OnCpu {
  public:
   explicit OnCpu(const Tensor&) {}
 
-  template <typename Pass, typename Batch>
-  void run(Pass pass, const Batch& batch) const {
-    const Geometry& g = batch.g;
+  template <typename Pass, typename Image>
+  void run(Pass pass, const Image& first) const {
+    const Geometry& g = first.g;
     const int64_t rows = g.depth * g.height, pixels = std::clamp<int64_t>(g.batch * g.pixels / 16, 256, 4096);
     on_each_thread(g.batch * rows, pixels / std::max<int64_t>(1, g.width), [&](Tasks& tasks) {
       for (int64_t i, end; tasks.take(i, end);) {
         for (; i < end; ++i) {
-          const auto image = batch.image(i / rows);
+          Image image = first;
+          image.move(i / rows);
           for (int64_t column = 0; column < g.width; column += kPixels) {
             of_pixels(pass, image, i % rows, column, std::min(kPixels, g.width - column));
           }
@@ -39,7 +39,7 @@ class OnCpu {
  private:
   template <typename Pass, typename Image>
   static void of_pixels(Pass pass, const Image& image, int64_t row, int64_t column, int64_t n) {
-    for (int64_t j = 0; j < n; ++j) pass(image, row, column + j);
+    for (int64_t j = 0; j < n; ++j) image.run(pass, row, column + j);
   }
 
   // Pixels none of which is read are left out.
@@ -65,20 +65,15 @@ class OnCpu {
     for (int64_t c = 0; c < classes; ++c) {
       for (int64_t j = 0; j < n; ++j) e[j * classes + c] = image.x.at(p + j, c) - image.m[p + j];
     }
-    vectorized<A>([e = e.data(), count = classes * n]() EDGELOSS_LOOP {
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < count; ++j) e[j] = exp_negative(e[j]);
-    });
+    exponentials(e.data(), classes * n);
     for (int64_t j = 0; j < n; ++j) {
       if (!image.is_read(row, column + j)) continue;
       const A* e_j = e.data() + j * classes;
       image.add_gradient(row, column + j, 0, static_cast<int>(classes), e_j, sum.data() + j * classes,
                          [e_j](int64_t c) { return e_j[c]; });
     }
-    A* grad = image.grad + p * image.grad_pixel_step;
     for (int64_t c = 0; c < classes; ++c) {
-      for (int64_t j = 0; j < n; ++j)
-        grad[c * image.grad_class_step + j * image.grad_pixel_step] = sum[j * classes + c];
+      for (int64_t j = 0; j < n; ++j) image.grad.at(p + j, c) = sum[j * classes + c];
     }
   }
 };

@@ -14,20 +14,47 @@
 #include <vector>
 
 #include "../checks.h"
-#include "batch.h"
+#include "passes.h"
 #include "window.h"
 
 namespace edgeloss {
 
+// The tensors of a call: what is given, and what the passes fill. value: [B, *S], or its gradient, and then forward has
+// left the rest, and grad is filled; stats: [2, B·P]: m, r; largest: [1, B·P]; sums: [B·P, 3].
+struct NllTensors {
+  const Tensor &logits, &index, &weight;
+  const std::optional<Tensor>& mask;
+  const std::vector<int64_t>& radius;
+  const Tensor &value, &stats, &largest, &sums;
+  const Tensor* grad;
+
+  bool has_index() const { return index.dim() < logits.dim(); }
+  void check() const {
+    const checks::Checker check(logits, checks::kReal);
+    std::vector<int64_t> per_neighbor = sizes_of(logits);
+    per_neighbor[1] = check.neighbors(radius);
+    if (has_index()) {
+      check.tensor("index", index, check.image, checks::kLabels);
+    } else {
+      check.tensor("index", index, sizes_of(logits), checks::kFlags, false);
+    }
+    check.tensor("weight", weight, per_neighbor, checks::kReal, false);
+    check.tensor("mask", mask, check.image, checks::kFlags);
+    check.flat("grad_value", value, check.pixels(), check.real);
+    check.flat("stats", stats, 2 * check.pixels(), check.real);
+    check.flat("largest", largest, check.pixels(), weight.scalar_type());
+    check.flat("sides", sums, 3 * check.pixels(), check.real);
+  }
+};
+
 // The classes that each pixel of an image chooses: one by its index, or those that its indicator sets.
 struct Choice {
-  const char* data;
-  int64_t bytes;                   // of an index; 0 for an indicator
-  int64_t class_step, pixel_step;  // of an indicator
+  Strided<const char> data;
+  int64_t bytes;  // of an index; 0 for an indicator
 
   EDGELOSS_INLINE bool is_index() const { return bytes > 0; }
-  EDGELOSS_INLINE int64_t index(int64_t pixel) const { return Labels{data, bytes}.at(pixel); }
-  EDGELOSS_INLINE bool has(int64_t pixel, int64_t c) const { return data[c * class_step + pixel * pixel_step] != 0; }
+  EDGELOSS_INLINE int64_t index(int64_t pixel) const { return Labels{data.data, bytes}.at(pixel); }
+  EDGELOSS_INLINE bool has(int64_t pixel, int64_t c) const { return data.at(pixel, c) != 0; }
   // Whether there is a class at all; an index out of range is none.
   EDGELOSS_INLINE bool any(int64_t pixel, int64_t classes) const {
     if (is_index()) return index(pixel) >= 0 && index(pixel) < classes;
@@ -38,22 +65,46 @@ struct Choice {
   }
 };
 
-// Everything of one image. A: the type of its logits; W: that of the weights.
-template <typename A, typename W>
-struct NeighborNll : SoftmaxImage<A> {
-  using Base = SoftmaxImage<A>;
-  using Base::g, Base::x, Base::m, Base::r;
+// Σ (w / largest) P of a center: 1 / it, or 0 where A can't hold it, and there of the logarithms of its terms the
+// largest, and log Σ of the others over it.
+template <typename A>
+struct NllSum {
+  A inverse, first, log_sum;
+};
 
-  Logits<W, W> weight;  // w_in at pixel i and "class" number of n
+// A: the type of the logits; W: that of the weights.
+template <typename A, typename W>
+struct NeighborNll : SoftmaxImage<NeighborNll<A, W>, A> {
+  using Base = SoftmaxImage<NeighborNll, A>;
+  using Base::g, Base::x, Base::m, Base::r, Base::run;
+
+  Strided<const W> weight;  // w_in at pixel i and "class" number of n
   Choice choice;
   const uint8_t* mask;  // null: set everywhere
   W* largest;           // weight of any neighbor; 0 where the center does not count
-  A* inverse;           // of the centers that count: 1 / Σ (w / largest) P, or 0 where A can't hold it
-  A *first, *log_sum;   // there: of log (w / largest) P the largest, and log Σ of the others over it
+  NllSum<A>* sums;      // of the centers that count
   A* value;             // of each center, or its gradient
 
-  // Whether a sum over classes is so large that what underflowed of them does not matter to it.
-  EDGELOSS_INLINE bool is_exact_sum(A sum) const { return is_exact(sum / static_cast<A>(g.logits)); }
+  explicit NeighborNll(const NllTensors& of)
+      : Base(of.logits, of.stats, of.grad, of.radius),
+        weight{static_cast<const W*>(of.weight.const_data_ptr()), Steps(of.weight)},
+        choice{{static_cast<const char*>(of.index.const_data_ptr()), Steps(of.index)},
+               of.has_index() ? static_cast<int64_t>(of.index.element_size()) : 0},
+        mask(of.mask ? static_cast<const uint8_t*>(of.mask->const_data_ptr()) : nullptr),
+        largest(static_cast<W*>(of.largest.mutable_data_ptr())),
+        sums(static_cast<NllSum<A>*>(of.sums.mutable_data_ptr())),
+        value(static_cast<A*>(of.value.mutable_data_ptr())) {}
+
+  EDGELOSS_INLINE void move(int64_t b) {
+    Base::move(b);
+    const int64_t base = b * g.pixels;
+    weight.move(b);
+    choice.data.move(choice.is_index() ? b * choice.bytes : b);
+    if (mask) mask += base;
+    largest += base;
+    sums += base;
+    value += base;
+  }
 
   // w / largest, exact for weights of any size but where it underflows.
   EDGELOSS_INLINE A relative(W w, int64_t center) const {
@@ -75,14 +126,13 @@ struct NeighborNll : SoftmaxImage<A> {
     });
   }
 
-  // Calls body(i, w_in) for the centers that count around a pixel n that has weight for them.
+  // Calls body(i, number of the pixel) for the centers i that count and have a weight for this pixel. Pass 2 finds its
+  // statistics if there is one.
   template <typename F>
   EDGELOSS_INLINE void for_each_center(int64_t row, int64_t column, const F& body) const {
     const int64_t last = last_number(g);
     for_each_neighbor(g, row, column, [&](int64_t i, int64_t number) {
-      if (!(largest[i] > W(0))) return;
-      const W w = weight.at(i, last - number);
-      if (w > W(0)) body(i, w);
+      if (largest[i] > W(0) && weight.at(i, last - number) > W(0)) body(i, last - number);
     });
   }
 
@@ -93,21 +143,18 @@ struct NeighborNll : SoftmaxImage<A> {
   };
   template <typename F>
   EDGELOSS_INLINE Chosen chosen(int64_t i, int64_t n, const F& e) const {
-    Chosen chosen_n = {0, 0, 0};
+    A p, complement, sum = 0, others = 0;
     if (choice.is_index()) {
-      probabilities_of(e(choice.index(i)), r[n], chosen_n.p, chosen_n.complement);
-      return chosen_n;
+      probabilities_of(e(choice.index(i)), r[n], p, complement);
+      return {p, complement, sum};
     }
-    A others = 0;
     for (int64_t c = 0; c < g.logits; ++c) {
       const A e_c = e(c);
       const bool has = choice.has(i, c);
-      chosen_n.sum += has ? e_c : A(0);
+      sum += has ? e_c : A(0);
       others += has ? A(0) : e_c;
     }
-    chosen_n.p = chosen_n.sum / (chosen_n.sum + others);
-    chosen_n.complement = others / (chosen_n.sum + others);
-    return chosen_n;
+    return {sum / (sum + others), others / (sum + others), sum};
   }
   // Σ e^x over the classes that i chooses, its max and its sum apart.
   EDGELOSS_INLINE LogSumExp<A> sum_chosen(int64_t i, int64_t n) const {
@@ -125,24 +172,16 @@ struct NeighborNll : SoftmaxImage<A> {
   }
 
   // Pass 1 of forward: which centers count.
-  EDGELOSS_INLINE bool may_count(int64_t i) const { return (!mask || mask[i]) && choice.any(i, g.logits); }
-  EDGELOSS_INLINE void find_largest(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void run(FindLargest, int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
+    const bool may_count = (!mask || mask[i]) && choice.any(i, g.logits);
     W result = 0;
-    if (may_count(i)) for_each_weighted(row, column, [&](int64_t, W w) { result = w > result ? w : result; });
+    if (may_count) for_each_weighted(row, column, [&](int64_t, W w) { result = larger(result, w); });
     largest[i] = result;
   }
 
-  // Pass 2 finds the statistics of the pixels that they read. Nothing looks at the logits of others, or gives them any
-  // gradient but 0.
-  EDGELOSS_INLINE bool is_read(int64_t row, int64_t column) const {
-    bool result = false;
-    for_each_center(row, column, [&](int64_t, W) { result = true; });
-    return result;
-  }
-
   // Pass 3: the value.
-  EDGELOSS_INLINE void find_value(int64_t row, int64_t column) const {
+  EDGELOSS_INLINE void run(FindValue, int64_t row, int64_t column) const {
     const int64_t i = row * g.width + column;
     value[i] = largest[i] > W(0) ? value_of(i, row, column) : A(0);
   }
@@ -153,133 +192,46 @@ struct NeighborNll : SoftmaxImage<A> {
       right += relative(w, i) * chosen_n.p;
       wrong += relative(w, i) * chosen_n.complement;
     });
-    inverse[i] = is_exact_sum(right) ? A(1) / right : A(0);
-    if (inverse[i] > A(0)) return negative_log(right / (right + wrong), wrong / (right + wrong));
-    first[i] = log_sum[i] = right;
+    const A all = right + wrong;
+    if (is_exact(right / static_cast<A>(g.logits))) {  // so large that what underflowed of it does not matter
+      sums[i].inverse = A(1) / right;
+      return negative_log(right / all, wrong / all);
+    }
+    sums[i] = {A(0), right, right};
     if (right != right) return right;  // nan where the logits are
     // So small that the type has no digits of it left, but of its logarithm.
-    A weights = 0;
     LogSumExp<A> sum;
-    for_each_weighted(row, column, [&](int64_t n, W w) {
-      weights += relative(w, i);
-      sum.add(log_relative(w, i) + log_p_chosen(i, n));
-    });
-    first[i] = sum.max;
-    log_sum[i] = std::log(sum.sum);
-    return std::log(weights) - sum.value();
+    for_each_weighted(row, column, [&](int64_t n, W w) { sum.add(log_relative(w, i) + log_p_chosen(i, n)); });
+    sums[i] = {A(0), sum.max, std::log(sum.sum)};
+    return std::log(all) - sum.value();
   }
 
-  // The gradient that center i gives to pixel n, where g is that of its value: push · e(c) for the classes that it does
-  // not choose, and -pull · e(c) / Σ e over those it does. No difference in them cancels.
-  struct Pull {
-    A push, pull;
-    LogSumExp<A> sum;  // over the chosen classes
-    bool is_near;      // its max is m
-  };
-  EDGELOSS_INLINE Pull pull(int64_t i, int64_t n, W w, const Chosen& chosen_n, A g_i) const {
-    const A pi = inverse[i] > A(0) ? relative(w, i) * chosen_n.p * inverse[i]
-                                   : exp_negative(log_relative(w, i) + log_p_chosen(i, n) - first[i] - log_sum[i]);
-    Pull gives = {
-        pi * g_i / (A(1) + r[n]), pi * g_i * chosen_n.complement, {m[n], chosen_n.sum}, is_near(chosen_n.sum)};
-    if (!choice.is_index() && !gives.is_near) gives.sum = sum_chosen(i, n);
-    return gives;
-  }
-  // What it gives to a class that it chooses; the other ones get push · e.
-  EDGELOSS_INLINE A at_chosen(const Pull& gives, int64_t n, int64_t c, A e) const {
-    if (gives.pull == A(0)) return A(0);
-    return -gives.pull * (gives.is_near ? e : exp_negative(x.at(n, c) - gives.sum.max)) / gives.sum.sum;
-  }
-
-  // Adds the gradient at a pixel that is read to the sums of `block` classes from `begin` on, whose e^(x - m) are
-  // given; e_at(c) is that of any class.
+  // Pass 4: what center i gives to pixel n, where value is the gradient of its value: push · e(c) to the classes that
+  // it does not choose, and -pull · e(c) / Σ e to those it does. No difference in them cancels.
   template <typename E>
-  EDGELOSS_INLINE void add_gradient(int64_t row, int64_t column, int64_t begin, int block, const A* e, A* sum,
-                                    const E& e_at) const {
-    const int64_t n = row * g.width + column;
-    for_each_center(row, column, [&](int64_t i, W w) {
-      const Pull gives = pull(i, n, w, chosen(i, n, e_at), value[i]);
-      if (choice.is_index()) {
-        const int k = static_cast<int>(choice.index(i) - begin);
-        EDGELOSS_UNROLL
-        for (int b = 0; b < block; ++b) sum[b] += b == k ? -gives.pull : gives.push * e[b];
-        return;
-      }
-      EDGELOSS_UNROLL
-      for (int b = 0; b < block; ++b) {
-        if (begin + b >= g.logits) continue;
-        sum[b] += choice.has(i, begin + b) ? at_chosen(gives, n, begin + b, e[b]) : gives.push * e[b];
-      }
-    });
+  EDGELOSS_INLINE Given<A> given(int64_t i, int64_t n, int64_t number, const E& e_at) const {
+    const Chosen chosen_n = chosen(i, n, e_at);
+    const W w = weight.at(i, number);
+    const NllSum<A>& sum_i = sums[i];
+    const A pi = sum_i.inverse > A(0)
+                     ? relative(w, i) * chosen_n.p * sum_i.inverse
+                     : exp_negative(log_relative(w, i) + log_p_chosen(i, n) - sum_i.first - sum_i.log_sum);
+    const A push = pi * value[i] / (A(1) + r[n]), pull = pi * value[i] * chosen_n.complement;
+    if (choice.is_index()) return {choice.index(i), {-pull, x.at(n, choice.index(i))}, {push, m[n]}};
+    LogSumExp<A> sum = {m[n], chosen_n.sum};
+    if (!is_near(sum.sum)) sum = sum_chosen(i, n);
+    return {-1, {pull == A(0) ? A(0) : -pull / sum.sum, sum.max}, {push, m[n]}};
   }
+  EDGELOSS_INLINE bool chooses(int64_t i, int64_t c) const { return choice.has(i, c); }
 };
 
-// ------------------------------------------------------------------------------------------------------------- tensors
-
-// All images of a call.
-template <typename A, typename W>
-struct NeighborNllBatch : SoftmaxBatch<A> {
-  using SoftmaxBatch<A>::g;
-
-  const W* weight;
-  const char* choice;
-  const uint8_t* mask;
-  A *sides, *value;
-  W* largest;
-  Steps weight_steps, choice_steps;
-  int64_t index_bytes;  // 0 for an indicator
-
-  // value: [B, *S], or its gradient; stats: [2, B·P]: m, r; largest: [1, B·P]; sides: [3, B·P]: inverse, first,
-  // log_sum.
-  NeighborNllBatch(const Tensor& logits, const Tensor& weight, const Tensor& index, const Tensor* mask,
-                   const std::vector<int64_t>& radius, const Tensor& value, const Tensor& stats, const Tensor& largest,
-                   const Tensor& sides, const Tensor* grad)
-      : SoftmaxBatch<A>(logits, stats, grad, radius),
-        weight(static_cast<const W*>(weight.const_data_ptr())),
-        choice(static_cast<const char*>(index.const_data_ptr())),
-        mask(mask ? static_cast<const uint8_t*>(mask->const_data_ptr()) : nullptr),
-        sides(static_cast<A*>(sides.mutable_data_ptr())),
-        value(static_cast<A*>(value.mutable_data_ptr())),
-        largest(static_cast<W*>(largest.mutable_data_ptr())),
-        weight_steps(weight),
-        choice_steps(index),
-        index_bytes(index.dim() == logits.dim() ? 0 : index.element_size()) {}
-
-  EDGELOSS_INLINE NeighborNll<A, W> image(int64_t b) const {
-    const int64_t base = b * g.pixels, all = g.batch * g.pixels;
-    const int64_t chosen = index_bytes ? base * index_bytes : b * choice_steps.image;
-    return {this->softmax(b),
-            {weight + b * weight_steps.image, weight_steps.channel, weight_steps.pixel, false},
-            {choice + chosen, index_bytes, choice_steps.channel, choice_steps.pixel},
-            mask ? mask + base : nullptr,
-            largest + base,
-            sides + base,
-            sides + all + base,
-            sides + 2 * all + base,
-            value + base};
-  }
-};
-
-// Calls body(batch) with the types of a call.
-template <typename F, typename... Arguments>
-void with_batch(const F& body, const Tensor& logits, const Tensor& weight, const Arguments&... arguments) {
-  by_arithmetic(logits, [&](auto a) {
-    by_arithmetic(weight,
-                  [&](auto w) { body(NeighborNllBatch<decltype(a), decltype(w)>(logits, weight, arguments...)); });
+// Calls body(image) with the types of a call.
+template <typename F>
+void with_types(const NllTensors& tensors, const F& body) {
+  tensors.check();
+  by_arithmetic(tensors.logits, [&](auto a) {
+    by_arithmetic(tensors.weight, [&](auto w) { body(NeighborNll<decltype(a), decltype(w)>(tensors)); });
   });
-}
-
-inline checks::Checker checked(const Tensor& logits, const Tensor& index, const Tensor& weight,
-                               const std::vector<int64_t>& radius) {
-  const checks::Checker check(logits, checks::kReal);
-  std::vector<int64_t> per_neighbor = sizes_of(logits);
-  per_neighbor[1] = check.neighbors(radius);
-  if (index.dim() == logits.dim()) {
-    check.tensor("index", index, sizes_of(logits), checks::kFlags, false);
-  } else {
-    check.tensor("index", index, check.image, checks::kLabels);
-  }
-  check.tensor("weight", weight, per_neighbor, checks::kReal, false);
-  return check;
 }
 
 // The operators; their passes are those of a device, each over all pixels. Returns value, stats, largest, sides.
@@ -287,19 +239,17 @@ template <typename Passes>
 std::tuple<Tensor, Tensor, Tensor, Tensor> neighbor_nll(const Tensor& logits, const Tensor& index, const Tensor& weight,
                                                         const std::optional<Tensor>& mask,
                                                         std::vector<int64_t> radius) {
-  const checks::Checker check = checked(logits, index, weight, radius);
-  check.tensor("mask", mask, check.image, checks::kFlags);
+  const checks::Checker check(logits, checks::kReal);
   const Tensor value = new_tensor(logits, check.image, check.real);
-  const auto rows = [&](int64_t count, ScalarType type) { return new_tensor(logits, {count, value.numel()}, type); };
-  const Tensor stats = rows(2, check.real), largest = rows(1, weight.scalar_type()), sides = rows(3, check.real);
+  const Tensor stats = new_tensor(logits, {2, check.pixels()}, check.real);
+  const Tensor largest = new_tensor(logits, {1, check.pixels()}, weight.scalar_type());
+  const Tensor sides = new_tensor(logits, {check.pixels(), 3}, check.real);
   const Passes passes(logits);
-  const auto run = [&](const auto& batch) {
-    passes.run(FindLargest(), batch);
-    passes.run(FindStatistics(), batch);
-    passes.run(FindValue(), batch);
-  };
-  const Tensor *given = mask ? &*mask : nullptr, *const no_grad = nullptr;
-  with_batch(run, logits, weight, index, given, radius, value, stats, largest, sides, no_grad);
+  with_types({logits, index, weight, mask, radius, value, stats, largest, sides, nullptr}, [&](const auto& image) {
+    passes.run(FindLargest(), image);
+    passes.run(FindStatistics(), image);
+    passes.run(FindValue(), image);
+  });
   return {value, stats, largest, sides};
 }
 
@@ -307,17 +257,10 @@ template <typename Passes>
 Tensor neighbor_nll_backward(const Tensor& grad_value, const Tensor& logits, const Tensor& index, const Tensor& weight,
                              const Tensor& stats, const Tensor& largest, const Tensor& sides,
                              std::vector<int64_t> radius) {
-  const checks::Checker check = checked(logits, index, weight, radius);
-  const int64_t pixels = check.pixels();
-  check.flat("grad_value", grad_value, pixels, check.real);
-  check.flat("stats", stats, 2 * pixels, check.real);
-  check.flat("largest", largest, pixels, weight.scalar_type());
-  check.flat("sides", sides, 3 * pixels, check.real);
   const Tensor grad = torch::stable::empty_like(logits);
   const Passes passes(logits);
-  const Tensor *const no_mask = nullptr, *const to = &grad;
-  with_batch([&](const auto& batch) { passes.run(FindGradient(), batch); }, logits, weight, index, no_mask, radius,
-             grad_value, stats, largest, sides, to);
+  with_types({logits, index, weight, {}, radius, grad_value, stats, largest, sides, &grad},
+             [&](const auto& image) { passes.run(FindGradient(), image); });
   return grad;
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from edgeloss.triton import labels, loss, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps, averages_of, has_regions, map_sizes, new_gradient, new_maps, new_outputs
 from edgeloss.triton.region import region_terms
-from edgeloss.triton.tiles import INTERPRETED, Grid, Size, launch, real_type, tile_of
+from edgeloss.triton.tiles import INTERPRETED, Grid, Size, launch, tile_of
 
 OF_LABELS = 128  # pixels of a program that reads labels, 4 per thread: with 8 the weights spill registers
 
@@ -41,17 +40,13 @@ class Call:
         radius = clipped(numbers.radius, (self.batch, *size))
         sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
         counts = math.prod(size), tl.constexpr(math.prod(2 * r + 1 for r in radius)), numbers.tables
-        options = map(tl.constexpr, (numbers.decay, numbers.label_smoothing))
-        constants = tl.constexpr(self.classes), real_type(self.empty(0)), *options
+        real = tl.float64 if self.dtype == torch.float64 else tl.float32
+        constants = map(tl.constexpr, (self.classes, real, numbers.decay, numbers.label_smoothing))
         self.grid = Grid(size, *sizes, *counts, pixel_weight, weight, *constants)
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor, by default of the type that kernels compute in."""
         return torch.empty(size, dtype=dtype or self.dtype, device=self.logits.device)
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Return a context in which kernels run where the logits are."""
-        return torch.cuda.device(self.logits.device) if self.logits.is_cuda else nullcontext()
 
     def logits_in(self, values: Tensor) -> Logits:
         """Return logits, or their gradient, as kernels find them; those of lower resolution have taps."""
@@ -87,7 +82,7 @@ def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     if shape.numel() == 0:
         return *outputs, *new_maps(given, saved)
     maps = new_maps(given, map_sizes(given, saved=False))
-    with call.on_device():
+    with torch.cuda.device_of(call.logits):
         outputs = _forward(call, given, maps, *outputs)
     return *outputs, *(values if size else values.new_empty(0) for values, size in zip(maps, saved, strict=True))
 
@@ -163,7 +158,7 @@ def backward(
     factors = of_all, of_terms, of_region if len(maps.slopes) else None
     pixels, channels = call.grid.pixels, gradient.shape[1]
     given, block = (maps.present(), *factors), call.block(pixels, 128)
-    with call.on_device():
+    with torch.cuda.device_of(call.logits):
         if not call.is_upsampled:
             call.over_logits(loss.backward_kernel, call.batch, pixels, block, call.logits_in(gradient), *given, 0)
             return gradient

@@ -94,21 +94,13 @@ def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr
 
 
 @triton.jit
-def given(share, least, to, step, mask, d, grid):
-    """Return what edge pixels a step from others give to these, which are at distance d."""
+def given(share, least, field, to, step, mask, grid):
+    """Return what edge pixels a step from others give to these."""
     value = tl.load(share + to + step, mask=mask, other=0.0)
     if grid.decay > 0:
-        value *= tl.exp(tl.minimum(tl.load(least + to + step, mask=mask, other=0.0) - d, 0.0) / grid.decay)
+        further = tl.load(least + to + step, mask=mask, other=0.0) - tl.load(field + to, mask=mask, other=0.0)
+        value *= tl.exp(tl.minimum(further, 0.0) / grid.decay)
     return value
-
-
-@triton.jit
-def distance(maps, at, mask, grid):
-    """Return the distances of pixels, 0 without decay."""
-    d = tl.zeros(mask.shape, grid.real)
-    if grid.decay > 0:
-        d = tl.load(maps.field + at, mask=mask, other=0.0)
-    return d
 
 
 @triton.jit
@@ -118,13 +110,12 @@ def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
     to = image * grid.pixels + p
     label = maps.label + to
     y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
-    d = distance(maps, to, y >= 0, grid)
     toward, against = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
     first, more = tl.full(p.shape, IGNORED, tl.int32), tl.zeros(p.shape, tl.int1)
     for n in tl.range(grid.window, loop_unroll_factor=9):
         step, k = neighbor(label, p, y >= 0, n, grid)
-        toward += given(maps.same, maps.least_same, to, step, (k >= 0) & (k == y), d, grid)
-        value = given(maps.across, maps.least_across, to, step, (k >= 0) & (k != y), d, grid)
+        toward += given(maps.same, maps.least_same, maps.field, to, step, (k >= 0) & (k == y), grid)
+        value = given(maps.across, maps.least_across, maps.field, to, step, (k >= 0) & (k != y), grid)
         if grid.classes > 2:
             first = tl.where((first < 0) & (value > 0), k, first)
             more = more | ((value > 0) & (k != first))
@@ -138,13 +129,13 @@ def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
 
 
 @triton.jit
-def further_weights(c, maps, to, p, y, first, d, grid):
+def further_weights(c, maps, to, p, y, first, grid):
     """Return B(c) of pixels for classes c but the first."""
     weights = tl.zeros(c.shape, grid.real) + tl.zeros(p.shape, grid.real)
     for n in range(grid.window):
         step, k = neighbor(maps.label + to, p, y >= 0, n, grid)
         mask = (k >= 0) & (k != y) & (k != first)
-        value = given(maps.across, maps.least_across, to, step, mask, d, grid)
+        value = given(maps.across, maps.least_across, maps.field, to, step, mask, grid)
         if some(value > 0):
             weights += tl.where(c == k, value, 0.0)
     return weights

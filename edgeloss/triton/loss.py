@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.labels import distance, further_weights
+from edgeloss.triton.labels import further_weights
 from edgeloss.triton.tiles import IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
@@ -132,10 +132,10 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
     """Return what classes k across an edge give to pixels.
 
     That is Σ b · -log(1 - p(k)) and Σ t of those that are not likely, b of the likely one, which one that is, m and r
-    without it, the first class and its t, and the distance of the pixel.
+    without it, and the first class and its t.
     """
     first = tl.load(maps.first + start + p, mask=y >= 0, other=IGNORED).to(tl.int32)
-    d, weight = tl.zeros(p.shape, grid.real), tl.abs(b)
+    weight = tl.abs(b)
     q, left, is_likely = share(load(x, at, first, first >= 0), m, r)
     is_likely = is_likely & (first >= 0)
     weight_here = tl.where(is_likely, 0.0, weight)
@@ -144,10 +144,9 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
     sum_t = of_first
     likely, of_likely = tl.where(is_likely, first, IGNORED), tl.where(is_likely, weight, 0.0)
     if some(b < 0):  # rare
-        d = distance(maps, start + p, y >= 0, grid)
         for from_class in range(0, x.classes, x.chunk):
             c, exists = chunk_of(x, from_class)
-            further = further_weights(c, maps, start + p, p, y, first, d, grid)
+            further = further_weights(c, maps, start + p, p, y, first, grid)
             share_c, left_c, sure = share(load(x, at, c, y >= 0), m, r)
             sure = sure & (further > 0)
             of_likely += tl.sum(tl.where(sure, further, 0.0), 0, keep_dims=True)
@@ -159,7 +158,7 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
     rest_m, rest_r = m, r
     if some(of_likely > 0):  # the others may lie so far below that r is 0
         rest_m, rest_r, second = statistics(x, at, of_likely > 0, likely)
-    return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first, d
+    return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first
 
 
 # ----------------------------------------------------------------------------------------------------------- forward
@@ -225,7 +224,7 @@ def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TI
             if x.classes == 2:
                 other += tl.where(b == 0, 0.0, b * nll)
             elif some(b != 0):
-                loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first, d = across(
+                loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(
                     x, at, m, r, b, y, start, p, maps, grid
                 )
                 rest = log1p(r) - ((rest_m - m) + log1p(rest_r))
@@ -246,8 +245,7 @@ def add_averages(x, maps, averages, grid, image, t, exists, STEPS: tl.constexpr)
     z_map, r_map, candidates = averages
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
-    has = exists & (cell_z < area.depth) & (cell_y < area.height) & (cell_x < area.width)
-    to = (cell_z * area.height + cell_y) * area.width + cell_x
+    to, has = average_at(cell_z, cell_y, cell_x, exists, area)
     for from_class in range(FIRST, x.classes, x.chunk):
         c, is_class = chunk_of(x, from_class)
         of_map = image * (x.classes - FIRST) + c - FIRST
@@ -281,15 +279,10 @@ def load_slopes(x, slopes, grid, image, k, a, mask):
 
 
 @triton.jit
-def average_of(p, mask, size, averages):
-    """Return the averages that pixels are under, and which of them are under one."""
-    z, row, column = place_of(p, size)
-    i, j = (row + 1) // 3, (column + 1) // 3
-    average, exists = i * averages.width + j, mask & (i < averages.height) & (j < averages.width)
-    if size.depth > 1:
-        z = (z + 1) // 3
-        average, exists = average + z * averages.height * averages.width, exists & (z < averages.depth)
-    return average, exists
+def average_at(z, y, x, mask, averages):
+    """Return the averages of cells, and which of them there are."""
+    exists = mask & (z < averages.depth) & (y < averages.height) & (x < averages.width)
+    return (z * averages.height + y) * averages.width + x, exists
 
 
 @triton.jit
@@ -338,20 +331,21 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
             of_all = tl.load(total_of_labels + image % grid.tables)
         rest += spread * of_all
     b, t_likely, to_other = rest * 0, rest * 0, tl.load(factors + 2).to(x.real)
-    first, likely, rest_m, rest_r, of_first, d = y * 0 + IGNORED, y * 0 + IGNORED, m, r, rest * 0, rest * 0
+    first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, m, r, rest * 0
     if maps.toward is not None:
         own += tl.load(factors + 1).to(x.real) * tl.load(maps.toward + start + p, mask=ok, other=0.0)
         b = tl.load(maps.against + start + p, mask=ok, other=0.0)
         if x.classes == 2:
             own += to_other * b
         elif some(b != 0):
-            unused, sum_t, of_likely, likely, rest_m, rest_r, first, of_first, d = across(
+            unused, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(
                 x, at, m, r, b, y, start, p, maps, grid
             )
             rest -= to_other * sum_t
             t_likely = to_other * of_likely / (1 + r)
     if of_region is not None:
-        average, in_average = average_of(p, ok, grid.size, grid.averages)
+        z, row, column = place_of(p, grid.size)
+        average, in_average = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
         to_region = tl.load(of_region + image // grid.tables).to(x.real)
         base = load_slopes(x, maps.slopes, grid, image, top, average, in_average)
         rest -= to_region * mean_slope(x, at, m, r, ok, maps.slopes, base, image, average, in_average, grid)
@@ -369,7 +363,7 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
             if some(b != 0):
                 gradient += tl.where(c == first, to_other * of_first, 0.0)
                 if some((b < 0) | (t_likely != 0)):  # rare
-                    further = tl.where(is_likely, 0.0, further_weights(c, maps, start + p, p, y, first, d, grid))
+                    further = tl.where(is_likely, 0.0, further_weights(c, maps, start + p, p, y, first, grid))
                     gradient += to_other * further * share_c / tl.where(further > 0, complement, 1.0)
                     gradient += of_likely_class(v, c == likely, rest_m, rest_r, t_likely)
         to = g.data + in_part * g.image + (c - x.one).to(tl.int64) * g.channel + p.to(tl.int64) * g.pixel

@@ -70,26 +70,22 @@ def _regions(size: Size, device: torch.device) -> _Regions:
 
 
 @triton.jit
-def centered(values, mean, mask):
-    """Return values of a map less their mean, in float64; 0 outside the mask.
-
-    What rounding takes from a sum of their products is divided by the noise, which is small.
-    """
-    return tl.where(mask, tl.load(values, mask=mask, other=0).to(mean.dtype) - mean, 0.0).to(tl.float64)
+def wide(values, mask):
+    """Return values in float64: what rounding takes from a sum of products is divided by the noise, which is small."""
+    return tl.load(values, mask=mask, other=0).to(tl.float64)
 
 
 @triton.jit
-def products_kernel(z, r, means, is_candidate, sums, size, reach, count, HALF: tl.constexpr, TILE: tl.constexpr):
-    """Add up over a map the products of z and r, less their means, at displacements, then of z and of r."""
+def products_kernel(z, r, is_candidate, sums, size, reach, count, HALF: tl.constexpr, TILE: tl.constexpr):
+    """Add up over a map the products of z and r at displacements, then z and r."""
     of_map, p, inside = tile(count, TILE)
     to = sums + tl.program_id(0).to(tl.int64) * (PRODUCTS * (HALF + 1) + 2)
     z, r = z + of_map * count + p, r + of_map * count + p
     if tl.load(is_candidate + of_map) > 0:
-        mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
-        z_here, r_here = centered(z, mean_z, inside), centered(r, mean_r, inside)
+        z_here, r_here = wide(z, inside), wide(r, inside)
         for n in range(HALF, 2 * HALF + 1):
             step, there = displaced(p, inside, n, size, reach)
-            z_there, r_there = centered(z + step, mean_z, there), centered(r + step, mean_r, there)
+            z_there, r_there = wide(z + step, there), wide(r + step, there)
             tl.store(to, tl.sum(z_here * z_there))
             tl.store(to + 1, tl.sum(z_here * r_there))
             tl.store(to + 2, tl.sum(r_here * z_there))
@@ -108,7 +104,7 @@ def zone_of(p, count):
 
 @triton.jit
 def slopes_kernel(
-    z, r, means, has_term, stencil, slopes, size, reach, count,
+    z, r, has_term, stencil, slopes, size, reach, count,
     SHIFTS: tl.constexpr, ZONES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write slopes by averages: sums of z and r around them, with factors that depend on the zone, and a constant."""
@@ -120,12 +116,11 @@ def slopes_kernel(
         if ZONES > 36:
             zone += zone_of(depth, size.depth) * 36
         factor = stencil + (of_map * ZONES + tl.where(inside, zone, 0)) * (2 * SHIFTS + 1)
-        mean_z, mean_r = tl.load(means + 2 * of_map), tl.load(means + 2 * of_map + 1)
         sums = tl.load(factor + 2 * SHIFTS)
         for n in range(SHIFTS):
             step, there = displaced(p, inside, n, size, reach)
             of_z, of_r = tl.load(factor + 2 * n), tl.load(factor + 2 * n + 1)
-            sums += of_z * centered(z + step, mean_z, there) + of_r * centered(r + step, mean_r, there)
+            sums += of_z * wide(z + step, there) + of_r * wide(r + step, there)
     tl.store(slopes + of_map * count + p, sums.to(slopes.dtype.element_ty), mask=inside)
 
 
@@ -136,29 +131,24 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     half, block, given = regions.other[0].shape[1] // 2, tile_of(count, 512), (size, regions.reach)
     area = float(POOL ** (2 if size.depth == 1 else 3)) ** 2  # from products of sums to those of averages
     z_flat, r_flat = z.view(maps, count), r.view(maps, count)
-    # Less their means, sums keep their digits; that of the labels is an integer.
-    means = torch.stack([z_flat.sum(1, dtype=torch.int64).to(r.dtype).div(count).round(), r_flat.mean(1)], 1)
-    means = torch.where(is_candidate[:, None] > 0, means, 0.0)
     products = r.new_zeros(maps, triton.cdiv(count, block), 4 * (half + 1) + 2, dtype=torch.float64)
     sized = *given, count, tl.constexpr(half)
-    launch(products_kernel, maps, count, block, z, r, means, is_candidate, products, *sized)
-    joint, mean = _scatter(products.sum(1), z_flat, r_flat, means, regions)
+    launch(products_kernel, maps, count, block, z, r, is_candidate, products, *sized)
+    joint, mean = _scatter(products.sum(1), z_flat, r_flat, regions)
     value, has_term, of_members = _terms(joint / area, is_candidate > 0)
     terms = has_term.view(images, -1).sum(1).clamp(min=1)
     if slopes is not None:
         of_members /= area * terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
-        of_maps = means, has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
+        of_maps = has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
         zoned = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
         launch(slopes_kernel, maps, count, block, z, r, *of_maps, *zoned)
     return value.view(images, -1).sum(1) / terms
 
 
-def _scatter(products: Tensor, z: Tensor, r: Tensor, means: Tensor, regions: _Regions) -> tuple[Tensor, Tensor]:
+def _scatter(products: Tensor, z: Tensor, r: Tensor, regions: _Regions) -> tuple[Tensor, Tensor]:
     """Return the scatter matrix of the regions of z and r [M, 2d, 2d], and the mean of each member [M, 2d]."""
     average, exists = regions.partial
-    outside = torch.cat(
-        [torch.where(exists, v[:, average] - means[:, i, None, None], 0) for i, v in enumerate((z, r))], 1
-    )
+    outside = torch.cat([torch.where(exists, values[:, average], 0) for values in (z, r)], 1)
     outside = torch.where((products != 0).any(1)[:, None, None], outside, 0.0).double()  # nothing is in other maps
     of_all, sums = products[:, :-2], products[:, -2:].repeat_interleave(len(average), 1, output_size=2 * len(average))
     mean = (sums - outside.sum(-1)) / regions.number

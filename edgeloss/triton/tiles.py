@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -55,11 +54,6 @@ class Grid(NamedTuple):
     real: Any  # the type that kernels compute in
     decay: Any  # 0 for none
     smoothing: Any  # of labels
-
-
-def real_type(values: Tensor) -> Any:  # noqa: ANN401
-    """Return Triton's name of the type that kernels compute in."""
-    return tl.constexpr(tl.float64 if values.dtype == torch.float64 else tl.float32)
 
 
 def tile_of(pixels: int, on_device: int, most: int = 2**14) -> int:

@@ -22,17 +22,242 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
 sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests", "tests/loss"))
 
+from cases import TRITON_ROWS, make_case  # noqa: E402
+
+import gpu_model  # noqa: E402
+from check_gpu import FORMS  # noqa: E402
 from edgeloss import library  # noqa: E402
-from gpu_steps import STEPS, CannotRunError, Place, Row  # noqa: E402
-from result_table import add_rows, read_rows  # noqa: E402
+from edgeloss.functional import edge_aware_loss  # noqa: E402
+from label_maps import VOID, regions  # noqa: E402
+from measure import added_memory, median_seconds  # noqa: E402
+from result_table import Row, add_rows, read_rows  # noqa: E402
+from timing import losses  # noqa: E402
+
+CHECKED = ["19 classes", "19 classes, bfloat16", "150 classes, upsampled", "2 classes"]  # of FORMS
+SCALE = 65536.0  # that of a new GradScaler
+Step = Callable[..., tuple[Tensor, Tensor]]
+Tasks = Iterator[tuple[str, Callable[[], Row]]]  # a name, and what returns figures
+
+
+class CannotRunError(Exception):
+    """Why something can't run here, or not to its end."""
+
+
+class Place(NamedTuple):
+    """The device, the monotonic time when to stop, and the plan for the rest of the time."""
+
+    device: str
+    end: float
+    plan: Path
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether there is no device."""
+        return self.device == "cpu"
+
+    def few(self, things: Sequence[Any]) -> Sequence[Any]:
+        """Return one of many things where the interpreter runs."""
+        return things[-1:] if self.is_dry else things
+
+    def fitted(self, shape: Sequence[int], size: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return shapes of logits [B, C, *S'] and of labels [*S], small ones where the interpreter runs."""
+        if not self.is_dry:
+            return tuple(shape), tuple(size)
+        low = 8 if tuple(shape[2:]) == tuple(size) else 2
+        return (1, min(4, shape[1]), *(low for _ in size)), tuple(8 for _ in size)
+
+    def microseconds(self, run: Callable[[], object]) -> float:
+        """Return the median time of a run."""
+        return round(1e6 * median_seconds({"": run}, 1 if self.is_dry else 20, self.device)[""], 2)
+
+    def step(self, form: Any, dtype: str | None = None, labels: Any = None) -> tuple[Step, Tensor]:  # noqa: ANN401
+        """Return what calls the loss as a form of tools/check_gpu.py says, and the logits; labels: random, or made."""
+        torch.manual_seed(0)
+        (shape, size), options = self.fitted(form[0], form[1]), {"region_weight": 3.0, **form[3]}
+        multilabel = options.get("multilabel", False)
+        y = torch.randint(2 if multilabel else shape[1], (*shape[: 1 + multilabel], *size))
+        y = (y if labels is None else torch.from_numpy(labels(shape[0], size, shape[1], 1)).long()).to(self.device)
+        x = torch.randn(shape).to(self.device, getattr(torch, dtype or form[2])).requires_grad_()
+
+        def step(scale: float | Tensor = 1.0, times: int = 1) -> tuple[Tensor, Tensor]:
+            """Return the loss, and the gradient of its multiple of the last of some backward passes."""
+            loss = edge_aware_loss(x, y, backend="fused", **options)
+            gradients = [torch.autograd.grad(scale * loss, x, retain_graph=i + 1 < times)[0] for i in range(times)]
+            return loss.detach(), gradients[-1]
+
+        return step, x
+
+
+def expect(holds: bool, what: str) -> None:
+    """Raise an error if something does not hold."""
+    if not holds:
+        raise ArithmeticError(f"expected {what}")
+
+
+def build(place: Place) -> Tasks:
+    """Yield a first call of each form."""
+
+    def run(form: Any) -> Row:  # noqa: ANN401
+        (step, _), start = place.step(form), time.monotonic()
+        loss, gradient = step()
+        expect(bool(loss.isfinite() & gradient.isfinite().all()), "finite values")
+        return {"loss": loss.item(), "seconds_of_first_call": round(time.monotonic() - start, 2)}
+
+    yield from ((name, partial(run, FORMS[name])) for name in place.few(list(FORMS)))
+
+
+def agreement(place: Place) -> Tasks:
+    """Yield a comparison for each of the cases."""
+
+    def results(x: Tensor, target: Tensor, options: Row, device: str, backend: Any) -> list[Tensor]:  # noqa: ANN401
+        x = x.detach().to(device).requires_grad_()
+        options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
+        loss = edge_aware_loss(x, target.to(device), backend=backend, **options)
+        return [values.detach().cpu().double() for values in (loss, *torch.autograd.grad(loss, x))]
+
+    def run(row: Any) -> Row:  # noqa: ANN401
+        case = make_case(row)
+        exact, (dtype, target) = case.logits.double().masked_fill(case.unread, 0.0), (case.logits.dtype, case.target)
+        value, gradient = results(case.logits, target, case.options, place.device, "fused")
+        true_value, true_gradient = results(exact, target, case.options, "cpu", "reference")
+        bound = 1e-10 if dtype == torch.float64 else 2e-5
+        bound *= 1 + float(exact.abs().max()) * case.options["upsample"]  # interpolation rounds in proportion
+        unit = max(float(true_gradient.abs().max()), 1 / target.numel())
+        error = float((value - true_value).abs() / true_value.abs().clamp(min=1))
+        of_gradient = float((gradient - true_gradient).abs().max()) / unit
+        expect(error <= bound, f"a value off by {bound:.1e} at most, but got {error:.1e} for {row}")
+        bound += torch.finfo(dtype).eps
+        expect(of_gradient <= bound, f"a gradient off by {bound:.1e} at most, but got {of_gradient:.1e} for {row}")
+        return {"case": str(row), "error_of_value": error, "error_of_gradient": of_gradient}
+
+    yield from ((f"case {i}", partial(run, row)) for i, row in enumerate(place.few(TRITON_ROWS)))
+
+
+def checks(place: Place) -> Tasks:
+    """Yield the checks of some forms."""
+
+    def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> Row:
+        expect(all(map(torch.equal, found, expected)), "the same bits")
+        return {}
+
+    def graph(step: Step, x: Tensor) -> Row:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step()
+        x.data.neg_()
+        graph.replay()
+        return same(captured, step())
+
+    def scaler(step: Step, x: Tensor) -> Row:
+        scale = torch.amp.GradScaler(place.device, init_scale=SCALE).scale(torch.ones((), device=place.device))
+        gradient = step(scale)[1].float() / SCALE
+        x.data = x.data.float()
+        expected = step()[1]
+        error = float((gradient - expected).abs().max() / expected.abs().max())
+        expect(error <= 2 * torch.finfo(torch.float16).eps, f"an error of at most 2 eps, but got {error:.1e}")
+        return {"error": error}
+
+    def waits(step: Step, _: Tensor) -> Row:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return {}
+
+    kinds = {"graph": graph, "scaler": scaler, "no wait": waits}
+    kinds |= {"the same bits": lambda step, _: same(step(), step())}
+    kinds |= {"backward twice": lambda step, _: same(step(times=2), step())}
+
+    def run(kind: str, form: Any) -> Row:  # noqa: ANN401
+        step, x = place.step(form, "float16" if kind == "scaler" else None)
+        step()  # a first call compiles
+        if place.is_dry and kind in ("graph", "no wait"):
+            raise CannotRunError("there is no GPU")
+        return kinds[kind](step, x)
+
+    for kind in kinds:
+        yield from ((f"{kind}, {name}", partial(run, kind, FORMS[name])) for name in place.few(CHECKED))
+
+
+def speed(place: Place) -> Tasks:
+    """Yield a measurement of each of the cases."""
+
+    def run(case: losses.Case) -> Row:
+        logits, target, fraction = losses.make_inputs(case, None)
+        x, y = logits.detach().to(place.device).requires_grad_(), target.to(place.device)
+        result: Row = {"logits": case.shape, "edge_fraction": fraction}
+        names = losses.NAMES if place.is_dry else (*losses.NAMES, losses.OTHERS[0])
+        for name, loss in losses.make_losses(case, names).items():
+
+            def step(loss: Any = loss) -> None:  # noqa: ANN401
+                loss(x, y).backward()
+                x.grad = None
+
+            step()  # a first call compiles
+            time_of_step = place.microseconds(step)
+            ratio = time_of_step / result.get(names[0], {}).get("microseconds", time_of_step)
+            added = added_memory(step, place.device)
+            result[name] = {"microseconds": time_of_step, "ratio": round(ratio, 3), "added_bytes": added}
+        return result
+
+    for case in place.few([case for case in losses.CASES["table"] if "power" not in case.options]):
+        size = [n * (4 if "upsample" in case.options else 1) for n in case.shape[2:]]
+        yield case.name, partial(run, replace(case, shape=place.fitted(case.shape, size)[0]))
+
+
+def bandwidth(place: Place) -> Tasks:
+    """Yield a measurement of a copy, and one of each call of the model."""
+
+    def copy() -> Row:
+        source = torch.empty(2**10 if place.is_dry else 2**30, dtype=torch.uint8, device=place.device)
+        target = torch.empty_like(source)
+        time_of_copy = place.microseconds(lambda: target.copy_(source))
+        return {"microseconds": time_of_copy, "gigabytes_per_second": round(2e-3 * len(source) / time_of_copy, 1)}
+
+    def run(case: gpu_model.Case) -> Row:
+        shape = (case.batch, case.classes, *(case.low or case.size))
+        options = {"region_weight": 3.0 * case.regions, "upsample": case.low is not None, "ignore_index": VOID}
+        step, _ = place.step((shape, case.size, case.dtype, options), labels=regions)
+        step()  # a first call compiles
+        time_of_step = place.microseconds(step)
+        moved = round(case.floor * gpu_model.BANDWIDTH)
+        figures = {"microseconds": time_of_step, "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
+        return {**figures, "bytes_to_move": moved, "gigabytes_per_second": round(1e-3 * moved / time_of_step, 1)}
+
+    yield "copy", copy
+    yield from ((case.name, partial(run, case)) for case in place.few(gpu_model.CASES))
+
+
+def quality(place: Place) -> Tasks:
+    """Yield the trainings of the plan, which resume."""
+
+    def run() -> Row:
+        if place.is_dry:
+            raise CannotRunError("trainings at full size need a GPU")
+        command = [sys.executable, ROOT / "benchmarks/quality.py", "plan", place.plan, "--device", place.device]
+        try:
+            subprocess.run(command, check=True, timeout=max(1.0, place.end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise CannotRunError("the time is up; the same command resumes") from None
+        return {}
+
+    yield place.plan.name, run
+
+
+STEPS = {step.__name__: step for step in (build, agreement, checks, speed, bandwidth, quality)}
 
 
 def key_of(row: Row) -> str:

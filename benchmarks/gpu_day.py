@@ -298,7 +298,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--minutes", type=float, default=30.0, help="begin nothing after so long (default: %(default)s)")
     add("--only", nargs="+", choices=list(STEPS), metavar="STEP", default=list(STEPS), help="some of the steps")
     add("--output", type=Path, default=ROOT / "runs/gpu_day.jsonl", metavar="FILE", help="default: %(default)s")
-    add("--plan", type=Path, default=ROOT / "configs/quality.yaml", help="of the trainings (default: %(default)s)")
+    add(
+        "--plan",
+        type=Path,
+        default=ROOT / "configs/quality-pretrained.yaml",
+        help="of the trainings (default: %(default)s)",
+    )
     given = parser.parse_args(arguments)
     place = Place(given.device, time.monotonic() + 60 * given.minutes, given.plan)
     if len(given.only) > 1 and not place.is_dry:  # an error may leave the device unusable for a process

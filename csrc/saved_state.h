@@ -47,11 +47,6 @@ struct State {
   A* sides;           // [B, P, 2, 3], of edge pixels, where neighbors are gathered
   uint8_t* edge;      // the edge mask, where neighbors are gathered
   uint8_t* has_term;  // [B, C] of the region term: whether a class has one
-  // The weights of the edge terms that are not 0, as EdgeWeights has them: of each slab as many as it has pixels at
-  // most, and how many there are, -1 where there are more, which are formed again, as of upsampled logits all are.
-  A* near_weight;
-  int32_t *near_place, *near_count;
-  int16_t* near_class;
   int64_t bytes = 0;
 
   // Lays the parts out from `memory` on, which is null where only their bytes are asked for. The fake kernel in
@@ -60,7 +55,6 @@ struct State {
     const int64_t pixels = g.batch * g.pixels, pairs = options.gathers ? pixels : 0;
     const bool keeps_statistics = options.keeps_state && (is_upsampled || g.classes > kFewClasses);
     const int64_t maps = options.keeps_state && has_regions(g, options) ? g.batch * g.classes : 0;
-    const int64_t near = options.edges && options.keeps_state && !options.gathers && !is_upsampled ? pixels : 0;
     const auto lay_out = [&](auto*& part, int64_t count) {
       using T = std::remove_reference_t<decltype(*part)>;
       part = memory && count > 0 ? reinterpret_cast<T*>(memory + bytes) : nullptr;
@@ -73,10 +67,6 @@ struct State {
     lay_out(has_term, maps);
     lay_out(edge, pairs);
     lay_out(sides, 2 * kSideNumbers * pairs);
-    lay_out(near_place, near);
-    lay_out(near_class, near);
-    lay_out(near_weight, near);
-    lay_out(near_count, near > 0 ? g.batch * g.depth * g.height : 0);  // at least the number of slabs
   }
 };
 

@@ -23,6 +23,7 @@ Labels = TypeVar("Labels", Tensor, Array)
 # OpenCV is several times faster than SciPy for images of square pixels. Its squared distances should be integers;
 # float32 is off by up to 0.1 for sides of 700 pixels, so up to this size rounding makes them exact.
 _EXACT_SIDE = 700
+_SMALL_STEP = 128  # pixels, of windows for short distances
 
 
 def boundary_distance(
@@ -93,8 +94,9 @@ def _windows(
         The part of the window that it stands for, and the window.
     """
     margin = 0 if reach is None else math.ceil(reach / spacing[0])
-    step = _EXACT_SIDE - 2 * margin
-    if len(shape) != 2 or spacing[0] != spacing[1] or reach is None or step < _EXACT_SIDE / 4:
+    widest = _EXACT_SIDE - 2 * margin
+    step = min(widest, max(5 * margin, _SMALL_STEP))  # each class of a window is a transform: small ones have few
+    if len(shape) != 2 or spacing[0] != spacing[1] or reach is None or widest < _EXACT_SIDE / 4:
         everything = (slice(None),) * len(shape)
         yield everything, everything
         return

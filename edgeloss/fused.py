@@ -199,7 +199,6 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
         region_weight=empty(images, torch.float64),
     )
     has_statistics = gathers or (keeps_state and (is_upsampled or classes > _FEW_CLASSES))
-    near = pixels if edges and keeps_state and not gathers and not is_upsampled else 0
     maps = batch * classes if has_slopes else 0
     parts = (  # bytes, in the order of State in csrc/saved_state.h
         2 * real.itemsize * pixels * has_statistics,
@@ -208,10 +207,6 @@ def _edge_loss_fake(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:  # noqa: A
         maps,
         pixels * gathers,
         6 * real.itemsize * pixels * gathers,
-        4 * near,
-        2 * near,
-        real.itemsize * near,
-        4 * math.prod(target.shape[:-1]) * (near > 0),
     )
     memory = sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
     return *outputs, logits.new_empty(target.shape, dtype=torch.int16), empty(memory, torch.uint8)

@@ -123,9 +123,11 @@ class Grid:
 
     def place(self, pixels: Tensor) -> Tensor:
         """Return the positions of pixels [M] in the table, [M] int64."""
-        places = torch.unravel_index(pixels, self._shape)
-        shifts = (0, *self._reach)
-        return torch.stack([(p + r) * s for p, r, s in zip(places, shifts, self._strides, strict=True)]).sum(0)
+        place, rest = torch.zeros_like(pixels), pixels  # torch.unravel_index would import sympy, which takes seconds
+        for length, reach, stride in zip(self._shape[:0:-1], self._reach[::-1], self._strides[:0:-1], strict=True):
+            place += (rest % length + reach) * stride
+            rest = rest // length
+        return place + rest * self._strides[0]
 
     def neighbors(self, place: Tensor, offset: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the pixels n at the offset from those at ``place``, as (row of place, n): [P] int64 each."""

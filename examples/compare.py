@@ -2,6 +2,7 @@
 """Compare runs of train.py: draw their curves in one figure, and print a Markdown table of first and last epochs."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from edgeloss.integrations.run_page import Row
-from segkit.comparison import read_history
+from edgeloss.io import check_file
 
 # What is drawn: a key of metrics.json, its title, and whether it is a share, shown in percent.
 CURVES = (
@@ -19,6 +20,21 @@ CURVES = (
     ("val/edge", "validation: mean edge term", False),
     ("train/edge", "training: mean edge term", False),
 )
+
+
+def read_history(folder: Path) -> list[Row]:
+    """Read the figures of each epoch of a run.
+
+    Raises:
+        ValueError: if the folder has no metrics of a run.
+    """
+    path = folder / "metrics.json"
+    check_file(path)
+    try:
+        epochs: list[Row] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected the metrics of a run, but got an error ({error})") from error
+    return epochs
 
 
 def draw(runs: dict[str, list[Row]]) -> Figure:

@@ -32,7 +32,6 @@ import predict
 from edgeloss.integrations.run_page import Row
 from edgeloss.io import VOID_INDEX, read_classes, read_image
 from segkit.checkpoint import open_network
-from segkit.comparison import read_history
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -143,21 +142,12 @@ def about_speckles(counts: dict[str, int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run the demo."""
+    """Draw the data, train both networks, and compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "runs" / "demo", metavar="FOLDER")
     parser.add_argument("--epochs", type=int, default=30, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of both trainings; default: %(default)s")
     options = parser.parse_args(arguments)
-    try:
-        return run(options)
-    except KeyboardInterrupt:
-        print("demo.py: interrupted; the same command starts over", file=sys.stderr)
-        return 130
-
-
-def run(options: argparse.Namespace) -> int:
-    """Draw the data, train both networks, and compare them."""
     console, output = Console(highlight=False, soft_wrap=True), options.output.resolve()
     data = output / "data"
     console.print("==> drawing images of shapes and wires", markup=False)
@@ -169,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
     if any(codes):
         return max(codes)
     console.print("==> comparing the two networks", markup=False)
-    histories = {name: read_history(output / name) for name in RUNS}
+    histories = {name: compare.read_history(output / name) for name in RUNS}
     compare.draw(histories).savefig(output / "curves.png", dpi=150)
     write_pages(output)
     console.print(score_table({name: history[-1] for name, history in histories.items()}))

@@ -62,29 +62,18 @@ def compute_logits(network: UNet, pixels: npt.NDArray[np.uint8], size: Any, opti
 
 
 def find_images(path: Path, output: Path) -> list[Path]:
-    """Return the images to label.
-
-    Raises:
-        InputError: if there are none, two have the same name, or the output would overwrite them.
-    """
+    """Return the images to label, after checking that the output would not overwrite them."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     folder = path if path.is_dir() else path.parent
     if folder.resolve() in [(output / name).resolve() for name in ("labels", "overlays")]:
-        raise InputError(
-            f"{output}: expected a folder other than that of the images, but got the same; change --output"
-        )
+        raise InputError(f"{output}: expected another folder than that of the images; change --output")
     return list(files_by_stem(path, IMAGE_SUFFIXES).values()) if path.is_dir() else [path]
 
 
 @torch.inference_mode()
 def predict(options: argparse.Namespace) -> Iterator[Path]:
-    """Label all images, and yield each one that is done.
-
-    Raises:
-        CheckpointError: if the checkpoint can't be used.
-        InputError: if an image can't be used or a file can't be written.
-    """
+    """Label all images, and yield each one that is done."""
     images = find_images(options.images, options.output)
     network, about = open_network(options.checkpoint)
     network.to(options.device)
@@ -158,9 +147,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CheckpointError, OSError, ValueError) as error:
         print(f"predict.py: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("predict.py: interrupted; all files written so far are complete", file=sys.stderr)
-        return 130
     return 0
 
 

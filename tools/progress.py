@@ -1,11 +1,16 @@
 """Run pip install, or another build, with one short line per step, and with the whole output if it fails.
 
-Usage: python tools/progress.py [words for pip install]
+Usage: python tools/progress.py pip [words for pip install]
+       python tools/progress.py uv [words for uv pip install]
+
+uv is much faster. pip builds edgeloss, since it shows the compiler's lines, and installs on top of another environment.
 """
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import os
 import re
 import signal
 import subprocess
@@ -16,7 +21,7 @@ from collections.abc import Mapping, Sequence
 # A directory of packages that the machine's pip is set to look in, but that lacks this package.
 NOISE = re.compile(r"WARNING: Location .* is ignored: it is neither a file nor a directory")
 # What setup.py reports, and what pip and the compilers complain of.
-SHOWN = re.compile(r"edgeloss: |ERROR|WARNING|DEPRECATION|\S+: (fatal error|error|warning): ")
+SHOWN = re.compile(r"edgeloss: |ERROR|WARNING|DEPRECATION|Installed \d+ package|\S+: (fatal error|error|warning): ")
 WIDTH = 100
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -85,10 +90,37 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
+# uv does not read the settings of pip.
+SETTINGS = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "constraint": "UV_CONSTRAINT",
+    "cert": "SSL_CERT_FILE",
+}
+
+
+def settings_for_uv() -> dict[str, str]:
+    """Return variables by which uv finds packages where pip is set to look for them; those that are set win."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # the newest of all indexes, as pip
+    for setting, value in re.findall(r"^[^=]*\.([a-z-]+)=(.*)$", listed.stdout, re.MULTILINE):
+        if variable := SETTINGS.get(setting):
+            words = str(ast.literal_eval(value)).split()
+            variables.setdefault(variable, ("," if setting == "find-links" else " ").join(words))
+    return variables | os.environ
+
+
 def main() -> None:
     """Install; Python compiles the modules that are imported, which are a small part of all."""
     exit_on_sigterm()
-    run([sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar=off", "--no-compile", *sys.argv[1:]])
+    installer, *words = sys.argv[1:]
+    if installer == "uv":
+        run([sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *words], settings_for_uv())
+    else:
+        run([sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar=off", "--no-compile", *words])
 
 
 if __name__ == "__main__":

@@ -27,18 +27,16 @@ EXAMPLES = """\
 examples:
   python benchmarks/quality.py run --loss ce --seeds 0 1 2
   python benchmarks/quality.py run --loss ours --option edge_weight=1 --option power=0 --seeds 0 1 2
-  python benchmarks/quality.py plan configs/quality-tune.yaml --held-out    # on a fifth of the training images
-  nohup nice python benchmarks/quality.py plan configs/quality.yaml --workers 2 &
-  python benchmarks/quality.py plan configs/quality.yaml --eval-split /elsewhere/test
+  python benchmarks/quality.py plan configs/quality-focus.yaml --held-out   # on a fifth of the training images
+  nohup nice python benchmarks/quality.py plan configs/quality-rivals.yaml --workers 2 &
+  python benchmarks/quality.py plan configs/quality-sets.yaml --eval-split /elsewhere/{data}/test
   python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
   python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
   python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
-  python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml --by data
+  python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml
   python benchmarks/quality.py plot --split val --curve edge_weight         # which falls as edges are learned
-  python benchmarks/quality.py plot
-  python benchmarks/quality.py offsets configs/quality.yaml --at 0.3 edgeloss=0.5
-  python benchmarks/quality.py crops configs/quality.yaml --losses cross-entropy "CE + CPG" edgeloss
-  python benchmarks/quality.py benefit configs/quality.yaml --window 96 --percentile 95
+  python benchmarks/quality.py offsets configs/quality-sets.yaml --at 0.3 "EdgeAwareLoss()=0.5"
+  python benchmarks/quality.py crops configs/quality-pretrained.yaml --window 96 --percentile 95
   python benchmarks/quality.py cost --masks ../shared/camvid/val/masks
 """
 
@@ -159,7 +157,6 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
         metavar="LOSS",
         help="only these losses of the plan, as the table names them (default: all)",
     )
-    shown.add_argument("--by", choices=["data"], help="put the data sets together")
     table = commands.add_parser("table", parents=[shown], help="print all results as Markdown")
     table.add_argument(
         "--baseline", default=BASELINE, metavar="LOSS", help="as the table names it (default: %(default)s)"
@@ -169,16 +166,14 @@ def add_result_commands(commands: Commands, shared: argparse.ArgumentParser) -> 
         nargs="+",
         choices=list(METRICS),
         metavar="NAME",
-        help=f"the scores to print (default: all, and with --by {' '.join(SHOWN)})",
+        help=f"the scores to print (default: {' '.join(SHOWN)})",
     )
-    table.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
-    table.add_argument("--cost", type=Path, default=COSTS, metavar="FILE", help="from `cost` (default: %(default)s)")
-    plot = commands.add_parser("plot", parents=[shown], help="draw bars and curves")
+    plot = commands.add_parser("plot", parents=[shown], help="draw differences and curves")
     plot.add_argument(
         "--curve",
         choices=[*METRICS, "loss", "edge_weight"],
         metavar="NAME",
-        help="only the curve of this metric, of loss or of edge_weight (default: several plots)",
+        help="only the curve of this metric, of loss or of edge_weight (default: the differences and boundary F1)",
     )
     plot.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
     cost = commands.add_parser("cost", help="measure the time and memory of every loss")
@@ -239,30 +234,23 @@ def add_offset_commands(commands: Commands, networks: argparse.ArgumentParser) -
 
 
 def add_picture_commands(commands: Commands, networks: argparse.ArgumentParser) -> None:
-    """Add `crops` and `benefit`."""
-    picture = argparse.ArgumentParser(add_help=False, parents=[networks])
-    picture.add_argument("plan", type=Path, help="a plan whose runs are finished")
-    picture.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    picture.set_defaults(results=[TABLE])  # not read
-    picture.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
-    crops = commands.add_parser("crops", parents=[picture], help="draw where one loss is sharper than another")
-    benefit = commands.add_parser("benefit", parents=[picture], help="draw one crop, with the edge maps")
-    for command, names in ((crops, ("ce", "weighted", "ours")), (benefit, ("ce", "ours"))):
-        command.add_argument(
-            "--losses",
-            nargs="+",
-            default=[TITLES[name] for name in names],
-            metavar="LOSS",
-            help="as the table names them: the last is compared with the first (default: %(default)s)",
-        )
+    """Add `crops`."""
+    crops = commands.add_parser("crops", parents=[networks], help="draw where one loss is sharper than another")
+    crops.add_argument("plan", type=Path, help="a plan whose runs are finished")
+    crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    crops.set_defaults(results=[TABLE])  # not read
+    crops.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
+    crops.add_argument(
+        "--losses",
+        nargs="+",
+        default=[TITLES[name] for name in ("ce", "weighted", "module")],
+        metavar="LOSS",
+        help="as the table names them: the last is compared with the first (default: %(default)s)",
+    )
     crops.add_argument("--count", type=int, default=3, help="crops per figure (default: %(default)s)")
-    crops.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")
-    benefit.add_argument(
+    crops.add_argument(
         "--percentile",
         type=float,
-        default=50,
-        help="which of all crops, sorted by how far the last loss is ahead of the first (default: %(default)s)",
+        help="draw benefit.png, one crop: at this percentile of all, sorted by how far the last loss is ahead",
     )
-    benefit.add_argument(
-        "--output", type=Path, default=IMAGES / "benefit.png", metavar="FILE", help="default: %(default)s"
-    )
+    crops.add_argument("--output", type=Path, default=IMAGES, metavar="DIR", help="default: %(default)s")

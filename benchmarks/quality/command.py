@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
-from torch import Tensor
 
 from baselines.recipes import RECIPES, Options
 from edgeloss.io import check_file
 from label_maps import regions, scenes
 from measure import INSTRUCTIONS, processor
 from quality.arguments import parse
-from quality.benefit import plot_benefit
 from quality.cost import costs_of
 from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
 from quality.data import open_folder, read_labels, scored_batches
 from quality.offsets import report, sweep
-from quality.plots import plot_bars, plot_curves, plot_offsets, plot_set_curves, plot_sets
+from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import SETTINGS, Place, Run, key_of, loss_title, pick, runs_of
-from quality.scores import METRICS, SHOWN
+from quality.scores import SHOWN
 from quality.tables import (
     BASELINE,
     by_data,
     group,
     markdown,
-    markdown_by_data,
     read_results,
     summarize,
     title_of,
@@ -98,44 +94,17 @@ def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row
 
 def do_table(options: argparse.Namespace) -> None:
     """Execute `table`."""
-    results = read_chosen(options, options.baseline)
-    if options.by == "data":
-        print(markdown_by_data(results, options.baseline, options.metrics or SHOWN))
-        return
-    measured = json.loads(options.cost.read_text()) if options.cost.exists() else None
-    tables = {settings: summarize(rows, options.baseline) for settings, rows in results.items()}
-    for settings, rows in tables.items():
-        # The costs are those of one shape of logits; next to results of another they would mislead.
-        same = measured and list(Run(**results[settings][0]["run"]).size or ()) == measured["machine"]["logits"][2:]
-        costs = measured["losses"] if same else {}
-        print(f"{settings}\n\n{markdown(rows, costs, options.baseline, options.metrics or tuple(METRICS))}")
-    if options.json:
-        options.json.write_text(json.dumps(tables, indent=1) + "\n")
-
-
-def suffix_of(settings: str, results: Collection[str]) -> str:
-    """Return the part of a file name that differs between settings: the data set and a hash of the settings."""
-    name = f"-{settings.partition(',')[0]}-{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
-    return "" if len(results) == 1 else name
+    print(markdown(read_chosen(options, options.baseline), options.baseline, options.metrics or SHOWN))
 
 
 def do_plot(options: argparse.Namespace) -> None:
     """Execute `plot`."""
-    results = read_chosen(options, *[BASELINE] * (options.by == "data"))
-    if options.by == "data" and not options.curve:
-        sets = by_data(results)
-        plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
-        plot_set_curves(sets, options.output / "quality-data-curves.png")
+    sets = by_data(read_chosen(options, BASELINE))
+    if options.curve:
+        plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
         return
-    for settings, rows in results.items():
-        suffix = suffix_of(settings, results)
-        if options.curve:
-            plot_curves(rows, settings, options.output / f"quality-{options.curve}{suffix}.png", names=[options.curve])
-            continue
-        summaries = summarize(rows)
-        if any(summary["differences"] for summary in summaries):
-            plot_bars(summaries, settings, options.output / f"quality-bars{suffix}.png")
-        plot_curves(rows, settings, options.output / f"quality-curves{suffix}.png")
+    plot_sets({data: summarize(rows) for data, rows in sets.items()}, options.output / "quality-data.png")
+    plot_curves(sets, "f1_1", options.output / "quality-data-curves.png")
 
 
 def do_offsets(options: argparse.Namespace) -> None:
@@ -185,25 +154,9 @@ def do_cost(options: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------------------------- pictures
 
 
-class Comparison(NamedTuple):
-    """Finished runs and their predictions.
-
-    Attributes:
-        runs: by title.
-        split: the images and predictions.
-        batches: the images as the networks see them.
-        settings: the losses, the data and the seed.
-    """
-
-    runs: dict[str, Run]
-    split: Split
-    batches: Sequence[Tensor]
-    settings: str
-
-
 @torch.no_grad()
-def compare(options: argparse.Namespace) -> Comparison:
-    """Predict a split with the networks of the chosen losses."""
+def compare(options: argparse.Namespace) -> tuple[Split, str]:
+    """Predict a split with the networks of the chosen losses; return it with their names, the data and the seed."""
     place, data = place_of(options)
     runs = read_plan(options.plan, data=data)
     if options.seed not in (seeds := sorted({run.seed for run in runs})):
@@ -219,44 +172,22 @@ def compare(options: argparse.Namespace) -> Comparison:
         predictions[title] = torch.cat([network(images.to(options.device)).argmax(1).cpu() for images in batches])
     split = Split(names, denormalize(torch.cat(batches)), torch.cat(targets), predictions, classes, void)
     baseline, *_, ours = chosen
-    return Comparison(
-        chosen,
-        split,
-        batches,
-        f"{ours} against {baseline}; {runs[0].data}, {place.split_name(runs[0])}, seed {options.seed}",
-    )
+    return split, f"{ours} against {baseline}; {runs[0].data}, {place.split_name(runs[0])}, seed {options.seed}"
 
 
 def do_crops(options: argparse.Namespace) -> None:
     """Execute `crops`."""
-    comparison = compare(options)
-    scored = windows(comparison.split, options.window)
-    figures = choose(scored, options.count)
-    about = f"{comparison.settings}: {summary(scored)}"
-    print(about)
-    for kind, rows in figures.items():
-        plot_crops(comparison.split, rows, kind, about, options.output / f"quality-crops-{kind}.png")
-
-
-@torch.no_grad()
-def do_benefit(options: argparse.Namespace) -> None:
-    """Execute `benefit`."""
-    runs, split, batches, settings = compare(options)
+    split, settings = compare(options)
     scored = windows(split, options.window)
-    window = at_percentile(scored, options.percentile)
-    image = torch.cat(list(batches))[window.image][None].to(options.device)
-    logits = {
-        title: load_network(run, options.state, len(split.classes), options.device)(image).cpu()
-        for title, run in runs.items()
-    }
-    print(f"{settings}: {summary(scored)}")
-    about = (
-        f"{settings}: the crop at percentile {options.percentile:g} of {len(scored)} by difference in boundary F1"
-        f" ({window.difference * 100:+.0f} points);"
-        f" {split.names[window.image]}, row {window.top}, column {window.left}"
-    )
+    about = f"{settings}: {summary(scored)}"
     print(about)
-    plot_benefit(split, window, logits, about, options.output)
+    if options.percentile is None:
+        figures = choose(scored, options.count)
+    else:
+        figures = {f"at percentile {options.percentile:g}": [at_percentile(scored, options.percentile)]}
+    for kind, rows in figures.items():
+        name = "benefit" if options.percentile is not None else f"quality-crops-{kind}"
+        plot_crops(split, rows, kind, about, options.output / f"{name}.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -267,7 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "table": do_table,
         "plot": do_plot,
         "crops": do_crops,
-        "benefit": do_benefit,
         "cost": do_cost,
         "offsets": do_offsets,
     }

@@ -192,7 +192,8 @@ def plot_crops(split: Split, rows: Sequence[Window], kind: str, about: str, path
         axes[0].set_ylabel(f"{split.names[window.image]}\nrow {window.top}, column {window.left}", fontsize=6.5)
     add_legend(figure, present, split)
     part = f"each of {len(rows)} equal parts" if len(rows) > 1 else "all"
-    rule = f"Here: of {part} of the images, the window {RANKS[kind]}, by boundary F1 at {RADIUS} px over all classes"
+    rank = RANKS.get(kind, kind)
+    rule = f"Here: of {part} of the images, the window {rank}, by boundary F1 at {RADIUS} px over all classes"
     figure.suptitle("\n".join(fill(text, 32 * columns) for text in (about, rule)), fontsize=8)
     save_figure(figure, path, 128)
 

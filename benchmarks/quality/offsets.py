@@ -29,7 +29,7 @@ from edgeloss.metrics.functional import (
 from quality.data import read_labels, scored_batches, scored_set, training_set, voxel_shape
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS
-from quality.tables import markdown, summarize, title_of
+from quality.tables import markdown, title_of
 from quality.training import load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -198,7 +198,7 @@ def report(rows: Sequence[Row], offsets: Sequence[float], given: Mapping[str, fl
         parts[f"given: {_listed(chosen)}"] = chosen
     parts[f"best {METRICS[CRITERION]}, chosen on the same images: {_listed(best)}"] = best
     return "\n".join(
-        f"**{title}**\n\n{markdown(summarize(at_offsets(rows, chosen), baseline), {}, baseline, POINTS)}"
+        f"**{title}**\n\n{markdown({title: at_offsets(rows, chosen)}, baseline, POINTS)}"
         for title, chosen in parts.items()
     )
 

@@ -23,45 +23,10 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # a
 MARKERS = "soD^vX"
 
 
-def plot_bars(rows: Sequence[Summary], title: str, path: Path) -> None:
-    """Draw the differences to the baseline as bars.
-
-    A bar is the mean, a line its interval, a dot one seed. The axes are scaled to the dots: the interval of two seeds
-    is often many times as wide.
-    """
-    from matplotlib.figure import Figure
-
-    rows = [row for row in rows if row["differences"]]
-    figure = Figure(figsize=(4 * len(SHOWN) + 1, 1.3 + 0.33 * len(rows)), layout="constrained")
-    axes = figure.subplots(1, len(SHOWN), sharey=True)
-    for axis, name in zip(axes, SHOWN, strict=True):
-        _scale_to_dots(axis, rows, name)
-        for y, row in enumerate(rows):
-            difference = row["differences"][name]
-            axis.barh(y, difference["mean"] * 100, 0.7, color="#d62728" if row["loss"].startswith(OURS) else "#9db3c8")
-            if difference["interval"]:
-                axis.plot([end * 100 for end in difference["interval"]], [y, y], color="black", linewidth=1)
-            values = [value * 100 for value in difference["values"]]
-            axis.plot(values, [y] * len(values), "k.", markersize=4)
-        axis.axvline(0, color="black", linewidth=0.8)
-        axis.set_title(METRICS[name], fontsize=10)
-        axis.set_xlabel("points above cross-entropy", fontsize=8)
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_axisbelow(True)
-    axes[0].set_yticks(
-        range(len(rows)),
-        [f"{row['loss']}, n = {len(row['differences'][SHOWN[0]]['values'])}" for row in rows],
-        fontsize=8,
-    )
-    axes[0].invert_yaxis()
-    figure.suptitle(title, fontsize=8)
-    save_figure(figure, path, 120)
-
-
 def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     """Draw the differences to the baseline for several data sets: a mark is the mean, a line its interval.
 
-    A dot is one seed. The axes are scaled to the dots, as in `plot_bars`.
+    A dot is one seed. The axes are scaled to the dots: the interval of two seeds is often many times as wide.
     """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -114,38 +79,17 @@ def _values(row: Summary, name: str) -> list[float]:
     return row["differences"][name]["values"] if name in row["differences"] else []
 
 
-def plot_curves(
-    results: Sequence[Row],
-    title: str,
-    path: Path,
-    *,
-    names: Sequence[str] = SHOWN,
-) -> None:
-    """Draw curves of the results over the epochs: of metrics, or of others such as the edge weight."""
+def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> None:
+    """Draw a metric, the loss or the edge weight over the epochs for several data sets."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.3 * max(len(names), 2), 4.4), layout="constrained")
-    (axes,) = figure.subplots(1, len(names), squeeze=False)
-    for axis, name in zip(axes, names, strict=True):
-        _draw_curves(axis, results, name)
-        axis.set_title(METRICS.get(name, name) + ", %" * (scale_of(name) == 100), fontsize=10)
-        axis.set_xlabel("epoch")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.suptitle(textwrap.fill(title, 55 * max(len(names), 2)), fontsize=8)
-    save_figure(figure, path, 120)
-
-
-def plot_set_curves(sets: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Draw the boundary F1 over the epochs for several data sets."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.6 * len(sets) + 0.5, 3.3), layout="constrained")
+    figure = Figure(figsize=(2.6 * max(len(sets), 2) + 0.5, 3.3), layout="constrained")
     (axes,) = figure.subplots(1, len(sets), squeeze=False)
     for axis, (data, results) in zip(axes, sets.items(), strict=True):
-        _draw_curves(axis, results, "f1_1")
-        axis.set_title(data, fontsize=10)
+        _draw_curves(axis, results, name)
+        axis.set_title(textwrap.fill(data, 50), fontsize=10 if len(data) < 20 else 6)
         axis.set_xlabel("epoch")
-    axes[0].set_ylabel(f"{METRICS['f1_1']}, %")
+    axes[0].set_ylabel(METRICS.get(name, name) + ", %" * (scale_of(name) == 100))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     save_figure(figure, path, 120)
 

@@ -11,7 +11,7 @@ from typing import Any
 from baselines.recipes import RECIPES
 from quality.intervals import holm, interval, p_value, spread
 from quality.runs import Run, loss_title
-from quality.scores import BORDER_SIDES, METRICS, scale_of
+from quality.scores import METRICS, scale_of
 from result_table import Row, read_rows
 
 BASELINE = "cross-entropy"
@@ -166,52 +166,7 @@ def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> dic
 # ------------------------------------------------------------------------------------------------------------- Markdown
 
 
-def markdown(
-    rows: Sequence[Summary],
-    costs: Mapping[str, Mapping[str, float]],
-    baseline: str = BASELINE,
-    metrics: Sequence[str] = tuple(METRICS),
-) -> str:
-    """Write summaries as tables, in percent or points.
-
-    The tables are scores, precision and recall, and differences to the baseline.
-    """
-    metrics = [name for name in metrics if any(name in row["scores"] for row in rows)]
-    sides = [name for name in metrics if name in BORDER_SIDES]
-    metrics = [name for name in metrics if name not in BORDER_SIDES]
-    scored = [row for row in rows if row["seeds"]]
-    compared = [row for row in rows if row["differences"]]
-    parts = [
-        _table(
-            SCORES_TITLE + "; time and memory beyond the gradient of the loss, forward and backward" * bool(costs),
-            ["loss", "seeds", *(METRICS[name] for name in metrics), *(["ms", "× CE", "MB"] if costs else [])],
-            [
-                [row["loss"], _seeds(row), *(_score(row, name) for name in metrics), *_cost(row["loss"], costs)]
-                for row in scored
-            ],
-        )
-    ]
-    if sides:
-        parts.append(
-            _table(
-                "Precision and recall of borders, percent",
-                ["loss", *(METRICS[name] for name in sides)],
-                [[row["loss"], *(_score(row, name) for name in sides)] for row in scored],
-            )
-        )
-    parts.append(
-        _table(
-            DIFFERENCES.format(baseline),
-            ["loss", "pairs", *(METRICS[name] for name in metrics)],
-            [[row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)] for row in compared],
-        )
-    )
-    if diverged := [row["loss"] for row in rows if not row["seeds"]]:
-        parts.append(f"Diverged with every seed: {', '.join(diverged)}\n")
-    return "\n".join(parts)
-
-
-def markdown_by_data(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
+def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
     tables = {data: summarize(rows, baseline) for data, rows in by_data(results).items()}
     return "\n".join(
@@ -271,12 +226,3 @@ def _difference(row: Summary, name: str) -> str:
     low, high = difference["interval"]
     p = difference["p_holm"]
     return f"{mean} [{low * scale:+.2f}, {high * scale:+.2f}], p " + (f"{p:.3f}" if p >= 0.001 else "< 0.001")
-
-
-def _cost(loss: str, costs: Mapping[str, Mapping[str, float]]) -> list[str]:
-    if not costs:
-        return []
-    if loss not in costs:
-        return ["–"] * 3
-    cost = costs[loss]
-    return [f"{cost['milliseconds']:.1f}", f"{cost['ratio']:.2f}", f"{cost['megabytes']:.1f}"]

@@ -43,26 +43,6 @@ POWER = 0.9  # of its polynomial fall to 0
 REGION_TERM = "softmax shares, plain PyTorch"  # its formula, and what computes it; rows of 0.2 have no such entry
 
 
-class RoundedConv2d(nn.Conv2d):
-    """A convolution that rounds as the CPU's bfloat16 instructions do.
-
-    Under autocast it sums in float32. On a CPU without these instructions it takes as long as float32, and PyTorch's
-    own takes ten times as long.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve; without autocast, as :class:`torch.nn.Conv2d` does."""
-        if not torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        bias = None if self.bias is None else _rounded(self.bias)
-        with torch.autocast("cpu", enabled=False):
-            return self._conv_forward(_rounded(x), _rounded(self.weight), bias).bfloat16()
-
-
-def _rounded(x: Tensor) -> Tensor:
-    return x.bfloat16().float()
-
-
 def make_network(run: Run, num_classes: int) -> nn.Module:
     """Build the network of a run: for images with three channels, or for volumes with one."""
     if run.network == "efficientnet-lite0":
@@ -92,10 +72,6 @@ class Training:
 
         torch.manual_seed(run.seed)
         self.model = make_network(run, len(self.classes)).to(place.device)
-        if run.precision == "bfloat16" and place.device == "cpu" and INSTRUCTIONS != "AVX512":
-            for module in self.model.modules():
-                if type(module) is nn.Conv2d:  # others pad in their own way
-                    module.__class__ = RoundedConv2d
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, weight_decay=WEIGHT_DECAY)
         self.criterion = make(
             run.loss,

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "../kernels.h"
+#include "../saved_state.h"
 #include "interpolate.h"
 #include "labels.h"
 #include "pixels.h"
@@ -22,6 +22,22 @@
 #include "tiles.h"
 
 namespace edgeloss {
+
+// The tensors that forward and backward both read.
+struct Inputs {
+  const Tensor& logits;
+  const std::optional<Tensor>&weight, &pixel_weight, &edge_class_weight;
+};
+
+// What arrives at the sums of the terms, [3] float64, and at the region terms of the images, [B / tables] float64.
+struct Gradients {
+  const Tensor& terms;
+  const std::optional<Tensor>& region;
+};
+
+Outputs forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
+                const Options& options);
+Tensor backward(const Gradients& gradients, const Inputs& inputs, const SavedState& saved, const Options& options);
 
 template <typename A>
 A* data_of(const Tensor& tensor) {
@@ -84,22 +100,6 @@ struct Call {
             edge_class_weight ? edge_class_weight + g.table(image) : nullptr,
             field && !options.gathers ? field + first : nullptr, per_decay()};
   }
-  // The weights of a slab that are kept for backward; those of other classes have their class.
-  struct Near {
-    static constexpr int16_t kSame = -1, kOther = -2;  // planes of EdgeWeights
-    int32_t *place, *count;
-    int16_t* k;
-    A* weight;
-    int64_t most;
-  };
-  Near near(int64_t number, const Slab& slab) const {
-    const int64_t slices = slab.last_slice - slab.first_slice;
-    const int64_t first = slab.image * g.pixels + (slab.first_slice * g.height + slices * slab.first_row) * g.width;
-    if (!state.near_count) return {};
-    return {state.near_place + first, state.near_count + number, state.near_class + first, state.near_weight + first,
-            slices * slab.rows() * g.width};
-  }
-
   // Pixels of a tile. Of many classes they are fewer, so that it stays in the second-level cache.
   int64_t tile() const {
     const int64_t pixels = (1 << 17) / (g.classes * static_cast<int64_t>(sizeof(A)));

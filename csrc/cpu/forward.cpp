@@ -48,61 +48,25 @@ template <typename A>
 struct Averages {
   RegionSize size;
   int64_t count, per_image;                   // of a map, of the maps of an image
-  Zeros<A> z, r;                              // sums of the labels' indicators, and of what the shares leave of them
+  Zeros<A> z, own_r;                          // sums of the labels' indicators
+  A* r;                                       // and of what the shares leave of them; where slopes are kept, as they
   std::vector<int64_t> pixels;                // [B, C]
   std::vector<std::vector<int32_t>> classes;  // of each image, those that may have a term
 
-  Averages(const Geometry& g, bool exist)
-      : size(region_size(g)),
+  explicit Averages(const Call<A>& call)
+      : size(region_size(call.g)),
         count(averages_in(size)),
-        per_image(g.classes * count),
-        z(exist ? g.batch * per_image : 0),
-        r(exist ? g.batch * per_image : 0),
-        pixels(g.batch * g.classes),
-        classes(exist ? g.batch : 0) {}
+        per_image(call.g.classes * count),
+        z(has_regions(call.g, call.options) ? call.g.batch * per_image : 0),
+        own_r(z.get() && !call.state.slopes ? call.g.batch * per_image : 0),
+        r(call.state.slopes ? call.state.slopes : own_r.get()),
+        pixels(call.g.batch * call.g.classes),
+        classes(r ? call.g.batch : 0) {}
 
   bool exist() const { return !classes.empty(); }
   int64_t map(int64_t image, int64_t c) const { return image * per_image + c * count; }
   // Where a row of averages begins in a map.
   int64_t row(int64_t slice, int64_t y) const { return (slice * size.height + y) * size.width; }
-};
-
-// Keeps the weights of a slab for backward.
-template <typename A>
-void keep_weights(const EdgeWeights<A>& weights, const typename Call<A>::Near& near) {
-  int64_t count = 0;
-  const auto keep = [&](int64_t place, int64_t k, A weight) {
-    if (count < near.most) {
-      near.place[count] = static_cast<int32_t>(place);
-      near.k[count] = static_cast<int16_t>(k);
-      near.weight[count] = weight;
-    }
-    ++count;
-  };
-  const auto keep_plane = [&](const std::vector<A>& plane, int16_t k) {
-    const int64_t all = static_cast<int64_t>(plane.size());
-    uint8_t found[kTile];
-    for (int64_t first = 0; first < all; first += kTile) {
-      const A* part = plane.data() + first;
-      const int64_t n = std::min(kTile, all - first);
-      vectorized<A>([=, found = &found[0]]() EDGELOSS_LOOP {
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) found[i] = part[i] > A(0);
-      });
-      for_each_found(found, n, [&](int64_t i) { keep(first + i, k, part[i]); });
-    }
-  };
-  if (weights.any) {
-    keep_plane(weights.same, Call<A>::Near::kSame);
-    keep_plane(weights.other, Call<A>::Near::kOther);
-    for (const auto& each : weights.others) keep(each.place, each.k, each.weight);
-  }
-  *near.count = count > near.most ? -1 : static_cast<int32_t>(count);
-}
-
-// What the labels of a slab add up to.
-struct LabelSums {
-  double weight = 0, valid = 0, wrong = 0;
 };
 
 // The passes over the slabs.
@@ -111,7 +75,6 @@ struct Passes {
   const Call<A>& call;
   const Target& target;
   Averages<A>& averages;
-  std::vector<LabelSums> labels;     // of each slab
   std::vector<Sums> sums;            // of each slab
   std::vector<int64_t> edge_counts;  // [tables, C]
 
@@ -135,7 +98,7 @@ struct Passes {
       int16_t* label = call.label + first;
       for (int64_t x = 0; x < g.width; x += kTile) {
         const int64_t n = std::min(kTile, g.width - x);
-        labels[i].wrong += static_cast<double>(read_labels(target, first + x, n, label + x, y_tile));
+        sums[i][Row::kWrong] += static_cast<double>(read_labels(target, first + x, n, label + x, y_tile));
       }
       const int64_t band = average_of(y);
       A* row = z && band < averages.size.height ? z + averages.row(slice, band) : nullptr;
@@ -144,35 +107,26 @@ struct Passes {
     const A* weight = call.weight ? call.weight + g.table(slab.image) : nullptr;
     for (int64_t c = 0; c < g.classes; ++c) {
       if (counts[c] == 0) continue;
-      labels[i].valid += static_cast<double>(counts[c]);
-      labels[i].weight += static_cast<double>(counts[c]) * (weight ? static_cast<double>(weight[c]) : 1.0);
+      sums[i][Row::kValid] += static_cast<double>(counts[c]);
+      sums[i][Row::kWeight] += static_cast<double>(counts[c]) * (weight ? static_cast<double>(weight[c]) : 1.0);
       // Integers: their sum does not depend on the order of the slabs.
       __atomic_fetch_add(&averages.pixels[slab.image * g.classes + c], counts[c], __ATOMIC_RELAXED);
       counts[c] = 0;
     }
-    if (call.pixel_weight) labels[i].weight = weight_of(slab, weight);
+    if (call.pixel_weight) sums[i][Row::kWeight] = weight_of(slab, weight);
   }
 
-  // Adds the pixels of a row to the counts, and to a row of the averages of each class.
+  // Adds the pixels of a row to the counts, and to a row of the averages of each class, run by run.
   void count_row(const int16_t* label, A* z, std::vector<int64_t>& counts) {
-    constexpr int64_t kAverages = 16;  // at a time: mostly they have one class alone
-    const int64_t width = call.g.width, averages_of_row = z ? averages.size.width : 0, step = averages.count;
-    for (int64_t i = 0, x = 0; x < width; i += kAverages) {
-      const int64_t last = std::min(kPool * (i + kAverages) - 1, width), n = last - x;
-      if (is_constant(label + x, n)) {
-        const int16_t c = label[x];
-        if (c >= 0) counts[c] += n;
-        for (int64_t k = i; c >= 0 && k < std::min(i + kAverages, averages_of_row); ++k) {
-          const int64_t before = std::max(kPool * k - 1, x), behind = std::min(kPool * k + kPool - 1, last);
-          z[c * step + k] += static_cast<A>(behind - before);
-        }
-        x = last;
-        continue;
-      }
-      for (; x < last; ++x) {
-        if (label[x] < 0) continue;
-        ++counts[label[x]];
-        if (average_of(x) < averages_of_row) z[label[x] * step + average_of(x)] += A(1);
+    const int64_t width = call.g.width, averages_of_row = z ? averages.size.width : 0;
+    for (int64_t x = 0, end; x < width; x = end) {
+      const int16_t c = label[x];
+      for (end = x + 1; end < width && label[end] == c;) ++end;
+      if (c < 0) continue;
+      counts[c] += end - x;
+      for (int64_t k = average_of(x); k < averages_of_row && kPool * k - 1 < end; ++k) {
+        const int64_t first = std::max(kPool * k - 1, x), last = std::min(kPool * k + kPool - 1, end);
+        z[c * averages.count + k] += static_cast<A>(last - first);
       }
     }
   }
@@ -220,8 +174,7 @@ struct Passes {
     EdgeWindows<A> windows;
     EdgeWeights<A> weights;
     SlabTiles<A> tiles;
-    TileRegions<A> regions;
-    RegionRows<A> rows;
+    RegionRows<A> regions;
 
     explicit Space(const Call<A>& call) : windows(call.g), tiles(call) {}
   };
@@ -241,49 +194,32 @@ struct Passes {
         __atomic_fetch_add(&edge_counts[g.table(slab.image) + c], totals.counts[c], __ATOMIC_RELAXED);
       }
     }
-    const typename Call<A>::Near near = call.near(i, slab);
-    if (near.count) keep_weights(space.weights, near);
     const int64_t slice = average_of(slab.first_slice);
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
-    space.regions.start(g.classes);
-    space.rows.start(slab, g, space.regions.classes.size());
+    space.regions.start(slab, g);
     const bool rereads = !space.regions.classes.empty();
     const Smoothing<A> smoothing = call.smoothing(slab.image);
     space.tiles.for_each(slab, weights, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
-      A *kept_m = call.state.m, *kept_r = call.state.r;
-      const bool in_place = kept_m && !at.place;
-      A *m = in_place ? kept_m + at.start : own_m, *r = in_place ? kept_r + at.start : own_r;
+      A* m = call.state.m ? call.state.m + at.start : own_m;
+      A* r = call.state.m ? call.state.r + at.start : own_r;
       const TermSums terms = tile_terms(pixels, smoothing, m, r);
       of[Row::kCrossEntropy] += terms.cross_entropy;
       of[Row::kSameSide] += terms.same;
       of[Row::kOtherSide] += terms.other;
-      for (int64_t j = 0; kept_m && at.place && j < pixels.tile.n; ++j) {
-        if (at.place[j] < 0) continue;
-        kept_m[at.start + at.place[j]] = m[j];
-        kept_r[at.start + at.place[j]] = r[j];
-      }
       if (!rereads) return;
-      tile_residuals(pixels, m, r, space.regions);
-      space.rows.add(space.regions, pixels.tile.n, at);
+      space.regions.for_each_part(pixels.tile.n, at, [&](int64_t j, int64_t n, A* row) {
+        add_residuals(pixels, m, r, space.regions.classes, j, n, row, space.regions.class_step());
+      });
     });
-    if (rereads) write_averages(slab, slice, space);
-  }
-
-  void write_averages(const Slab& slab, int64_t slice, Space& space) {
-    const int64_t width = call.g.width;
-    for (size_t of = 0; of < space.regions.classes.size(); ++of) {
-      A* map = averages.r.get() + averages.map(slab.image, space.regions.classes[of]);
-      for (int64_t y = 0; y < space.rows.count && space.rows.first + y < averages.size.height; ++y) {
-        const A* from = space.rows.at(of, y);
-        A* out = map + averages.row(slice, space.rows.first + y);
-        for (int64_t i = 0; i < averages.size.width; ++i) {
-          const int64_t x = kPool * i;
-          out[i] = (i > 0 ? from[x - 1] : A(0)) + from[x] + (x + 1 < width ? from[x + 1] : A(0));
-        }
+    space.regions.for_each_row(averages.size, [&](int32_t c, int64_t start, const A* from) {
+      A* out = averages.r + averages.map(slab.image, c) + start;
+      for (int64_t i = 0; i < averages.size.width; ++i) {
+        const int64_t x = kPool * i;
+        out[i] = (i > 0 ? from[x - 1] : A(0)) + from[x] + (x + 1 < g.width ? from[x + 1] : A(0));
       }
-    }
+    });
   }
 
   // Pass 3: the edge terms of pairs of pixels.
@@ -314,7 +250,7 @@ void find_region_terms(const Call<A>& call, const Averages<A>& averages, double*
     for (int64_t job, end; tasks.take(job, end);) {
       const int64_t map = averages.map(jobs[job].first, jobs[job].second);
       const int64_t of = jobs[job].first * g.classes + jobs[job].second;
-      has_term[of] = region_term(averages.size, averages.z.get() + map, averages.r.get() + map, &value[of],
+      has_term[of] = region_term(averages.size, averages.z.get() + map, averages.r + map, &value[of],
                                  call.state.slopes ? call.state.slopes + map : nullptr);
     }
   });
@@ -364,25 +300,20 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
   want_large_pages(call.label, g.batch * g.pixels * sizeof(*call.label));
   if (call.state.m) want_large_pages(call.state.m, 2 * g.batch * g.pixels * sizeof(A));
   const Target target = {labels_of(labels), options.ignore_index, g.classes};
-  Averages<A> averages(g, has_regions(g, options));
-  Passes<A> passes = {call,
-                      target,
-                      averages,
-                      std::vector<LabelSums>(call.slabs.count),
-                      std::vector<Sums>(call.slabs.count, Sums{}),
+  Averages<A> averages(call);
+  Passes<A> passes = {call, target, averages, std::vector<Sums>(call.slabs.count, Sums{}),
                       std::vector<int64_t>(g.tables * g.classes)};
   passes.for_each_slab([&] {
     return [&, counts = std::vector<int64_t>(g.classes)](int64_t i, const Slab& slab) mutable {
       passes.read_slab(i, slab, counts);
     };
   });
+  double wrong = 0;
   for (int64_t i = 0; i < call.slabs.count; ++i) {
-    sums[Row::kWeight] += passes.labels[i].weight;
-    sums[Row::kValid] += passes.labels[i].valid;
-    sums[Row::kWrong] += passes.labels[i].wrong;
-    if (region_weight) region_weight[call.slabs.at(i).image / g.tables] += passes.labels[i].weight;
+    wrong += passes.sums[i][Row::kWrong];
+    if (region_weight) region_weight[call.slabs.at(i).image / g.tables] += passes.sums[i][Row::kWeight];
   }
-  if (options.validate) throw_if_wrong(g, target, sums[Row::kWrong]);  // here, as a parallel loop loses the message
+  if (options.validate) throw_if_wrong(g, target, wrong);  // here, as a parallel loop loses the message
   passes.find_classes();
   if (options.has_decay() && !distance) passes.find_distances();
   passes.for_each_slab([&] {
@@ -400,8 +331,8 @@ Outputs run_forward(const Inputs& inputs, const Tensor& labels, const std::optio
 
 }  // namespace
 
-Outputs cpu::forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
-                     const Options& options) {
+Outputs forward(const Inputs& inputs, const Tensor& target, const std::optional<Tensor>& distance,
+                const Options& options) {
   return by_arithmetic(inputs.logits,
                        [&](auto a) { return run_forward<decltype(a)>(inputs, target, distance, options); });
 }

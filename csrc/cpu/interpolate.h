@@ -1,21 +1,57 @@
-// Tiles of logits of lower resolution, interpolated where they are used; and the way back of their gradient.
+// Logits of lower resolution, interpolated linearly where they are used, as torch does it with align_corners=False; and
+// the way back of their gradient. A row of the image is mixed from low-resolution rows, each of which is interpolated
+// along itself once for all rows that need it.
 //
-// A tile holds some slots of neighboring cells. A cell is a low-resolution pixel together with the pixels of a
-// full-resolution row that lie nearest to it, and a slot is one of these: first those to its left, which are mixed from
-// the cell before and the cell itself, then those to its right, mixed from the cell itself and the next. So the pixels
-// of a slot, from cell to cell, are mixed from numbers that lie side by side, and the loops vectorize. Where the ratio
-// is no integer, some slots of some cells have no pixel.
+// A pixel's logits are interpolated again wherever they are used, and must come out the same to the last bit: one of
+// them is recognized as the largest by being equal to it. So the compiler may not choose whether a product is fused
+// with the sum it goes into, which it does in one place and not in another. Nothing is fused, since not all processors
+// can: a product plus 0 is rounded, fused or not.
 #pragma once
 
-#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
-#include "../upsample.h"
 #include "tiles.h"
 
 namespace edgeloss {
+
+template <typename A>
+EDGELOSS_INLINE A product(A a, A b) {
+  return a * b + A(0);
+}
+
+// (1 - weight) · first + weight · second; with weight 0 the second one is not used, so it may be nan.
+template <typename A>
+EDGELOSS_INLINE A mix(A first, A second, A weight) {
+  return weight == A(0) ? first : product(first, A(1) - weight) + product(second, weight);
+}
+
+// What a place of the upsampled axis is mixed from: two neighbors, or one, and then weight is 0.
+template <typename A>
+struct Taps {
+  int64_t first, second;
+  A weight;  // of the second
+};
+
+// One axis of both images.
+template <typename A>
+struct Axis {
+  int64_t low, high;  // sizes
+  A scale;
+
+  Axis(int64_t low, int64_t high) : low(low), high(high), scale(static_cast<A>(low) / static_cast<A>(high)) {}
+
+  Taps<A> at(int64_t i) const {
+    // Where the pixel's center lies, in low-resolution pixels; rounded as torch's is.
+    const A place = low == high ? static_cast<A>(i) : std::fma(scale, static_cast<A>(i) + A(0.5), A(-0.5));
+    const int64_t first = place > A(0) ? static_cast<int64_t>(place) : 0;
+    if (first >= low - 1) return {low - 1, low - 1, A(0)};
+    const A weight = place > A(0) ? place - static_cast<A>(first) : A(0);
+    return {first, weight == A(0) ? first : first + 1, weight};
+  }
+};
 
 // What a row is mixed from: its two slices' two rows each, of the low-resolution image.
 template <typename A>
@@ -26,67 +62,51 @@ struct RowTaps {
   A weight_of(int which) const {
     return (which / 2 ? slice_weight : A(1) - slice_weight) * (which % 2 ? row_weight : A(1) - row_weight);
   }
-};
-
-// Some slots of some cells of a row, or of all.
-struct Block {
-  int64_t first_slot, last_slot, first_cell, last_cell;
-
-  int64_t cells() const { return last_cell - first_cell; }
-  int64_t pixels() const { return (last_slot - first_slot) * cells(); }
+  // One number of the row from those of the others.
+  EDGELOSS_INLINE A mixed(A a, A b, A c, A d) const {
+    return mix(mix(a, b, row_weight), mix(c, d, row_weight), slice_weight);
+  }
 };
 
 // What the interpolation of every image needs.
 template <typename A>
 struct Upsample {
   Axis<A> along_z, along_y, along_x;
-  std::vector<Taps<A>> slice, row, column;  // of each along its axis
-  int64_t cells, slots, left;               // of a row; the slots on the left
-  std::vector<int32_t> pixel;               // [slots, cells], of the row, or -1
-  std::vector<A> weight;                    // [slots, cells], of the second of the two that it is mixed from
-  std::vector<int32_t> home;                // [W], the place of each pixel in `pixel`
+  std::vector<A> weight;       // [W], of the second pixel that each is mixed from
+  std::vector<int32_t> begin;  // [low W + 1]: pixels begin[k] to begin[k + 1] are mixed from k and k + 1
 
   Upsample(const Axis<A>& z, const Axis<A>& y, const Axis<A>& x);
 
   RowTaps<A> row_taps(int64_t z, int64_t y) const;
-  RowTaps<A> row_taps(int64_t high_row) const { return row_taps(high_row / along_y.high, high_row % along_y.high); }
-
-  // The pixels of a block, in the order of its tile.
-  void list_pixels(const Block& block, int32_t* places) const;
-
-  // Where a pixel of the row is in the tile of a block; -1 if it is in another one.
-  int64_t place_in(const Block& block, int64_t pixel) const {
-    const int64_t slot = home[pixel] / cells - block.first_slot, cell = home[pixel] % cells - block.first_cell;
-    if (slot < 0 || slot >= block.last_slot - block.first_slot || cell < 0 || cell >= block.cells()) return -1;
-    return slot * block.cells() + cell;
-  }
 
   // Class c of a pixel, the same as in a tile.
   A at(const Stored<A>& x, int64_t pixel, int64_t c) const;
 
-  // Class c of n pixels of the row that `taps` mixes, from pixel `first` on.
-  void along_row(const Stored<A>& x, const RowTaps<A>& taps, int64_t first, int64_t n, int64_t c, A* out) const;
-
-  // Interpolates a block of a row, as read_tile copies one.
-  void interpolate_tile(const RowTaps<A>& taps, const Stored<A>& x, int64_t logits, const Block& block, A* tile,
-                        int64_t ld) const;
-
-  // Adds a tile of gradients to the low-resolution rows that its row was mixed from, [logits, cells and one more at
-  // each end] each; a null one is not wanted.
-  void share_tile(const RowTaps<A>& taps, int64_t logits, const Block& block, const A* tile, int64_t ld,
-                  A* const* rows) const;
+  // The way back along rows: the gradient of low-resolution ones, [logits, low W], from that of ones that are
+  // interpolated along themselves, [logits, W].
+  void adjoint(const A* wide, int64_t logits, A* low) const;
 };
 
-// Calls body(block) for the blocks of at most `most` pixels that make up a row.
-template <typename A, typename F>
-void for_each_block(const Upsample<A>& up, int64_t most, const F& body) {
-  const int64_t slots = std::min(up.slots, most), wide = most / slots;
-  const int64_t cells = wide < 16 ? wide : wide / 16 * 16;  // whole vectors
-  for (int64_t slot = 0; slot < up.slots; slot += slots) {
-    for (int64_t cell = 0; cell < up.cells; cell += cells) {
-      body(Block{slot, std::min(slot + slots, up.slots), cell, std::min(cell + cells, up.cells)});
-    }
-  }
-}
+// The rows of an image one after another.
+template <typename A>
+class UpsampledRow {
+ public:
+  UpsampledRow(const Upsample<A>& up, int64_t logits)
+      : up_(up), logits_(logits), memory_(4 * logits * up.along_x.high), held_{-1, -1, -1, -1} {}
+
+  // Goes to a row.
+  void start(const Stored<A>& x, int64_t image, int64_t z, int64_t y);
+
+  // Interpolates n pixels of the row from `first` on, as read_tile copies them.
+  void read(bool binary, int64_t first, int64_t n, A* tile, int64_t ld) const;
+
+ private:
+  const Upsample<A>& up_;
+  int64_t logits_;
+  RowTaps<A> taps_;
+  std::vector<A> memory_;  // [4, logits, W]: rows that are interpolated along themselves
+  int64_t held_[4];        // which they are, of all images
+  const A* of_[4];         // those of the row, as in taps_
+};
 
 }  // namespace edgeloss

@@ -1,6 +1,6 @@
 // The windows of labels.h, in blocks of pixels that stay in the first-level cache. Most of an image has no edge nearby:
-// a block whose labels are all the same costs one comparison. Few neighbors are looked at one by one, more are summed
-// over windows of the labels of one class at a time.
+// a block whose labels are all the same costs one comparison. In others the labels of each class are summed over
+// windows, or, where that takes longer, neighbors are looked at one by one.
 #include "labels.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace edgeloss {
 namespace {
 
-constexpr int64_t kColumns = 24;       // of a block, at least
-constexpr int64_t kFewNeighbors = 27;  // those of radius 1 in volumes, the pixel included
+constexpr int64_t kColumns = 24;  // of a block, at least
+constexpr int64_t kPerClass = 5;  // neighbors that take as long to look at as the sums over windows of a class
 
 // Σ in[i + j · step] over 0 ≤ j < length, for each i, by sums of 2, 4, 8, ... numbers: no difference of two sums, which
 // would lose small weights next to large ones. Returns where they are.
@@ -84,39 +84,55 @@ EDGELOSS_INLINE int64_t next_label(const int32_t* label, int64_t count, int32_t 
   return static_cast<int64_t>(least) + k + 1;
 }
 
-// Adds up D and D', the sums of w over the neighbors of a pixel's class and over the others, class by class.
+// Adds to `same` the sum of from_same over the neighbors of a pixel's class, and to `across` that of from_across over
+// the others, neighbor by neighbor. Pixels that do not count have 0 in both.
 template <typename A>
-EDGELOSS_INLINE void add_by_class(const Box& box, const BoxNumbers<A>& numbers, const std::vector<int32_t>& classes) {
-  const int32_t* label = numbers.label;
-  A *same = numbers.same, *across = numbers.across;
-  for (const int32_t k : classes) {
-    const A* sum = sums_around(box, numbers, k, numbers.w);
+EDGELOSS_INLINE void add_by_neighbor(const int32_t* label, const std::vector<int64_t>& offsets, int64_t begin,
+                                     int64_t end, const TwoSides<const A>& from, const TwoSides<A>& to) {
+  A *same = to.same, *across = to.across;
+  for (const int64_t offset : offsets) {
+    const int32_t* neighbor = label + offset;
+    const A *from_same = from.same + offset, *from_across = from.across + offset;
     EDGELOSS_INDEPENDENT
-    for (int64_t i = box.begin; i < box.end; ++i) {
-      const A value = sum[i], own = same[i], others = across[i];
-      const bool is_own = label[i] == k;
-      same[i] = is_own ? value : own;
-      across[i] = others + (is_own ? A(0) : value);
+    for (int64_t i = begin; i < end; ++i) {
+      const A own = from_same[i], other = from_across[i];
+      const bool is_own = neighbor[i] == label[i];
+      same[i] += is_own ? own : A(0);
+      across[i] += is_own ? A(0) : other;
     }
   }
 }
 
-// The same, neighbor by neighbor.
+// The same of the neighbors of class k; returns the sums of from_across.
 template <typename A>
-EDGELOSS_INLINE void add_by_neighbor(const Box& box, const BoxNumbers<A>& numbers,
-                                     const std::vector<int64_t>& offsets) {
+EDGELOSS_INLINE const A* add_of_class(const Box& box, const BoxNumbers<A>& numbers, int32_t k,
+                                      const TwoSides<const A>& from, const TwoSides<A>& to) {
   const int32_t* label = numbers.label;
-  A *same = numbers.same, *across = numbers.across;
-  for (const int64_t offset : offsets) {
-    const int32_t* neighbor = label + offset;
-    const A* w = numbers.w + offset;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = box.begin; i < box.end; ++i) {
-      const A value = w[i];
-      const bool is_own = neighbor[i] == label[i];
-      same[i] += is_own ? value : A(0);
-      across[i] += (!is_own & (neighbor[i] >= 0)) ? value : A(0);
-    }
+  A *same = to.same, *across = to.across;
+  const A* sum = sums_around(box, numbers, k, from.same);
+  EDGELOSS_INDEPENDENT
+  for (int64_t i = box.begin; i < box.end; ++i) {
+    const A value = sum[i], before = same[i];
+    same[i] = label[i] == k ? value : before;
+  }
+  if (from.across != from.same) sum = sums_around(box, numbers, k, from.across);
+  EDGELOSS_INDEPENDENT
+  for (int64_t i = box.begin; i < box.end; ++i) {
+    const A value = sum[i];
+    across[i] += label[i] == k ? A(0) : value;
+  }
+  return sum;
+}
+
+// Multiplies u by the weight of class k.
+template <typename A>
+EDGELOSS_INLINE void multiply(const Box& box, const BoxNumbers<A>& numbers, int32_t k, A weight) {
+  const int32_t* label = numbers.label;
+  A* u = numbers.u;
+  EDGELOSS_INDEPENDENT
+  for (int64_t i = box.begin; i < box.end; ++i) {
+    const A value = u[i];
+    u[i] = label[i] == k ? value * weight : value;
   }
 }
 
@@ -124,7 +140,7 @@ EDGELOSS_INLINE void add_by_neighbor(const Box& box, const BoxNumbers<A>& number
 template <typename A>
 EDGELOSS_INLINE void divide_sides(const Box& box, const BoxNumbers<A>& numbers) {
   const int32_t* label = numbers.label;
-  A *u = numbers.u, *same = numbers.same, *across = numbers.across;
+  A *u = numbers.u, *same = numbers.sums.same, *across = numbers.sums.across;
   EDGELOSS_INDEPENDENT
   for (int64_t i = box.begin; i < box.end; ++i) {
     const A d_same = same[i], d_across = across[i], weight = u[i];
@@ -157,10 +173,6 @@ bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, c
 }
 
 template <typename A>
-EdgeWindows<A>::EdgeWindows(const Geometry& g)
-    : g_(g), by_neighbor_((2 * g.radius[0] + 1) * (2 * g.radius[1] + 1) * (2 * g.radius[2] + 1) <= kFewNeighbors) {}
-
-template <typename A>
 void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals) {
   if (weights) weights->clear();
   if (totals) totals->counts.assign(g_.classes, 0);
@@ -177,11 +189,11 @@ void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<
     }
     if (is_uniform(g_, map.label, from, to)) continue;
     load(map, box);
-    find_edges(map, box);
+    find_edges(box, map.class_weight);
     if (totals) count_edges(box, *totals);
     if (!weights) continue;
     if (!weights->any) weights->start(slab.pixels(g_.width), g_.classes);
-    by_neighbor_ ? give_by_neighbor(box, slab) : give_by_class(box, slab);
+    give(box, slab);
     write(box, slab, *weights);
   }
   if (!unsorted_.empty()) sort(slab.pixels(g_.width), weights->others);
@@ -213,12 +225,12 @@ Box EdgeWindows<A>::box_around(const Slab& slab, int64_t first_column, int64_t l
   numbers_.resize(13 * box.count);
   A* next = numbers_.data() - box.count;
   const auto room = [&] { return next += box.count; };
-  box_ = {labels_.data(), room(), room(), room(), room(),           room(),
-          room(),         room(), room(), room(), {room(), room()}, {room(), room()}};
+  box_ = {labels_.data(), room(), room(), {room(), room()}, {room(), room()},
+          room(),         room(), room(), {room(), room()}, {room(), room()}};
   return box;
 }
 
-// Labels, w and v of a box.
+// Labels, w and u of a box, its classes, and where its pixels have their neighbors if these are looked at.
 template <typename A>
 void EdgeWindows<A>::load(const LabelMap<A>& map, const Box& box) {
   const int64_t size[3] = {g_.depth, g_.height, g_.width};
@@ -247,42 +259,46 @@ void EdgeWindows<A>::load(const LabelMap<A>& map, const Box& box) {
         for (int64_t i = 0; i < n; ++i) w[i] = exp_negative(-d[i] * per_decay);
       }
     }
+    const int32_t* label = numbers.label;
+    A* w = numbers.w;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < box.count; ++i) {
+      const A value = w[i];
+      w[i] = label[i] < 0 ? A(0) : value;
+    }
   });
-}
-
-// The classes of a box, and what its edge pixels give to their neighbors.
-template <typename A>
-void EdgeWindows<A>::find_edges(const LabelMap<A>& map, const Box& box) {
-  classes_.clear();
   const auto next = [&](int32_t k) {
     return vectorized([=, label = box_.label, n = box.count]() EDGELOSS_LOOP { return next_label(label, n, k); });
   };
-  for (int64_t k = next(-1); k <= INT16_MAX; k = next(static_cast<int32_t>(k)))
+  classes_.clear();
+  for (int64_t k = next(-1); k <= INT16_MAX; k = next(static_cast<int32_t>(k))) {
     classes_.push_back(static_cast<int32_t>(k));
-  offsets_.clear();
-  for (int64_t z = -box.radius[0]; by_neighbor_ && z <= box.radius[0]; ++z) {
-    for (int64_t y = -box.radius[1]; y <= box.radius[1]; ++y) {
-      for (int64_t x = -box.radius[2]; x <= box.radius[2]; ++x) {
-        const int64_t offset = z * box.step[0] + y * box.step[1] + x;
-        if (offset != 0) offsets_.push_back(offset);
-      }
-    }
   }
-  vectorized<A>([=, numbers = box_, by_neighbor = by_neighbor_, classes = &classes_, offsets = &offsets_]()
+  offsets_.clear();
+  const int64_t *r = box.radius, window = (2 * r[0] + 1) * (2 * r[1] + 1) * (2 * r[2] + 1);
+  by_neighbor_ = window - 1 < kPerClass * static_cast<int64_t>(classes_.size());
+  for (int64_t i = 0; by_neighbor_ && i < window; ++i) {
+    const int64_t x = i % (2 * r[2] + 1), y = i / (2 * r[2] + 1) % (2 * r[1] + 1),
+                  z = i / ((2 * r[2] + 1) * (2 * r[1] + 1));
+    const int64_t offset = (z - r[0]) * box.step[0] + (y - r[1]) * box.step[1] + x - r[2];
+    if (offset != 0) offsets_.push_back(offset);
+  }
+}
+
+// The edge pixels of a box, and what they give to their neighbors.
+template <typename A>
+void EdgeWindows<A>::find_edges(const Box& box, const A* class_weight) {
+  const int64_t n = static_cast<int64_t>(classes_.size());
+  vectorized<A>([=, numbers = box_, by_neighbor = by_neighbor_, k = classes_.data(), offsets = &offsets_]()
                     EDGELOSS_LOOP {
-                      for (size_t of = 0; map.class_weight && of < classes->size(); ++of) {
-                        const int32_t k = (*classes)[of], *label = numbers.label;
-                        const A factor = map.class_weight[k];
-                        A* u = numbers.u;
-                        EDGELOSS_INDEPENDENT
-                        for (int64_t i = box.begin; i < box.end; ++i) {
-                          const A weight = u[i];
-                          u[i] = label[i] == k ? weight * factor : weight;
-                        }
+                      std::fill_n(numbers.sums.same, box.count, A(0));
+                      std::fill_n(numbers.sums.across, box.count, A(0));
+                      const TwoSides<const A> w = {numbers.w, numbers.w};
+                      for (int64_t of = 0; of < n; ++of) {
+                        if (!by_neighbor) add_of_class(box, numbers, k[of], w, numbers.sums);
+                        if (class_weight) multiply(box, numbers, k[of], class_weight[k[of]]);
                       }
-                      std::fill_n(numbers.same, box.count, A(0));
-                      std::fill_n(numbers.across, box.count, A(0));
-                      by_neighbor ? add_by_neighbor(box, numbers, *offsets) : add_by_class(box, numbers, *classes);
+                      add_by_neighbor(numbers.label, *offsets, box.begin, box.end, w, numbers.sums);
                       divide_sides(box, numbers);
                     });
 }
@@ -309,43 +325,44 @@ void EdgeWindows<A>::count_edges(const Box& box, EdgeTotals& totals) {
   });
 }
 
-// What edge pixels give to the pixels of a block, neighbor by neighbor.
+// What edge pixels give to the pixels of a block.
 template <typename A>
-void EdgeWindows<A>::give_by_neighbor(const Box& box, const Slab& slab) {
-  const bool is_pair = g_.classes == 2;
-  vectorized<A>([=, numbers = box_, offsets = &offsets_]() EDGELOSS_LOOP {
-    const int32_t* label = numbers.label;
-    A *to_own = numbers.to_own, *to_other = numbers.to_other;
-    for (int64_t z = box.first[0]; z < box.last[0]; ++z) {
-      const int64_t first = box.at(z, box.first[1], box.first[2]), last = box.at(z, box.last[1] - 1, box.last[2]);
-      std::fill(to_own + first, to_own + last, A(0));
-      std::fill(to_other + first, to_other + last, A(0));
-      for (const int64_t offset : *offsets) {
-        const int32_t* neighbor = label + offset;
-        const A *same = numbers.same + offset, *across = numbers.across + offset;
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = first; i < last; ++i) {
-          const A value = same[i];
-          to_own[i] += neighbor[i] == label[i] ? value : A(0);
-        }
-        if (!is_pair) continue;
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = first; i < last; ++i) {
-          const A value = across[i];
-          to_other[i] += neighbor[i] == label[i] ? A(0) : value;
-        }
+void EdgeWindows<A>::give(const Box& box, const Slab& slab) {
+  std::fill_n(box_.given.same, box.count, A(0));
+  std::fill_n(box_.given.across, box.count, A(0));
+  const TwoSides<const A> from = {box_.sums.same, box_.sums.across};
+  if (by_neighbor_) {
+    vectorized<A>([=, numbers = box_, offsets = &offsets_]() EDGELOSS_LOOP {
+      for (int64_t z = box.first[0]; z < box.last[0]; ++z) {
+        const int64_t begin = box.at(z, box.first[1], box.first[2]), end = box.at(z, box.last[1] - 1, box.last[2]);
+        add_by_neighbor(numbers.label, *offsets, begin, end, from, numbers.given);
       }
-    }
-  });
-  if (is_pair) return;
+    });
+    if (g_.classes > 2) list_others(box, slab);
+    return;
+  }
+  for (const int32_t k : classes_) {
+    const A* sum = vectorized<A>([=, numbers = box_]()
+                                     EDGELOSS_LOOP { return add_of_class(box, numbers, k, from, numbers.given); });
+    if (g_.classes == 2) continue;
+    const auto is_found = [=, label = box_.label](int64_t i)
+                              EDGELOSS_LOOP { return (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0)); };
+    for_each_in_block<A>(box, found_.data(), is_found, [&](int64_t z, int64_t y, int64_t x, int64_t i) {
+      unsorted_.push_back({slab.place(g_.width, z, y, box.first[2] + x), k, sum[i] * box_.w[i]});
+    });
+  }
+}
+
+// What the pixels of a block get by class, neighbor by neighbor. Only edge pixels have one of another class.
+template <typename A>
+void EdgeWindows<A>::list_others(const Box& box, const Slab& slab) {
   newest_.assign(g_.classes, -1);
-  // Only edge pixels have a neighbor of another class.
   const auto is_edge = [u = box_.u](int64_t i) EDGELOSS_LOOP { return u[i] >= A(0); };
   for_each_in_block<A>(box, found_.data(), is_edge, [&](int64_t z, int64_t y, int64_t x, int64_t i) {
     const int64_t first = static_cast<int64_t>(unsorted_.size());
     for (const int64_t offset : offsets_) {
       const int32_t k = box_.label[i + offset];
-      const A weight = box_.across[i + offset] * box_.w[i];
+      const A weight = box_.sums.across[i + offset] * box_.w[i];
       if (k == box_.label[i] || weight == A(0)) continue;
       if (newest_[k] < first) {
         newest_[k] = static_cast<int64_t>(unsorted_.size());
@@ -354,36 +371,6 @@ void EdgeWindows<A>::give_by_neighbor(const Box& box, const Slab& slab) {
       unsorted_[newest_[k]].weight += weight;
     }
   });
-}
-
-// The same, class by class.
-template <typename A>
-void EdgeWindows<A>::give_by_class(const Box& box, const Slab& slab) {
-  const bool is_pair = g_.classes == 2;
-  const int32_t* label = box_.label;
-  const auto give = [&](int32_t k, const A* from, int32_t to_class, A* to) {
-    return vectorized<A>([=, numbers = box_]() EDGELOSS_LOOP {
-      const A* sum = sums_around(box, numbers, k, from);
-      if (!to) return sum;
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = box.begin; i < box.end; ++i) {
-        const A value = sum[i], before = to[i];
-        to[i] = label[i] == to_class ? value : before;
-      }
-      return sum;
-    });
-  };
-  std::fill_n(box_.to_own, box.count, A(0));
-  std::fill_n(box_.to_other, box.count, A(0));
-  for (const int32_t k : classes_) {
-    give(k, box_.same, k, box_.to_own);
-    const A* sum = give(k, box_.across, 1 - k, is_pair ? box_.to_other : nullptr);
-    if (is_pair) continue;
-    const auto is_found = [=](int64_t i) EDGELOSS_LOOP { return (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0)); };
-    for_each_in_block<A>(box, found_.data(), is_found, [&](int64_t z, int64_t y, int64_t x, int64_t i) {
-      unsorted_.push_back({slab.place(g_.width, z, y, box.first[2] + x), k, sum[i] * box_.w[i]});
-    });
-  }
 }
 
 // Writes what is given to each pixel of a block, times its w.
@@ -401,8 +388,8 @@ void EdgeWindows<A>::write(const Box& box, const Slab& slab, EdgeWeights<A>& wei
         }
       });
     };
-    copy(box_.to_own + at, weights.same.data() + place);
-    if (g_.classes == 2) copy(box_.to_other + at, weights.other.data() + place);
+    copy(box_.given.same + at, weights.same.data() + place);
+    if (g_.classes == 2) copy(box_.given.across + at, weights.other.data() + place);
   });
 }
 

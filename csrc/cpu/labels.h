@@ -73,15 +73,6 @@ EDGELOSS_INLINE void for_each_found(const uint8_t* found, int64_t n, const F& bo
   }
 }
 
-// Whether n labels are the same.
-inline bool is_constant(const int16_t* label, int64_t n) {
-  return vectorized([=]() EDGELOSS_LOOP {
-    int16_t differs = 0;
-    for (int64_t i = 0; i < n; ++i) differs |= static_cast<int16_t>(label[i] ^ label[0]);
-    return differs == 0;
-  });
-}
-
 // Whether all labels of a box of an image, [first, last) along each axis, are the same.
 bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last);
 
@@ -102,20 +93,28 @@ struct Box {
   }
 };
 
-// Numbers of each pixel of a box: w; u, which is -1 where no edge pixel is; D and D', and then in their places u / D
-// and u / D' of edge pixels, 0 elsewhere; what these give to the pixels around them of the same class, and of two
-// classes to those of the other one. The rest is for sums.
+// Numbers for the neighbors on a pixel's own side, and across the edge.
+template <typename A>
+struct TwoSides {
+  A *same, *across;
+};
+
+// Numbers of each pixel of a box: w, 0 where a pixel does not count; u, which is -1 where no edge pixel is; the sums D
+// and D', and then in their places u / D and u / D' of edge pixels, 0 elsewhere; what these give to the pixels around
+// them. The rest is for sums.
 template <typename A>
 struct BoxNumbers {
   int32_t* label;
-  A *w, *u, *same, *across, *to_own, *to_other, *chosen, *sum, *part, *sides[2], *all[2];
+  A *w, *u;
+  TwoSides<A> sums, given;
+  A *chosen, *sum, *part, *sides[2], *all[2];
 };
 
 // Forms the weights of slabs, one after another, in memory of its own.
 template <typename A>
 class EdgeWindows {
  public:
-  explicit EdgeWindows(const Geometry& g);
+  explicit EdgeWindows(const Geometry& g) : g_(g) {}
 
   // weights and totals: each may be null.
   void form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals);
@@ -123,16 +122,16 @@ class EdgeWindows {
  private:
   Box box_around(const Slab& slab, int64_t first_column, int64_t last_column);
   void load(const LabelMap<A>& map, const Box& box);
-  void find_edges(const LabelMap<A>& map, const Box& box);
+  void find_edges(const Box& box, const A* class_weight);
   void count_edges(const Box& box, EdgeTotals& totals);
-  void give_by_neighbor(const Box& box, const Slab& slab);
-  void give_by_class(const Box& box, const Slab& slab);
+  void give(const Box& box, const Slab& slab);
+  void list_others(const Box& box, const Slab& slab);
   void write(const Box& box, const Slab& slab, EdgeWeights<A>& weights) const;
   void sort(int64_t pixels, std::vector<OtherWeight<A>>& others);
 
   const Geometry& g_;
-  const bool by_neighbor_;        // few neighbors are looked at one by one, more are summed class by class
-  std::vector<int64_t> offsets_;  // of the neighbors of a pixel in the box
+  bool by_neighbor_ = false;      // whether the neighbors of a box are looked at one by one
+  std::vector<int64_t> offsets_;  // then those of the neighbors of a pixel
   std::vector<A> numbers_;
   std::vector<int32_t> labels_, starts_, classes_;  // classes_: those of the box
   std::vector<uint8_t> found_;

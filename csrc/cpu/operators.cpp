@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../checks.h"
-#include "../kernels.h"
+#include "call.h"
 
 namespace edgeloss {
 namespace {
@@ -47,7 +47,7 @@ Results edge_loss(const Tensor& logits, const Tensor& target, const Optional& we
   const Checker check(logits);
   check_target(check, "target", target, checks::kLabels);
   check_given(check, inputs, distance, sizes_of(target), options.tables);
-  const auto [sums, counts, region, region_weight, saved] = cpu::forward(inputs, target, distance, options);
+  const auto [sums, counts, region, region_weight, saved] = forward(inputs, target, distance, options);
   return {sums, counts, region, region_weight, saved.label, saved.memory};
 }
 
@@ -64,7 +64,7 @@ Tensor edge_loss_backward(const Tensor& grad_terms, const Optional& grad_region,
   check.flat("grad_terms", grad_terms, Row::kTerms, ScalarType::Double);
   if (grad_region) check.flat("grad_region", *grad_region, g.batch / g.tables, ScalarType::Double);
   check.flat("memory", memory, state_bytes(logits, g, options, distance.has_value()), ScalarType::Byte);
-  return cpu::backward({grad_terms, grad_region}, inputs, {label, memory, distance}, options);
+  return backward({grad_terms, grad_region}, inputs, {label, memory, distance}, options);
 }
 
 }  // namespace

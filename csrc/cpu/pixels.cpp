@@ -39,10 +39,12 @@ EDGELOSS_INLINE double sum_in_parts(const A* value, int64_t n) {
   return sum;
 }
 
-// Σ value · weight, where what has no weight does not count, in parts whose order is fixed.
+// Σ value · weight, where what has no weight does not count, or Σ value if weight is null, in parts whose order is
+// fixed.
 template <typename A>
 double weighted_sum(const A* value, const A* weight, int64_t n) {
   return vectorized<A>([=]() EDGELOSS_LOOP {
+    if (!weight) return sum_in_parts(value, n);
     int any = 0;  // mostly there is no edge nearby
     for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
     if (!any) return 0.0;
@@ -54,11 +56,6 @@ double weighted_sum(const A* value, const A* weight, int64_t n) {
     }
     return sum_in_parts(product, n);
   });
-}
-
-template <typename A>
-double row_sum(const A* value, int64_t n) {
-  return vectorized<A>([=]() EDGELOSS_LOOP { return sum_in_parts(value, n); });
 }
 
 template <typename A>
@@ -95,46 +92,20 @@ void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, con
 
 namespace {
 
-// What the numbers of `others` are computed from.
-template <typename A>
-void read_others(const Tile<A>& tile, const A* m, const A* r, TileOthers<A>& of) {
-  of.resize(std::max<size_t>(of.j.size(), of.padded()));
-  for (int64_t i = of.count; i < of.padded(); ++i) of.j[i] = of.k[i] = 0;
-  for (int64_t i = 0; i < of.padded(); ++i) {
-    of.x[i] = tile.x[of.k[i] * tile.ld + of.j[i]];
-    of.m[i] = m[of.j[i]];
-    of.r[i] = r[of.j[i]];
-  }
-}
-
 // A tile's logits one by one.
 template <typename A>
 Logits<A, A> logits_of(const Tile<A>& tile) {
   return {tile.x, tile.ld, 1, false};
 }
 
-// Σ b · -log(1 - p(k)).
+// Σ b · -log(1 - p(k)): of few pixels.
 template <typename A>
-double sum_of_others(const Tile<A>& tile, const A* m, const A* r, TileOthers<A>& of) {
-  if (of.count == 0) return 0;
-  read_others(tile, m, r, of);
-  vectorized<A>([n = of.padded(), x = of.x.data(), m = of.m.data(), r = of.r.data(), term = of.term.data()]()
-                    EDGELOSS_LOOP {
-                      EDGELOSS_INDEPENDENT
-                      for (int64_t i = 0; i < n; ++i) {
-                        A p, complement;
-                        probabilities(x[i], m[i], r[i], p, complement);
-                        const A lost = is_likely(x[i], m[i], r[i]) ? A(0) : lost_by_rounding(-p, complement);
-                        term[i] = log_positive(complement) + lost;
-                      }
-                    });
+double sum_of_others(const Pixels<A>& pixels, const A* m, const A* r) {
   double sum = 0;
-  for (int64_t i = 0; i < of.count; ++i) {
-    if (is_likely(of.x[i], of.m[i], of.r[i]) && !is_exact(of.r[i])) {
-      of.term[i] =
-          log_rest(logits_of(tile), of.j[i], tile.classes, of.k[i], of.m[i], of.r[i]) - log1p_positive(of.r[i]);
-    }
-    sum -= static_cast<double>(of.b[i]) * static_cast<double>(of.term[i]);
+  for (const OtherWeight<A>* each = pixels.others; each < pixels.others_end; ++each) {
+    const int64_t j = each->place - pixels.place;
+    const A term = other_term(logits_of(pixels.tile), j, pixels.tile.classes, each->k, m[j], r[j]);
+    sum -= static_cast<double>(each->weight) * static_cast<double>(term);
   }
   return sum;
 }
@@ -154,31 +125,31 @@ TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m
     of_pixels = ce;
   }
   TermSums sums;
-  sums.cross_entropy = pixels.weight ? weighted_sum(of_pixels, pixels.weight, n) : row_sum(of_pixels, n);
+  sums.cross_entropy = weighted_sum(of_pixels, pixels.weight, n);
   if (pixels.same) sums.same = weighted_sum(nll, pixels.same, n);
   if (pixels.other) sums.other = weighted_sum(nll, pixels.other, n);
-  if (pixels.others) sums.other += sum_of_others(tile, m, r, *pixels.others);
+  sums.other += sum_of_others(pixels, m, r);
   return sums;
 }
 
 template <typename A>
-void tile_residuals(const Pixels<A>& pixels, const A* m, const A* r, TileRegions<A>& regions) {
-  const Tile<A>& tile = pixels.tile;
-  vectorized<A>([=, classes = regions.classes.data(), count = regions.classes.size(), value = regions.value.data(),
-                 y = pixels.y, n = tile.n]() EDGELOSS_LOOP {
+void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::vector<int32_t>& classes, int64_t first,
+                   int64_t n, A* out, int64_t ld) {
+  vectorized<A>([=, tile = pixels.tile, y = pixels.y + first, m = m + first, r = r + first, c = classes.data(),
+                 count = static_cast<int64_t>(classes.size())]() EDGELOSS_LOOP {
     A scale[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
-    for (size_t of = 0; of < count; ++of) {
-      const int32_t c = classes[of];
-      const A* x = tile.x + c * tile.ld;
-      A* out = value + of * kTile;
+    for (int64_t of = 0; of < count; ++of) {
+      const int32_t k = c[of];
+      const A* x = tile.x + k * tile.ld + first;
+      A* sum = out + of * ld;
       EDGELOSS_INDEPENDENT
       for (int64_t j = 0; j < n; ++j) {
         const A p = exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j], others = A(1) - p, away = -p;
         const A complement = is_likely(x[j], m[j], r[j]) ? of_rest : others;
-        const A residual = y[j] == c ? complement : away;
-        out[j] = y[j] < 0 ? A(0) : residual;
+        const A residual = y[j] == k ? complement : away;
+        sum[j] += y[j] < 0 ? A(0) : residual;
       }
     }
   });
@@ -330,36 +301,37 @@ EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, const Factors<A>&
   }
 }
 
-// b p / (1 - p) of `others`, of likely ones b p.
+// p / (1 - p) of a class, of a likely one p.
 template <typename A>
-void find_slopes(const Tile<A>& tile, const A* m, const A* r, A factor, TileOthers<A>& of) {
-  read_others(tile, m, r, of);
-  vectorized<A>([=, n = of.padded(), x = of.x.data(), m = of.m.data(), r = of.r.data(), b = of.b.data(),
-                 term = of.term.data()]() EDGELOSS_LOOP {
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) {
-      A p, complement;
-      probabilities(x[i], m[i], r[i], p, complement);
-      const A quotient = p / complement;
-      term[i] = factor * b[i] * (is_likely(x[i], m[i], r[i]) ? p : quotient);
-    }
-  });
+A slope_of_other(A x_k, A m, A r) {
+  A p, complement;
+  probabilities(x_k, m, r, p, complement);
+  return is_likely(x_k, m, r) ? p : p / complement;
 }
 
-// Adds what others give to their own class, and likely ones to all classes.
+// Calls body(pixel, class, t_k, whether the class is likely) for the classes across an edge.
+template <typename A, typename F>
+void for_each_other(const Pixels<A>& pixels, const A* m, const A* r, A factor, const F& body) {
+  const Tile<A>& tile = pixels.tile;
+  for (const OtherWeight<A>* each = pixels.others; each < pixels.others_end; ++each) {
+    const int64_t j = each->place - pixels.place, k = each->k;
+    const A x_k = tile.x[k * tile.ld + j];
+    body(j, k, factor * each->weight * slope_of_other(x_k, m[j], r[j]), is_likely(x_k, m[j], r[j]));
+  }
+}
+
+// Adds what a class across an edge gives to itself, and a likely one to all classes.
 template <typename A>
-void add_others(const Tile<A>& tile, const TileOthers<A>& of, A* g, int64_t ld) {
-  for (int64_t i = 0; i < of.count; ++i) {
-    const int64_t j = of.j[i], k = of.k[i];
-    g[k * ld + j] += of.term[i];
-    if (!is_likely(of.x[i], of.m[i], of.r[i])) continue;
-    // The others' shares, from logits that may lie so far below the top that r is 0.
-    LogSumExp<A> rest = {of.m[i], of.r[i]};
-    if (!is_near(rest.sum)) rest = sum_others<A>(logits_of(tile), j, tile.classes, k);
-    const A scale = of.term[i] / rest.sum;
-    for (int64_t c = 0; c < tile.classes; ++c) {
-      if (c != k) g[c * ld + j] -= scale * exp_negative(tile.x[c * tile.ld + j] - rest.max);
-    }
+void add_other(const Tile<A>& tile, const A* m, const A* r, int64_t j, int64_t k, A slope, bool is_likely, A* g,
+               int64_t ld) {
+  g[k * ld + j] += slope;
+  if (!is_likely) return;
+  // The others' shares, from logits that may lie so far below the top that r is 0.
+  LogSumExp<A> rest = {m[j], r[j]};
+  if (!is_near(rest.sum)) rest = sum_others<A>(logits_of(tile), j, tile.classes, k);
+  const A scale = slope / rest.sum;
+  for (int64_t c = 0; c < tile.classes; ++c) {
+    if (c != k) g[c * ld + j] -= scale * exp_negative(tile.x[c * tile.ld + j] - rest.max);
   }
 }
 
@@ -372,27 +344,25 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
   vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
                     EDGELOSS_LOOP { fill_factors(*px, factors, *smoothing, *of); });
   if (pixels.tile.classes == 2) {
-    const A none[kTile] = {};
-    vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, slope = slopes ? slopes[1] : none]()
+    vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, slope = slopes ? slopes[1] : kZeros<A>]()
                       EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, slope, g, ld); });
     return;
   }
-  TileOthers<A>* others = pixels.others;
-  if (others && others->count > 0) {
-    find_slopes(pixels.tile, m, r, factors.other, *others);
-    for (int64_t i = 0; i < others->count; ++i) {
-      if (!is_likely(others->x[i], others->m[i], others->r[i])) of.rest[others->j[i]] -= others->term[i];
-    }
-  }
+  for_each_other(pixels, m, r, factors.other, [&](int64_t j, int64_t, A slope, bool is_likely) {
+    if (!is_likely) of.rest[j] -= slope;
+  });
   vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
                     EDGELOSS_LOOP { gradient_of_many(*px, *of, *smoothing, m, r, slopes, g, ld); });
-  if (others) add_others(pixels.tile, *others, g, ld);
+  for_each_other(pixels, m, r, factors.other, [&](int64_t j, int64_t k, A slope, bool is_likely) {
+    add_other(pixels.tile, m, r, j, k, slope, is_likely, g, ld);
+  });
 }
 
-#define EDGELOSS_INSTANTIATE(A)                                                                                 \
-  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                  \
-  template void tile_residuals(const Pixels<A>&, const A*, const A*, TileRegions<A>&);                          \
-  template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*, \
+#define EDGELOSS_INSTANTIATE(A)                                                                                        \
+  template TermSums tile_terms(const Pixels<A>&, const Smoothing<A>&, A*, A*);                                         \
+  template void add_residuals(const Pixels<A>&, const A*, const A*, const std::vector<int32_t>&, int64_t, int64_t, A*, \
+                              int64_t);                                                                                \
+  template void tile_gradient(const Pixels<A>&, const TermFactors<A>&, const Smoothing<A>&, const A*, const A*,        \
                               const A* const*, A*, int64_t);
 EDGELOSS_INSTANTIATE(float)
 EDGELOSS_INSTANTIATE(double)

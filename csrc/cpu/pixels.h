@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "labels.h"
 #include "statistics.h"
 
 namespace edgeloss {
@@ -34,53 +35,17 @@ struct Smoothing {
   bool exists() const { return of_others() != A(0); }
 };
 
-// b_k of pixels of a tile, one after another, in full vectors, since there are few: what is left over a loop would be
-// computed one by one.
-template <typename A>
-struct TileOthers {
-  int64_t count = 0;
-  std::vector<int32_t> j, k;        // pixel and class
-  std::vector<A> b, x, m, r, term;  // x: the logit of class k
-
-  int64_t padded() const { return (count + 15) & ~int64_t(15); }
-  void add(int64_t pixel, int32_t of_class, A weight) {
-    if (static_cast<size_t>(count) == j.size()) resize(2 * j.size() + 64);
-    j[count] = static_cast<int32_t>(pixel);
-    k[count] = of_class;
-    b[count++] = weight;
-  }
-  void resize(size_t room) {
-    for (auto* numbers : {&j, &k}) numbers->resize(room);
-    for (auto* numbers : {&b, &x, &m, &r, &term}) numbers->resize(room);
-  }
-};
-
 // A tile with all that the loss of its pixels depends on.
 template <typename A>
 struct Pixels {
   Tile<A> tile;
-  const int32_t* y;       // kIgnored where a pixel does not count
-  const A* weight;        // v, or null
-  const A* same;          // A, or null without edges
-  const A* other;         // b of the other of two classes, or null
-  TileOthers<A>* others;  // of more classes
-};
-
-// The region term's classes of an image, and numbers of them for each pixel of a tile.
-template <typename A>
-struct TileRegions {
-  std::vector<int32_t> classes;
-  std::vector<A> value;          // [classes and a row of zeros, kTile]
-  std::vector<const A*> slopes;  // [C], of each class by pixel
-
-  // Makes room once the classes are set.
-  void start(int64_t all) {
-    value.resize((classes.size() + 1) * kTile);
-    std::fill_n(of(classes.size()), kTile, A(0));
-    slopes.assign(all, of(classes.size()));
-  }
-
-  A* of(size_t n) { return value.data() + n * kTile; }
+  const int32_t* y;                        // kIgnored where a pixel does not count
+  const A* weight;                         // v, or null
+  const A* same = nullptr;                 // A, or null without edges
+  const A* other = nullptr;                // b of the other of two classes, or null
+  const OtherWeight<A>* others = nullptr;  // b_k of more classes, in the order of places, up to others_end
+  const OtherWeight<A>* others_end = nullptr;
+  int32_t place = 0;  // of the first pixel, as in OtherWeight
 };
 
 struct TermSums {
@@ -91,9 +56,10 @@ struct TermSums {
 template <typename A>
 TermSums tile_terms(const Pixels<A>& pixels, const Smoothing<A>& smoothing, A* m, A* r);
 
-// z - q of the classes of `regions`; 0 where a pixel does not count.
+// Adds z - q of some classes at n pixels from `first` on to out[of · ld], where they count.
 template <typename A>
-void tile_residuals(const Pixels<A>& pixels, const A* m, const A* r, TileRegions<A>& regions);
+void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::vector<int32_t>& classes, int64_t first,
+                   int64_t n, A* out, int64_t ld);
 
 // What arrives at the terms.
 template <typename A>

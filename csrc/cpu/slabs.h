@@ -41,7 +41,7 @@ struct Slabs {
   explicit Slabs(const Geometry& g) : depth(g.depth), height(g.height) {
     const int64_t pixels = std::clamp<int64_t>(g.batch * g.pixels / 16, 1024, 4096);
     const int64_t slices = std::min(kPool, g.depth), per_average = std::max<int64_t>(1, kPool * slices * g.width);
-    rows = kPool * std::max((pixels + per_average / 2) / per_average, (2 * g.radius[1] + kPool - 1) / kPool);
+    rows = kPool * std::max((pixels + per_average / 2) / per_average, (4 * g.radius[1] + kPool - 1) / kPool);
     rows = std::max(rows, kPool);
     along_y = g.height / rows + 1;  // slab n begins one row before rows · n
     per_image = along_y * (g.depth / kPool + 1);

@@ -6,33 +6,20 @@
 namespace edgeloss {
 namespace {
 
+// Calls body(the number as a constant) for a number of 1 to kClassBlock.
+template <int N = kClassBlock, typename F>
+EDGELOSS_INLINE void with_constant(int64_t number, const F& body) {
+  if (N == 1 || number == N) return body(std::integral_constant<int, N>());
+  if constexpr (N > 1) with_constant<N - 1>(number, body);
+}
+
 // Calls body(the first class, how many) for blocks of classes of nearly the same size.
 template <typename F>
 EDGELOSS_INLINE void for_each_class_block(int64_t classes, const F& body) {
   const int64_t blocks = (classes + kClassBlock - 1) / kClassBlock;
-  int64_t first = 0;
-  for (int64_t block = 1; block <= blocks; ++block) {
-    const int64_t last = classes * block / blocks;
-    switch (last - first) {
-      case 8:
-        body(first, std::integral_constant<int, 8>());
-        break;
-      case 7:
-        body(first, std::integral_constant<int, 7>());
-        break;
-      case 6:
-        body(first, std::integral_constant<int, 6>());
-        break;
-      case 5:
-        body(first, std::integral_constant<int, 5>());
-        break;
-      case 4:
-        body(first, std::integral_constant<int, 4>());
-        break;
-      default:  // a single class
-        body(first, std::integral_constant<int, 1>());
-    }
-    first = last;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t first = classes * block / blocks, last = classes * (block + 1) / blocks;
+    with_constant(last - first, [&](auto count) EDGELOSS_LOOP { body(first, count); });
   }
 }
 
@@ -86,28 +73,15 @@ EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A
   }
 }
 
-// The same for C classes, few enough to hold a pixel's logits in registers.
-template <int C, typename A>
-EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
-  const int64_t n = tile.n, ld = tile.ld;
-  const A* x = tile.x;
+template <typename A>
+EDGELOSS_INLINE void statistics_of_two(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
+  const int64_t n = tile.n;
+  const A *first = tile.x, *second = tile.x + tile.ld;
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    A logit[C], x_y = 0;
-    for (int c = 0; c < C; ++c) logit[c] = x[c * ld + j];
-    RunningSoftmax<A> softmax;
-    if constexpr (C == 2) {
-      softmax_of_pair(logit[0], logit[1], softmax.m, softmax.r);
-    } else {
-      softmax.start(logit);
-    }
-    for (int c = 0; c < C; ++c) {
-      const A below = logit[c] - softmax.m;
-      x_y = y[j] == c ? below : x_y;
-    }
-    m[j] = softmax.m;
-    r[j] = softmax.r;
-    const A value = (C == 2 ? log1p_of_unit(softmax.r) : log1p_positive(softmax.r)) - x_y;
+    const A x_0 = first[j], x_1 = second[j], x_y = y[j] == 1 ? x_1 : x_0;
+    softmax_of_pair(x_0, x_1, m[j], r[j]);
+    const A value = log1p_of_unit(r[j]) - (x_y - m[j]);
     nll[j] = y[j] < 0 ? A(0) : value;
   }
 }
@@ -117,9 +91,7 @@ EDGELOSS_INLINE void statistics_of(const Tile<A>& tile, const int32_t* y, A* m, 
 template <typename A>
 void tile_statistics(const Tile<A>& tile, const int32_t* y, A* m, A* r, A* nll) {
   vectorized<A>([=]() EDGELOSS_LOOP {
-    if (tile.classes == 2) return statistics_of<2>(tile, y, m, r, nll);
-    if (tile.classes == 3) return statistics_of<3>(tile, y, m, r, nll);
-    if (tile.classes == 4) return statistics_of<4>(tile, y, m, r, nll);
+    if (tile.classes == 2) return statistics_of_two(tile, y, m, r, nll);
     statistics_of_many(tile, y, m, r, nll);
   });
 }

@@ -18,6 +18,9 @@ using torch::headeronly::Half;
 
 constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the first-level cache
 
+template <typename A>
+constexpr A kZeros[kTile] = {};
+
 // ---------------------------------------------------------------------------------------------------------- precisions
 
 // Half-precision numbers as float and back, in forms that vectorize.

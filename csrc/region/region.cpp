@@ -274,7 +274,6 @@ bool term(const RegionSize& size, const A* of_labels, const A* of_rest, double* 
   constexpr int64_t d = G::d;
   const G grid{{size.depth, kDepth}, {size.height, kSide}, {size.width, kSide}};
   *value = 0;
-  if (slope) std::fill_n(slope, grid.averages(), A(0));
   if (std::min({grid.depth.regions(), grid.height.regions(), grid.width.regions()}) < 1) return false;
   const int64_t length = grid.averages() + 2 * kPadding;
   std::vector<double> memory(2 * length);

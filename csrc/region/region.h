@@ -20,10 +20,10 @@ struct RegionSize {
   bool is_volume;
 };
 
-// Returns whether a class has a term, in an image with valid pixels of it and of another one; else value and slope are
-// 0. Of the pixels under each average, z [size] is the number of labels of the class, r [size] the sum of z - q, and
-// slope [size], which may be null, the derivative of the value, (U - f) / (H - f), by the q of one of them. If r has a
-// nan, the value and all slopes are nan.
+// Returns whether a class has a term, in an image with valid pixels of it and of another one; else the value is 0. Of
+// the pixels under each average, z [size] is the number of labels of the class, and r [size] the sum of z - q. slope
+// [size], which may be null, or r, gets the derivative of the value, (U - f) / (H - f), by the q of one of them. If r
+// has a nan, the value and all slopes are nan.
 template <typename A>
 bool region_term(const RegionSize& size, const A* z, const A* r, double* value, A* slope);
 

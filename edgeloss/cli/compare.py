@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeloss.cli.messages import open_page, say_wrote, write
+from edgeloss.cli.messages import check_suffix, open_page, say_wrote, write
 from edgeloss.cli.options import AsJson, FileOptions, with_shared_options
 from edgeloss.cli.tables import to_json
 
@@ -38,15 +38,12 @@ def compare(
       edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html
       edgeloss compare runs/ce/labels runs/edge/labels --mask masks --classes 11 -o compare.html --open
     """  # noqa: D301
-    from edgeloss.cli.cases import Reader, find_cases, make_criterion
+    from edgeloss.cli.cases import find_cases
     from edgeloss.cli.pages import Painter, compare_page
-    from edgeloss.io import InputError, read_palette
+    from edgeloss.io import InputError
 
-    if output.suffix.lower() != ".html":
-        raise InputError(f"{output}: expected a .html file to write, but got {output.suffix or 'no suffix'}")
-    reader = Reader.from_options(source)
-    colors = None if source.palette is None else read_palette(source.palette)
-    painter = Painter(make_criterion(loss, reader.ignore_index), reader.names, colors, source.palette, {}, 0)
+    check_suffix(output, [".html"])
+    painter = Painter.from_options(source, loss)
     found = [find_cases(source._replace(pred=path), image) for path in (first, second)]
     if first.is_dir():
         missing = {files.name for files in found[0]} ^ {files.name for files in found[1]}
@@ -55,7 +52,7 @@ def compare(
         found = [[files for files in cases if files.name not in missing] for cases in found]
         if not found[0]:
             raise InputError(f"{second}: expected names as in {first}, but got none that is in both")
-    page, items = compare_page(dict(zip(names or _names(first, second), found, strict=True)), reader, painter)
+    page, items = compare_page(dict(zip(names or _names(first, second), found, strict=True)), painter)
     content = page.encode()
     write(output, content)
     say_wrote(output, len(content))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeloss.cli.messages import errors_named, say_wrote, with_progress, write
+from edgeloss.cli.messages import PICTURE_SUFFIXES, check_suffix, errors_named, say_wrote, with_progress, write
 from edgeloss.cli.options import AsJson, FileOptions, with_shared_options
 from edgeloss.cli.tables import to_json
-from edgeloss.cli.view import PICTURE_SUFFIXES
 
 if TYPE_CHECKING:
     from edgeloss.cli.cases import Case
@@ -47,16 +46,12 @@ def diagnose(
     """  # noqa: D301
     from edgeloss import debug
     from edgeloss.cli.cases import Reader, find_cases, make_criterion
-    from edgeloss.io import InputError
 
     reader = Reader.from_options(source)
     criterion = make_criterion(loss, reader.ignore_index)
     cases, several = find_cases(source), source.pred.is_dir()
-    if figure is not None and not several and figure.suffix.lower() not in PICTURE_SUFFIXES:
-        raise InputError(
-            f"{figure}: expected a figure in one of {', '.join(PICTURE_SUFFIXES)}, but got"
-            f" {figure.suffix or 'no suffix'}"
-        )
+    if figure is not None and not several:
+        check_suffix(figure, PICTURE_SUFFIXES)
     found: dict[str, Report] = {}
     for files in with_progress(cases):
         case = reader.read(files)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
+PICTURE_SUFFIXES = (".png", ".pdf", ".svg")  # of Matplotlib's formats
 
 
 def say(text: str) -> None:
@@ -30,6 +31,19 @@ def write(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write(content)
+
+
+def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
+    """Check that an output file has one of the suffixes, which name its format.
+
+    Raises:
+        InputError: if it has none of them.
+    """
+    from edgeloss.io import InputError
+
+    if path.suffix.lower() not in suffixes:
+        got = path.suffix or "no suffix"
+        raise InputError(f"{path}: expected an output in one of {', '.join(suffixes)}, but got {got}")
 
 
 def say_wrote(path: Path, size: int, others: int = 0) -> None:

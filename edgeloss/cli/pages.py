@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgeloss.cli.cases import Case, CaseFiles, Reader
+from edgeloss.cli.cases import Case, CaseFiles, Reader, make_criterion
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
-from edgeloss.io import InputError, Rgb
+from edgeloss.cli.options import FileOptions
+from edgeloss.io import InputError, Rgb, read_palette
 from edgeloss.loss import EdgeAwareLoss
 
 if TYPE_CHECKING:
@@ -20,20 +21,33 @@ class Painter(NamedTuple):
     """Draw cases as pages.
 
     Attributes:
+        reader: of the cases.
         criterion: the loss.
-        names: of the classes, if they are known.
         colors: by class, if they are known.
         palette: where the colors come from.
         drawn: keywords of the panel: terms, contours and width.
         dpi: of pictures.
     """
 
+    reader: Reader
     criterion: EdgeAwareLoss
-    names: Sequence[str] | None
     colors: Mapping[int, Rgb] | None
     palette: str | None
     drawn: Mapping[str, Any]
     dpi: int
+
+    @classmethod
+    def from_options(
+        cls, source: FileOptions, loss: Mapping[str, Any], drawn: Mapping[str, Any] | None = None, dpi: int = 0
+    ) -> Painter:
+        """Return what the options ask for.
+
+        Raises:
+            InputError: if an option is out of range, or a file that it names cannot be used.
+        """
+        reader = Reader.from_options(source)
+        colors = None if source.palette is None else read_palette(source.palette)
+        return cls(reader, make_criterion(loss, reader.ignore_index), colors, source.palette, drawn or {}, dpi)
 
     def page(
         self, case: Case, suffix: str, links: Mapping[str, str] | None = None, said: Callable[[str], None] | None = None
@@ -45,7 +59,7 @@ class Painter(NamedTuple):
         options: dict[str, Any] = {
             "image": case.image,
             "criterion": self.criterion,
-            "class_names": self.names,
+            "class_names": self.reader.names,
             "palette": self.class_palette(classes),
             "title": printable(f"{case.name}: {case.interpretation}"),
         }
@@ -121,7 +135,6 @@ class Written(NamedTuple):
 def write_page(
     files: CaseFiles,
     output: Path,
-    reader: Reader,
     painter: Painter,
     *,
     links: Mapping[str, str] | None = None,
@@ -130,16 +143,14 @@ def write_page(
 ) -> Written:
     """Write the page of one case."""
     with errors_named(files.prediction):
-        case = reader.read(files)
+        case = painter.reader.read(files)
         page = painter.page(case, output.suffix.lower(), links, said)
         item = painter.item(case, output.name) if figures else None
     write(output, page)
     return Written(output, len(page), case.interpretation, item)
 
 
-def write_folder(
-    cases: Sequence[CaseFiles], folder: Path, page_format: str, reader: Reader, painter: Painter
-) -> list[Written]:
+def write_folder(cases: Sequence[CaseFiles], folder: Path, page_format: str, painter: Painter) -> list[Written]:
     """Write a page per case and, once all are complete, the index."""
     from edgeloss.viz.gallery import gallery
 
@@ -151,14 +162,14 @@ def write_folder(
         raise InputError(f"{folder}: can't be created ({error.strerror})") from error
     pages = [f"{files.name}.{page_format}" for files in cases]
     written = [
-        write_page(files, folder / pages[at], reader, painter, links=_links(pages, at))
+        write_page(files, folder / pages[at], painter, links=_links(pages, at))
         for at, files in enumerate(with_progress(cases))
     ]
     index = gallery(
         [page.item for page in written if page.item is not None],
         title=f"edgeloss: {len(written)} images",
         by="edge",
-        class_names=painter.names,
+        class_names=painter.reader.names,
         footer="thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means",
     )
     write(folder / "index.html", index.encode())
@@ -175,7 +186,7 @@ def _links(pages: Sequence[str], at: int) -> dict[str, str]:
     return links
 
 
-def compare_page(runs: Mapping[str, Sequence[CaseFiles]], reader: Reader, painter: Painter) -> tuple[str, list[Item]]:
+def compare_page(runs: Mapping[str, Sequence[CaseFiles]], painter: Painter) -> tuple[str, list[Item]]:
     """Return the page about the same images under two networks, and what it shows of each."""
     from edgeloss.viz.coloring import class_colors
     from edgeloss.viz.gallery import best_and_worst, compare_item, describe_changes, gallery
@@ -183,7 +194,7 @@ def compare_page(runs: Mapping[str, Sequence[CaseFiles]], reader: Reader, painte
     items: list[Item] = []
     large: dict[str, dict[str, bytes]] = {}
     for both in with_progress(list(zip(*runs.values(), strict=True))):
-        cases = [reader.read(files) for files in both]
+        cases = [painter.reader.read(files) for files in both]
         classes = max(2, *(case.logits.shape[1] for case in cases))
         if any(max(2, case.logits.shape[1]) != classes for case in cases):
             raise InputError(
@@ -209,7 +220,7 @@ def compare_page(runs: Mapping[str, Sequence[CaseFiles]], reader: Reader, painte
         title=" compared with ".join(runs),
         by="boundary_f1_1px",
         runs=[printable(run) for run in runs],
-        class_names=painter.names,
+        class_names=painter.reader.names,
         about=describe_changes(items, large, [printable(run) for run in runs]),
         footer="scores count the pixels of all images together, losses are means; images are sorted by what the"
         " second network gains over the first",

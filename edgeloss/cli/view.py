@@ -9,12 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeloss.cli.messages import open_page, say_wrote, with_clock
+from edgeloss.cli.messages import PICTURE_SUFFIXES, check_suffix, open_page, say_wrote, with_clock
 from edgeloss.cli.options import AsJson, FileOptions, with_shared_options
 from edgeloss.cli.tables import to_json
-
-PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
-_PAGE_SUFFIXES = (*PICTURE_SUFFIXES, ".html")
 
 
 class PageFormat(str, enum.Enum):
@@ -58,41 +55,28 @@ def view(
       edgeloss view --image images --mask masks --pred logits -o pages --classes 11
       edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
     """  # noqa: D301
-    from edgeloss.cli.cases import Reader, find_cases, make_criterion
+    from edgeloss.cli.cases import find_cases
     from edgeloss.cli.pages import Painter, write_folder, write_page
-    from edgeloss.io import InputError, read_palette
+    from edgeloss.io import InputError
 
-    reader = Reader.from_options(source)
-    colors = None if source.palette is None else read_palette(source.palette)
-    criterion = make_criterion(loss, reader.ignore_index)
-    drawn = {"terms": terms, "contours": contours, "width": width}
-    painter = Painter(criterion, reader.names, colors, source.palette, drawn, dpi)
+    painter = Painter.from_options(source, loss, {"terms": terms, "contours": contours, "width": width}, dpi)
     files = find_cases(source, image)
     if any(path is not None and output.resolve() == path.resolve() for path in (source.pred, source.mask, image)):
         raise InputError(f"{output}: expected a path other than the inputs, but got one of them")
     if source.pred.is_dir():
-        pages = write_folder(files, output, page_format.value, reader, painter)
+        pages = write_folder(files, output, page_format.value, painter)
         page = output / "index.html"
         say_wrote(page, sum(written.size for written in pages) + page.stat().st_size, len(pages))
-        figures: dict[str, Any] = {"index": str(page), "pages": [written.to_dict(reader.names) for written in pages]}
+        shown = [written.to_dict(painter.reader.names) for written in pages]
+        figures: dict[str, Any] = {"index": str(page), "pages": shown}
     else:
-        _check_suffix(output)
+        check_suffix(output, (*PICTURE_SUFFIXES, ".html"))
         with with_clock(files[0].name) as said:
-            written = write_page(files[0], output, reader, painter, figures=as_json, said=said)
+            written = write_page(files[0], output, painter, figures=as_json, said=said)
         page = output
         say_wrote(page, written.size)
-        figures = written.to_dict(reader.names) if as_json else {}
+        figures = written.to_dict(painter.reader.names) if as_json else {}
     if as_json:
         typer.echo(to_json(figures))
     if show:
         open_page(page)
-
-
-def _check_suffix(output: Path) -> None:
-    from edgeloss.io import InputError
-
-    suffix = output.suffix.lower()
-    if suffix not in _PAGE_SUFFIXES:
-        raise InputError(
-            f"{output}: expected an output in one of {', '.join(_PAGE_SUFFIXES)}, but got {suffix or 'no suffix'}"
-        )

@@ -336,8 +336,8 @@ def all_finite(x: Tensor) -> bool:
 
 def first_index(mask: Tensor) -> list[int]:
     """Return the index of the first True."""
-    flat_index = mask.flatten().to(torch.uint8).argmax()
-    return [int(i) for i in torch.unravel_index(flat_index, mask.shape)]
+    flat_index = int(mask.flatten().to(torch.uint8).argmax())
+    return [int(i) for i in np.unravel_index(flat_index, mask.shape)]  # that of torch imports sympy, for seconds
 
 
 def first_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from edgeloss.metrics.arguments import Average, Score, Spacing, check_options, l
 from edgeloss.neighborhoods import sliding_max
 from edgeloss.options import spacing_per_axis
 
-_WORD_BITS = 63  # classes that an int64 stores as bits, without its sign
+_WORD_BITS = {torch.int32: 31, torch.int64: 63}  # classes that a word stores as bits, without its sign
 _FIXED_POINT_ONE = 2**32  # the integer for a score of 1 where scores of images are summed: integer sums are exact
 
 
@@ -381,19 +381,19 @@ def _border_counts(y: Tensor, num_classes: int, rows: Mapping[tuple[int, ...], i
         borders = [(pixel, torch.zeros_like(label[:1])) for pixel, label in borders]
 
     near = [torch.zeros_like(label, dtype=torch.bool) for _, label in borders]
-    for first in range(0, num_classes, _WORD_BITS):
+    dtype = next((dtype for dtype, bits in _WORD_BITS.items() if num_classes <= bits), torch.int64)
+    word_bits = _WORD_BITS[dtype]
+    for first in range(0, num_classes, word_bits):
         bits = [
-            torch.where(
-                (label >= first) & (label < first + _WORD_BITS), 1 << (label - first).clamp(0, _WORD_BITS - 1), 0
-            )
+            torch.where((label >= first) & (label < first + word_bits), 1 << (label - first).clamp(0, word_bits - 1), 0)
             for _, label in borders
         ]
         words = [
-            torch.zeros(maps.shape[1], dtype=torch.int64, device=y.device).scatter_(0, pixel, bit.sum(0))
+            torch.zeros(maps.shape[1], dtype=dtype, device=y.device).scatter_(0, pixel, bit.sum(0, dtype=dtype))
             for (pixel, _), bit in zip(borders, bits, strict=True)
         ]
         for (pixel, _), bit, other_words, matched in zip(borders, bits, reversed(words), near, strict=True):
-            covered = torch.zeros_like(pixel)
+            covered = torch.zeros_like(pixel, dtype=dtype)
             for shift in shifts:
                 covered |= other_words[pixel + shift]
             matched |= (bit & covered) != 0

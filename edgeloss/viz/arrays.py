@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeloss import hints, inputs, reference
-from edgeloss.functional import edge_aware_loss
+from edgeloss import hints, inputs, reduction, reference
+from edgeloss.functional import edge_aware_loss, loss_and_evaluation
 from edgeloss.loss import EdgeAwareLoss
-from edgeloss.options import radius_per_axis
+from edgeloss.options import Options, radius_per_axis
 from edgeloss.reference import LossMaps
+from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
 
-_BAND = 2**23  # logits that are looked at together
+_BAND = 2**22  # logits that are looked at together: malloc reuses blocks of up to 32 MB
+_TOP = 3  # most probable classes of a pixel
 Said = Callable[[str], None]  # takes what is being computed, such as "maps, row 512 of 4000"
 
 
@@ -29,8 +31,8 @@ class Arrays(NamedTuple):
 
     Attributes:
         classes: the number of classes, 2 for binary logits.
-        target: [B, H, W] int64, the labels; -1 at ignored pixels.
-        prediction: [B, H, W] int64, the class of the largest logit; -1 where a logit is nan.
+        target: [B, H, W] int32, the labels; -1 at ignored pixels.
+        prediction: [B, H, W] int32, the class of the largest logit; -1 where a logit is nan.
         terms: ``loss`` and the terms that the criterion returns, by name; ``region`` only if it has a weight.
         maps: the loss maps [B, H, W], by name; ``distance`` only if the criterion has a ``decay``. The term
             ``region`` has no map.
@@ -40,12 +42,27 @@ class Arrays(NamedTuple):
     """
 
     classes: int
-    target: npt.NDArray[np.int64]
-    prediction: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int32]
+    prediction: npt.NDArray[np.int32]
     terms: dict[str, float]
     maps: dict[str, npt.NDArray[Any]]
     gradient: npt.NDArray[np.float64]
     region: npt.NDArray[np.float64] | None
+
+
+class Details(NamedTuple):
+    """What a report shows of a pixel besides :class:`Arrays`; T is at most 3, or the number of classes.
+
+    Attributes:
+        others: [T - 1, B, H, W] integer, the classes that are the most probable after the prediction, in falling order;
+            -1 where a logit is nan, or for a class of probability 0.
+        probabilities: [T, B, H, W], of the prediction and of the others; nan where a logit is nan.
+        neighbors: of the edge pixels.
+    """
+
+    others: npt.NDArray[np.signedinteger[Any]]
+    probabilities: npt.NDArray[Any]
+    neighbors: Neighbors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +103,12 @@ class Scene:
         low = at.long().clamp(max=x.shape[2] - 1)
         share = (at - low)[:, None]
         between = x[:, :, low] * (1 - share) + x[:, :, (low + 1).clamp(max=x.shape[2] - 1)] * share
-        return F.interpolate(between, (len(at), self.y.shape[2]), mode="bilinear", align_corners=False)
+        along = F.interpolate(between.flatten(0, 1), self.y.shape[2], mode="linear", align_corners=False)
+        return along.view(*x.shape[:2], *along.shape[1:])
 
-    @property
-    def classes(self) -> int:
-        """The number of classes, 2 for binary logits."""
-        return max(2, self.logits.shape[1])
-
-    def read(self, rows: slice) -> Tensor:
-        """Return the logits of at least two classes in some rows, [B, max(2, C), *, W]."""
-        return reference.readable_logits(self.logits_of(rows), self.valid[:, rows])
+    def labels(self) -> npt.NDArray[np.int32]:
+        """Return the labels [B, H, W], -1 at ignored pixels."""
+        return self.y.to(torch.int32).masked_fill_(~self.valid, -1).cpu().numpy()
 
     def bands(self) -> list[tuple[slice, slice]]:
         """Return bands of rows, and each with the rows around it that its terms read: memory is that of one band."""
@@ -136,33 +149,63 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
         >>> arrays.prediction.shape, round(arrays.terms["loss"], 4)
         ((1, 4, 5), 1.0986)
     """
-    return arrays_of(read_scene(logits, target, criterion))
+    return examine(read_scene(logits, target, criterion))[0]
 
 
-def arrays_of(scene: Scene, said: Said = keep_silent) -> Arrays:
-    """Return the arrays of a scene."""
+def examine(
+    scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62
+) -> tuple[Arrays, Details | None]:
+    """Return the arrays of a scene and, if ``neighbors`` are asked for, the details.
+
+    Args:
+        scene: the images, of which a band of rows is looked at after the other.
+        said: is called with what is being computed.
+        neighbors: how many to find of each edge pixel.
+        most_pairs: how many to find of all together; but at least one of each edge pixel.
+    """
     terms, gradient, region = _gradients(scene, said)
-    maps = _maps(scene, said)
-    for rows, _ in scene.bands():
-        best = scene.read(rows).max(1)  # several times faster than argmax; nan where a logit is
-        _fill(maps, "prediction", scene.y.shape, rows, best.indices.masked_fill(best.values.isnan(), -1))
-    return Arrays(
-        classes=scene.classes,
-        target=scene.y.masked_fill(~scene.valid, -1).cpu().numpy(),
-        prediction=maps.pop("prediction"),
+    options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
+    whole: dict[str, npt.NDArray[Any]] = {}
+    parts: list[Neighbors] = []
+    edge_count = 0
+    for rows, around in scene.bands():
+        said(f"maps, row {rows.start} of {scene.y.shape[1]}")
+        own = slice(rows.start - around.start, rows.stop - around.start)
+        fill = functools.partial(_fill, whole, scene.y.shape, rows)
+        x, y, valid = scene.logits_of(around), scene.y[:, around], scene.valid[:, around]
+        with torch.no_grad():
+            result = edge_aware_loss(x, scene.target[:, around], **options, return_maps=True)
+            maps = cast("tuple[Tensor, LossMaps]", result)[1]
+            x = reference.readable_logits(x, valid)
+            best = x[:, :, own].max(1)  # several times faster than argmax; nan where a logit is
+        for name, values in maps._asdict().items():
+            if values is not None:
+                fill(name, values[:, own])
+        fill("prediction", best.indices.masked_fill(best.values.isnan(), -1).to(torch.int32))
+        if neighbors:
+            others, probabilities = _most_probable(x[:, :, own], best)
+            fill("others", others)
+            fill("probabilities", probabilities)
+            edges = torch.zeros_like(maps.edge_mask)
+            edges[:, own] = maps.edge_mask[:, own]
+            edge_count += int(edges.sum())
+            count = min(max(most_pairs // max(edge_count, 1), 1), neighbors)
+            parts.append(find_neighbors(x, y, valid, edges, maps.distance, scene.criterion, count))
+    details = Details(whole.pop("others"), whole.pop("probabilities"), join_neighbors(parts)) if neighbors else None
+    arrays = Arrays(
+        classes=max(2, scene.logits.shape[1]),
+        target=scene.labels(),
+        prediction=whole.pop("prediction"),
         terms=terms,
-        maps=maps,
+        maps=whole,
         gradient=gradient,
         region=region,
     )
+    return arrays, details
 
 
 def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
     """Return several images as one batch, with the terms of the first."""
-
-    def joined(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return values[0] if len(values) == 1 else np.concatenate(values)
-
     first = parts[0]
     return first._replace(
         target=joined([part.target for part in parts]),
@@ -173,51 +216,42 @@ def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
     )
 
 
+def joined(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return arrays as one; a single one is not copied."""
+    return values[0] if len(values) == 1 else np.concatenate(values)
+
+
 def _gradients(
     scene: Scene, said: Said
 ) -> tuple[dict[str, float], npt.NDArray[np.float64], npt.NDArray[np.float64] | None]:
     """Return the loss with its terms, and the size of its gradient and of that of its region term."""
-    total = copy.copy(scene.criterion)
-    if total.reduction == "none":
-        total.reduction = "sum"
-    region = copy.copy(total)
-    region.ce_weight = region.edge_weight = region.edge_focus = 0.0
-
-    def differentiate(criterion: EdgeAwareLoss, *, terms: bool) -> tuple[dict[str, float], npt.NDArray[np.float64]]:
-        with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
-            leaf = scene.logits.detach().clone()
-            leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
-            result = criterion(leaf, scene.target.clone(), return_terms=terms)
-            loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result if terms else (result, {}))
-            (gradient,) = torch.autograd.grad(loss, leaf)
-        values = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
-        return values, gradient_norm(gradient).cpu().numpy()
-
-    said("gradient")
-    terms, gradient = differentiate(total, terms=True)
-    if not total.region_weight:
-        del terms["region"]
-        return terms, gradient, None
-    said("gradient of the region term")
-    return terms, gradient, differentiate(region, terms=False)[1]
-
-
-def _maps(scene: Scene, said: Said) -> dict[str, npt.NDArray[Any]]:
-    """Return the loss maps by name."""
-    options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
-    whole: dict[str, npt.NDArray[Any]] = {}
-    for rows, around in scene.bands():
-        said(f"maps, row {rows.start} of {scene.y.shape[1]}")
-        with torch.no_grad():
-            result = edge_aware_loss(scene.logits_of(around), scene.target[:, around], **options, return_maps=True)
-        own = slice(rows.start - around.start, rows.stop - around.start)
-        for name, values in cast("tuple[Tensor, LossMaps]", result)[1]._asdict().items():
-            if values is not None:
-                _fill(whole, name, scene.y.shape, rows, values[:, own])
-    return whole
+    criterion = scene.criterion
+    options = Options.from_attributes(criterion)
+    if options.reduction == "none":
+        options = dataclasses.replace(options, reduction="sum")
+    given = inputs.Given(criterion.weight, criterion.current_edge_class_weight, is_counted=True)
+    with torch.inference_mode(False), torch.enable_grad():  # on copies: inference tensors have no backward
+        leaf, target = scene.logits.detach().clone(), scene.target.clone()
+        leaf = (leaf.float() if leaf.dtype in (torch.float16, torch.bfloat16) else leaf).requires_grad_()
+        said("gradient")
+        result, evaluation = loss_and_evaluation(leaf, target, options, given, return_maps=False, return_terms=True)
+        loss, named = cast("tuple[Tensor, dict[str, Tensor]]", result)
+        terms = {"loss": loss.item()} | {name: term.item() for name, term in named.items()}
+        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        size = gradient_norm(gradient).cpu().numpy()
+        if not options.region_weight:
+            del terms["region"]
+            return terms, size, None
+        said("gradient of the region term")  # of the same forward pass
+        alone = dataclasses.replace(options, ce_weight=0.0, edge_weight=0.0)
+        checked = inputs.check_inputs(leaf, target, options, given)
+        region = cast(Tensor, reduction.reduce(evaluation, checked, alone, None, maps=False, terms=False))
+        del gradient
+        (gradient,) = torch.autograd.grad(region, leaf)
+        return terms, size, gradient_norm(gradient).cpu().numpy()
 
 
-def _fill(whole: dict[str, npt.NDArray[Any]], name: str, shape: Sequence[int], rows: slice, values: Tensor) -> None:
+def _fill(whole: dict[str, npt.NDArray[Any]], shape: Sequence[int], rows: slice, name: str, values: Tensor) -> None:
     """Store some rows of an array, along its last axis but one; the first rows create it."""
     array = values.cpu().numpy()
     whole.setdefault(name, np.empty((*array.shape[:-2], *shape[-2:]), array.dtype))[..., rows, :] = array
@@ -234,29 +268,25 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return norm.sqrt_()
 
 
-def top_classes(scene: Scene, count: int = 3) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    """Return the most probable classes of each pixel.
+def _most_probable(x: Tensor, best: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """Return the fields ``others`` and ``probabilities`` of :class:`Details`.
 
     Args:
-        scene: the images.
-        count: T, the number of classes, at most C.
-
-    Returns:
-        The classes [T, B, H, W] in falling order of probability, first the prediction, -1 where a logit is nan; and
-        their probabilities, nan where a logit is nan.
+        x: logits [B, C, *, W].
+        best: ``x.max(1)``.
     """
-    whole: dict[str, npt.NDArray[Any]] = {}
-    for rows, _ in scene.bands():
-        scores = scene.read(rows).detach()
-        best = scores.max(1, keepdim=True)
-        first, failed = best.indices, best.values.isnan()
-        classes = scores.topk(min(count, scores.shape[1]), dim=1).indices
-        # topk and max may order equal values differently: put the prediction first.
-        classes = torch.cat([first, classes.where(classes != first, classes[:, :1])[:, 1:]], dim=1)
-        p = (scores.gather(1, classes) - scores.logsumexp(1, keepdim=True)).exp().masked_fill(failed, torch.nan)
-        _fill(whole, "classes", scene.y.shape, rows, classes.masked_fill(failed, -1).to(torch.int32).movedim(1, 0))
-        _fill(whole, "probabilities", scene.y.shape, rows, p.movedim(1, 0))
-    return whole["classes"], whole["probabilities"]
+    below = x - best.values[:, None]
+    total = below.exp().sum(1)
+    classes, values = [best.indices], [torch.zeros_like(total)]
+    while len(classes) < min(_TOP, x.shape[1]):  # topk takes longer
+        below.scatter_(1, classes[-1][:, None], -torch.inf)
+        following = below.max(1)
+        classes.append(following.indices)
+        values.append(following.values)
+    probabilities = torch.stack(values).exp() / total
+    absent = best.values.isnan() | (probabilities[1:] == 0)
+    dtype = torch.int16 if x.shape[1] < 2**15 else torch.int32
+    return torch.stack(classes[1:]).masked_fill_(absent, -1).to(dtype), probabilities
 
 
 def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> Scene:

@@ -142,11 +142,18 @@ def color_map(
     return ColoredMap(key, _NAMES.get(key, key), stats, raw, shown, void, nothing, norm, extend, outline, unit, log)
 
 
-def map_to_rgb(colored: ColoredMap) -> npt.NDArray[np.uint8]:
-    """Return the colors of a map, [B, h, w, 3] uint8."""
-    colors = CMAP(colored.norm(colored.values), bytes=True)[..., :3]
-    for color, mask in {NOTHING: colored.nothing, VOID: colored.void}.items():
-        colors[mask] = np.rint(255 * np.array(color))
+def map_to_rgb(colored: ColoredMap, index: int, shape: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+    """Return the colors of one image of a map, [h, w, 3].
+
+    Where several pixels share one of ``shape``, it has the color of the largest of their values: a mean would fade thin
+    edges. It is gray or black if all of them are.
+    """
+    nothing, void = colored.nothing[index], colored.void[index]
+    shape = nothing.shape if shape is None else shape
+    values = reduce_blocks(np.maximum, colored.values[index].filled(-np.inf), shape)
+    colors = CMAP(colored.norm(np.ma.masked_equal(values, -np.inf)), bytes=True)[..., :3]
+    for color, mask in {NOTHING: nothing | void, VOID: void}.items():
+        colors[reduce_blocks(np.logical_and, mask, shape)] = np.rint(255 * np.array(color))
     return np.asarray(colors)
 
 
@@ -238,6 +245,11 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
             f"{array.max():.3g}; undo the normalization"
         )
     return np.broadcast_to(np.moveaxis(array.clip(0, 1), 1, -1), (batch, height, width, 3))
+
+
+def rgb_bytes(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return what :func:`rgb_images` does, [B, H, W, 3] in 0 ... 255."""
+    return np.stack([np.rint(one * 255).astype(np.uint8) for one in rgb_images(image, shape)])
 
 
 def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array:

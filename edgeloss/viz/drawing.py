@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from edgeloss.viz.coloring import CMAP, ColoredMap, reduce_blocks
-from edgeloss.viz.palette import LOUD, NOTHING, VOID
+from edgeloss.viz.coloring import CMAP, ColoredMap, map_to_rgb
+from edgeloss.viz.palette import LOUD
 
 # Lengths in inches.
 MARGIN = 0.15
@@ -103,17 +102,32 @@ def show(axes: Axes, picture: _Array) -> AxesImage:
 
 
 def show_map(axes: Axes, colored: ColoredMap, index: int) -> AxesImage:
-    """Fill the axes with one image of a map of any resolution.
+    """Fill the axes with one image of a map of any resolution."""
+    extent = (*axes.get_xlim(), *axes.get_ylim())
+    picture = _MapImage(axes, cmap=CMAP, norm=colored.norm, interpolation="nearest", extent=extent)
+    picture.colored, picture.index = colored, index
+    picture.set_data(colored.values[index])
+    picture.set_clip_path(axes.patch)
+    axes.add_image(picture)
+    return picture
 
-    Where pixels are smaller than a dot, it shows the largest of their values: a mean would fade thin edges.
-    """
-    void, nothing = colored.void[index], colored.nothing[index]
-    drawn = _add_reduced(axes, colored.values[index], np.maximum, CMAP, colored.norm)
-    for color, mask, occurs in ((NOTHING, nothing | void, nothing.any()), (VOID, void, void.any())):
-        if occurs:  # a dot gets this color if all of its pixels have it
-            clear_or_full = ListedColormap([(*color, 0.0), (*color, 1.0)])
-            _add_reduced(axes, mask.astype(np.float32), np.minimum, clear_or_full, Normalize(0, 1))
-    return drawn
+
+class _MapImage(AxesImage):
+    """A map that is reduced to the dots of the file that it is drawn in."""
+
+    colored: ColoredMap
+    index: int
+
+    def make_image(self, renderer: Any, magnification: float = 1.0, unsampled: bool = False) -> Any:  # noqa: ANN401
+        """Draw as many pixels as there are dots."""
+        values, box = self.get_array(), self.axes.bbox
+        # With one fewer, each pixel is at least as large as a dot, and no dot passes over one.
+        height, width = (max(int(size * magnification) - 1, 1) for size in (box.height, box.width))
+        try:
+            self.set_data(map_to_rgb(self.colored, self.index, (height, width)))
+            return super().make_image(renderer, magnification, unsampled)
+        finally:
+            self.set_data(values)  # of which the color bar is
 
 
 def add_map(
@@ -133,35 +147,6 @@ def add_map(
         draw_borders(axes, borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
     mark(axes, np.ma.getmaskarray(colored.values[index]))
     add_color_bar(figure, box, picture, colored)
-
-
-def _add_reduced(axes: Axes, values: _Array, ufunc: np.ufunc, cmap: Colormap, norm: Normalize) -> AxesImage:
-    extent = (*axes.get_xlim(), *axes.get_ylim())
-    picture = _ReducedImage(axes, cmap=cmap, norm=norm, interpolation="nearest", extent=extent)
-    picture.ufunc = ufunc
-    picture.set_data(values)
-    picture.set_clip_path(axes.patch)
-    axes.add_image(picture)
-    return picture
-
-
-class _ReducedImage(AxesImage):
-    """An image whose pixels are reduced to the dots of the file that it is drawn in."""
-
-    ufunc: np.ufunc
-
-    def make_image(self, renderer: Any, magnification: float = 1.0, unsampled: bool = False) -> Any:  # noqa: ANN401
-        """Draw as many pixels as there are dots."""
-        full: np.ma.MaskedArray[Any, Any] = np.ma.asarray(self.get_array())
-        box = self.axes.bbox
-        # With one fewer, each pixel is at least as large as a dot, and no dot passes over one.
-        dots = tuple(max(int(size * magnification) - 1, 1) for size in (box.height, box.width))
-        values = reduce_blocks(self.ufunc, full.filled(-np.inf), dots)
-        try:
-            self.set_data(np.ma.masked_equal(values, -np.inf))
-            return super().make_image(renderer, magnification, unsampled)
-        finally:
-            self.set_data(full)
 
 
 def mark(axes: Axes, mask: _Array) -> None:

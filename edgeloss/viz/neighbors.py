@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from edgeloss import neighborhoods, reference
+from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import radius_per_axis
-from edgeloss.viz.arrays import Arrays, Scene
 
 _MOST_PAIRS = 2**22  # of an edge pixel and a neighbor at a time
 
@@ -48,36 +48,28 @@ def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
     )
 
 
-def find_neighbors(scene: Scene, arrays: Arrays, count: int = 8) -> Neighbors:
+def find_neighbors(
+    x: Tensor, y: Tensor, valid: Tensor, edges: Tensor, distance: Tensor | None, loss: EdgeAwareLoss, count: int
+) -> Neighbors:
     """Find out which neighbors the edge terms come from.
 
     Neighbors are in falling order of weight times ``nll``, which for ``power=0`` is their part of the term.
 
     Args:
-        scene: one image; the radius, power and decay of its loss are used.
-        arrays: of the scene.
+        x: [B, C, H, W], logits of at least two classes, of a band of rows.
+        y: [B, H, W] int64, the labels; anything at ignored pixels.
+        valid: [B, H, W] bool.
+        edges: [B, H, W] bool, the edge pixels whose neighbors to find.
+        distance: the map of that name; None without a decay.
+        loss: whose radius, power and decay are used.
         count: T, the number of neighbors per edge pixel.
 
     Returns:
         The neighbors, on the CPU.
     """
-    distance = arrays.maps.get("distance")
-    parts = []
-    for rows, around in scene.bands():
-        mask = torch.from_numpy(arrays.maps["edge_mask"][:, around]).to(scene.y.device)
-        own = torch.zeros_like(mask)
-        own[:, rows.start - around.start : rows.stop - around.start] = True
-        log_w = None if distance is None else torch.from_numpy(distance[:, around]).to(scene.y.device)
-        log_w = neighborhoods.log_weights(log_w, scene.criterion.decay)
-        parts.append(_of_band(scene, around, mask & own, log_w, count))
-    return join_neighbors(parts)
-
-
-def _of_band(scene: Scene, rows: slice, edges: Tensor, log_w: Tensor | None, count: int) -> Neighbors:
-    """Return the neighbors of the edge pixels of a band; ``rows`` are those that they may be in."""
-    x, y, valid = scene.read(rows), scene.y[:, rows], scene.valid[:, rows]
-    radius = neighborhoods.clipped(radius_per_axis(scene.criterion.radius, 2), y.shape)
-    power = 0.0 if abs(scene.criterion.power) <= reference.NO_POWER else scene.criterion.power
+    log_w = neighborhoods.log_weights(distance, loss.decay)
+    radius = neighborhoods.clipped(radius_per_axis(loss.radius, 2), y.shape)
+    power = 0.0 if abs(loss.power) <= reference.NO_POWER else loss.power
     centers = edges.flatten().nonzero().squeeze(1)
     step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=y.device)
     table = x.new_full((3, *step.shape[1:]), torch.nan)

@@ -7,25 +7,23 @@ import bisect
 import io
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
-from edgeloss.viz.arrays import Arrays
+from edgeloss.viz.arrays import Arrays, Details
 from edgeloss.viz.coloring import ColoredMap
-from edgeloss.viz.neighbors import Neighbors
 from edgeloss.viz.pages import data_uri
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
-_LEVELS = 6, 4  # of zlib; of large pictures
+_LEVELS = 6, 3  # of zlib; of large pictures
 LARGE = 2**21  # pixels
 _BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
@@ -35,8 +33,15 @@ _BINS = 60
 _PLACES = 6
 
 # Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
-IGNORED, OFF_EDGES, FIRST_NUMBER = 1, 2, 3
+HIDDEN, IGNORED, OFF_EDGES, FIRST_NUMBER = 0, 1, 2, 3  # no pixel is stored as hidden
 NOT_FINITE = 0xFF00 + FIRST_NUMBER  # inf; nan is larger
+CODES = {
+    "HIDDEN": HIDDEN,
+    "IGNORED": IGNORED,
+    "OFF_EDGES": OFF_EDGES,
+    "FIRST": FIRST_NUMBER,
+    "NOT_FINITE": NOT_FINITE,
+}
 
 
 class Precision(NamedTuple):
@@ -71,44 +76,55 @@ class Content(NamedTuple):
 
     arrays: Arrays
     layers: list[ColoredMap]  # in the order of the menus
-    top_classes: tuple[_Array, _Array]  # and their probabilities
-    neighbors: Neighbors
+    details: Sequence[Details]  # of each image
 
 
-def pack_images(content: Content, room: int) -> tuple[list[dict[str, Any]], Precision]:
+def pack_images(content: Content, room: int, pool: Executor) -> tuple[list[dict[str, Any]], Precision]:
     """Return arrays and histograms of each image, by name, in the highest precision that fits.
 
     Args:
         content: to pack.
         room: how many bytes the arrays may take.
+        pool: to pack arrays in.
     """
+
+    def fits(precision: Precision) -> bool:
+        samples = (job for index in range(len(content.details)) for job in _jobs(content, index, precision).values())
+        return sum(pool.map(_estimate, samples)) <= room
+
     # Bisected: a coarser precision takes less room, and even an estimate takes time.
-    at = bisect.bisect_left(_PRECISIONS[:-1], True, key=lambda precision: _estimate(content, precision) <= room)
+    at = bisect.bisect_left(_PRECISIONS[:-1], True, key=fits)
     for precision in _PRECISIONS[at:]:
-        images = [_pack(content, index, precision) for index in range(len(content.arrays.target))]
+        images = [_pack(content, index, precision, pool) for index in range(len(content.details))]
         if sum(len(band) for image in images for array in image["arrays"].values() for band in array["bands"]) <= room:
             break
     return images, precision
 
 
-def _pack(content: Content, index: int, precision: Precision) -> dict[str, Any]:
-    layers = {layer.key: layer for layer in content.layers}
-    packed: dict[str, Any] = {"arrays": {}, "histograms": {}}
-    for name, array in _image(content, index, precision, _bands):
-        packed["arrays"][name] = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
-        if name in layers:
-            counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
-            log = layers[name].log
-            packed["histograms"][name] = histogram(np.asarray(counts), log=log)
-    return packed
+def _pack(content: Content, index: int, precision: Precision, pool: Executor) -> dict[str, Any]:
+    log = {layer.key: layer.log for layer in content.layers}
+    jobs = _jobs(content, index, precision)
+
+    def run(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        array = jobs[name](_bands)
+        packed = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
+        if name not in log:
+            return packed, None
+        counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
+        return packed, histogram(np.asarray(counts), log=log[name])
+
+    packed = dict(zip(jobs, pool.map(run, jobs), strict=True))  # zlib and NumPy let other threads run
+    return {
+        "arrays": {name: array for name, (array, _) in packed.items()},
+        "histograms": {name: bins for name, (_, bins) in packed.items() if name in log},
+    }
 
 
-def _estimate(content: Content, precision: Precision) -> float:
-    """Return about how many bytes the images need."""
-    return sum(
+def _estimate(job: _Job) -> float:
+    """Return about how many bytes an array needs."""
+    packed = job(_sample)
+    return (
         sum(map(len, packed.compressed())) * math.prod(packed.shape) / max(sum(part.size for part in packed.parts), 1)
-        for index in range(len(content.arrays.target))
-        for _, packed in _image(content, index, precision, _sample)
     )
 
 
@@ -127,14 +143,7 @@ class _Packed(NamedTuple):
 
     def compressed(self) -> list[str]:
         level = _LEVELS[math.prod(self.shape) > LARGE]
-
-        def compress(part: _Array) -> str:
-            return base64.b64encode(zlib.compress(self._bytes(part), level)).decode()
-
-        if len(self.parts) == 1:
-            return [compress(self.parts[0])]
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # zlib lets other threads run
-            return list(pool.map(compress, self.parts))
+        return [base64.b64encode(zlib.compress(self._bytes(part), level)).decode() for part in self.parts]
 
     def _bytes(self, values: _Array) -> bytes:
         if self.kind == "float":
@@ -144,6 +153,7 @@ class _Packed(NamedTuple):
 
 
 _Split = Callable[[_Array, Sequence[int]], list[_Array]]
+_Job = Callable[[_Split], _Packed]
 
 
 def _sample(values: _Array, _ends: Sequence[int]) -> list[_Array]:
@@ -161,54 +171,59 @@ def _bands(values: _Array, ends: Sequence[int]) -> list[_Array]:
     return np.split(values, ends[:-1])
 
 
-def _image(content: Content, index: int, precision: Precision, split: _Split) -> Iterator[tuple[str, _Packed]]:
-    """Yield the name and content of each array of one image, split in bands: a page unpacks those that it shows."""
-    arrays, neighbors, (classes, probabilities) = content.arrays, content.neighbors, content.top_classes
+def _jobs(content: Content, index: int, precision: Precision) -> dict[str, _Job]:
+    """Return, by name, what makes each array of one image, split in bands: a page unpacks those that it shows."""
+    arrays, details = content.arrays, content.details[index]
     bits, step, count = precision
     edges = arrays.maps["edge_mask"][index]
     bands = max(1, round(edges.size / _BAND))
+    starts = np.concatenate([[0], edges.sum(1).cumsum()])  # of the edge pixels of each row
 
     def ends(rows: int) -> list[int]:
         return [rows * (band + 1) // bands for band in range(bands)]
 
-    def labels(values: _Array, numbers: int, at: Sequence[int] = ends(len(edges))) -> _Packed:
+    on_edges = [int(starts[row]) for row in ends(len(edges))]
+
+    def labels(values: _Array, numbers: int, at: Sequence[int] = ends(len(edges))) -> _Job:
         # The largest value of the type stands for -1.
         dtype = np.uint8 if numbers <= 255 else np.uint16
-        return _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
+        return lambda split: _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
 
-    def floats(values: _Array, step: float = step, at: Sequence[int] | None = None) -> _Packed:
-        parts = split(values, ends(len(values)) if at is None else at)
-        return _Packed("float", values.shape, [encode(part, bits, step) for part in parts])
+    def floats(
+        values: _Array, step: float = step, at: Sequence[int] | None = None, special: Mapping[int, _Array] | None = None
+    ) -> _Job:
+        def job(split: _Split) -> _Packed:
+            parts = [encode(part, bits, step) for part in split(values, ends(len(values)) if at is None else at)]
+            for code, mask in (special or {}).items():
+                for part, where in zip(parts, split(mask, ends(len(mask))), strict=True):
+                    part[where] = code
+            return _Packed("float", values.shape, parts)
 
-    yield "truth", labels(arrays.target[index], arrays.classes)
-    yield "prediction", labels(arrays.prediction[index], arrays.classes)
-    for rank in range(min(count, len(classes))):
+        return job
+
+    jobs = {
+        name: labels(of[index], arrays.classes)
+        for name, of in (("truth", arrays.target), ("prediction", arrays.prediction))
+    }
+    for rank, probability in enumerate(details.probabilities[:count, 0]):
         if rank:  # rank 0 is the prediction
-            yield f"class_{rank}", labels(classes[rank, index], arrays.classes)
-        yield f"probability_{rank}", floats(probabilities[rank, index])
+            jobs[f"class_{rank}"] = labels(details.others[rank - 1, 0], arrays.classes)
+        jobs[f"probability_{rank}"] = floats(probability)
     for layer in content.layers:
-        packed = floats(layer.raw[index], 0 if layer.key in ("gradient", "region", "distance") else step)
         special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
-        for code, mask in {**special, IGNORED: layer.void[index]}.items():
-            for part, where in zip(packed.parts, split(mask, ends(len(mask))), strict=True):
-                part[where] = code
-        yield layer.key, packed
-
-    before, here = (int(arrays.maps["edge_mask"][images].sum()) for images in (slice(index), index))
-    own = slice(before, before + here)
-    edges_before = np.concatenate([[0], edges.sum(1).cumsum()])
-    at = [int(edges_before[row]) for row in ends(len(edges))]
-    down, right = (axis[:, own].T for axis in neighbors.step)
-    yield "down", labels(down + REACH, REACH, at)
-    yield "right", labels(right + REACH, REACH, at)
-    yield "given", floats(neighbors.probability[:, own].T, at=at)
-    yield "nll", floats(neighbors.nll[:, own].T, at=at)
-    yield "share", floats(neighbors.share[:, own].T, at=at)
+        exact = layer.key in ("gradient", "region", "distance")
+        jobs[layer.key] = floats(layer.raw[index], 0 if exact else step, special=special | {IGNORED: layer.void[index]})
+    neighbors = details.neighbors
+    for name, axis in zip(("down", "right"), neighbors.step, strict=True):
+        jobs[name] = labels(axis.T + REACH, REACH, on_edges)
+    for name, values in (("given", neighbors.probability), ("nll", neighbors.nll), ("share", neighbors.share)):
+        jobs[name] = floats(values.T, at=on_edges)
+    return jobs
 
 
-def picture_uri(rgb: _Array) -> str:
-    """Return an image [H, W, 3] in [0, 1] as a data URI: a PNG, or a JPEG of a tenth of ``MAX_BYTES`` at most."""
-    picture = Image.fromarray(np.rint(rgb * 255).astype(np.uint8))
+def picture_uri(rgb: npt.NDArray[np.uint8]) -> str:
+    """Return an image [H, W, 3] as a data URI: a PNG, or a JPEG of a tenth of ``MAX_BYTES`` at most."""
+    picture = Image.fromarray(rgb)
     kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
     for quality in (92, 80, 60, 30):
         file = io.BytesIO()

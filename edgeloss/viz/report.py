@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from matplotlib.colors import to_hex
 from torch import Tensor
 
@@ -17,18 +19,19 @@ from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
 from edgeloss.viz.arrays import (
     Arrays,
+    Details,
     Said,
     Scene,
-    arrays_of,
     batched,
+    examine,
+    joined,
     keep_silent,
     read_scene,
     stack_arrays,
-    top_classes,
 )
-from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_images
-from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
+from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_bytes
 from edgeloss.viz.packing import (
+    CODES,
     LARGE,
     MAX_BYTES,
     REACH,
@@ -47,6 +50,7 @@ _MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are 
 _FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
 _NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
 _LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
+_SPECIAL = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
 _SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
 
 
@@ -103,30 +107,35 @@ def report(
         (True, False)
     """
     logits, target = batched(logits, target)
-    parts, tops, neighbors, scores = zip(
-        *(
-            _examine(read_scene(x[None], y[None], criterion), _MAX_PAIRS // len(target), said)
+    most_pairs = _MAX_PAIRS // len(target)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # next to torch's own threads, which wait often
+        drawn = [] if image is None else [pool.submit(picture_uri, one) for one in rgb_bytes(image, target.shape)]
+        parts = [
+            _examine(read_scene(x[None], y[None], criterion), most_pairs, said, pool)
             for x, y in zip(logits, target, strict=True)
-        ),
-        strict=True,
-    )
-    arrays = stack_arrays(parts)
-    said("distances")
-    ranked = tops[0]
-    if len(tops) > 1:  # without a copy of a large one
-        ranked = np.concatenate([labels for labels, _ in tops], 1), np.concatenate([p for _, p in tops], 1)
-    content = Content(arrays, _layers(arrays), ranked, join_neighbors(neighbors))
-    pictures = [] if image is None else [picture_uri(one) for one in rgb_images(image, arrays.target.shape)]
+        ]
+        said("colors")
+        arrays = stack_arrays([part.arrays for part in parts])
+        layers = _layers(arrays, [part.distance.result() for part in parts if part.distance is not None])
+        content = Content(arrays, layers, [part.details for part in parts])
+        pictures, scores = [one.result() for one in drawn], [part.scores.result() for part in parts]
+        said("compressing")
+        # Without the text; of a large picture, each pixel beyond may take another byte.
+        room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(map(len, pictures))
+        packed, precision = pack_images(content, room, pool)
     classes = class_labels(class_names, arrays.classes)
     colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
-    said("compressing")
-    data, precision = _data(content, pictures, classes, colors)
-    data["images"] = [
-        image | {"name": f"{at + 1} of {len(parts)}" if names is None else names[at]}
-        for at, image in enumerate(data["images"])
+    images = [
+        numbers
+        | _about_image(content, index)
+        | {
+            "name": f"{index + 1} of {len(parts)}" if names is None else names[index],
+            "picture": pictures[index] if pictures else None,
+        }
+        for index, numbers in enumerate(packed)
     ]
-    figures = [part.terms | score.means for part, score in zip(parts, scores, strict=True)]
-    tables = [_table(part, score, classes, colors) for part, score in zip(parts, scores, strict=True)]
+    figures = [part.arrays.terms | score.means for part, score in zip(parts, scores, strict=True)]
+    tables = [_table(part.arrays, score, classes, colors) for part, score in zip(parts, scores, strict=True)]
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
         title="edgeloss report" if title is None else title,
@@ -135,24 +144,46 @@ def report(
         body=Template(pages.asset("report.html")).substitute(
             tiles=_of_images(pages.tiles(shown_figures(values)) for values in figures),
             loss=html.escape(" ".join(str(EdgeAwareLoss() if criterion is None else criterion).split())),
+            panes="".join(Template(pages.asset("pane.html")).substitute(side=side) for side in ("left", "right")),
             table=_of_images(tables),
         ),
-        footer=html.escape(_footer(precision, content.neighbors)),
-        data=data,
+        footer=html.escape(_footer(precision, content.details)),
+        data={
+            "names": classes[: arrays.classes],
+            "colors": colors,
+            "special": {name: to_hex(color) for name, color in _SPECIAL.items()},
+            "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
+            "codes": CODES,
+            "reach": REACH,
+            "images": images,
+        },
         css=["report.css"],
         scripts=_SCRIPTS,
     )
 
 
-def _examine(scene: Scene, most_pairs: int, said: Said) -> tuple[Arrays, tuple[_Array, _Array], Neighbors, Scores]:
-    """Return what a report shows of an image. The scene ends here: its logits are the largest part of the memory."""
-    arrays = arrays_of(scene, said)
-    said("most probable classes")
-    tops = top_classes(scene)
-    said("neighbors")
-    count = min(max(most_pairs // max(int(arrays.maps["edge_mask"].sum()), 1), 1), _NEIGHBORS)
-    neighbors = find_neighbors(scene, arrays, count)
-    return arrays, tops, neighbors, compute_scores(arrays.target, arrays.prediction, arrays.classes)
+class _Part(NamedTuple):
+    """What a report shows of an image; scores and distance are computed meanwhile."""
+
+    arrays: Arrays
+    details: Details
+    scores: Future[Scores]
+    distance: Future[_Array] | None  # None where the loss has its own
+
+
+def _examine(scene: Scene, most_pairs: int, said: Said, pool: Executor) -> _Part:
+    """Examine an image. The scene ends here: its logits are the largest part of the memory."""
+    distance = pool.submit(_distance, scene) if scene.criterion.decay is None else None
+    arrays, details = examine(scene, said, neighbors=_NEIGHBORS, most_pairs=most_pairs)
+    assert details is not None
+    scores = pool.submit(compute_scores, arrays.target, arrays.prediction, arrays.classes)
+    return _Part(arrays, details, scores, distance)
+
+
+def _distance(scene: Scene) -> _Array:
+    """Return the exact distance to the nearest other label, inf beyond ``_FAR``."""
+    labels = scene.labels()
+    return boundary_distance(labels, ignore_index=-1, max_distance=_FAR[labels.size > LARGE])
 
 
 def _of_images(parts: Iterable[str]) -> str:
@@ -160,60 +191,35 @@ def _of_images(parts: Iterable[str]) -> str:
     return "".join(f'<div data-image="{at}"{" hidden" if at else ""}>{part}</div>' for at, part in enumerate(parts))
 
 
-def _data(
-    content: Content, pictures: Sequence[str], names: Sequence[str], colors: Sequence[str]
-) -> tuple[dict[str, Any], Precision]:
-    """Return what the scripts need."""
-    special = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
-    arrays = content.arrays
-    room = MAX_BYTES + max(arrays.target.size - LARGE, 0)  # without the text; each pixel beyond may take another byte
-    packed, precision = pack_images(content, room - sum(map(len, pictures)))
-    worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
-    images: list[dict[str, Any]] = [
+def _about_image(content: Content, index: int) -> dict[str, Any]:
+    """Return what the menus and the colors of the layers need, and the worst places."""
+    maps = content.arrays.maps
+    worst = "edge" if maps["edge_mask"].any() else "cross_entropy"
+    layers = [
         {
-            **arrays_and_histograms,
-            "layers": [_about_layer(layer, index) for layer in content.layers],
-            "picture": pictures[index] if pictures else None,
-            "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][index])},
+            "key": layer.key,
+            "name": layer.name,
+            "stats": layer.stats[index],
+            "low": float(layer.norm.vmin or 0),
+            "high": float(layer.norm.vmax or 0),
+            "log": layer.log,
+            "unit": layer.unit,
+            "extend": layer.extend,
+            "nothing": _NOTHING.get(layer.key, "off the edges"),
         }
-        for index, arrays_and_histograms in enumerate(packed)
+        for layer in content.layers
     ]
-    data = {
-        "names": names[: len(colors)],
-        "colors": colors,
-        "special": {name: to_hex(color) for name, color in special.items()},
-        "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
-        "reach": REACH,
-        "images": images,
-    }
-    return data, precision
+    return {"layers": layers, "worst": {"layer": worst, "places": worst_places(maps[worst][index])}}
 
 
-def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
-    """Return what the menus and the colors of a layer need."""
-    return {
-        "key": layer.key,
-        "name": layer.name,
-        "stats": layer.stats[index],
-        "low": float(layer.norm.vmin or 0),
-        "high": float(layer.norm.vmax or 0),
-        "log": layer.log,
-        "unit": layer.unit,
-        "extend": layer.extend,
-        "nothing": _NOTHING.get(layer.key, "off the edges"),
-    }
-
-
-def _layers(arrays: Arrays) -> list[ColoredMap]:
-    """Return the maps in the order of the menus."""
+def _layers(arrays: Arrays, exact: Sequence[_Array]) -> list[ColoredMap]:
+    """Return the maps in the order of the menus; ``exact`` distances of each image if the loss has none."""
     maps = {colored.key: colored for colored in color_maps(arrays, terms=True)}
     void = arrays.target < 0
-    distance, unit = arrays.maps.get("distance"), ""  # in units of the spacing of the loss
-    if distance is None:  # the loss uses none: show the exact distance
-        unit = "px"
-        distance = boundary_distance(arrays.target, ignore_index=-1, max_distance=_FAR[arrays.target[0].size > LARGE])
+    distance = joined(exact) if exact else arrays.maps["distance"]  # the latter in units of the spacing of the loss
     # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
     far = np.isinf(distance)
+    unit = "px" if exact else ""
     drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, unit=unit)
     maps["distance"] = drawn._replace(raw=distance)
     return [maps[key] for key in _LAYERS if key in maps]
@@ -222,36 +228,36 @@ def _layers(arrays: Arrays) -> list[ColoredMap]:
 # ------------------------------------------------------------------------------------------------------------ the text
 
 
-def _footer(precision: Precision, neighbors: Neighbors) -> str:
+def _footer(precision: Precision, details: Sequence[Details]) -> str:
     rounded = f"numbers are rounded to {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to"
     about = f"{rounded} {precision.step / 2:.1g}"
-    count, pixels = neighbors.nll.shape
-    return f"{about} · up to {count} neighbors per edge pixel, largest weighted loss first" if pixels else about
+    count = max((len(one.neighbors.nll) for one in details if one.neighbors.nll.size), default=0)
+    return f"{about} · up to {count} neighbors per edge pixel, largest weighted loss first" if count else about
 
 
 def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> str:
     """Return a row per class that occurs in the batch, as HTML."""
-    valid, edges = arrays.target >= 0, arrays.maps["edge_mask"]
+    edges = arrays.maps["edge_mask"]
+    on_edges = arrays.target[edges]
 
-    def count(labels: _Array) -> _Array:
-        return np.bincount(labels, minlength=arrays.classes)
-
-    def mean(name: str, where: _Array) -> _Array:
-        where = where & np.isfinite(arrays.maps[name])
-        total = np.bincount(arrays.target[where], arrays.maps[name][where].astype(np.float64), arrays.classes)
+    def mean(labels: _Array, values: _Array) -> _Array:
+        if not (finite := np.isfinite(values)).all():
+            labels, values = labels[finite], values[finite]
+        total = np.bincount(labels + 1, values, arrays.classes + 1)  # ignored pixels come first
         with np.errstate(invalid="ignore"):
-            return np.asarray(total / count(arrays.target[where]))
+            return np.asarray(total / np.bincount(labels + 1, minlength=arrays.classes + 1))[1:]
 
-    edge_pixels = count(arrays.target[edges])
-    means = {name: mean(name, edges) for name in ("same_side", "other_side", "edge")}
+    edge_pixels = np.bincount(on_edges, minlength=arrays.classes)
+    means = {name: mean(on_edges, arrays.maps[name][edges]) for name in ("same_side", "other_side", "edge")}
     total = np.nan_to_num(means["edge"]) * edge_pixels
     with np.errstate(invalid="ignore"):
         share = total / total.sum()
+    cross_entropy = mean(arrays.target.ravel(), arrays.maps["cross_entropy"].ravel())
     columns = {
         "pixels": [str(n) for n in scores.pixels],
         "IoU": [pages.cell(value, ".1%") for value in scores.iou],
         FIGURES["boundary_f1_1px"][0]: [pages.cell(value, ".1%") for value in scores.boundary_f1],
-        "cross-entropy": [pages.cell(value, ".3f") for value in mean("cross_entropy", valid)],
+        "cross-entropy": [pages.cell(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
         **{name.replace("_", " "): [pages.cell(value, ".3f") for value in values] for name, values in means.items()},
         "share of edge loss": [pages.cell(value, ".1%") for value in share],

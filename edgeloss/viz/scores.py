@@ -90,9 +90,11 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
         >>> compute_scores(target, np.array([[[0, 1, 1, 0]]]), classes=2).iou.tolist()
         [0.5, 0.5]
     """
-    valid = target >= 0
-    truth, found = target[valid], prediction[valid]
-    counts = [np.bincount(labels[labels >= 0], minlength=classes) for labels in (truth, found, truth[truth == found])]
+    found = np.where(target < 0, -1, prediction)
+    counts = [
+        np.bincount(labels.ravel() + 1, minlength=classes + 1)[1:]
+        for labels in (target, found, np.where(target == found, target, -1))
+    ]
     known = np.where(prediction < 0, (target + 1) % classes, prediction)
     y = label_maps(torch.from_numpy(known), torch.from_numpy(target), max(classes, 2), -1, None, multilabel=False)
     borders = boundary_f1_counts(y, max(classes, 2), BORDER_RADIUS, class_agnostic=False, per_image=False)

@@ -64,7 +64,8 @@ def log_maps(
         if finite.size:
             writer.add_histogram(f"{tag}/{name}", finite, step)
         if array.size:
-            writer.add_images(f"{tag}/{name}", map_to_rgb(colored)[:count].transpose(0, 3, 1, 2), step)
+            pictures = [map_to_rgb(colored, index) for index in range(min(count, len(array)))]
+            writer.add_images(f"{tag}/{name}", np.stack(pictures).transpose(0, 3, 1, 2), step)
 
 
 def _slices(values: Tensor) -> npt.NDArray[Any]:

@@ -1,14 +1,13 @@
 """Images and label masks as training samples, with reproducible augmentation.
 
-`segkit.layouts` finds the files. A file that can't be used raises an error that names it; no file is skipped.
+`segkit.layouts` finds the files. A file that can't be used raises an error that names it.
 """
 
 from __future__ import annotations
 
-import functools
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import check_file, read_image, read_labels
-from segkit import layouts
+from edgeloss.io import read_image, read_labels
 from segkit.layouts import Split
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in [0, 1]
@@ -63,22 +60,37 @@ class Augment:
 
 
 class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Images and labels whose augmentation depends on a seed and an epoch.
+    """Samples whose random changes depend on a seed, an epoch and their index.
+
+    They are drawn from ``np.random.default_rng((seed, epoch, index))``: a sample depends neither on the workers nor on
+    the order of access, so a resumed run sees the same samples as an uninterrupted one.
 
     Args:
+        names: Names of the samples.
+        ignore_index: The label of void pixels in samples, padding included.
         seed: Seed of the augmentation, ≥ 0.
+        cache: Decode all files now, into memory that all workers share.
 
     Raises:
-        ValueError: The seed is out of range.
+        ValueError: The seed is out of range, or a file to cache can't be used.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, names: Sequence[str], ignore_index: int, seed: int, cache: bool) -> None:
         """Begin with epoch 0."""
         if seed < 0:
             raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
-        self.seed = seed
+        self.names, self.ignore_index, self.seed = list(names), ignore_index, seed
         # In shared memory, so that set_epoch also reaches workers that live on from epoch to epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._cache: list[_Packed] = []
+        if cache:
+            with ThreadPoolExecutor() as pool:
+                decoded = list(pool.map(self._decode, range(len(self.names))))
+            self._cache = [_Packed(arrays) for arrays in zip(*decoded, strict=True)]
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.names)
 
     @property
     def epoch(self) -> int:
@@ -91,21 +103,42 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
         self._epoch.fill_(epoch)
 
+    def _decode(self, index: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Read the image and the labels of a sample, as they are before its random changes."""
+        raise NotImplementedError
+
+    def _read(self, i: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], np.random.Generator]:
+        """Return what `_decode` does, which must not be modified, and the generator of the random changes."""
+        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
+        rng = np.random.default_rng((self.seed, self.epoch, index))
+        image, labels = [part[index] for part in self._cache] or self._decode(index)
+        return image, labels, rng
+
+
+class _Packed:
+    """Arrays of several shapes in one tensor: as such, workers share it however they are started."""
+
+    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy them."""
+        self._shapes = [array.shape for array in arrays]
+        self._values = torch.cat([torch.from_numpy(np.ascontiguousarray(array)).flatten() for array in arrays])
+        self._starts = np.cumsum([0, *(array.size for array in arrays)]).tolist()
+
+    def __getitem__(self, i: int) -> npt.NDArray[Any]:
+        """Return an array."""
+        return self._values[self._starts[i] : self._starts[i + 1]].view(self._shapes[i]).numpy()
+
 
 class SegmentationDataset(AugmentedDataset):
     """Pairs of an image and its label mask.
-
-    Augmentation draws from ``np.random.default_rng((seed, epoch, index))``: a sample depends neither on the workers nor
-    on the order of access, so a resumed run sees the same samples as an uninterrupted one.
 
     Args:
         split: The files, and the meaning of the numbers in the masks.
         size: (H, W) of every sample. None keeps each image's own size.
         augment: Random changes; None for none.
         seed: Seed of the augmentation, ≥ 0.
-        cache: Keep decoded images in memory that all workers share: `cache_bytes`, allocated at once. Without
-            augmentation images are kept in their final size; with it, in the size of the file, since every epoch
-            resizes them differently.
+        cache: Keep decoded images in memory that all workers share. Without augmentation they have their final size;
+            with it, that of the file, since every epoch resizes them differently.
 
     Attributes:
         names: Names of the images, in the order of the samples.
@@ -113,7 +146,7 @@ class SegmentationDataset(AugmentedDataset):
         ignore_index: The label of void pixels in samples, padding included.
 
     Raises:
-        ValueError: An argument is out of range, or the cache does not fit.
+        ValueError: An argument is out of range, or a file to cache can't be used.
     """
 
     def __init__(
@@ -125,47 +158,17 @@ class SegmentationDataset(AugmentedDataset):
         seed: int = 0,
         cache: bool = False,
     ) -> None:
-        """Check the options; images are read later."""
+        """Check the options; without a cache, images are read later."""
         if not split.classes:
             raise ValueError("classes: expected at least one, but got none")
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise ValueError(f"size: expected (height, width), both >= 1, but got {size}")
-        super().__init__(seed)
-        self.names = [pair.name for pair in split.pairs]
         self.classes = list(split.classes)
-        self.ignore_index = split.ignore_index
         self.size = None if size is None else (size[0], size[1])
         self.augment = augment
         self._pairs = split.pairs
-        self._labels = split.labels or {label: label for label in (*range(len(self.classes)), self.ignore_index)}
-        self._cache = _Cache(self._pixel_counts, self._label_dtype) if cache else None
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self._pairs)
-
-    @property
-    def cache_bytes(self) -> int:
-        """The memory of a cache, also without one.
-
-        A pixel takes 3 bytes of color and 1 byte of label, or 4 bytes of label if labels exceed 255.
-
-        Raises:
-            ValueError: The size of an image is needed and can't be read.
-        """
-        return sum(self._pixel_counts) * (3 + self._label_dtype.itemsize)
-
-    @property
-    def _label_dtype(self) -> torch.dtype:
-        labels = self._labels.values()
-        return torch.uint8 if min(labels) >= 0 and max(labels) <= 255 else torch.int32
-
-    @functools.cached_property
-    def _pixel_counts(self) -> list[int]:
-        """Number of pixels of each pair in the cache."""
-        if self.size is not None and self.augment is None:
-            return [self.size[0] * self.size[1]] * len(self)
-        return [_count_pixels(pair.image) for pair in self._pairs]
+        self._labels = split.labels or {label: label for label in (*range(len(self.classes)), split.ignore_index)}
+        super().__init__([pair.name for pair in split.pairs], split.ignore_index, seed, cache)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Read one pair.
@@ -179,16 +182,11 @@ class SegmentationDataset(AugmentedDataset):
         Raises:
             ValueError: A file can't be read, the sizes differ, or the mask has an unknown label.
         """
-        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
-        cached = None if self._cache is None else self._cache.get(index)
-        image, mask = cached or self._decode(index)
-        if self._cache is not None and cached is None:
-            self._cache.put(index, image, mask)
+        image, mask, rng = self._read(i)
         if self.augment is None:
             return normalize(image), torch.from_numpy(mask.astype(np.int64))
 
         height, width = self.size or mask.shape
-        rng = np.random.default_rng((self.seed, self.epoch, index))
         if rng.random() < self.augment.flip:
             image, mask = image[:, ::-1], mask[:, ::-1]
         factor = rng.uniform(*self.augment.scale)
@@ -237,86 +235,6 @@ class SegmentationDataset(AugmentedDataset):
         return image, mask
 
 
-def open_dataset(
-    layout: str,
-    root: str | Path,
-    split: str,
-    *,
-    ignore_index: int | None = None,
-    classes: str | Path | None = None,
-    **options: Any,  # noqa: ANN401
-) -> SegmentationDataset:
-    """Open a part of a data set, with its files as in the archives of the data set.
-
-    Args:
-        layout: "folder", "camvid", "cityscapes", "voc" or "pet"; `segkit.layouts` says what each expects.
-        root: Where the archives were unpacked.
-        split: Name of the part, such as "train".
-        ignore_index: The label of void pixels in samples; None keeps that of the data set.
-        classes: The class list of a "folder", if it isn't ROOT/classes.txt.
-        **options: `size`, `augment`, `seed` and `cache` of a `SegmentationDataset`.
-
-    Returns:
-        The data set.
-
-    Raises:
-        FileNotFoundError: A folder or file is missing, or a folder is empty.
-        ValueError: There is no such layout, a list is malformed, or an argument is out of range.
-    """
-    files = layouts.find(layout, root, split, classes=classes)
-    count, void = len(files.classes), files.ignore_index
-    if ignore_index is not None and ignore_index != void:
-        if 0 <= ignore_index < count:
-            raise ValueError(f"ignore_index: expected none of the classes 0 to {count - 1}, but got {ignore_index}")
-        labels = files.labels or {label: label for label in (*range(count), void)}
-        labels = {number: ignore_index if label == void else label for number, label in labels.items()}
-        files = replace(files, ignore_index=ignore_index, labels=labels)
-    return SegmentationDataset(files, **options)
-
-
-class _Cache:
-    """Decoded pairs in memory that forked or spawned workers share; the first process to decode a pair stores it.
-
-    Two processes that store the same pair at once write the same bytes.
-
-    Args:
-        pixels: Number of pixels of each pair.
-        label_dtype: Type of the stored labels.
-    """
-
-    def __init__(self, pixels: Sequence[int], label_dtype: torch.dtype) -> None:
-        """Allocate the memory."""
-        self._starts = np.cumsum([0, *pixels]).tolist()
-        total = self._starts[-1]
-        needed, shared = total * (3 + label_dtype.itemsize), Path("/dev/shm")  # where Linux has shared memory
-        if shared.is_dir() and needed > (free := shutil.disk_usage(shared).free):
-            raise ValueError(
-                f"cache: expected {needed / 2**30:.1f} GiB of shared memory, but {shared} has {free / 2**30:.1f} GiB;"
-                " turn the cache off, or make the samples smaller"
-            )
-        self._images = torch.empty(total, 3, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-        self._labels = torch.empty(total, dtype=label_dtype).share_memory_()  # type: ignore[no-untyped-call]
-        # Height and width of each pair; 0 until it is stored.
-        self._shapes = torch.zeros(len(pixels), 2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-
-    def get(self, index: int) -> tuple[Pixels, Labels] | None:
-        """Return a pair if it is stored; it must not be modified."""
-        height, width = self._shapes[index].tolist()
-        if not width:
-            return None
-        place = slice(*self._starts[index : index + 2])
-        return self._images[place].view(height, width, 3).numpy(), self._labels[place].view(height, width).numpy()
-
-    def put(self, index: int, image: Pixels, labels: Labels) -> None:
-        """Store a pair."""
-        start, stop = self._starts[index : index + 2]
-        if labels.size != stop - start:  # the file was replaced by one of another size
-            return
-        self._images[start:stop] = torch.from_numpy(np.ascontiguousarray(image).reshape(-1, 3))
-        self._labels[start:stop] = torch.from_numpy(labels.reshape(-1))
-        self._shapes[index] = torch.tensor(labels.shape)  # last, since it marks the pair as stored
-
-
 def normalize(image: Pixels) -> Tensor:
     """Convert pixels to the input of the network.
 
@@ -342,16 +260,6 @@ def denormalize(image: Tensor) -> Tensor:
     return (image * std + mean).clamp(0, 1)
 
 
-def _count_pixels(path: Path) -> int:
-    """Read the number of pixels of an image from its header."""
-    check_file(path)
-    try:
-        with Image.open(path) as image:
-            return int(np.prod(image.size))
-    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and more
-        raise ValueError(f"{path}: can't be read as an image ({error})") from error
-
-
 def _relabel(mask: Labels, labels: Mapping[int, int], path: Path) -> Labels:
     """Replace the numbers of a mask by their labels.
 
@@ -372,7 +280,8 @@ def _relabel(mask: Labels, labels: Mapping[int, int], path: Path) -> Labels:
             f"{path}: expected labels {_ranges(labels)}, but got {number}"
             f" at {int((mask == number).sum())} pixels, first at row {row}, column {column}"
         )
-    return relabeled
+    fits = min(labels.values()) >= 0 and max(labels.values()) <= 255
+    return relabeled.astype(np.uint8) if fits else relabeled
 
 
 def _ranges(numbers: Iterable[int]) -> str:

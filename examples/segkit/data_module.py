@@ -9,7 +9,8 @@ from typing import Literal
 from lightning import LightningDataModule
 
 from edgeloss.io import VOID_INDEX, read_classes
-from segkit.data import Augment, SegmentationDataset, open_dataset
+from segkit import layouts
+from segkit.data import Augment, SegmentationDataset
 from segkit.loader import Batches
 from segkit.volumes import VolumeAugment, VolumeFolder
 
@@ -75,9 +76,10 @@ class SegmentationData(LightningDataModule):
             self.train_set = open_part(Path(root) / train, augment=volume_augment, seed=seed)
             self.val_set, self.class_names = open_part(Path(root) / val), names
         else:
-            open_images = partial(open_dataset, layout, root, classes=classes, size=size and tuple(size), cache=cache)
-            self.train_set, self.val_set = open_images(train, augment=augment, seed=seed), open_images(val)
-            self.class_names = self.train_set.classes
+            files = [layouts.find(layout, root, part, classes=classes) for part in (train, val)]
+            open_images = partial(SegmentationDataset, size=size and tuple(size), cache=cache)
+            self.train_set = open_images(files[0], augment=augment, seed=seed)
+            self.val_set, self.class_names = open_images(files[1]), files[0].classes
         if len(self.class_names) < 2:
             raise ValueError(f"data.classes: expected two classes or more, but got {self.class_names}")
         self.void = self.train_set.ignore_index

@@ -21,7 +21,7 @@ pet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeloss.io import PALETTES, VOID_INDEX, check_file, read_classes
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-MASK_SUFFIXES = (".png",)
+from edgeloss.io import IMAGE_SUFFIXES, PALETTES, VOID_INDEX, InputError, check_file, files_by_stem, read_classes
 
 Colors = npt.NDArray[np.uint8]  # [C, 3], sRGB
 
@@ -75,8 +72,8 @@ def find(layout: str, root: str | Path, split: str, *, classes: str | Path | Non
         The files, not yet opened, except for lists of names.
 
     Raises:
-        FileNotFoundError: if a folder or file is missing, or a folder is empty.
-        ValueError: if there is no such layout, or a list or folder is malformed.
+        FileNotFoundError: if a file is missing.
+        ValueError: if there is no such layout, or a list or folder is missing, empty or malformed.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}")
@@ -94,23 +91,17 @@ def colors(layout: str) -> Colors | None:
 
 
 def pair_folders(images: Path, masks: Path) -> list[Pair]:
-    """Pair the files of two folders by name; hidden files are skipped.
+    """Pair the files of two folders by name.
 
     Raises:
-        FileNotFoundError: if a folder, every image, or an image's mask is missing.
-        ValueError: if a mask has no image, two files share a name, or a file is of another kind.
+        InputError: if a folder can't be read or has no such files, two files share a name, or one has no partner.
     """
-    _check_folders(images, masks)
-    image_files, mask_files = _by_stem(images, IMAGE_SUFFIXES), _by_stem(masks, MASK_SUFFIXES)
-    if not image_files:
-        raise FileNotFoundError(f"{images}: expected {' or '.join(IMAGE_SUFFIXES)} files, but the folder is empty")
-    for name, path in image_files.items():
-        if name not in mask_files:
-            raise FileNotFoundError(f"{path}: has no mask, expected {masks / name}.png")
-    for name, path in mask_files.items():
-        if name not in image_files:
-            raise ValueError(f"{path}: has no image, expected {name}{{{','.join(IMAGE_SUFFIXES)}}} in {images}")
-    return [Pair(name, image_files[name], mask_files[name]) for name in sorted(image_files)]
+    image_files, mask_files = files_by_stem(images, IMAGE_SUFFIXES), files_by_stem(masks, (".png",))
+    for name in sorted(image_files.keys() ^ mask_files.keys()):
+        if name in image_files:
+            raise InputError(f"{image_files[name]}: has no mask, expected {masks / name}.png")
+        raise InputError(f"{mask_files[name]}: has no image, expected one of its name in {images}")
+    return [Pair(name, path, mask_files[name]) for name, path in image_files.items()]
 
 
 def _folder(root: Path, split: str, classes: str | Path | None = None) -> Split:
@@ -126,18 +117,17 @@ def _camvid(root: Path, split: str) -> Split:
 
 def _cityscapes(root: Path, split: str) -> Split:
     images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
-    _check_folders(images, masks)
     end = "_leftImg8bit.png"
     # Some archive tools add a hidden "._NAME" to each file.
     files = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
     if not files:
         raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files, but found none")
 
-    names = {path.name.removesuffix(end): path for path in files}
-
     def pairs(kind: str) -> list[Pair]:
-        city = {name: masks / path.parent.name for name, path in names.items()}
-        return [Pair(name, path, city[name] / f"{name}_gtFine_{kind}.png") for name, path in names.items()]
+        names = [path.name.removesuffix(end) for path in files]
+        cities = [path.parent.name for path in files]
+        found = [masks / city / f"{name}_gtFine_{kind}.png" for city, name in zip(cities, names, strict=True)]
+        return [Pair(*pair) for pair in zip(names, files, found, strict=True)]
 
     by_train_id = pairs("labelTrainIds")
     if all(pair.mask.is_file() for pair in by_train_id):
@@ -175,44 +165,16 @@ LAYOUTS: dict[str, Callable[[Path, str], Split]] = {
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def _check_folders(images: Path, masks: Path) -> None:
-    """Raise an error if there is no such folder, which names the first one that is missing."""
-    for path in (images.parent, images, masks):
-        if not path.is_dir():
-            raise FileNotFoundError(f"{path}: no such folder, expected {images} and {masks}")
-
-
-def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
-    """Return the files of a folder by name; all must have one of the suffixes."""
-    files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.suffix.lower() not in suffixes or not path.is_file():
-            raise ValueError(f"{path}: expected only {' or '.join(suffixes)} files in {folder}")
-        if path.stem in files:
-            raise ValueError(f"{path}: expected one file per name, but got {files[path.stem]} too")
-        files[path.stem] = path
-    return files
-
-
 def _listed(path: Path, images: Path, masks: Path, root: Path) -> list[Pair]:
     """Return the pairs of a list of names: the first word of each line, without folder and suffix."""
     check_file(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        others = sorted(other.stem for other in path.parent.glob("[!.]*.txt"))
-        hint = f"there are {', '.join(others)}" if others else "there is none"
-        raise FileNotFoundError(f"{path}: no such list of names; {hint}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected a text file ({error})") from error
+    if not path.exists():
+        others = ", ".join(sorted(other.stem for other in path.parent.glob("[!.]*.txt")))
+        raise FileNotFoundError(f"{path}: no such list of names; there are {others or 'none'}")
+    lines = path.read_text(encoding="utf-8").splitlines()
     names = [Path(line.split()[0]).stem for line in lines if line.strip() and not line.startswith("#")]
     if not names:
         raise ValueError(f"{path}: expected one name per line, but got none")
-    if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"{path}: expected each name once, but got {twice} twice")
     return _existing([Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in names], root)
 
 

@@ -156,18 +156,11 @@ class TrainCLI(LightningCLI):
             )
 
 
-def build(arguments: list[str]) -> tuple[SegmentationModule, SegmentationData]:
-    """Return network and data as the options of train.py ask for, without a training."""
-    cli = run(arguments, starts=False)
-    return cli.model, cli.datamodule
-
-
-def run(arguments: ArgsType = None, *, starts: bool = True) -> TrainCLI:
+def run(arguments: ArgsType = None) -> None:
     """Train as the command line asks for.
 
     Args:
         arguments: Those of the command line; None for those of this program.
-        starts: False only builds everything, without a subcommand.
 
     Raises:
         OSError: A file is missing or can't be written.
@@ -175,11 +168,10 @@ def run(arguments: ArgsType = None, *, starts: bool = True) -> TrainCLI:
     """
     quiet()
     bar = sys.stderr.isatty()
-    return TrainCLI(
+    TrainCLI(
         SegmentationModule,
         SegmentationData,
         args=arguments,
-        run=starts,
         seed_everything_default=0,
         save_config_callback=SaveConfig,
         save_config_kwargs={"save_to_log_dir": False},

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +51,6 @@ class VolumeFolder(AugmentedDataset):
     """The files ROOT/NAME.npz, each with the arrays `image` and `label` [D, H, W], and optionally `spacing` [3].
 
     A sample has one channel with mean 0 and standard deviation 1 over the file's voxels, and 0 in the padding.
-    Augmentation draws from ``np.random.default_rng((seed, epoch, index))``, as that of a `SegmentationDataset`.
 
     Args:
         root: Folder of the files.
@@ -59,7 +61,7 @@ class VolumeFolder(AugmentedDataset):
             own size.
         augment: Random changes; None for none.
         seed: Seed of the augmentation, ≥ 0.
-        cache: Keep decoded volumes in the memory of each process that reads them.
+        cache: Keep decoded volumes in memory that all workers share.
 
     Attributes:
         names: Names of the volumes, in the order of the samples.
@@ -80,22 +82,15 @@ class VolumeFolder(AugmentedDataset):
         seed: int = 0,
         cache: bool = False,
     ) -> None:
-        """List the files, without opening them."""
+        """List the files; without a cache, they are opened later."""
         self._paths = sorted(Path(root).glob("*.npz"))
         if not self._paths:
             raise FileNotFoundError(f"{root}: expected NAME.npz files, but there are none")
         if num_classes < 1:
             raise ValueError(f"num_classes: expected an integer >= 1, but got {num_classes}")
         _check_size("size", size)
-        super().__init__(seed)
-        self.names = [path.stem for path in self._paths]
-        self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.size, self.augment = size, augment
-        self._cache: dict[int, tuple[Volume, Labels]] | None = {} if cache else None
-
-    def __len__(self) -> int:
-        """Return the number of volumes."""
-        return len(self._paths)
+        self.num_classes, self.size, self.augment = num_classes, size, augment
+        super().__init__([path.stem for path in self._paths], ignore_index, seed, cache)
 
     @functools.cached_property
     def spacing(self) -> tuple[float, ...] | None:
@@ -124,22 +119,16 @@ class VolumeFolder(AugmentedDataset):
         Raises:
             ValueError: The file can't be read, its arrays do not fit together, or it has an unknown label.
         """
-        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
-        image, labels = (self._cache and self._cache.get(index)) or self._decode(index)
-        if self._cache is not None:
-            self._cache[index] = image, labels
-        rng = None
+        image, labels, rng = self._read(i)
         if self.augment is not None:
-            rng = np.random.default_rng((self.seed, self.epoch, index))
             axes = np.flatnonzero(rng.random(3) < self.augment.flip)
             image, labels = np.flip(image, axes), np.flip(labels, axes)
             contrast, brightness = self.augment.intensity * rng.uniform(-1, 1, 2).astype(np.float32)
             image = image * (1 + contrast) + brightness
 
         size = (self.augment and self.augment.crop) or self.size or labels.shape
-        read, write = zip(
-            *(place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)), strict=True
-        )
+        places = [place_axis(*lengths, self.augment and rng) for lengths in zip(labels.shape, size, strict=True)]
+        read, write = zip(*places, strict=True)
         placed = np.zeros(size, dtype=np.float32), np.full(size, self.ignore_index, dtype=np.int64)
         placed[0][write], placed[1][write] = image[read], labels[read]
         return torch.from_numpy(placed[0])[None], torch.from_numpy(placed[1])
@@ -151,12 +140,8 @@ class VolumeFolder(AugmentedDataset):
     def _decode(self, index: int) -> tuple[Volume, Labels]:
         """Read a file and normalize the intensities."""
         path = self._paths[index]
-        check_file(path)
-        try:
-            with np.load(path) as arrays:
-                image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)
-        except Exception as error:  # NumPy raises OSError, ValueError, KeyError and more
-            raise ValueError(f"{path}: can't be read as a volume with image and label ({error})") from error
+        with _opened(path) as arrays:
+            image, labels = arrays["image"].astype(np.float32), arrays["label"].astype(np.int64)
         if labels.ndim != 3 or image.shape != labels.shape:
             raise ValueError(
                 f"{path}: expected image and label of one shape [D, H, W], but got {image.shape} and {labels.shape}"
@@ -170,16 +155,23 @@ class VolumeFolder(AugmentedDataset):
         return (image - image.mean()) / max(float(image.std()), 1e-6), labels
 
 
-def _read_spacing(path: Path) -> tuple[float, ...] | None:
-    """Read the array `spacing` of a file, if it has one."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file; any error of reading its arrays names it."""
     check_file(path)
     try:
         with np.load(path) as arrays:
-            if "spacing" not in arrays.files:
-                return None
-            size = tuple(arrays["spacing"].astype(float).tolist())
-    except Exception as error:  # as in _decode
-        raise ValueError(f"{path}: can't be read as a volume with spacing ({error})") from error
+            yield arrays
+    except Exception as error:  # NumPy raises OSError, ValueError, KeyError and more
+        raise ValueError(f"{path}: can't be read as a volume ({error})") from error
+
+
+def _read_spacing(path: Path) -> tuple[float, ...] | None:
+    """Read the array `spacing` of a file, if it has one."""
+    with _opened(path) as arrays:
+        if "spacing" not in arrays.files:
+            return None
+        size = tuple(arrays["spacing"].astype(float).tolist())
     if len(size) != 3 or not all(0 < length < math.inf for length in size):
         raise ValueError(f"{path}: expected spacing of three numbers > 0, but got {size}")
     return size

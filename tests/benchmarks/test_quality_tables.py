@@ -8,7 +8,7 @@ import pytest
 from sample_results import RESULTS, result_of
 
 from quality.intervals import holm, interval, p_value
-from quality.tables import markdown, markdown_by_data, summarize
+from quality.tables import markdown, summarize
 
 
 def test_interval() -> None:
@@ -37,44 +37,35 @@ def test_earlier_results_lack_metrics() -> None:
     for result in results[:3]:
         del result["metrics"]["ece"], result["metrics"]["hd95"]
     results[3]["metrics"]["hd95"] = None  # no class occurs in both
-    text = markdown(summarize(results), {}, metrics=["miou", "ece", "hd95"])
-    assert "| cross-entropy | 2 | 55.00 ± 7.07 | – |" in text
-    assert "| edgeloss | 2 | 55.00 ± 7.07 | 60.00 |" in text
-    assert "| edgeloss | 2 | +0.00 [+0.00, +0.00], p 1.000 | – |" in text
-    assert "HD95" not in text
+    text = markdown({"all": results}, "cross-entropy", ["miou", "ece", "hd95"])
+    assert "| camvid | cross-entropy | 2 | 55.00 ± 7.07 | – | – |" in text
+    assert "| camvid | edgeloss | 2 | 55.00 ± 7.07 | 60.00 | – |" in text
+    assert "| camvid | edgeloss | 2 | +0.00 [+0.00, +0.00], p 1.000 | – | – |" in text
 
 
 def test_metrics_with_units_are_no_percentages() -> None:
-    text = markdown(summarize([result_of("ce", 0, 0.25), result_of("ours", 0, 0.5)]), {}, metrics=["nll", "ece"])
-    assert "| cross-entropy | 1 | 0.25 | 25.00 |" in text
-    assert "| edgeloss | 1 | +0.25 | +25.00 |" in text
+    results = [result_of("ce", 0, 0.25), result_of("ours", 0, 0.5)]
+    text = markdown({"all": results}, "cross-entropy", ["nll", "ece"])
+    assert "| camvid | cross-entropy | 1 | 0.25 | 25.00 |" in text
+    assert "| camvid | edgeloss | 1 | +0.25 | +25.00 |" in text
 
 
 def test_table() -> None:
-    rows = summarize(RESULTS)
-    cost = {"edgeloss": {"milliseconds": 12.34, "ratio": 0.5, "megabytes": 1.25}}
-    scores, borders, differences = markdown(rows, cost).split("\n\n")[1::2]
-    lines = {line.split(" | ")[0].strip("| "): line.strip("| \n").split(" | ") for line in scores.splitlines()}
+    text = markdown({"all": RESULTS}, "cross-entropy", ["miou"])
+    scores, differences = (
+        {cells[1]: cells[2:] for line in part.splitlines()[2:] if (cells := line.strip("| ").split(" | "))}
+        for part in text.split("\n\n")[1::2]
+    )
     # by hand: 0.42 ± 0.02; (0.43 + 0.46 + 0.46) / 3 = 0.45 ± 0.01732
-    assert lines["cross-entropy"][1:3] == ["3", "42.00 ± 2.00"]
-    assert lines["edgeloss"][1:3] == ["3", "45.00 ± 1.73"]
-    assert lines["edgeloss"][-3:] == ["12.3", "0.50", "1.2"]
-    assert lines["edge-weighted CE (k 2)"][1:3] == ["1", "41.00"]
-    assert lines["edge-weighted CE (k 2)"][-3:] == ["–"] * 3
-    assert lines["CE + CPG"][1:3] == ["2 (1 diverged)", "46.00 ± 1.41"]
-    assert "precision 1 px" in borders
-    assert "precision 1 px" not in scores
-    lines = {line.split(" | ")[0].strip("| "): line.strip("| \n").split(" | ") for line in differences.splitlines()}
-    assert lines["edgeloss"][1:3] == ["3", "+3.00 [+0.52, +5.48], p 0.035"]  # the only one with two pairs
-    assert lines["edge-weighted CE (k 2)"][1:3] == ["1", "+1.00"]
-    assert lines["CE + CPG"][1:3] == ["1", "+5.00"]  # of the seeds that both have
-    assert "cross-entropy" not in lines
-    short = markdown(rows, {}, metrics=["f1_1", "miou"]).split("\n\n")
-    assert [part.splitlines()[0] for part in short[1::2]] == [
-        "| loss | seeds | boundary F1 1 px | mIoU |",
-        "| loss | pairs | boundary F1 1 px | mIoU |",
-    ]
-    assert markdown(rows, {}).endswith("Diverged with every seed: CE + active boundary\n")
+    assert scores["cross-entropy"] == ["3", "42.00 ± 2.00"]
+    assert scores["edgeloss"] == ["3", "45.00 ± 1.73"]
+    assert scores["edge-weighted CE (k 2)"] == ["1", "41.00"]
+    assert scores["CE + CPG"] == ["2 (1 diverged)", "46.00 ± 1.41"]
+    assert scores["CE + active boundary"] == ["0 (1 diverged)", "–"]
+    assert differences["edgeloss"] == ["3", "+3.00 [+0.52, +5.48], p 0.035"]  # the only one with two pairs
+    assert differences["edge-weighted CE (k 2)"] == ["1", "+1.00"]
+    assert differences["CE + CPG"] == ["1", "+5.00"]  # of the seeds that both have
+    assert "cross-entropy" not in differences
 
 
 def test_data_sets_one_below_the_other() -> None:
@@ -82,7 +73,7 @@ def test_data_sets_one_below_the_other() -> None:
     for data, rows in results.items():
         for row in rows:
             row["run"]["data"] = data
-    scores, differences = markdown_by_data(results, "cross-entropy", ["f1_1"]).split("\n\n")[1::2]
+    scores, differences = markdown(results, "cross-entropy", ["f1_1"]).split("\n\n")[1::2]
     assert scores.splitlines() == [
         "| data | loss | seeds | boundary F1 1 px |",
         "|---|---:|---:|---:|",

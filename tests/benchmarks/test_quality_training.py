@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from processes import wait_for_end
 
@@ -22,7 +21,7 @@ from baselines.recipes import Progress
 from quality.data import open_folder
 from quality.runs import Place, Run, checkpoint_path, key_of
 from quality.scores import METRICS
-from quality.training import RoundedConv2d, Training, execute, finish
+from quality.training import Training, execute, finish
 from result_table import read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint
 
@@ -224,26 +223,6 @@ def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatc
     result = outcome(run, place)
     assert result["failed"] == "the loss is nan in step 1 of 6, epoch 1"
     assert "metrics" not in result
-
-
-def test_rounded_convolution() -> None:
-    convolution = RoundedConv2d(8, 16, 3, padding=1)
-    image, push = torch.randn(2, 8, 12, 10, requires_grad=True), torch.randn(2, 16, 12, 10).bfloat16()
-    plain = F.conv2d(image, convolution.weight, convolution.bias, padding=1)
-    torch.testing.assert_close(convolution(image), plain, rtol=0, atol=0)
-
-    inputs = [image, convolution.weight, convolution.bias]
-    exact = [x.detach().bfloat16().double().requires_grad_() for x in inputs]
-    expected = F.conv2d(*exact, padding=1)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = convolution(image)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=1e-5)
-    for x, y in zip(
-        torch.autograd.grad(found, inputs, push), torch.autograd.grad(expected, exact, push.double()), strict=True
-    ):
-        assert torch.equal(x, x.bfloat16().float())
-        torch.testing.assert_close(x, y.float(), rtol=2**-7, atol=1e-5)
 
 
 POOL = """

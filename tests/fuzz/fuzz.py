@@ -250,8 +250,8 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, floa
                 off = np.where(value == exact, 0, np.abs(value - exact))
             off = beyond_rounding(case, answer, value) if kind == "gradient" else off
             # Of a product, before a factor multiplies it: of a gradient, that may be all that arrives.
-            factor = abs(float(case.upstream)) if kind == "gradient" else 1
-            underflow = wide.tiny * max(factor, np.max(unit, initial=0), 1)
+            factors = np.abs(case.upstream.numpy()) if kind == "gradient" else 1
+            underflow = wide.tiny * max(np.max(factors, initial=1), np.max(unit, initial=0))
             ratio = off / (unit * wide.eps + underflow)
             errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
     return errors

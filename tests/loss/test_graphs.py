@@ -65,7 +65,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @each_way
 @pytest.mark.parametrize("call", CALLS)
 def test_loss(call: str, how: str, column: Column) -> None:
-    if how == "compile" and (column == Column("reference") or call == "multilabel"):
+    if how == "compile" and (column == Column("reference") or call != "power"):
         skip_outside_ci()
 
     def tensors(batch: int, *size: int) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def test_every_tensor_is_checked(how: str) -> None:
     ("kind", "how", "backend"), pairwise(["index", "indicator", "mask"], ["compile", "export"], ["auto", "reference"])
 )
 def test_neighbor_nll(backend: str, kind: str, how: str) -> None:
-    if how == "compile" and backend == "reference":
+    if how == "compile" and (backend == "reference" or kind != "mask"):
         skip_outside_ci()
 
     def tensors(*size: int) -> tuple[Tensor, ...]:

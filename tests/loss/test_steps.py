@@ -281,7 +281,14 @@ def test_soft_labels(options: dict[str, Any]) -> None:
 EVERY: list[dict[str, Any]] = [KEPT[0], {**KEPT[1], "reduction": "none"}, DEFAULT]  # each by itself, and both
 
 
-@pytest.mark.parametrize(("is_first", "options"), [*((True, options) for options in EVERY), (False, DEFAULT)])
+@pytest.mark.parametrize(
+    ("is_first", "options"),
+    [
+        (True, DEFAULT),
+        *(pytest.param(True, options, marks=pytest.mark.slow) for options in EVERY[:2]),
+        pytest.param(False, DEFAULT, marks=pytest.mark.slow),
+    ],
+)
 def test_compiles_to_one_graph(is_first: bool, options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     criterion, batches = stateless_loss(ignore_index=IGNORE, **options), steps(4)

@@ -1,4 +1,4 @@
-"""What `make setup` and the other tools start ends with them."""
+"""What `make setup` and the other tools start: where it looks for packages, and that it ends with them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from processes import is_running, wait_for_end
+
+import progress
 
 SLEEPER = "import os, time; print('edgeloss:', os.getpid(), flush=True); time.sleep(60)"
 PARENT = f"import sys, progress; progress.run([sys.executable, '-c', {SLEEPER!r}])"
@@ -26,3 +28,14 @@ def test_a_command_ends_with_a_killed_parent() -> None:
         parent.send_signal(signal.SIGKILL)
         parent.wait(timeout=30)
     wait_for_end(child)
+
+
+def test_uv_looks_where_pip_is_set_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.example/simple https://two.example/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/some/wheels /other/wheels")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://first.example/simple")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://chosen.example/simple")
+    settings = progress.settings_for_uv()
+    assert settings["UV_INDEX"] == "https://one.example/simple https://two.example/simple"
+    assert settings["UV_FIND_LINKS"] == "/some/wheels,/other/wheels"
+    assert settings["UV_DEFAULT_INDEX"] == "https://chosen.example/simple"

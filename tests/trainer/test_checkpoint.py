@@ -1,8 +1,9 @@
 """Checkpoints are written completely or not at all."""
 
-import os
-import subprocess
+import multiprocessing
+import signal
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +34,31 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_checkpoint(path)["model"]["w"].tolist() == [0, 0, 0]
 
 
-# Limits the size of files, as a full disk would, and tries to replace a small checkpoint by a large one.
-FULL = """
-import resource, signal, sys, torch
-from pathlib import Path
-from edgeloss.io import InputError
-from segkit.checkpoint import save_checkpoint
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-save_checkpoint(Path(sys.argv[1]), {"model": {"w": torch.ones(3)}})
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-try:
-    save_checkpoint(Path(sys.argv[1]), {"model": {"w": torch.zeros(50000)}})
-except InputError as error:
-    print(error)
-"""
+def replace_on_a_full_disk(path: Path, limit: int, report: Connection) -> None:
+    """Limit the size of files, as a full disk would, and try to replace a small checkpoint by a large one."""
+    import resource  # Unix has it
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    save_checkpoint(path, {"model": {"w": torch.ones(3)}})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        save_checkpoint(path, {"model": {"w": torch.zeros(50000)}})
+    except InputError as error:
+        report.send(str(error))
+    finally:
+        report.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
 @pytest.mark.parametrize("limit", [100, 100_000, 200_500])  # in the first record, the tensor, and the directory
 def test_a_full_disk_is_one_line_and_keeps_the_old_file(limit: int, tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", FULL, str(path), str(limit)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == (f"{path}: can't be written (File too large)\n", "")
+    path, (received, sent) = tmp_path / "last.pt", multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=replace_on_a_full_disk, args=(path, limit, sent))
+    process.start()
+    sent.close()
+    assert received.recv() == f"{path}: can't be written (File too large)"
+    process.join()
     assert load_checkpoint(path)["model"]["w"].tolist() == [1, 1, 1]
     assert list(tmp_path.iterdir()) == [path]
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from small_masks import Bytes, pixels
+from small_masks import pixels
 
 import make_shapes
 from edgeloss.io import read_classes
 
 SHAPES = Path(__file__).resolve().parents[2] / "data" / "shapes"
 SPLITS = ("train", "val")
-COUNTS = {"train": 64, "val": 16}
-CLASSES = 10
 
 
-def masks(split: str) -> Bytes:
-    return np.stack([pixels(path) for path in sorted((SHAPES / split / "masks").iterdir())])
-
-
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("index", range(4))  # one of each layout
+@pytest.mark.parametrize(("split", "index"), [("train", 0), ("val", 1), ("train", 2), ("val", 3)])  # of each layout
 def test_generator_draws_what_is_on_disk(split: str, index: int) -> None:
     image, mask = make_shapes.draw(0, SPLITS.index(split), index, 128)
     np.testing.assert_array_equal(image, pixels(SHAPES / split / "images" / f"{index:03d}.png"))
@@ -36,40 +30,35 @@ def test_whole_set_is_as_generated() -> None:
     assert make_shapes.main(["--check"]) == 0
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_masks_hold_every_class_and_void_and_nothing_else(split: str) -> None:
-    found = masks(split)
-    assert found.shape == (COUNTS[split], 128, 128)
-    assert set(np.unique(found).tolist()) == {*range(CLASSES), 255}
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_every_class_is_frequent_enough_to_be_learned(split: str) -> None:
-    found = masks(split)
-    for label in range(CLASSES):
-        assert (found == label).any(axis=(1, 2)).mean() > 0.7, f"share of images with class {label}"
-        assert (found == label).mean() > 0.03, f"share of pixels of class {label}"
-
-
-def test_set_is_small() -> None:
-    assert sum(path.stat().st_size for path in SHAPES.rglob("*") if path.is_file()) < 3_000_000
-
-
-def test_train_and_val_share_no_image() -> None:
-    seen = {pixels(path).tobytes() for split in SPLITS for path in (SHAPES / split / "images").iterdir()}
-    assert len(seen) == sum(COUNTS.values())
+def test_the_set_has_every_class_and_void() -> None:
+    for split, count in {"train": 64, "val": 16}.items():
+        found = np.stack([pixels(path) for path in sorted((SHAPES / split / "masks").iterdir())])
+        assert found.shape == (count, 128, 128)
+        assert set(np.unique(found).tolist()) == {*range(10), 255}
+    assert read_classes(SHAPES / "classes.txt") == (list(make_shapes.CLASSES), 255)
 
 
 def test_seed_changes_the_pictures() -> None:
     assert (make_shapes.draw(0, 0, 0, 64)[0] != make_shapes.draw(1, 0, 0, 64)[0]).any()
 
 
-@pytest.mark.parametrize("size", [64, 101, 200])  # the smallest, an odd one, one beyond the default
+@pytest.mark.parametrize("size", [64, 101])  # the smallest, and an odd one
 def test_generator_draws_other_sizes(size: int) -> None:
     image, mask = make_shapes.draw(0, 0, 2, size)
     assert image.shape == (size, size, 3)
     assert mask.shape == (size, size)
     assert len(np.unique(mask)) >= 4
+
+
+SMALL = ("--train", "2", "--val", "1", "--size", "64")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("small")
+    assert make_shapes.main(["--out", str(root), *SMALL]) == 0
+    assert make_shapes.main(["--out", str(root), *SMALL, "--check"]) == 0
+    return root
 
 
 def _change_a_pixel(path: Path) -> None:
@@ -86,29 +75,30 @@ def _add_a_file(path: Path) -> None:
     ("damage", "name", "message"),
     [
         (_change_a_pixel, "train/images/001.png", "train/images/001.png: 3 of 12288 values differ"),
-        (_change_a_pixel, "val/masks/000.png", "val/masks/000.png: 1 of 4096 values differ"),
         (lambda path: path.unlink(), "train/masks/000.png", "train/masks/000.png: missing"),
         (lambda path: path.write_bytes(b"no picture"), "val/images/000.png", "val/images/000.png: unreadable"),
         (lambda path: Image.new("RGB", (9, 7)).save(path), "val/images/000.png", ", but got uint8 [7, 9, 3]"),
         (_add_a_file, "val/images/000.png", "val/images/999.png: not part of the set"),
-        (lambda path: path.unlink(), "classes.txt", "classes.txt: missing"),
         (lambda path: path.write_text("0 sky\n"), "classes.txt", "classes.txt: other classes"),
     ],
 )
 def test_check_names_the_file_that_differs(
-    damage: Callable[[Path], None], name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[Path], None],
+    name: str,
+    message: str,
+    small: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["--out", str(tmp_path), "--train", "2", "--val", "1", "--size", "64"]
-    assert make_shapes.main(arguments) == 0
-    assert make_shapes.main([*arguments, "--check"]) == 0
-    capsys.readouterr()
+    shutil.copytree(small, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / name)
-    assert make_shapes.main([*arguments, "--check"]) == 1
+    capsys.readouterr()
+    assert make_shapes.main(["--out", str(tmp_path), *SMALL, "--check"]) == 1
     assert message in capsys.readouterr().err
 
 
 def test_merged_textures_are_one_class(tmp_path: Path) -> None:
-    arguments = ["--out", str(tmp_path), "--train", "2", "--val", "1", "--size", "64", "--merge"]
+    arguments = ["--out", str(tmp_path), *SMALL, "--merge"]
     assert make_shapes.main(arguments) == 0
     assert make_shapes.main([*arguments, "--check"]) == 0
     assert make_shapes.main([*arguments[:-1], "--check"]) == 1
@@ -125,7 +115,3 @@ def test_generator_refuses_bad_options(option: str, value: str, capsys: pytest.C
         make_shapes.main([option, value])
     assert exit_.value.code == 2
     assert option in capsys.readouterr().err
-
-
-def test_read_classes_of_the_set() -> None:
-    assert read_classes(SHAPES / "classes.txt") == (list(make_shapes.CLASSES), 255)

@@ -75,40 +75,30 @@ def pixels(path: Path) -> np.ndarray[Any, Any]:
         return np.asarray(image)
 
 
-def expected_logits(checkpoint: Path, image: Path, size: tuple[int, int] | None = None) -> Tensor:
-    """Return the logits [C, H, W] of an image."""
+def expected_logits(checkpoint: Path, image: Path, size: tuple[int, int]) -> Tensor:
+    """Return the logits [C, H, W] of an image that is resized for the network."""
     network, _ = open_network(checkpoint)
     rgb = pixels(image)
-    small = rgb if size is None else resize(rgb, *size)
     with torch.no_grad():
-        logits = network(normalize(small)[None])
+        logits = network(normalize(resize(rgb, *size))[None])
     return F.interpolate(logits, rgb.shape[:2], mode="bilinear", align_corners=False)[0]
 
 
-def check_labels(labels: Path, logits: Tensor) -> None:
-    """Check that the labels are those of the largest logits, up to ties."""
-    found = torch.from_numpy(pixels(labels).astype(np.int64))
-    chosen = logits.gather(0, found[None])[0]
-    torch.testing.assert_close(chosen, logits.amax(0), atol=1e-4, rtol=1e-4)
-    assert found.unique().numel() > 1  # otherwise any network would pass
-
-
-@pytest.mark.parametrize("size", [None, [16, 24]])  # their own, or one size as in training
-def test_labels_are_the_networks(size: list[int] | None, images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "options", "of_a"),
+    [(None, [], SIZES["a"]), ([16, 24], [], (16, 24)), ([16, 24], ["--scale", "0.5"], (15, 20))],
+    ids=["own size", "size of training", "scale"],
+)
+def test_labels_are_the_networks(
+    size: list[int] | None, options: list[str], of_a: tuple[int, int], images: Path, tmp_path: Path
+) -> None:
     checkpoint = make_checkpoint(tmp_path / "best.ckpt", size=size)
-    assert run(checkpoint, images, tmp_path / "out") == 0
+    assert run(checkpoint, images, tmp_path / "out", *options) == 0
     assert written(tmp_path / "out") == {"classes.txt", *(f"labels/{name}.png" for name in SIZES)}
-    for name in SIZES:
-        image = images / f"{name}.{'PNG' if name == 'c' else 'png'}"
-        expected = expected_logits(checkpoint, image, None if size is None else (16, 24))
-        check_labels(tmp_path / "out" / "labels" / f"{name}.png", expected)
-
-
-def test_scale_overrules_the_size_of_training(images: Path, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(tmp_path / "best.ckpt", size=[16, 24])
-    assert run(checkpoint, images / "a.png", tmp_path / "out", "--scale", "0.5") == 0
-    assert written(tmp_path / "out") == {"classes.txt", "labels/a.png"}
-    check_labels(tmp_path / "out/labels/a.png", expected_logits(checkpoint, images / "a.png", (15, 20)))
+    logits = expected_logits(checkpoint, images / "a.png", of_a)
+    found = torch.from_numpy(pixels(tmp_path / "out/labels/a.png").astype(np.int64))
+    torch.testing.assert_close(logits.gather(0, found[None])[0], logits.amax(0), atol=1e-4, rtol=1e-4)  # up to ties
+    assert found.unique().numel() > 1  # otherwise any network would pass
 
 
 def test_windows_reach_the_network(
@@ -203,10 +193,6 @@ def _without_description(checkpoint: Path, images: Path) -> None:
     save_checkpoint(checkpoint, {"state_dict": load_checkpoint(checkpoint)["state_dict"]})
 
 
-def _nothing(checkpoint: Path, images: Path) -> None:
-    pass
-
-
 def _spoil_weights(checkpoint: Path, images: Path) -> None:
     state = load_checkpoint(checkpoint)
     state["state_dict"]["network.head.bias"].fill_(torch.nan)
@@ -217,22 +203,11 @@ def _spoil_weights(checkpoint: Path, images: Path) -> None:
     ("damage", "options", "message"),
     [
         (lambda c, i: c.unlink(), [], "{c}: expected a checkpoint, but there is no such file"),
-        (lambda c, i: c.write_bytes(b"PK"), [], "{c}: expected a checkpoint, but got a damaged or another file"),
         (_without_description, [], "{c}: expected a checkpoint of train.py, but got one without 'segmentation'"),
-        (
-            _change(network={"depth": 3}),
-            [],
-            "{c}: expected a checkpoint of this network, but got another: UNet.__init__() got",
-        ),
         (
             _change(classes=["a"]),
             [],
             "{c}: expected a checkpoint of this network, but got another: size mismatch for head.bias",
-        ),
-        (
-            _change(network=NETWORK | {"dims": 3}),
-            [],
-            "{c}: expected a checkpoint of this network, but got another: size",
         ),
         (
             _change(size=[16, 24]),
@@ -240,10 +215,8 @@ def _spoil_weights(checkpoint: Path, images: Path) -> None:
             "--window: expected --scale too, since training resized all images to 16 × 24",
         ),
         (lambda c, i: [p.unlink() for p in i.glob("*.[pP]*")], [], "{i}: expected .png, .jpg, "),
-        (lambda c, i: (i / "a.jpg").touch(), [], "{i}/a.png: expected one file per name, but got {i}/a.jpg too"),
         (lambda c, i: (i / "b.png").write_bytes(b"no"), [], "{i}/b.png: can't be read as an image"),
         (lambda c, i: (i.parent / "out").touch(), [], "[Errno 20] Not a directory: '{o}/labels'"),
-        (lambda c, i: (i.parent / "out/labels/b.png").mkdir(parents=True), [], "{o}/labels/b.png: expected a file"),
         (_spoil_weights, [], "{i}/a.png: expected finite logits, but the network returned nan or inf"),
     ],
 )
@@ -272,7 +245,7 @@ def test_missing_images_and_images_in_the_way(
     assert "nowhere: no such file or folder" in capsys.readouterr().err
     images.rename(tmp_path / "labels")
     assert run(checkpoint, tmp_path / "labels", tmp_path) == 1
-    assert "expected a folder other than that of the images, but got the same" in capsys.readouterr().err
+    assert "expected another folder than that of the images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

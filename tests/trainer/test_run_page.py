@@ -17,9 +17,9 @@ from accessibility import Sized, violations
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
+from compare import read_history
 from edgeloss.integrations.run_page import ImageFigures, Row, write_run_page
 from edgeloss.viz import panel
-from segkit.comparison import read_history
 
 CLASSES = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 Browse = Callable[[Path], Any]

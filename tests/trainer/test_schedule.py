@@ -48,22 +48,10 @@ def test_no_warmup_is_the_full_weight_at_once(kind: Any) -> None:
     assert edge_weight(0, 10, weight=0.5, kind=kind, warmup=0.0) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "square"}, "kind: expected one of constant, linear, cosine, but got 'square'"),
-        ({"weight": -1.0}, "weight: expected a finite number >= 0, but got -1.0"),
-        ({"weight": math.nan}, "weight: expected a finite number"),
-        ({"weight": math.inf}, "weight: expected a finite number"),
-        ({"warmup": 500.0}, r"warmup: expected a share of all steps in \[0, 1\], but got 500.0"),
-        ({"warmup": math.nan}, "warmup: expected"),
-        ({"step": -1}, "expected step >= 0 and total >= 1, but got -1 and 10"),
-        ({"total": 0}, "expected step >= 0 and total >= 1"),
-    ],
-)
-def test_wrong_values_raise(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        edge_weight(**({"step": 0, "total": 10, "weight": 1.0, "kind": "linear", "warmup": 0.5} | change))
+@pytest.mark.parametrize("warmup", [-0.1, 500.0, math.nan])
+def test_a_duration_out_of_range_raises(warmup: float) -> None:
+    with pytest.raises(ValueError, match=r"edge_warmup: expected a share of all steps in \[0, 1\], but got"):
+        edge_weight(0, 10, weight=1.0, kind="linear", warmup=warmup)
 
 
 def test_lr_rises_then_falls_to_zero() -> None:

@@ -20,8 +20,9 @@ from small_run import CLASSES, VOID, metrics_of, run_in, state_of, write_config
 require("lightning")
 
 from edgeloss.metrics import boundary_f1  # noqa: E402
+from segkit import layouts  # noqa: E402
 from segkit.checkpoint import open_network  # noqa: E402
-from segkit.data import open_dataset  # noqa: E402
+from segkit.data import SegmentationDataset  # noqa: E402
 from segkit.guard import NanGuard  # noqa: E402
 from segkit.model import UNet  # noqa: E402
 from segkit.module import SegmentationModule  # noqa: E402
@@ -50,7 +51,7 @@ def test_files_of_a_run(trained: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2]
     for name in ("train/loss", "train/edge_fraction", "train/gradient_share/region", "lr", "edge_weight"):
         assert all(np.isfinite(row[name]) for row in rows), name
-    for name in ("val/loss", "val/miou", "val/boundary_f1_3", "val/iou/box", "val/edge_accuracy"):
+    for name in ("val/loss", "val/miou", "val/boundary_f1_1", "val/iou/box", "val/edge_accuracy"):
         assert all(row[name] >= 0 for row in rows), name
     assert rows[0]["lr"] == pytest.approx(0.003 * np.mean([1 / 3 * 1, 2 / 3 * (5 / 6) ** 0.9, (4 / 6) ** 0.9]), rel=0.1)
     page = (trained / "report.html").read_text("utf-8")
@@ -61,13 +62,13 @@ def test_files_of_a_run(trained: Path) -> None:
 
 def test_figures_are_those_of_the_network(trained: Path) -> None:
     network, about = open_network(trained / "last.ckpt")
-    options = {name: about["data"][name] for name in ("layout", "root", "val")}
-    dataset = open_dataset(*options.values(), classes=about["data"]["classes"], size=about["data"]["size"])
+    files = layouts.find(*(about["data"][name] for name in ("layout", "root", "val")))
+    dataset = SegmentationDataset(files, size=about["data"]["size"])
     images, target = (torch.stack(parts) for parts in zip(*dataset, strict=True))
     with torch.inference_mode():
         prediction = network(images).argmax(1)
-    score = boundary_f1(prediction, target, 3, ignore_index=VOID, radius=3)
-    assert metrics_of(trained)[-1]["val/boundary_f1_3"] == pytest.approx(float(score))
+    score = boundary_f1(prediction, target, 3, ignore_index=VOID, radius=1)
+    assert metrics_of(trained)[-1]["val/boundary_f1_1"] == pytest.approx(float(score))
     network, about = open_network(trained / "best.ckpt")
     assert about["classes"] == CLASSES
     assert about["ignore_index"] == VOID
@@ -87,8 +88,6 @@ def test_options_reach_the_loss_with_their_types(config: Path, tmp_path: Path) -
     [
         (["--data.root=nowhere"], "nowhere"),
         (["--model.loss.edge_weight=-1"], "edge_weight: expected"),
-        (["--data.batch_size=1", "--trainer.accumulate_grad_batches=2"], "data.batch_size: expected at least"),
-        (["--data.size=[0, 3]"], "size: expected (height, width)"),
     ],
 )
 def test_an_error_is_one_line(
@@ -109,6 +108,7 @@ def test_an_earlier_run_is_kept(config: Path, trained: Path, capsys: pytest.Capt
     assert (trained / "last.ckpt").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_weights_can_be_averaged(config: Path, tmp_path: Path) -> None:
     average = "--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging"
     assert run_in(tmp_path, config, average, "--trainer.callbacks.decay=0.5") == 0
@@ -160,7 +160,12 @@ TWO = ("--trainer.devices=2", "--trainer.strategy=ddp_fork")
 
 
 @pytest.mark.parametrize(
-    "options", [["--trainer.accumulate_grad_batches=4"], [*TWO], [*TWO, "--trainer.accumulate_grad_batches=2"]]
+    "options",
+    [
+        ["--trainer.accumulate_grad_batches=4"],
+        pytest.param([*TWO], marks=pytest.mark.slow),
+        [*TWO, "--trainer.accumulate_grad_batches=2"],
+    ],
 )
 def test_parts_have_the_gradient_of_the_batch(
     options: list[str], whole: list[torch.Tensor], config: Path, tmp_path: Path
@@ -171,6 +176,7 @@ def test_parts_have_the_gradient_of_the_batch(
     assert torch.nn.utils.get_total_norm([a - b for a, b in zip(whole, parts, strict=True)]) < 1e-6 * max(norm, 1)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(config: Path, trained: Path, tmp_path: Path) -> None:
     assert run_in(tmp_path, config, *TWO) == 0
     for got, wanted in zip(metrics_of(tmp_path), metrics_of(trained), strict=True):
@@ -185,7 +191,7 @@ class Killed(BaseException):
     """The end of a process, as far as a test is concerned."""
 
 
-@pytest.mark.parametrize("step", [2, 3])  # within an epoch, and between two
+@pytest.mark.parametrize("step", [2, pytest.param(3, marks=pytest.mark.slow)])  # within an epoch, and between two
 def test_a_stopped_run_continues_with_the_same_bits(
     step: int, config: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +236,8 @@ def killed_after(seconds: float, function: Callable[..., object], *arguments: ob
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_killed_run_continues_with_the_same_bits(config: Path, trained: Path, tmp_path: Path) -> None:
     """KILLS=20 kills it more often."""
-    kills, options = int(os.environ.get("KILLS", "3")), ["--last.every_n_train_steps=1", "--ckpt_path=last"]
+    kills = int(os.environ.get("KILLS", "3" if os.environ.get("CI") == "true" else "1"))
+    options = ["--last.every_n_train_steps=1", "--ckpt_path=last"]
     start = time.monotonic()
     assert killed_after(300, run_in, tmp_path / "timed", config, *options) == 0
     whole, random, killed = time.monotonic() - start, np.random.default_rng(0), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss
 from edgeloss.metrics import boundary_f1
-from segkit.model import UNet
 from segkit.scores import LossFigures, flatten, validation_metrics
 from segkit.volumes import VolumeAugment, VolumeFolder
 
@@ -80,39 +80,25 @@ def test_random_places(root: Path, size: tuple[int, int, int] | None) -> None:
 
 def test_spacing_reaches_loss_and_metrics(root: Path) -> None:
     """Planes are three times as far apart as voxels within a plane: distances and radii are in millimetres."""
-
-    def figures(spacing: tuple[float, ...] | None) -> dict[str, float | None]:
-        criterion = EdgeAwareLoss(ignore_index=255, radius=(1, 2, 2), decay=1.0, spacing=spacing)
-        found, scores = LossFigures(criterion.eval()), validation_metrics(3, 255, spacing)
-        labels = torch.stack([folder[n][1] for n in range(2)])
-        with torch.no_grad():
-            scores.update(found(network.eval()(torch.stack([folder[n][0] for n in range(2)])), labels), labels)
-        return found.compute() | flatten(scores.compute(), ["a", "b", "c"])
-
     for n in range(2):
         with np.load(root / f"v{n}.npz") as arrays:
             np.savez(root / f"v{n}.npz", **arrays, spacing=np.array([3, 1, 1.5]))
     folder = VolumeFolder(root, num_classes=3)
     assert folder.spacing == (3, 1, 1.5)
-    torch.manual_seed(0)
-    network = UNet(3, width=8, levels=2, in_channels=1, dims=3)
-    pixels, millimetres, micrometres = (
-        figures(None),
-        figures(folder.spacing),
-        figures(tuple(1e3 * size for size in folder.spacing)),
-    )
-    assert millimetres["boundary_f1_1"] != pixels["boundary_f1_1"]
-    assert {name: micrometres[name] for name in micrometres if "boundary" in name or "trimap" in name} == {
-        name: millimetres[name] for name in millimetres if "boundary" in name or "trimap" in name
-    }
-    target = torch.stack([folder[n][1] for n in range(2)])
-    with torch.no_grad():
-        logits = network.eval()(torch.stack([folder[n][0] for n in range(2)]))
+    target, logits = folder[0][1][None], torch.randn(1, 3, *SHAPE)
+    micrometres = tuple(1e3 * size for size in folder.spacing)  # radii are in units of the shortest side
+    scores = [validation_metrics(3, 255, spacing) for spacing in (folder.spacing, micrometres)]
+    for one in scores:
+        one.update(logits.argmax(1), target)
+    found, same = (flatten(one.compute(), ["a", "b", "c"]) for one in scores)
+    assert found == same
     options = {"ignore_index": 255, "spacing": folder.spacing}
-    assert millimetres["boundary_f1_1"] == pytest.approx(boundary_f1(logits, target, 3, radius=1, **options).item())
+    assert found["boundary_f1_1"] == pytest.approx(boundary_f1(logits, target, 3, radius=1, **options).item())
+    criterion = EdgeAwareLoss(radius=(1, 2, 2), decay=1.0, **options)
+    figures = LossFigures(criterion.eval())
+    figures.update(logits, target)
     edge = edge_aware_loss(logits, target, radius=(1, 2, 2), decay=1.0, return_terms=True, **options)[1]["edge"]
-    assert millimetres["edge"] == pytest.approx(edge.item(), rel=1e-5)
-    assert abs((pixels["edge"] or 0) - edge.item()) > 1e-4
+    assert figures.compute()["edge"] == pytest.approx(edge.item(), rel=1e-5)
 
 
 def test_spacing_of_files(root: Path) -> None:
@@ -153,15 +139,14 @@ def test_intensity(root: Path) -> None:
 
 
 def test_samples_repeat(root: Path) -> None:
-    def samples(seed: int, epoch: int, order: tuple[int, ...] = (0, 1), cache: bool = False) -> list[torch.Tensor]:
-        folder = VolumeFolder(root, num_classes=3, size=SHAPE, augment=VolumeAugment(), seed=seed, cache=cache)
+    def samples(seed: int, epoch: int, order: tuple[int, ...] = (0, 1)) -> list[torch.Tensor]:
+        folder = VolumeFolder(root, num_classes=3, size=SHAPE, augment=VolumeAugment(), seed=seed)
         folder.set_epoch(epoch)
-        assert folder.epoch == epoch
         read = {i: folder[i] for i in (*order, *order)}
         return [*read[0], *read[1]]
 
     first = samples(3, 5)
-    assert all(torch.equal(a, b) for a, b in zip(first, samples(3, 5, (1, 0), cache=True), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, samples(3, 5, (1, 0)), strict=True))
     for other in (samples(4, 5), samples(3, 6)):
         assert not torch.equal(first[0], other[0])
 
@@ -176,39 +161,39 @@ def test_a_cache_reads_a_file_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("wrong", "message"),
     [
-        ({"num_classes": 0}, "num_classes: expected an integer >= 1, but got 0"),
-        ({"size": (4, 4)}, r"size: expected \(depth, height, width\), all >= 1, but got \(4, 4\)"),
-        ({"seed": -1}, "seed: expected an integer >= 0, but got -1"),
+        (lambda root: VolumeFolder(root, num_classes=0), "num_classes: expected an integer >= 1, but got 0"),
+        (
+            lambda root: VolumeFolder(root, num_classes=3, size=(4, 4)),
+            r"size: expected \(depth, height, width\), all >= 1, but got \(4, 4\)",
+        ),
+        (lambda root: VolumeFolder(root, num_classes=3, seed=-1), "seed: expected an integer >= 0, but got -1"),
+        (
+            lambda _: VolumeAugment(flip=(2, 0, 0)),
+            r"flip: expected three probabilities in \[0, 1\], but got",
+        ),
+        (lambda _: VolumeAugment(intensity=-1), r"intensity: expected a number in \[0, 1\], but got -1"),
+        (lambda _: VolumeAugment(crop=(8, 8)), r"crop: expected \(depth, height, width\), all >= 1, but got \(8, 8\)"),
+        (
+            lambda root: VolumeFolder(root, num_classes=2)[0],
+            r"v0.npz: expected labels 0 to 1 or 255, but got 2",
+        ),
     ],
 )
-def test_wrong_options(root: Path, options: dict[str, object], message: str) -> None:
+def test_wrong_options(root: Path, wrong: Callable[[Path], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        VolumeFolder(root, **{"num_classes": 3, **options})  # type: ignore[arg-type]
-
-
-def test_wrong_augmentation() -> None:
-    with pytest.raises(ValueError, match=r"flip: expected three probabilities in \[0, 1\], but got \(2, 0, 0\)"):
-        VolumeAugment(flip=(2, 0, 0))
-    with pytest.raises(ValueError, match=r"intensity: expected a number in \[0, 1\], but got -1"):
-        VolumeAugment(intensity=-1)
-    with pytest.raises(ValueError, match=r"crop: expected \(depth, height, width\), all >= 1, but got \(8, 8\)"):
-        VolumeAugment(crop=(8, 8))  # type: ignore[arg-type]
+        wrong(root)
 
 
 def test_wrong_files(root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected NAME.npz files, but there are none"):
         VolumeFolder(root / "train", num_classes=3)
-    with pytest.raises(ValueError, match=r"v0.npz: expected labels 0 to 1 or 255, but got 2 at \d+ voxels"):
-        VolumeFolder(root, num_classes=2)[0]
     flat = np.zeros((4, 4))
     np.savez(root / "v0.npz", image=flat, label=flat)
     np.savez(root / "v1.npz", image=flat)
     folder = VolumeFolder(root, num_classes=3)
-    with pytest.raises(
-        ValueError, match=r"v0.npz: expected image and label of one shape \[D, H, W\], but got \(4, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"v0.npz: expected image and label of one shape \[D, H, W\], but got"):
         folder[0]
-    with pytest.raises(ValueError, match=r"v1.npz: can't be read as a volume with image and label"):
+    with pytest.raises(ValueError, match=r"v1.npz: can't be read as a volume \("):
         folder[1]

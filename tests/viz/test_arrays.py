@@ -15,7 +15,7 @@ from scenes import patches, scene
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import arrays, compute_arrays, panel
-from edgeloss.viz.arrays import arrays_of, read_scene, top_classes
+from edgeloss.viz.arrays import examine, read_scene
 
 
 def test_an_ignore_index_may_be_a_class() -> None:
@@ -77,7 +77,9 @@ def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager
 def test_top_classes() -> None:
     logits, target = patches(classes=5, batch=2)
     logits[0, :, 8, 8] = torch.nan
-    classes, probabilities = top_classes(read_scene(logits, target, None))
+    computed, details = examine(read_scene(logits, target, None), neighbors=1)
+    assert details is not None
+    classes, probabilities = np.concatenate([computed.prediction[None], details.others]), details.probabilities
     p = logits.softmax(1)
     best = p.nan_to_num(-1).topk(3, dim=1)
     np.testing.assert_allclose(probabilities[:, 0, 8, 8], math.nan)
@@ -85,7 +87,18 @@ def test_top_classes() -> None:
     ok = ~p.isnan().any(1).numpy()
     np.testing.assert_array_equal(classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
     np.testing.assert_allclose(probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
-    assert top_classes(read_scene(logits[:, :1], (target > 0).long(), None))[0].shape[0] == 2  # one logit: two classes
+    details = examine(read_scene(logits[:, :1], (target > 0).long(), None), neighbors=1)[1]
+    assert details is not None
+    assert len(details.probabilities) == 2  # one logit: two classes
+
+
+def test_a_class_of_probability_0_is_not_among_the_most_probable() -> None:
+    logits, target = patches(classes=3)
+    logits[:, :2] = -torch.inf
+    details = examine(read_scene(logits, target, EdgeAwareLoss(region_weight=0)), neighbors=1)[1]
+    assert details is not None
+    assert (details.others == -1).all()
+    assert (details.probabilities[1:] == 0).all()
 
 
 def test_the_gradient_of_the_region_term_is_a_part_of_that_of_the_loss() -> None:
@@ -108,15 +121,16 @@ def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch
     criterion = EdgeAwareLoss(**options)
     logits = logits[:, :, ::3, ::2] if criterion.upsample else logits
     said: list[str] = []
-    whole = arrays_of(read_scene(logits, target, criterion))
-    classes = top_classes(read_scene(logits, target, criterion))
+    whole, details = examine(read_scene(logits, target, criterion), neighbors=1)
     monkeypatch.setattr(arrays, "_BAND", 3 * 36 * 7)
-    parts = arrays_of(read_scene(logits, target, criterion), said.append)
+    parts, found = examine(read_scene(logits, target, criterion), said.append, neighbors=1)
     steps = [text for text in said if text.startswith("maps, row ")]
     assert steps[0] == "maps, row 0 of 61"
     assert len(set(steps)) > 2
     np.testing.assert_array_equal(parts.prediction, whole.prediction)
     for name, values in whole.maps.items():
         np.testing.assert_allclose(parts.maps[name], values, rtol=1e-6)
-    for expected, given in zip(classes, top_classes(read_scene(logits, target, criterion)), strict=True):
-        np.testing.assert_allclose(given, expected, rtol=1e-6)
+    assert details is not None
+    assert found is not None
+    np.testing.assert_array_equal(found.others, details.others)
+    np.testing.assert_allclose(found.probabilities, details.probabilities, rtol=1e-6)

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, neighbors
-from edgeloss.viz.arrays import arrays_of, read_scene
-from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
+from edgeloss.viz.arrays import examine, read_scene
+from edgeloss.viz.neighbors import Neighbors, join_neighbors
 
 
 def found_neighbors(
     logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, count: int = 8
 ) -> Neighbors:
-    scene = read_scene(logits, target, criterion)
-    return find_neighbors(scene, arrays_of(scene), count)
+    details = examine(read_scene(logits, target, criterion), neighbors=count)[1]
+    assert details is not None
+    return details.neighbors
 
 
 @pytest.mark.parametrize("power", [1.0, 0.0, -1.0])
@@ -113,3 +114,13 @@ def test_several_images_have_as_many_neighbors_as_each_has() -> None:
     joined = join_neighbors(parts)
     for expected, other, given in zip(*parts, joined, strict=True):
         np.testing.assert_array_equal(given, np.concatenate([expected[..., :6, :], other], -1))
+
+
+def test_all_edge_pixels_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = patches(22, 18)
+    every = found_neighbors(logits, target)
+    monkeypatch.setattr("edgeloss.viz.arrays._BAND", 1)
+    for most, expected in ((3 * every.nll.shape[1] + 1, 3), (1, 1)):
+        details = examine(read_scene(logits, target, None), neighbors=8, most_pairs=most)[1]
+        assert details is not None
+        np.testing.assert_array_equal(details.neighbors.nll, every.nll[:expected])

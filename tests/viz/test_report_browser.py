@@ -43,7 +43,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     page = opened(logits, target, criterion=criterion)
     computed = compute_arrays(logits, target, criterion)
     keys = ("cross_entropy", "edge", "gradient", "region", "same_side", "other_side")
-    expected = {key: map_to_rgb(drawn)[0] for key, drawn in zip(keys, color_maps(computed, terms=True), strict=True)}
+    expected = {key: map_to_rgb(drawn, 0) for key, drawn in zip(keys, color_maps(computed, terms=True), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
     truth, prediction = computed.target[0], computed.prediction[0]
     expected["truth"] = np.rint(colors[truth])
@@ -332,6 +332,7 @@ def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
     logits, target = patches(batch=3)
     page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
     Select(page.driver.find_element("id", "image")).select_by_value("2")
+    page._wait.until(lambda d: page.run("return find('#wait').hidden"))  # until it is unpacked
     assert page.run("return findAll('[data-image]:not([hidden])').map((one) => one.dataset.image)") == ["2", "2"]
     assert page.run("return find('#slide').value") == "2"
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])

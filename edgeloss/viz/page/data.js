@@ -1,8 +1,6 @@
 // The numbers of a report: unpack them, and filter pixels.
 
-// Codes of values, in their order; those below FIRST are no numbers.
-const [HIDDEN, IGNORED, OFF_EDGES, FIRST] = [0, 1, 2, 3];
-const NOT_FINITE = 0xff00 + FIRST;
+const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE } = data.codes; // those below FIRST are no numbers
 
 // A code holds the exponent and eight bits of the significand of a float32.
 const NUMBERS = new Float32Array(Uint32Array.from({ length: 65536 }, (_, code) => Math.max(code - FIRST, 0) << 15).buffer);

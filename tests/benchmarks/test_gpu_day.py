@@ -68,13 +68,24 @@ EACH_STEP = ["build", "agreement", "checks", "speed", "bandwidth", "quality"]
 @pytest.mark.parametrize("only", [["build", "quality"], pytest.param(EACH_STEP, marks=pytest.mark.slow)])
 def test_the_steps_run_in_the_interpreter(only: list[str], tmp_path: Path) -> None:
     output = tmp_path / "day.jsonl"
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--output", str(output), "--only", *only]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--device",
+        "cpu",
+        "--output",
+        str(output),
+        "--plan",
+        "plan.yaml",
+        "--only",
+        *only,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(output)
     assert {row["step"] for row in rows.values()} == {*only}
     skipped = {name: row["reason"] for name, row in rows.items() if row["status"] != "ok"}
-    assert set(skipped) == {"quality.yaml", *(["graph, 2 classes", "no wait, 2 classes"] if "checks" in only else [])}
+    assert set(skipped) == {"plan.yaml", *(["graph, 2 classes", "no wait, 2 classes"] if "checks" in only else [])}
     assert all(skipped.values())
     assert all(0 <= row["error_of_value"] < 1e-4 for row in rows.values() if row["step"] == "agreement")
 

@@ -142,12 +142,21 @@ def about_speckles(counts: dict[str, int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the data, train both networks, and compare them."""
+    """Read the command line and run the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "runs" / "demo", metavar="FOLDER")
     parser.add_argument("--epochs", type=int, default=30, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of both trainings; default: %(default)s")
     options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        print("demo.py: interrupted; the same command starts over", file=sys.stderr)
+        return 130
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw the data, train both networks, and compare them."""
     console, output = Console(highlight=False, soft_wrap=True), options.output.resolve()
     data = output / "data"
     console.print("==> drawing images of shapes and wires", markup=False)

@@ -147,6 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CheckpointError, OSError, ValueError) as error:
         print(f"predict.py: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("predict.py: interrupted; all files written so far are complete", file=sys.stderr)
+        return 130
     return 0
 
 

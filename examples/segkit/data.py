@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Augment:
             raise ValueError(f"crop: expected (height, width), both >= 1, but got {self.crop}")
 
 
-class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
+class AugmentedDataset(Dataset[tuple[Tensor, Tensor]], ABC):
     """Samples whose random changes depend on a seed, an epoch and their index.
 
     They are drawn from ``np.random.default_rng((seed, epoch, index))``: a sample depends neither on the workers nor on
@@ -103,9 +104,9 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
         self._epoch.fill_(epoch)
 
+    @abstractmethod
     def _decode(self, index: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Read the image and the labels of a sample, as they are before its random changes."""
-        raise NotImplementedError
 
     def _read(self, i: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], np.random.Generator]:
         """Return what `_decode` does, which must not be modified, and the generator of the random changes."""

@@ -94,8 +94,11 @@ def pair_folders(images: Path, masks: Path) -> list[Pair]:
     """Pair the files of two folders by name.
 
     Raises:
-        InputError: if a folder can't be read or has no such files, two files share a name, or one has no partner.
+        InputError: if a folder is missing or has no such files, two files share a name, or one has no partner.
     """
+    for folder in (images, masks):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder, expected {images} and {masks}")
     image_files, mask_files = files_by_stem(images, IMAGE_SUFFIXES), files_by_stem(masks, (".png",))
     for name in sorted(image_files.keys() ^ mask_files.keys()):
         if name in image_files:

@@ -135,6 +135,16 @@ def test_color_varies_brightness_contrast_and_saturation(tmp_path: Path) -> None
     assert ((high > 1.2) & (high < 1.401)).all()
 
 
+def test_color_stays_within_range(tmp_path: Path) -> None:
+    save(tmp_path, "a", blocks(), np.random.default_rng(0).choice(np.array([0, 255], dtype=np.uint8), (60, 80, 3)))
+    dataset = open_folder(tmp_path, augment=Augment(scale=(1.0, 1.0), color=1.0))
+    for epoch in range(10):
+        dataset.set_epoch(epoch)
+        rgb = dataset[0][0] * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+        assert rgb.min() > -1e-6
+        assert rgb.max() < 1 + 1e-6
+
+
 def test_augmentation_depends_on_seed_epoch_and_index_only(folder: Path) -> None:
     def sample(seed: int, epoch: int, index: int) -> Tensor:
         dataset = open_folder(folder, augment=Augment(), seed=seed)
@@ -200,7 +210,10 @@ def test_a_cache_keeps_large_labels_and_is_not_changed_by_a_sample(tmp_path: Pat
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "images").rename(f / "elsewhere"), "{folder}/images: No such file or directory"),
+        (
+            lambda f: (f / "images").rename(f / "elsewhere"),
+            "{folder}/images: no such folder, expected {folder}/images and {folder}/masks",
+        ),
         (lambda f: (f / "masks/b.png").unlink(), "{folder}/images/b.png: has no mask, expected {folder}/masks/b.png"),
         (lambda f: (f / "images/b.png").unlink(), "{folder}/masks/b.png: has no image, expected one of its name in"),
         (lambda f: [path.unlink() for path in (f / "images").iterdir()], "{folder}/images: expected .png, .jpg,"),

@@ -89,3 +89,14 @@ def test_a_failed_run_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(demo, "train", lambda name, *_: {"cross-entropy": 0, "EdgeAwareLoss": 1}[name])
     assert demo.main(["-o", str(tmp_path)]) == 1
+
+
+def test_ctrl_c_ends_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo.subprocess, "run", interrupted)
+    assert demo.main(["-o", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "demo.py: interrupted; the same command starts over\n"

@@ -199,7 +199,7 @@ ID = "gtFine/train/ulm/ulm_000000_000019_gtFine_labelIds.png"
     ("layout", "damage", "name", "message"),
     [
         ("folder", _remove, "classes.txt", "{path}: No such file"),
-        ("folder", _remove, "train/masks", "{path}: No such file or directory"),
+        ("folder", _remove, "train/masks", "{path}: no such folder, expected {root}/train/images and {path}"),
         ("camvid", _remove, "trainannot/0001TP_006720.png", "train/0001TP_006720.png: has no mask, expected {path}"),
         (
             "cityscapes",

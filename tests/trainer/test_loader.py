@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,8 +47,12 @@ class Order(AugmentedDataset):
         """Name them."""
         super().__init__([f"image {i}" for i in range(11)], 255, seed=0, cache=False)
 
+    def _decode(self, index: int) -> tuple[Any, Any]:
+        return np.array(index), np.array([index])
+
     def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor(i), torch.tensor([i])
+        image, labels, _ = self._read(i)
+        return torch.from_numpy(image), torch.from_numpy(labels)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])

@@ -40,6 +40,7 @@ def test_info(run: Run) -> None:
     assert "\n  reference: available\n" in text
 
 
+@pytest.mark.slow  # two starts that import everything; the next test starts the program too
 def test_runs_as_a_program(folder: Path) -> None:
     ran = process("view", *arguments(folder), "-o", folder / "panel.png")
     assert (ran.returncode, ran.stdout) == (0, "")

@@ -44,6 +44,7 @@ def test_a_class_that_cannot_be_does_not_count_in_upsampled_logits() -> None:
     torch.testing.assert_close(fused, edge_aware_loss(x[:, :2], y, upsample=True, backend="fused"))
 
 
+@pytest.mark.slow  # collects the agreement suite in a process of its own
 def test_memory_is_not_read_before_it_is_written() -> None:
     # glibc fills new memory: what is read before it is set is no class then.
     test = Path(__file__).parents[1] / "loss/test_agreement.py::test_every_column_agrees_with_the_reference_in_float64"

@@ -4,9 +4,9 @@
 // the distances (distances.h); (2) slab by slab, the weights of the edge terms from the labels (labels.h), and tile by
 // tile the sums of the terms and the averages of the shares (pixels.h); (3) where neighbors are gathered, the edge
 // terms of pairs of pixels (neighbors/gather.h); (4) from the averages, the region terms and their slopes (region/).
-// Backward (backward.cpp) forms the gradient from the weights and the logits. Logits of lower resolution
-// (upsampled.cpp) are interpolated tile by tile. What a slab is does not depend on the number of threads, and sums are
-// added up in the order of the slabs, so every run gives the same bits.
+// Backward (backward.cpp) forms these weights again, and the gradient from them and the logits. Logits of lower
+// resolution are interpolated row by row (interpolate.h). What a slab is does not depend on the number of threads, and
+// sums are added up in the order of the slabs, so every run gives the same bits.
 #pragma once
 
 #include <array>

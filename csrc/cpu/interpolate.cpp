@@ -6,6 +6,7 @@
 #include "vectorize.h"
 
 namespace edgeloss {
+
 template <typename A>
 Upsample<A>::Upsample(const Axis<A>& z, const Axis<A>& y, const Axis<A>& x)
     : along_z(z), along_y(y), along_x(x), weight(x.high), begin(x.low + 1) {

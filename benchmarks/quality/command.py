@@ -161,7 +161,8 @@ def compare(options: argparse.Namespace) -> tuple[Split, str]:
     runs = read_plan(options.plan, data=data)
     if options.seed not in (seeds := sorted({run.seed for run in runs})):
         raise ValueError(f"--seed: expected one of {seeds}, the seeds of the plan, but got {options.seed}")
-    runs = [run for run in runs if run.seed == options.seed and run.data == runs[0].data]
+    same = runs[0].data, runs[0].settings
+    runs = [run for run in runs if run.seed == options.seed and (run.data, run.settings) == same]
     chosen = pick(runs, options.losses)
     classes, void = read_labels(place.data_of(runs[0]))
     names = open_folder(place.split_of(runs[0]), len(classes), void).names

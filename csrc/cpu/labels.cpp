@@ -52,6 +52,7 @@ EDGELOSS_INLINE const A* sums_around(const Box& box, const BoxNumbers<A>& number
     chosen[i] = label[i] == k ? value : A(0);
   }
   const A *sides = nullptr, *all = chosen;
+  const int last_axis = box.radius[0] ? 0 : box.radius[1] ? 1 : 2;
   for (int axis = 2; axis >= 0; --axis) {
     const int64_t r = box.radius[axis], step = box.step[axis], first = r * step, last = box.count - first;
     if (r == 0) continue;
@@ -65,9 +66,10 @@ EDGELOSS_INLINE const A* sums_around(const Box& box, const BoxNumbers<A>& number
       EDGELOSS_INDEPENDENT
       for (int64_t i = first; i < last; ++i) new_sides[i] = before[i] + behind[i];
     }
+    sides = new_sides;
+    if (axis == last_axis) break;
     EDGELOSS_INDEPENDENT
     for (int64_t i = first; i < last; ++i) new_all[i] = all[i] + (before[i] + behind[i]);
-    sides = new_sides;
     all = new_all;
   }
   return sides;

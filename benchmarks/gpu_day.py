@@ -5,11 +5,13 @@ The steps, in this order. Results are added to a table as they come, and what ha
 
   build      the first call of each form of tools/check_gpu.py, which compiles its kernels
   agreement  cases of the tests, compared with plain PyTorch in float64 on the CPU
-  checks     a CUDA graph, GradScaler, backward twice, the same bits twice, and no wait for the device
+  checks     a CUDA graph, GradScaler, torch.compile, backward twice, the same bits twice, and no wait for the device
   speed      the cases of benchmarks/speed.py, compared with cross-entropy, and the memory that each step adds
-  bandwidth  the calls of tools/gpu_model.py, compared with the bytes they have to move and with a copy
+  bandwidth  the calls of tools/gpu_model.py and the time of their kernels, compared with the bytes they have to move
+             and with a copy
   quality    a plan of benchmarks/quality.py, in the time that is left
 
+Kernels take most of the time to compile: `--workers` processes do what is not timed, and call first what is timed.
 `--device cpu` runs the same code on small tensors in Triton's interpreter; its times mean nothing.
 """
 
@@ -41,12 +43,13 @@ from check_gpu import FORMS  # noqa: E402
 from edgeloss import library  # noqa: E402
 from edgeloss.functional import edge_aware_loss  # noqa: E402
 from label_maps import VOID, regions  # noqa: E402
-from measure import added_memory, median_seconds  # noqa: E402
+from measure import added_memory, median_seconds, processes  # noqa: E402
 from result_table import Row, add_rows, read_rows  # noqa: E402
 from timing import losses  # noqa: E402
 
 CHECKED = ["19 classes", "19 classes, bfloat16", "150 classes, upsampled", "2 classes"]  # of FORMS
 SCALE = 65536.0  # that of a new GradScaler
+REPEATS = 5  # of a step whose kernels are timed one by one
 Step = Callable[..., tuple[Tensor, Tensor]]
 Tasks = Iterator[tuple[str, Callable[[], Row]]]  # a name, and what returns figures
 
@@ -56,11 +59,13 @@ class CannotRunError(Exception):
 
 
 class Place(NamedTuple):
-    """The device, the monotonic time when to stop, and the plan for the rest of the time."""
+    """The device, the monotonic time when to stop, the plan for the rest of the time, its data, and the processes."""
 
     device: str
     end: float
     plan: Path
+    data: Path
+    workers: int
 
     @property
     def is_dry(self) -> bool:
@@ -169,6 +174,12 @@ def checks(place: Place) -> Tasks:
         expect(error <= 2 * torch.finfo(torch.float16).eps, f"an error of at most 2 eps, but got {error:.1e}")
         return {"error": error}
 
+    def compiled(step: Step, _: Tensor) -> Row:
+        (value, gradient), (true_value, true_gradient) = torch.compile(step)(), step()
+        error = float((gradient - true_gradient).abs().max() / true_gradient.abs().max())
+        expect(error + abs(float(value / true_value) - 1) <= 1e-6, f"the same gradient, but it is off by {error:.1e}")
+        return {"error": error}
+
     def waits(step: Step, _: Tensor) -> Row:
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -177,14 +188,14 @@ def checks(place: Place) -> Tasks:
             torch.cuda.set_sync_debug_mode("default")
         return {}
 
-    kinds = {"graph": graph, "scaler": scaler, "no wait": waits}
+    kinds = {"graph": graph, "scaler": scaler, "no wait": waits, "compiled": compiled}
     kinds |= {"the same bits": lambda step, _: same(step(), step())}
     kinds |= {"backward twice": lambda step, _: same(step(times=2), step())}
 
     def run(kind: str, form: Any) -> Row:  # noqa: ANN401
         step, x = place.step(form, "float16" if kind == "scaler" else None)
         step()  # a first call compiles
-        if place.is_dry and kind in ("graph", "no wait"):
+        if place.is_dry and kind in ("graph", "no wait", "compiled"):
             raise CannotRunError("there is no GPU")
         return kinds[kind](step, x)
 
@@ -227,6 +238,14 @@ def bandwidth(place: Place) -> Tasks:
         time_of_copy = place.microseconds(lambda: target.copy_(source))
         return {"microseconds": time_of_copy, "gigabytes_per_second": round(2e-3 * len(source) / time_of_copy, 1)}
 
+    def kernels(step: Step) -> Row:
+        with torch.profiler.profile() as profile:
+            for _ in range(REPEATS):
+                step()
+            torch.cuda.synchronize()
+        times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
+        return {name: round(time, 2) for name, time in times.items() if name.endswith("_kernel") and time}
+
     def run(case: gpu_model.Case) -> Row:
         shape = (case.batch, case.classes, *(case.low or case.size))
         options = {"region_weight": 3.0 * case.regions, "upsample": case.low is not None, "ignore_index": VOID}
@@ -235,6 +254,7 @@ def bandwidth(place: Place) -> Tasks:
         time_of_step = place.microseconds(step)
         moved = round(case.floor * gpu_model.BANDWIDTH)
         figures = {"microseconds": time_of_step, "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
+        figures |= {} if place.is_dry else {"kernels": kernels(step)}
         return {**figures, "bytes_to_move": moved, "gigabytes_per_second": round(1e-3 * moved / time_of_step, 1)}
 
     yield "copy", copy
@@ -248,6 +268,7 @@ def quality(place: Place) -> Tasks:
         if place.is_dry:
             raise CannotRunError("trainings at full size need a GPU")
         command = [sys.executable, ROOT / "benchmarks/quality.py", "plan", place.plan, "--device", place.device]
+        command += ["--data-root", place.data, "--workers", str(place.workers)]
         try:
             subprocess.run(command, check=True, timeout=max(1.0, place.end - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -257,6 +278,7 @@ def quality(place: Place) -> Tasks:
     yield place.plan.name, run
 
 
+UNTIMED = ("build", "agreement", "checks")
 STEPS = {step.__name__: step for step in (build, agreement, checks, speed, bandwidth, quality)}
 
 
@@ -267,27 +289,41 @@ def key_of(row: Row) -> str:
 
 def run_step(name: str, place: Place, output: Path) -> int:
     """Run what a step has not done yet, and return how much of it failed."""
+    tasks = [task for task, _ in STEPS[name](place)]
+    run = partial(run_task, name, place)
+    if place.workers > 1 and name != "quality":
+        with processes(place.workers) as pool:
+            failed = sum(pool.map(partial(run, output if name in UNTIMED else None), tasks))
+        if name in UNTIMED:
+            return failed
+    return sum(map(partial(run, output), tasks))
+
+
+def run_task(name: str, place: Place, output: Path | None, task: str) -> bool:
+    """Run a task of a step unless it is done, and return whether it failed.
+
+    Its row is added to the table. Without a table it is run so that its kernels are compiled.
+    """
     triton = importlib.import_module("triton").__version__ if importlib.util.find_spec("triton") else "none"
-    gpu, failed = "interpreter" if place.is_dry else torch.cuda.get_device_name(), 0
+    gpu = "interpreter" if place.is_dry else torch.cuda.get_device_name()
     machine = {"gpu": gpu, "torch": torch.__version__, "triton": triton}
-    done = {key_of(row) for row in read_rows(output) if row["status"] == "ok"}
-    for task, run in STEPS[name](place):
-        row, start = {"step": name, "name": task, **machine}, time.monotonic()
-        if key_of(row) in done:
-            continue
-        if start > place.end:
-            print(f"the time is up before {name}, {task}; the same command goes on", flush=True)
-            break
-        try:
-            row |= {"status": "ok", **run()}
-        except CannotRunError as error:
-            row |= {"status": "skipped", "reason": str(error)}
-        except Exception as error:  # what is left is to be tried
-            row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-            failed += 1
-        add_rows(output, [{**row, "seconds": round(time.monotonic() - start, 1)}], key_of)
-        print(json.dumps({name: value for name, value in row.items() if name not in machine}), flush=True)
-    return failed
+    row, start = {"step": name, "name": task, **machine}, time.monotonic()
+    if output and key_of(row) in {key_of(row) for row in read_rows(output) if row["status"] == "ok"}:
+        return False
+    if start > place.end:
+        print(f"the time is up before {name}, {task}; the same command goes on", flush=True)
+        return False
+    try:
+        row |= {"status": "ok", **dict(STEPS[name](place))[task]()}
+    except CannotRunError as error:
+        row |= {"status": "skipped", "reason": str(error)}
+    except Exception as error:  # what is left is to be tried
+        row |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    if output is None:
+        return False
+    add_rows(output, [{**row, "seconds": round(time.monotonic() - start, 1)}], key_of)
+    print(json.dumps({name: value for name, value in row.items() if name not in machine}), flush=True)
+    return row["status"] == "failed"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -298,20 +334,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--minutes", type=float, default=30.0, help="begin nothing after so long (default: %(default)s)")
     add("--only", nargs="+", choices=list(STEPS), metavar="STEP", default=list(STEPS), help="some of the steps")
     add("--output", type=Path, default=ROOT / "runs/gpu_day.jsonl", metavar="FILE", help="default: %(default)s")
-    add(
-        "--plan",
-        type=Path,
-        default=ROOT / "configs/quality-pretrained.yaml",
-        help="of the trainings (default: %(default)s)",
-    )
+    add("--workers", type=int, default=1, help="processes for what is not timed (default: %(default)s)")
+    add("--plan", type=Path, default=ROOT / "configs/quality-pretrained.yaml", help="default: %(default)s")
+    add("--data-root", type=Path, default=Path(), metavar="DIR", help="of the data of the plan (default: .)")
     given = parser.parse_args(arguments)
-    place = Place(given.device, time.monotonic() + 60 * given.minutes, given.plan)
+    end = time.monotonic() + 60 * given.minutes
+    place = Place(given.device, end, given.plan, given.data_root, given.workers)
     if len(given.only) > 1 and not place.is_dry:  # an error may leave the device unusable for a process
-        words = ["--output", given.output, "--plan", given.plan, "--minutes"]
+        given_too = {"output": given.output, "plan": given.plan, "data-root": given.data_root, "workers": given.workers}
+        words = [f"--{name}={value}" for name, value in given_too.items()]
         codes = []
         for step in (step for step in STEPS if step in given.only):
-            minutes = (place.end - time.monotonic()) / 60
-            command = [sys.executable, __file__, "--only", step, *map(str, (*words, minutes))]
+            minutes = f"--minutes={(place.end - time.monotonic()) / 60}"
+            command = [sys.executable, __file__, "--only", step, *words, minutes]
             codes.append(subprocess.run(command).returncode)
         return max(codes)
     if place.is_dry:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ def finish(run: Run, place: Place) -> None:
             "instructions": INSTRUCTIONS,
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy")},
+            **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy") if find_spec(name)},
         },
     }
     if run.options.get("region_weight"):

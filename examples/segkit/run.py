@@ -128,6 +128,11 @@ class SaveConfig(SaveConfigCallback):
 class TrainCLI(LightningCLI):
     """The command line: options of the trainer, the module, the data and the callbacks."""
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return what the module has steps for; each command costs a start the time to describe all options."""
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name in ("fit", "validate")}
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks, and what one part takes from another."""
         parser.add_argument("--overwrite", type=bool, default=False, help="Replace an earlier run in that folder.")

@@ -29,10 +29,10 @@ class Ran(NamedTuple):
 Run = Callable[..., Ran]
 
 
-def process(*arguments: object, code: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command line, or Python code, in a separate process."""
-    start = ["-m", "edgeloss.cli", *map(str, arguments)] if code is None else ["-c", code]
-    return subprocess.run([sys.executable, *start], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a separate process."""
+    command = [sys.executable, "-m", "edgeloss.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 def mask_array() -> np.ndarray[Any, np.dtype[np.uint8]]:

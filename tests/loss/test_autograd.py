@@ -86,7 +86,8 @@ def test_second_derivatives(call: str, classes: int, part: int, monkeypatch: pyt
     y = torch.randint(max(2, classes), (1, *size))
     y[..., 0] = 255
     loss = partial(edge_aware_loss, target=y, ignore_index=255, reduction="sum", backend="reference", **options)
-    assert torch.autograd.gradgradcheck(loss, x, fast_mode=call == "regions", atol=1e-5)
+    # Compared along random directions, but for the smallest call: of each element it takes seconds.
+    assert torch.autograd.gradgradcheck(loss, x, fast_mode=call != "upsampled", atol=1e-5)
 
 
 @each_call

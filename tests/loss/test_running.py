@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import IGNORE, KEPT, C, average, balance, edge_pixels, error_sums, run, steps
+from pairwise import pairwise
 from stateless import stateless_loss
 
 from edgeloss import EdgeAwareLoss, reduction
@@ -24,22 +25,27 @@ def focused(**options: Any) -> EdgeAwareLoss:
     return stateless_loss(**{"edge_focus": GAMMA, "ignore_index": IGNORE} | options)
 
 
-@pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize("kept", [*KEPT[:2], {"edge_class_weight": "running", "edge_focus": 8.0, "region_weight": 3.0}])
+# Sizes, classes, and options of the maps and of the rest.
+Call = tuple[tuple[int, ...], int, dict[str, Any], dict[str, Any]]
+CALLS: list[Call] = [
+    (PLANE, C, {}, {}),
+    (PLANE, C, {"other_side_weight": 0.3, "same_side_weight": 2.0}, {"reduction": "sum", "edge_weight": 0.5}),
+    (PLANE, 1, {}, {"reduction": "none"}),
+    (PLANE, 300, {"upsample": True}, {}),
+    ((3, 5, 6), 3, {"decay": 1.0, "power": 1.0}, {}),
+    (PLANE, 3, {"multilabel": True}, {"edge_weight": 0.0}),
+]
+RUNNING: list[dict[str, Any]] = [
+    *KEPT[:2],
+    {"edge_class_weight": "running", "edge_focus": 8.0, "region_weight": 3.0},
+]
+
+
 @pytest.mark.parametrize(
-    ("size", "classes", "of_maps", "others"),
-    [
-        (PLANE, C, {}, {}),
-        (PLANE, C, {"other_side_weight": 0.3, "same_side_weight": 2.0}, {"reduction": "sum", "edge_weight": 0.5}),
-        (PLANE, 1, {}, {"reduction": "none"}),
-        (PLANE, 300, {"upsample": True}, {}),
-        ((3, 5, 6), 3, {"decay": 1.0, "power": 1.0}, {}),
-        (PLANE, 3, {"multilabel": True}, {"edge_weight": 0.0}),
-    ],
+    ("each_backend", "kept", "call"), pairwise(["reference", "fused"], RUNNING, CALLS), indirect=["each_backend"]
 )
-def test_weights_come_from_the_steps_before(
-    size: tuple[int, ...], classes: int, of_maps: dict[str, Any], others: dict[str, Any], kept: dict[str, Any]
-) -> None:
+def test_weights_come_from_the_steps_before(each_backend: str, kept: dict[str, Any], call: Call) -> None:
+    size, classes, of_maps, others = call
     criterion = stateless_loss(ignore_index=IGNORE, **kept, **of_maps, **others)
     fixed = {"edge_class_weight": None, "region_weight": 0.0} | kept | {"ignore_index": IGNORE} | of_maps | others
     gamma, multilabel = fixed.pop("edge_focus", 0.0), "multilabel" in of_maps

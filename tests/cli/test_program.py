@@ -25,10 +25,17 @@ def test_help_has_examples(run: Run, command: str) -> None:
     assert f"  Examples:\n    edgeloss {command}" in ran.out  # one line each, not wrapped as prose
 
 
-def test_missing_options_are_named(run: Run) -> None:
-    ran = run("view", "--mask", "mask.png")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mask", "mask.png"], "Missing option '--pred'"),
+        (["--width", 1, "--mask", "m.png", "--pred", "p.npy", "-o", "p.png"], "greater than or equal to 1.7"),
+    ],
+)
+def test_options_that_are_no_use_are_named(run: Run, words: list[object], message: str) -> None:
+    ran = run("view", *words)
     assert ran.code == 2
-    assert "Missing option '--pred'" in ran.err
+    assert message in ran.err
 
 
 def test_info(run: Run) -> None:

@@ -24,6 +24,19 @@ from torch import Tensor
 from edgeloss import io, viz
 
 
+@pytest.fixture
+def linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """Replace reports, which take a second each and megabytes, by their titles; return the links of each."""
+    found: dict[str, dict[str, str]] = {}
+
+    def report(logits: Tensor, target: Tensor, *, title: str, links: dict[str, str], **options: Any) -> str:
+        found[title] = links
+        return title
+
+    monkeypatch.setattr(viz, "report", report)
+    return found
+
+
 def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: Path) -> None:
     (folders / "masks" / "Thumbs.db").write_bytes(b"")
     (folders / "masks" / ".hidden.png").write_bytes(b"")
@@ -42,36 +55,30 @@ def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: P
     assert all(str(source).startswith("data:image/jpeg;base64,") for source in thumbnails)
 
 
-def test_folders_give_reports(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A real report takes a few megabytes per page.
-    linked = {}
-
-    def report(logits: Tensor, target: Tensor, *, title: str, links: dict[str, str], **options: Any) -> str:
-        linked[title] = links
-        return title
-
-    monkeypatch.setattr(viz, "report", report)
+def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[str, str]]) -> None:
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
     assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits"
     assert linked["b: logits"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
     assert Page((folders / "pages" / "index.html").read_text("utf-8")).links[0] == "./c.html"
 
 
+@pytest.mark.usefixtures("linked")
 def test_a_nan_loss_comes_first(run: Run, folders: Path) -> None:
     torch.save(torch.full((C, H, W), float("nan")), folders / "preds" / "b.pt")
-    ran = run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40)
+    ran = run(*view_folders(folders), "-o", folders / "pages", "--format", "html")
     assert ran.code == 0
     assert "b.pt: 2304 of 2304 values are not finite" in ran.err
-    assert Page((folders / "pages" / "index.html").read_text("utf-8")).links == ["./b.png", "./c.png", "./a.png"]
+    assert Page((folders / "pages" / "index.html").read_text("utf-8")).links == ["./b.html", "./c.html", "./a.html"]
 
 
+@pytest.mark.usefixtures("linked")
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
 def test_the_gallery_sorts_and_filters(
     run: Run, folders: Path, browse: Callable[[Path], Any], axe: str, sized: Sized, width: int, dark: bool
 ) -> None:
     sized(width, 844, dark)
     Image.fromarray(np.ones((H, W), np.uint8)).save(folders / "masks" / "b.png")  # no pixel of class 0
-    assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 20).code == 0
+    assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
     page = browse(folders / "pages" / "index.html")
     scores = page.execute_script("return data.rows.map(({ name, figures }) => [figures.boundary_f1_1px, name])")
 
@@ -110,11 +117,11 @@ NAMES = [
 ]
 
 
-def test_names_with_markup_are_text(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("linked")
+def test_names_with_markup_are_text(run: Run, folders: Path) -> None:
     for kind, suffix in {"images": "jpg", "masks": "png", "preds": "pt"}.items():
         for name in NAMES:
             (folders / kind / f"{name}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
-    monkeypatch.setattr(viz, "report", lambda *arguments, title, **options: title)  # the index has the names
     output = folders / "pages"
     assert run(*view_folders(folders), "-o", output, "--format", "html").code == 0
     page = Page((output / "index.html").read_text("utf-8"))
@@ -127,12 +134,13 @@ def test_names_with_markup_are_text(run: Run, folders: Path, monkeypatch: pytest
     assert sum(tag == "img" for tag, _ in page.tags) == 3 + len(NAMES)
 
 
+@pytest.mark.usefixtures("linked")
 def test_a_bad_file_stops_and_keeps_finished_pages(run: Run, folders: Path) -> None:
     (folders / "preds" / "b.pt").write_bytes(b"")
-    ran = run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40)
+    ran = run(*view_folders(folders), "-o", folders / "pages", "--format", "html")
     assert ran.code == 2
     assert ran.err.startswith(f"edgeloss: error: {folders / 'preds' / 'b.pt'}: is damaged")
-    assert [path.name for path in (folders / "pages").iterdir()] == ["a.png"]
+    assert [path.name for path in (folders / "pages").iterdir()] == ["a.html"]
 
 
 @pytest.mark.parametrize(
@@ -151,11 +159,12 @@ def test_folders_must_fit(run: Run, folders: Path, change: Callable[[Path], Any]
     assert not (folders / "pages").exists()
 
 
+@pytest.mark.usefixtures("linked")
 def test_incomplete_cases_can_be_skipped(run: Run, folders: Path) -> None:
     (folders / "masks" / "b.png").unlink()
     (folders / "preds" / "c.pt").unlink()
-    assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 40, "--skip-missing").code == 0
-    assert sorted(path.name for path in (folders / "pages").iterdir()) == ["a.png", "index.html"]
+    assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html", "--skip-missing").code == 0
+    assert sorted(path.name for path in (folders / "pages").iterdir()) == ["a.html", "index.html"]
     (folders / "images" / "a.jpg").unlink()
     ran = run(*view_folders(folders), "-o", folders / "pages", "--skip-missing")
     assert ran.code == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from typing import Any
 
@@ -81,8 +80,9 @@ def test_integer_palettes_are_of_255() -> None:
     np.testing.assert_allclose(shown, [[0, 0.4, 0], [1, 0, 0.2]])
 
 
-@pytest.mark.parametrize("gray", [False, True])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "gray"), [(torch.uint8, False), (torch.uint8, True), (torch.float32, False), (torch.float16, True)]
+)
 def test_images_are_shown_as_they_are(dtype: torch.dtype, gray: bool) -> None:
     logits, target = scene()
     image = torch.randint(256, (1 if gray else 3, 12, 16), dtype=torch.uint8)
@@ -377,7 +377,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize(
     ("name", "labels"),
-    [*((name, "two") for name in EXTREMES), *itertools.product(["zeros", "nan", "huge"], ["one", "void"])],
+    [*((name, "two") for name in EXTREMES), ("zeros", "one"), ("nan", "one"), ("nan", "void")],
 )
 def test_extremes_are_drawn_without_a_warning(name: str, labels: str) -> None:
     target = torch.zeros(8, 8, dtype=torch.int64)

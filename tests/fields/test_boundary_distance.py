@@ -64,8 +64,7 @@ def test_rounded_squares_are_exact(size: tuple[int, int], sites: int) -> None:
     assert np.array_equal(field[y == 0], expected[y == 0])
 
 
-@pytest.mark.parametrize("reach", [1.0, 30.5, 400])  # the last one has no tiles
-@pytest.mark.parametrize("spacing", [None, 0.5])
+@pytest.mark.parametrize(("reach", "spacing"), [(1.0, 0.5), (30.5, None), (400, 0.5)])  # the last one has no tiles
 def test_tiles_of_a_large_image_are_exact_up_to_the_limit(reach: float, spacing: float | None) -> None:
     random = np.random.default_rng(0)
     y = np.kron(random.integers(0, 3, (5, 9)), np.ones((161, 173), dtype=np.int64))[None]

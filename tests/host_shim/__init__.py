@@ -26,15 +26,26 @@ FLAGS = [
 compiler = toolchain.find_compiler
 
 
-def build(command: list[str]) -> Path:
-    """Compile the library unless it exists; its directory is named by a hash of sources and command."""
-    sources = sorted([*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/**/*.cu")])
+def _sources() -> list[Path]:
+    return sorted([*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/**/*.cu")])
+
+
+def _compile(command: list[str]) -> list[str]:
+    return [command[0], "-O1", *command[1:], *FLAGS]  # an optimization of the command's own comes later and counts
+
+
+def path(command: list[str]) -> Path:
+    """Return the path of the library, in a folder that is named by a hash of sources and command."""
     headers = sorted([*ROOT.glob("csrc/**/*.h"), *FOLDER.glob("*.h")])
-    command = [command[0], "-O1", *command[1:], *FLAGS]  # an optimization of the command's own comes later and counts
-    content = b"".join(path.read_bytes() for path in (*sources, *headers))
-    key = hashlib.sha256(repr((command, torch.__version__)).encode() + content).hexdigest()[:12]
-    folder = ROOT / "build" / "host_shim" / key
-    library = folder / "_C.so"
+    content = b"".join(path.read_bytes() for path in (*_sources(), *headers))
+    key = hashlib.sha256(repr((_compile(command), torch.__version__)).encode() + content).hexdigest()[:12]
+    return ROOT / "build" / "host_shim" / key / "_C.so"
+
+
+def build(command: list[str]) -> Path:
+    """Compile the library unless it exists."""
+    sources, library = _sources(), path(command)
+    folder, command = library.parent, _compile(command)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of the workers of a test run, one builds and the others wait

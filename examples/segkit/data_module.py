@@ -93,11 +93,13 @@ class SegmentationData(LightningDataModule):
             seed=self.seed,
             accumulate=self.trainer.accumulate_grad_batches,
             position=self._position,
+            process=(self.trainer.global_rank, self.trainer.world_size),
         )
 
     def val_dataloader(self) -> Batches:
         """Return the validation batches, in the order of the files."""
-        return Batches(self.val_set, self.batch_size, self.workers)
+        process = self.trainer.global_rank, self.trainer.world_size
+        return Batches(self.val_set, self.batch_size, self.workers, process=process)
 
     def _position(self) -> tuple[int, int]:
         """Return the epoch, from 1, and the micro-batches of it that are done."""

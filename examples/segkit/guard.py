@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from edgeloss import diagnose
 from edgeloss.io import atomic_write
 from segkit.checkpoint import save_checkpoint
-from segkit.distributed import rank, sum_over_ranks, world_size
 from segkit.loader import MicroBatch
 from segkit.module import SegmentationModule
 
@@ -66,7 +65,7 @@ class NanGuard(Callback):
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         values = {"loss": loss.item(), "gradient": 0.0 if is_scaled else norm.item()}
         bad = [name for name, value in values.items() if not math.isfinite(value)]
-        is_bad = any(sum_over_ranks([len(bad)]))
+        is_bad = trainer.strategy.reduce_boolean_decision(bool(bad), all=False)
         self.log("skipped", float(is_bad), on_step=False, on_epoch=True, reduce_fx="sum")  # for the page of the run
         if not is_bad:
             self._row = 0
@@ -76,7 +75,7 @@ class NanGuard(Callback):
         self.message = f"epoch {trainer.current_epoch + 1}: {cause} at step {step} on {', '.join(batch.names)}"
         if self._saved < self.limit:
             self._saved += 1
-            path = self._save(Path(trainer.default_root_dir) / "nan", step, pl_module, batch, logits, values)
+            path = self._save(trainer, pl_module, batch, logits, values)
             if path is not None:
                 self.message += f"; the batch is in {path}, the diagnosis in {path.stem}.txt"
         if self.action == "stop":
@@ -91,8 +90,7 @@ class NanGuard(Callback):
 
     def _save(
         self,
-        folder: Path,
-        step: int,
+        trainer: Trainer,
         module: SegmentationModule,
         batch: MicroBatch,
         logits: Tensor,
@@ -104,8 +102,9 @@ class NanGuard(Callback):
         with torch.inference_mode(False), torch.enable_grad():
             diagnosis = diagnose(criterion, logits, batch.labels)
         is_fine = diagnosis.ok and math.isfinite(values["loss"])
-        if any(sum_over_ranks([not is_fine])) and is_fine:
+        if trainer.strategy.reduce_boolean_decision(not is_fine, all=False) and is_fine:
             return None
+        step = trainer.global_step + 1
         details = {
             "step": step,
             "names": list(batch.names),
@@ -115,8 +114,9 @@ class NanGuard(Callback):
             "diagnosis": diagnosis.to_dict(),
         }
         tensors = {"images": batch.images, "logits": logits, "target": batch.labels}
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (f"step_{step}" + f"_rank_{rank()}" * (world_size() > 1) + ".pt")
+        rank = f"_rank_{trainer.global_rank}" * (trainer.world_size > 1)
+        path = Path(trainer.default_root_dir) / "nan" / f"step_{step}{rank}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Copies, since of a view all of its storage would be written.
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
         save_checkpoint(path, details | copies)

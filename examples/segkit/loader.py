@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from segkit.data import AugmentedDataset
-from segkit.distributed import rank, world_size
 
 
 class DataError(ValueError):
@@ -56,6 +55,7 @@ class Batches:
         seed: Seed of the order; None keeps the order of the data set.
         accumulate: Micro-batches per batch and process.
         position: Returns the epoch, and the micro-batches of it that are done.
+        process: The number of this process, and how many there are.
 
     Raises:
         ValueError: A batch has too few images for all processes and micro-batches.
@@ -70,15 +70,16 @@ class Batches:
         seed: int | None = None,
         accumulate: int = 1,
         position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        process: tuple[int, int] = (0, 1),
     ) -> None:
         """Store the options."""
-        if seed is not None and batch_size < accumulate * world_size():
+        if seed is not None and batch_size < accumulate * process[1]:
             raise ValueError(
                 f"data.batch_size: expected at least accumulate_grad_batches × processes = {accumulate} ×"
-                f" {world_size()} images, but got {batch_size}"
+                f" {process[1]} images, but got {batch_size}"
             )
         self.dataset, self.batch_size, self.workers = dataset, batch_size, workers
-        self.seed, self.accumulate, self.position = seed, accumulate, position
+        self.seed, self.accumulate, self.position, self.process = seed, accumulate, position, process
 
     def __len__(self) -> int:
         """Return the number of micro-batches of an epoch."""
@@ -87,7 +88,17 @@ class Batches:
     def _steps(self, order: np.ndarray[Any, Any]) -> list[list[list[int]]]:
         """Return the images of each micro-batch of each step."""
         starts = range(0, len(order), self.batch_size)
-        return [split_batch(order[start : start + self.batch_size].tolist(), self.accumulate) for start in starts]
+        return [self._split(order[start : start + self.batch_size].tolist()) for start in starts]
+
+    def _split(self, batch: list[int]) -> list[list[int]]:
+        """Return the images of a batch that this process takes, in micro-batches.
+
+        Every process gets the same number of micro-batches, since each waits for the others once per micro-batch; where
+        there are too few images, some are empty.
+        """
+        rank, world = self.process
+        parts = min(self.accumulate, math.ceil(len(batch) / world))
+        return [batch[rank::world][part::parts] for part in range(parts)]
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Read one epoch.
@@ -137,17 +148,6 @@ class Batches:
 def mixed_seed(*numbers: int) -> int:
     """Return a seed that differs for each combination of numbers ≥ 0."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-def split_batch(batch: list[int], accumulate: int) -> list[list[int]]:
-    """Return the images of a batch that this process takes, in micro-batches.
-
-    Every process gets the same number of micro-batches, since each waits for the others once per micro-batch; where
-    there are too few images, some are empty.
-    """
-    mine = batch[rank() :: world_size()]
-    parts = min(accumulate, math.ceil(len(batch) / world_size()))
-    return [mine[part::parts] for part in range(parts)]
 
 
 def _collate(samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:

@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from edgeloss import EdgeAwareLoss
-from segkit.distributed import rank
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
@@ -107,7 +106,7 @@ class SegmentationModule(LightningModule):
 
     def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
         """Make what the network draws independent of all that ran before."""
-        seed_everything(mixed_seed(self.seed, self.current_epoch + 1, batch_idx, rank()), verbose=False)
+        seed_everything(mixed_seed(self.seed, self.current_epoch + 1, batch_idx, self.global_rank), verbose=False)
 
     def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
         """Return n times the loss of a micro-batch, which Lightning divides by n = accumulate_grad_batches."""

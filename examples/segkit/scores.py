@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
@@ -17,7 +18,6 @@ from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 from edgeloss.integrations.run_page import BY_CLASS
 from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
-from segkit.distributed import sum_over_ranks
 
 
 def validation_metrics(
@@ -94,7 +94,7 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
     weights = {"cross_entropy": "ce_weight", "same_side": "same_side_weight", "other_side": "other_side_weight"}
     if criterion.region_weight:
         weights["region"] = "region_weight"
-    norms = []
+    squares = []
     for kept in weights.values():
         term = copy.copy(criterion)
         term.edge_weight = criterion.options()["edge_weight"]
@@ -105,9 +105,12 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         leaf = logits.clone().requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(term(leaf, target), leaf)
-        norms.append(torch.linalg.vector_norm(gradient))
-    totals = [math.sqrt(total) for total in sum_over_ranks([norm**2 for norm in torch.stack(norms).tolist()])]
-    return {name: norm / (sum(totals) or 1.0) for name, norm in zip(weights, totals, strict=True)}
+        squares.append(torch.linalg.vector_norm(gradient).double().square())
+    totals = torch.stack(squares)
+    if dist.is_initialized():
+        dist.all_reduce(totals)
+    norms = totals.sqrt().tolist()
+    return {name: norm / (sum(norms) or 1.0) for name, norm in zip(weights, norms, strict=True)}
 
 
 class LossFigures(Metric):

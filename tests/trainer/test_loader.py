@@ -12,7 +12,6 @@ import pytest
 import torch
 from small_masks import open_folder
 
-from segkit import loader
 from segkit.data import AugmentedDataset, SegmentationDataset
 from segkit.loader import Batches
 
@@ -77,12 +76,8 @@ def test_micro_batches_of_an_epoch(accumulate: int) -> None:
     assert other != [batch.names for batch in whole]
 
 
-def test_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "world_size", lambda: 2)
-    parts = []
-    for rank in range(2):
-        monkeypatch.setattr(loader, "rank", lambda rank=rank: rank)
-        parts.append(list(Batches(Order(), 5, 0, seed=0, accumulate=2)))
+def test_processes_share_a_batch() -> None:
+    parts = [list(Batches(Order(), 5, 0, seed=0, accumulate=2, process=(rank, 2))) for rank in range(2)]
     assert len(parts[0]) == len(parts[1]) == 5
     assert sorted(i for part in parts for batch in part for i in (batch.images.tolist() if batch.names else [])) == [
         *range(11)
@@ -91,4 +86,4 @@ def test_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(empty) == 1  # of the last batch, which has one image
     assert empty[0].labels.tolist() == [[255]]
     with pytest.raises(ValueError, match="batch_size: expected at least accumulate_grad_batches × processes = 2 × 2"):
-        Batches(Order(), 3, 0, seed=0, accumulate=2)
+        Batches(Order(), 3, 0, seed=0, accumulate=2, process=(0, 2))

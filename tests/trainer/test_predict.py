@@ -218,6 +218,12 @@ def _spoil_weights(checkpoint: Path, images: Path) -> None:
         (lambda c, i: (i / "b.png").write_bytes(b"no"), [], "{i}/b.png: can't be read as an image"),
         (lambda c, i: (i.parent / "out").touch(), [], "[Errno 20] Not a directory: '{o}/labels'"),
         (_spoil_weights, [], "{i}/a.png: expected finite logits, but the network returned nan or inf"),
+        (lambda c, i: shutil.rmtree(i), [], "{i}: no such file or folder"),
+        (
+            lambda c, i: None,
+            ["-o", "{i}/.."],
+            "{i}/..: expected another folder than that of the images; change --output",
+        ),
     ],
 )
 def test_an_error_is_one_line(
@@ -229,23 +235,15 @@ def test_an_error_is_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    images = images.rename(tmp_path / "labels")
     damage(checkpoint, images)
     capsys.readouterr()
+    options = [option.format(i=images) for option in options]
     assert run(checkpoint, images, tmp_path / "out", *options) == 1
     message_line = capsys.readouterr().err
     assert message_line.startswith(f"predict.py: {message.format(c=checkpoint, i=images, o=tmp_path / 'out')}")
     assert message_line.count("\n") == 1
     assert not [name for name in written(tmp_path) if ".edgeloss" in name]
-
-
-def test_missing_images_and_images_in_the_way(
-    checkpoint: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(checkpoint, tmp_path / "nowhere", tmp_path / "out") == 1
-    assert "nowhere: no such file or folder" in capsys.readouterr().err
-    images.rename(tmp_path / "labels")
-    assert run(checkpoint, tmp_path / "labels", tmp_path) == 1
-    assert "expected another folder than that of the images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 
 # Ranks are forked from a process that has imported these and run nothing: an import of all takes seconds. At its
 # creation, DistributedDataParallel imports torch._dynamo.
-PRELOADED = ["pytest", "torch.distributed", "torch._dynamo", "torchmetrics", "edgeloss.functional", "edgeloss.metrics"]
+PRELOADED = ["pytest", "torch.distributed", "torch._dynamo", "edgeloss.functional"]
 multiprocessing.set_forkserver_preload(PRELOADED)
 
 

@@ -88,6 +88,7 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
     torch.save(collection.compute(), folder / f"{rank}.pt")
 
 
+@pytest.mark.slow  # torchmetrics sums the counts of ranks; test_batch_by_batch_is_the_whole has those of batches
 def test_ranks_compute_the_metrics_of_all_images(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, one_rank, 2, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]

@@ -81,23 +81,19 @@ def curves_of(path: Path) -> list[tuple[str, str, list[int], list[float | None]]
     ]
 
 
-def test_curves_hold_the_history(tmp_path: Path) -> None:
+def test_curves_hold_the_history_but_for_what_never_changes(tmp_path: Path) -> None:
     history = [row_of(epoch) for epoch in (1, 2, 3)]
     path = write_run_page(tmp_path, history, CLASSES, [])
-    curves = [curve[1:] for curve in curves_of(path)]
+    curves = curves_of(path)
     for name, key in (
         ("training, mean of the steps", "train/loss"),
         ("validation, after the epoch", "val/loss"),
         ("mean IoU", "val/miou"),
         ("lr", "lr"),
     ):
-        assert (name, [1, 2, 3], [row[key] for row in history]) in curves
-    assert "boundary F1, 1 px" not in [name for name, *_ in curves]  # nothing was measured
-
-
-def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
-    path = write_run_page(tmp_path, [row_of(epoch) for epoch in (1, 2, 3)], CLASSES, [])
-    titles = {title for title, *_ in curves_of(path)}
+        assert (name, [1, 2, 3], [row[key] for row in history]) in [curve[1:] for curve in curves]
+    assert "boundary F1, 1 px" not in [name for _, name, *_ in curves]  # nothing was measured
+    titles = {title for title, *_ in curves}
     assert "Loss" in titles
     assert not titles & {"Weight of the edge terms", "Share of each term in the gradient"}
     note = re.search(r"Constant, and not drawn: (.*?)\.</p>", path.read_text("utf-8"))
@@ -106,12 +102,14 @@ def test_a_curve_that_never_changes_is_a_line_of_text(tmp_path: Path) -> None:
     assert "Share of each term in the gradient, same side: 33.3%" in note[1]
 
 
-def test_terms_are_drawn_times_their_weights(tmp_path: Path) -> None:
+def test_terms_are_drawn_times_their_weights_and_a_gap_is_a_gap(tmp_path: Path) -> None:
     weights = {"cross_entropy": 1.0, "same_side": 0.5, "other_side": 100.0}
-    path = write_run_page(tmp_path, [row_of(1), row_of(2)], CLASSES, [], weights=weights)
+    history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(4)]
+    path = write_run_page(tmp_path, history, CLASSES, [], weights=weights)
     drawn = {(title, name): values for title, name, _, values in curves_of(path)}
-    assert drawn[TERMS[0], "other side"] == [400.0, 350.0]
-    assert drawn[TERMS[1], "same side"] == [1.5, 1.25]
+    assert drawn[TERMS[0], "other side"] == [400.0, 350.0, 325.0]
+    assert drawn[TERMS[1], "same side"] == [1.5, 1.25, 1.125]
+    assert drawn["IoU in validation", "mean IoU"] == [0.1, None, 0.4]
 
 
 def test_a_small_term_is_not_flattened_by_a_large_one(browse: Browse, tmp_path: Path) -> None:
@@ -123,12 +121,6 @@ def test_a_small_term_is_not_flattened_by_a_large_one(browse: Browse, tmp_path: 
     )
     assert min(heights) > max(heights) / 4
     assert "10" in page.execute_script("return findAll('.curves svg')[1].textContent")
-
-
-def test_a_gap_in_the_history_is_a_gap_in_the_curve(tmp_path: Path) -> None:
-    history = [row_of(1), {**row_of(2), "val/miou": None}, row_of(3)]
-    curves = curves_of(write_run_page(tmp_path, history, CLASSES, []))
-    assert [values for _, name, _, values in curves if name == "mean IoU"] == [[0.1, None, 0.3]]
 
 
 def test_a_run_without_an_epoch_has_no_page(tmp_path: Path) -> None:

@@ -319,21 +319,7 @@ def test_every_column_of_the_table_is_printed(opened: Opened, sized: Sized) -> N
         page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_a_batch_is_shown_image_by_image(opened: Opened) -> None:
-    from selenium.webdriver.support.ui import Select
-
-    logits, target = patches(batch=3)
-    page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
-    Select(page.driver.find_element("id", "image")).select_by_value("2")
-    page._wait.until(lambda d: page.run("return find('#wait').hidden"))  # until it is unpacked
-    assert page.run("return findAll('[data-image]:not([hidden])').map((one) => one.dataset.image)") == ["2", "2"]
-    assert page.run("return find('#slide').value") == "2"
-    expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
-    page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
-    page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))
-
-
-def test_controls_work_while_an_image_is_unpacked(opened: Opened) -> None:
+def test_a_batch_is_shown_image_by_image_and_controls_work_meanwhile(opened: Opened) -> None:
     logits, target = patches(batch=3)
     page = opened(logits, target, image=torch.rand(3, 1, *target.shape[1:]))
     page.choose(1, "gradient")
@@ -347,9 +333,13 @@ def test_controls_work_while_an_image_is_unpacked(opened: Opened) -> None:
             drawView(0);
         }
     """)
-    page.wait_for("return find('#wait').hidden && filter.hidden.size === 0")
+    page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
     assert page.run("return data.images.findIndex(({ worst }) => worst === image.worst)") == 2
     assert page.run("return [menus[0].value, menus[1].value]") == ["cross_entropy", "gradient"]
+    assert page.run("return findAll('[data-image]:not([hidden])').map((one) => one.dataset.image)") == ["2", "2"]
+    assert page.run("return find('#slide').value") == "2"
+    expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
+    page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))
 
 
 @pytest.mark.parametrize("band", [2**19, 60], ids=["one band", "more bands than rows"])

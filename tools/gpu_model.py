@@ -34,6 +34,9 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
 NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
+# Of tiles of 16 × 32 labels, those with others within the radius, and within twice that, if edges are lines that cross a
+# tile as often as it is wide and high, and a row as often as NEAR; the classes in a tile, and one more.
+NEAR_TILES, IN_TILE = {"find_sides": 0.47, "weigh_pixels": 0.49}, 3
 PART = 2**28  # bytes of the gradient of pixels at a time, as in edgeloss/triton/upsampled.py
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed
 
@@ -168,6 +171,8 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
     times = 1.0
     if node.kind == "loop":
         times = trips(case, kernel, node)
+    elif node.kind == "skip" and len(outside) == 1 and kernel in NEAR_TILES:
+        times = NEAR_TILES[kernel]
     elif node.kind == "skip" and kernel in ("forward", "backward"):
         skips = sum(outer.kind == "skip" for outer in outside)
         is_last = kernel == "forward" and case.regions and outside[1:2] == tuple(outside[0].inner[-1:])
@@ -181,7 +186,7 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
 
 def trips(case: Case, kernel: str, loop: Node) -> int:
     """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
-    known = {"products": 13, "slopes": 25}
+    known = {"products": 13, "slopes": 25, "read_labels": IN_TILE}
     if kernel in known:
         return known[kernel]
     counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)
@@ -203,8 +208,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
         "read_labels": (pixels / 128, pixels * 10),
-        "find_sides": (pixels / 128, pixels * 10),
-        "weigh_pixels": (pixels / 128, pixels * (18 + first)),
+        "find_sides": (pixels / 128, pixels * 7),
+        "weigh_pixels": (pixels / 128, pixels * (13 + first)),
         "forward": (
             pixels / 9 / 32 if case.regions else pixels / min(block, 128),
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),

@@ -34,8 +34,8 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
 NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
-# Of tiles of 16 × 32 labels, those with others within the radius, and within twice that, if edges are lines that cross a
-# tile as often as it is wide and high, and a row as often as NEAR; the classes in a tile, and one more.
+# Of tiles of 16 × 32 labels, those with others within the radius, and within twice that, if edges are lines, which
+# cross rectangles in proportion to their perimeter, and rows of 32 as often as NEAR; classes in a tile, and one more.
 NEAR_TILES, IN_TILE = {"find_sides": 0.47, "weigh_pixels": 0.49}, 3
 PART = 2**28  # bytes of the gradient of pixels at a time, as in edgeloss/triton/upsampled.py
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed

@@ -121,12 +121,6 @@ def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def within(i, length):
-    """Return whether 0 <= i < length; negative numbers are the largest ones without a sign."""
-    return i.to(tl.uint32) < length
-
-
-@triton.jit
 def displacement(n, radius):
     """Return displacement n of a window along each axis."""
     rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
@@ -152,12 +146,12 @@ def displaced_from(place, n, size, radius):
 
 @triton.jit
 def exists(place, dz, dy, dx, size):
-    """Return which places are inside the image when they are displaced."""
+    """Return which places are inside the image when they are displaced; without a sign, negative ones are too large."""
     z, y, x = place
-    inside = within(y + dy, size.height)
+    inside = (y + dy).to(tl.uint32) < size.height
     if size.depth > 1:
-        inside = inside & within(z + dz, size.depth)
-    return inside & within(x + dx, size.width)
+        inside = inside & ((z + dz).to(tl.uint32) < size.depth)
+    return inside & ((x + dx).to(tl.uint32) < size.width)
 
 
 @triton.jit

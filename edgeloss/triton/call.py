@@ -20,7 +20,7 @@ from edgeloss.triton import labels, loss, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps, averages_of, has_regions, map_sizes, new_gradient, new_maps, new_outputs
 from edgeloss.triton.region import region_terms
-from edgeloss.triton.tiles import INTERPRETED, Grid, Size, launch, tile_of
+from edgeloss.triton.tiles import Grid, Size, constants, launch, tile_of
 
 OF_LABELS = 128  # pixels of a program that reads labels, 4 per thread: with 8 the weights spill registers
 
@@ -35,8 +35,6 @@ class Call:
         self.logits, self.shape, self.numbers, self.batch = logits, shape, numbers, shape[0]
         self.classes, self.dtype, size = max(2, logits.shape[1]), result_dtype(logits), Size.of(shape[1:])
         self.is_upsampled, self.low = logits.shape[2:] != shape[1:], Size.of(logits.shape[2:])
-        chunk = triton.next_power_of_2(self.classes)
-        self.chunk = chunk if INTERPRETED else min(chunk, 4 if self.is_upsampled else 8)
         radius = clipped(numbers.radius, (self.batch, *size))
         sizes = Size.constant(radius), Size.of([n // POOL + 1 for n in shape[1:]]), Size.of(averages_of(shape))
         counts = math.prod(size), tl.constexpr(math.prod(2 * r + 1 for r in radius)), numbers.tables
@@ -54,9 +52,9 @@ class Call:
         steps = values.stride(0), values.stride(1), values.stride(axes[-1]) if axes else 0
         has_taps = self.is_upsampled and values.dim() == self.logits.dim()
         one, dims = int(self.logits.shape[1] == 1), values.dim() - 2 if has_taps else 0
-        classes, one, chunk, dims = map(tl.constexpr, (self.classes, one, self.chunk, dims))
+        classes, one, dims = map(tl.constexpr, (self.classes, one, dims))
         taps = upsampled.taps(values, self.low, self.grid.size, self.dtype) if has_taps else None
-        return Logits(values, *steps, classes, one, chunk, self.grid.real, dims, taps)
+        return Logits(values, *steps, classes, one, self.grid.real, dims, taps)
 
     def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel over all pixels of the labels."""
@@ -67,10 +65,9 @@ class Call:
         x, fuses = self.logits_in(self.logits), not self.is_upsampled
         launch(kernel, images, count, block, x, *args, self.grid, warps=1, fuses=fuses)
 
-    def block(self, places: int, most: int) -> int:
-        """Return how many places a program that reads logits has, few enough for its registers."""
-        logits = 128 if self.is_upsampled or self.dtype == torch.float64 else 256
-        return tile_of(places, max(32, min(most, logits // self.chunk)), 2**18 // self.chunk)
+    def block(self, places: int) -> int:
+        """Return how many places a program that reads logits has."""
+        return tile_of(places, 64 if self.is_upsampled or self.dtype == torch.float64 else 128)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
@@ -134,12 +131,13 @@ def _weigh(call: Call, given: EdgeLossInputs, maps: Maps, present: Tensor | None
 
 def _terms(call: Call, maps: Maps, averages: tuple[Tensor, ...] | None) -> Tensor:
     """Return the sums of the terms, and write the softmax and the averages."""
-    steps, count, most = 1, call.grid.pixels, 128
+    steps, count, block = 1, call.grid.pixels, call.block(call.grid.pixels)
     if averages is not None:
-        steps, count, most = POOL ** len(call.shape[1:]), math.prod(call.grid.cells), 32
-    block = call.block(count, most)
+        steps, count = POOL ** len(call.shape[1:]), math.prod(call.grid.cells)
+        block = tile_of(count, 32)
     sums = call.empty(call.batch * triton.cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
-    given = maps, averages, sums, count, tl.constexpr(steps)
+    numbers = constants(range(min(steps, 3 if call.is_upsampled else 9)))
+    given = maps, averages, sums, count, tl.constexpr(steps), numbers
     call.over_logits(loss.forward_kernel, call.batch, count, block, *given)
     return sums.sum(0)
 
@@ -157,7 +155,7 @@ def backward(
     of_all = None if weight is None else weight.view(call.numbers.tables, -1).sum(1)
     factors = of_all, of_terms, of_region if len(maps.slopes) else None
     pixels, channels = call.grid.pixels, gradient.shape[1]
-    given, block = (maps.present(), *factors), call.block(pixels, 128)
+    given, block = (maps.present(), *factors), call.block(pixels)
     with torch.cuda.device_of(call.logits):
         if not call.is_upsampled:
             call.over_logits(loss.backward_kernel, call.batch, pixels, block, call.logits_in(gradient), *given, 0)

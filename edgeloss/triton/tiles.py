@@ -1,12 +1,12 @@
 """Numbers of a program → its tile of pixels, windows around them, and their weights; what all kernels share.
 
-A tile of pixels is [1, TILE] and one of classes [chunk, 1]: what belongs to both is [chunk, TILE], by broadcasting.
+A tile of pixels is [TILE].
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -18,6 +18,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it, w
 EXACT = tl.constexpr(INTERPRETED)
 IGNORED = tl.constexpr(-1)  # the label of a pixel that does not count
 FAR = tl.constexpr(1e38)  # a distance beyond all others; no difference of two is nan
+
+
+def constants(values: Iterable[float]) -> tuple[Any, ...]:
+    """Return numbers that kernels are compiled for; the interpreter takes them as they are."""
+    return tuple(values if INTERPRETED else map(tl.constexpr, values))
 
 
 class Size(NamedTuple):
@@ -34,8 +39,8 @@ class Size(NamedTuple):
 
     @classmethod
     def constant(cls, values: Sequence[float]) -> Size:
-        """Return three numbers that kernels are compiled for; the interpreter takes them as they are."""
-        return cls(*(values if INTERPRETED else map(tl.constexpr, values)))
+        """Return three numbers that kernels are compiled for."""
+        return cls(*constants(values))
 
 
 class Grid(NamedTuple):
@@ -70,7 +75,7 @@ def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: 
 def tile(count, TILE: tl.constexpr):
     """Return the image of a program, the places of its tile, and which of them are among its ``count``."""
     blocks = tl.cdiv(count, TILE)
-    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)[None, :]
+    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)
     return (tl.program_id(0) // blocks).to(tl.int64), p, p < count
 
 
@@ -116,7 +121,7 @@ def neighbor(label, p, mask, n, grid):
 @triton.jit
 def of_class(table, image, k, mask, grid):
     """Return the weights of classes k in an image, 1 without a table."""
-    weight = tl.full(k.shape, 1.0, grid.real)
+    weight = 1.0
     if table is not None:
         weight = tl.load(table + image % grid.tables * grid.classes + k, mask=mask, other=0.0)
     return weight

@@ -67,7 +67,7 @@ class Call:
 
     def block(self, places: int) -> int:
         """Return how many places a program that reads logits has."""
-        return tile_of(places, 64 if self.is_upsampled or self.dtype == torch.float64 else 128)
+        return tile_of(places, 32 if self.is_upsampled or self.dtype == torch.float64 else 64)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401

@@ -96,7 +96,7 @@ class Place(NamedTuple):
         multilabel = options.get("multilabel", False)
         y = torch.randint(2 if multilabel else shape[1], (*shape[: 1 + multilabel], *size))
         y = (y if labels is None else torch.from_numpy(labels(shape[0], size, shape[1], 1)).long()).to(self.device)
-        x = torch.randn(shape).to(self.device, getattr(torch, dtype or form[2])).requires_grad_()
+        x = torch.randn(shape, device=self.device).to(getattr(torch, dtype or form[2])).requires_grad_()
 
         def step(scale: float | Tensor = 1.0, times: int = 1) -> tuple[Tensor, Tensor]:
             """Return the loss, and the gradient of its multiple of the last of some backward passes."""

@@ -188,7 +188,7 @@ def trips(case: Case, kernel: str, loop: Node) -> int:
         return known[kernel]
     numbers = {int(found[1], 16) for line in loop.own if (found := re.search(r"ISETP.*, (0x[0-9a-f]+),", line))}
     whole = case.classes // UNROLLED
-    if case.classes in numbers or case.classes < UNROLLED and not numbers & {3, 9}:
+    if case.classes in numbers or (case.classes < UNROLLED and not numbers & {3, 9}):
         return case.classes
     if UNROLLED * (whole - 1) in numbers:
         return whole

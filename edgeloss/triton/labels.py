@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from edgeloss.reduction import SumRow
-from edgeloss.triton.tiles import FAR, IGNORED, displaced, displacement, neighbor, of_class, of_pixel, some, tile, total
+from edgeloss.triton.tiles import FAR, IGNORED, displaced, displacement, neighbor, of_class, of_pixel, tile, total
 
 # The rows of sums that come from labels alone, numbered from the first of them.
 ROWS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)

@@ -217,7 +217,7 @@ def terms_of(x, maps, pixel, image, grid):
 
 @triton.jit
 def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
-    """Add up the terms of pixels; with averages, of the pixels of cells, a group of them at a time, and fill the averages.
+    """Add up the terms of pixels; with averages, of those of cells, as many at a time as ``numbers``, and fill them.
 
     These are maps of sums, [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators,
     int8, and r of what the shares leave of them; and which classes may have a term, int8 [B, M].
@@ -386,20 +386,30 @@ def write_gradient(x, g, maps, of_region, in_part, image, inside, state, further
     at, y, ok = pixel.at, pixel.y, pixel.ok
     whole = 1 / (1 + pixel.r)
     of_label = -own * share(load(x, at, y, ok), pixel)[1]
-    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if further is None else 1):
-        v = load(x, at, c, ok)
-        p, others = exp(v - pixel.m) * whole, rest
+    numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
+    for start in range(0, x.classes, len(numbers)):
+        values = [load(x, at, start + i, ok & (start + i < x.classes)) for i in numbers]
+        slopes = rest
         if of_region is not None:
-            others += to_region * (load_slopes(x, maps.slopes, grid, image, c, average, average >= 0) - base)
-        gradient = p * others + tl.where(y == c, of_label, own * p) + tl.where(first == c, of_first, 0.0)
-        if grid.smoothing > 0:
-            gradient -= spread * of_class(grid.weight, image, c, True, grid)
-        if further is not None:
-            likely, rest_m, rest_r, t_likely, to_other = further
-            p, left, is_likely = share(v, pixel)
-            weight = further_weights(c, maps, image * grid.pixels + pixel.p, pixel.p, y, first, grid)
-            weight = tl.where(is_likely, 0.0, weight)
-            gradient += to_other * weight * p / tl.where(weight > 0, left, 1.0)
-            gradient += of_likely_class(v, likely == c, rest_m, rest_r, t_likely)
-        to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
-        tl.store(to, gradient.to(g.data.dtype.element_ty), mask=inside & (c >= x.one))
+            slopes = [
+                load_slopes(x, maps.slopes, grid, image, start + i, average, (average >= 0) & (start + i < x.classes))
+                for i in numbers
+            ]
+        for i in tl.static_range(len(numbers)):
+            c = start + i
+            p, others = exp(values[i] - pixel.m) * whole, rest
+            if of_region is not None:
+                others += to_region * (slopes[i] - base)
+            gradient = p * others + tl.where(y == c, of_label, own * p) + tl.where(first == c, of_first, 0.0)
+            if grid.smoothing > 0:
+                gradient -= spread * of_class(grid.weight, image, c, c < x.classes, grid)
+            if further is not None:
+                likely, rest_m, rest_r, t_likely, to_other = further
+                p, left, is_likely = share(values[i], pixel)
+                weight = further_weights(c, maps, image * grid.pixels + pixel.p, pixel.p, y, first, grid)
+                weight = tl.where(is_likely, 0.0, weight)
+                gradient += to_other * weight * p / tl.where(weight > 0, left, 1.0)
+                gradient += of_likely_class(values[i], likely == c, rest_m, rest_r, t_likely)
+            to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
+            there = inside & (c >= x.one) & (c < x.classes)
+            tl.store(to, gradient.to(g.data.dtype.element_ty), mask=there)

@@ -21,7 +21,7 @@ from edgeloss.triton import labels, loss, operators, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps, State
 from edgeloss.triton.region import region_terms
-from edgeloss.triton.tiles import INTERPRETED, Grid, Size, cdiv, constant, launch, power_of_2, tile_of
+from edgeloss.triton.tiles import INTERPRETED, Grid, Size, cdiv, constant, constants, launch, power_of_2, tile_of
 
 OF_LABELS = 512  # pixels of a program that reads labels, 4 per thread: with 8 the weights spill registers
 COLUMNS = 32  # of them at most: square tiles have edges less often
@@ -49,8 +49,6 @@ class Call:
         self.saved, self.others = operators.map_names(given, self.numbers)
         self.classes, self.dtype = max(2, logits.shape[1]), result_dtype(logits)
         self.is_upsampled, self.low = logits.shape[2:] != self.shape[1:], Size.of(logits.shape[2:])
-        chunk = power_of_2(self.classes)
-        self.chunk = chunk if INTERPRETED else min(chunk, 4 if self.is_upsampled else 8)
         grid = _grid(self.shape, self.numbers, self.classes, self.dtype)
         self.grid = grid._replace(pixel_weight=given.pixel_weight, weight=given.weight)
         pixels = tile_of(grid.pixels, OF_LABELS)
@@ -74,9 +72,9 @@ class Call:
         steps = values.stride(0), values.stride(1), values.stride(axes[-1]) if axes else 0
         has_taps = self.is_upsampled and values.dim() == self.logits.dim()
         one, dims = int(self.logits.shape[1] == 1), values.dim() - 2 if has_taps else 0
-        classes, one, chunk, dims = map(constant, (self.classes, one, self.chunk, dims))
+        classes, one, dims = map(constant, (self.classes, one, dims))
         taps = upsampled.taps(values, self.low, self.grid.size, self.dtype) if has_taps else None
-        return Logits(values, *steps, classes, one, chunk, self.grid.real, dims, taps)
+        return Logits(values, *steps, classes, one, self.grid.real, dims, taps)
 
     def over_labels(self, kernel: Any, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel over all pixels of the labels."""
@@ -87,10 +85,9 @@ class Call:
         x, fuses = self.logits_in(self.logits), not self.is_upsampled
         launch(kernel, images, count, block, x, *args, self.grid, warps=1, fuses=fuses)
 
-    def block(self, places: int, most: int) -> int:
-        """Return how many places a program that reads logits has, few enough for its registers."""
-        logits = 128 if self.is_upsampled or self.dtype == torch.float64 else 256
-        return tile_of(places, max(32, min(most, logits // self.chunk)), 2**18 // self.chunk)
+    def block(self, places: int) -> int:
+        """Return how many places a program that reads logits has."""
+        return tile_of(places, 32 if self.is_upsampled or self.dtype == torch.float64 else 64)
 
 
 def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
@@ -151,12 +148,13 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
 
 def _terms(call: Call, maps: Maps, averages: tuple[Tensor, ...] | None) -> Tensor:
     """Return the sums of the terms, and write the softmax and the averages."""
-    steps, count, most = 1, call.grid.pixels, 128
+    steps, count, block = 1, call.grid.pixels, call.block(call.grid.pixels)
     if averages is not None:
-        steps, count, most = POOL ** len(call.shape[1:]), math.prod(call.grid.cells), 32
-    block = call.block(count, most)
+        steps, count = POOL ** len(call.shape[1:]), math.prod(call.grid.cells)
+        block = tile_of(count, 32)
     sums = call.empty(call.batch * cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
-    call.over_logits(loss.forward_kernel, call.batch, count, block, maps, averages, sums, count, steps)
+    given = maps, averages, sums, count, steps, constants(range(min(steps, 3 if call.is_upsampled else 9)))
+    call.over_logits(loss.forward_kernel, call.batch, count, block, *given)
     return sums.sum(0)
 
 
@@ -172,7 +170,7 @@ def backward(
     call = Call(EdgeLossInputs(logits, state.label, weight, pixel_weight, edge_class_weight, distance, integers, reals))
     of_all = None if weight is None else weight.view(call.numbers.tables, -1).sum(1)
     given = call.maps(state, {}), of_all, of_terms, of_region if state.slopes.numel() else None
-    pixels, channels, block = call.grid.pixels, gradient.shape[1], call.block(call.grid.pixels, 128)
+    pixels, channels, block = call.grid.pixels, gradient.shape[1], call.block(call.grid.pixels)
     with torch.cuda.device_of(call.logits):
         if not call.is_upsampled:
             call.over_logits(loss.backward_kernel, call.batch, pixels, block, call.logits_in(gradient), *given, 0)

@@ -26,7 +26,6 @@ from edgeloss.triton.tiles import (
     of_class,
     of_pixel,
     place_of,
-    some,
     tile_of_rows,
     total,
 )
@@ -184,13 +183,19 @@ def weigh_pixels_kernel(maps, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def further_weight(n, maps, to, p, y, first, grid):
+    """Return the class of neighbor n of pixels and what it adds to B of it; IGNORED and 0 where that is the first."""
+    step, k = neighbor(maps.label + to, place_of(p, grid.size), y >= 0, n, grid)
+    k = tl.where((k != y) & (k != first), k, IGNORED)
+    weight = given(maps.across, maps.least_across, maps.field, to, step, k >= 0, grid)
+    return tl.where(weight > 0, k, IGNORED), weight
+
+
+@triton.jit
 def further_weights(c, maps, to, p, y, first, grid):
-    """Return B(c) of pixels for classes c but the first."""
-    weights, place = tl.zeros(c.shape, grid.real) + tl.zeros(p.shape, grid.real), place_of(p, grid.size)
+    """Return B(c) of pixels unless c is the first."""
+    weights = tl.zeros(p.shape, grid.real)
     for n in range(grid.window):
-        step, k = neighbor(maps.label + to, place, y >= 0, n, grid)
-        mask = (k >= 0) & (k != y) & (k != first)
-        value = given(maps.across, maps.least_across, maps.field, to, step, mask, grid)
-        if some(value > 0):
-            weights += tl.where(c == k, value, 0.0)
+        k, weight = further_weight(n, maps, to, p, y, first, grid)
+        weights += tl.where(k == c, weight, 0.0)
     return weights

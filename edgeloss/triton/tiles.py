@@ -1,12 +1,12 @@
 """Numbers of a program → its tile of pixels, windows around them, and their weights; what all kernels share.
 
-A tile of pixels is [1, TILE] and one of classes [chunk, 1]: what belongs to both is [chunk, TILE], by broadcasting.
+A tile of pixels is [TILE].
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,6 +27,11 @@ def constant(value: Any) -> tl.constexpr:  # noqa: ANN401
     return tl.constexpr(value)
 
 
+def constants(values: Iterable[float]) -> tuple[Any, ...]:
+    """Return numbers that kernels are compiled for; the interpreter takes them as they are."""
+    return tuple(values if INTERPRETED else map(constant, values))
+
+
 class Size(NamedTuple):
     """Three numbers, of axes: the lengths of an image, with a depth of 1 unless it is a volume, or a radius."""
 
@@ -41,8 +46,8 @@ class Size(NamedTuple):
 
     @classmethod
     def constant(cls, values: Sequence[float]) -> Size:
-        """Return three numbers that kernels are compiled for; the interpreter takes them as they are."""
-        return cls(*(values if INTERPRETED else map(constant, values)))
+        """Return three numbers that kernels are compiled for."""
+        return cls(*constants(values))
 
 
 class Grid(NamedTuple):
@@ -87,7 +92,7 @@ def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: 
 def tile(count, TILE: tl.constexpr):
     """Return the image of a program, the places of its tile, and which of them are among its ``count``."""
     blocks = tl.cdiv(count, TILE)
-    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)[None, :]
+    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)
     return (tl.program_id(0) // blocks).to(tl.int64), p, p < count
 
 
@@ -165,7 +170,7 @@ def neighbor(label, place, mask, n, grid):
 @triton.jit
 def of_class(table, image, k, mask, grid):
     """Return the weights of classes k in an image, 1 without a table."""
-    weight = tl.full(k.shape, 1.0, grid.real)
+    weight = 1.0
     if table is not None:
         weight = tl.load(table + image % grid.tables * grid.classes + k, mask=mask, other=0.0)
     return weight

@@ -207,8 +207,7 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     """Return the warps of a launch, and the bytes that it moves: labels are int64, and what is kept is in float32."""
     pixels, logits, maps = case.pixels, case.logits, case.batch * case.maps
     averages = case.pixels / 9 * (1 if case.classes == 2 else min(case.classes, PRESENT))  # of maps that have a term
-    first, statistics = (0, 10) if case.classes == 2 else (2, 10)
-    kept = statistics if case.regions or case.classes > 8 or case.low else 0
+    first, kept = (0, 10) if case.classes == 2 else (2, 10)
     block = 32 if case.low else 64
     of_maps = maps * math.ceil(math.prod(case.size) / 9 / 512) * 4
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels

@@ -329,12 +329,9 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
     pixel = read_pixel(x, maps, image, p, inside, grid)
     at, y, ok = pixel.at, pixel.y, pixel.ok
-    if maps.m is not None:
-        m = tl.load(maps.m + start + p, mask=ok, other=0.0)
-        r = tl.load(maps.r + start + p, mask=ok, other=0.0)
-        pixel = Pixel(at, p, ok, y, m, r, tl.load(maps.top + start + p, mask=ok, other=0).to(tl.int32))
-    else:
-        (pixel,) = see_all(x, [pixel], None)
+    m = tl.load(maps.m + start + p, mask=ok, other=0.0)
+    r = tl.load(maps.r + start + p, mask=ok, other=0.0)
+    pixel = Pixel(at, p, ok, y, m, r, tl.load(maps.top + start + p, mask=ok, other=0).to(tl.int32))
     rest = tl.zeros(p.shape, x.real)
     spread = tl.load(factors).to(x.real) * of_pixel(image, p, ok, grid)
     own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)

@@ -16,9 +16,6 @@ from edgeloss.inputs import result_dtype
 from edgeloss.reduction import SumRow
 from edgeloss.region import POOL, SIDE
 
-FEW_CLASSES = 8  # of so few, the statistics of the softmax take less time to form again than to read
-
-
 _ALIGNED = 16  # elements, from a map to the next: Triton compiles other kernels for addresses that are less aligned
 _SHORT = ("top", "first")  # the maps of int16
 
@@ -72,9 +69,8 @@ def map_names(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[list[str], list
     saved: list[str] = []
     others: list[str] = []
     kept = saved if numbers.keeps_state else others
-    forms_again = inputs.logits.shape[2:] == shape[1:] and classes <= FEW_CLASSES
-    if has_regions(shape, numbers) or (numbers.keeps_state and not forms_again):
-        (others if forms_again else kept).extend(("m", "r", "top"))
+    if has_regions(shape, numbers) or numbers.keeps_state:
+        kept.extend(("m", "r", "top"))
     if numbers.edges:
         kept.extend(("toward", "against", *(("first",) if classes > 2 else ())))
         others.append("same")

@@ -48,7 +48,7 @@ def assert_same(graph: Loss, eager: Loss, x: Tensor, *tensors: Tensor) -> None:
 
 
 def skip_outside_ci() -> None:
-    """Skip what torch compiles for seconds, and whose operators another test compiles."""
+    """Skip what torch traces for seconds, and whose operators another test compiles or exports."""
     if os.environ.get("CI") != "true":
         pytest.skip("slow: runs with CI=true")
 
@@ -65,7 +65,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @each_way
 @pytest.mark.parametrize("call", CALLS)
 def test_loss(call: str, how: str, column: Column) -> None:
-    if how == "compile":
+    if how == "compile" or (column == Column("reference") and call != "power"):
         skip_outside_ci()
 
     def tensors(batch: int, *size: int) -> tuple[Tensor, Tensor]:

@@ -93,11 +93,6 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]], ABC):
         """Return the number of samples."""
         return len(self.names)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the augmentation of the next samples."""
-        return int(self._epoch)
-
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, ≥ 0, of the augmentation of the next samples."""
         if epoch < 0:
@@ -111,7 +106,7 @@ class AugmentedDataset(Dataset[tuple[Tensor, Tensor]], ABC):
     def _read(self, i: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], np.random.Generator]:
         """Return what `_decode` does, which must not be modified, and the generator of the random changes."""
         index = range(len(self))[i]  # negative indices, and IndexError beyond the end
-        rng = np.random.default_rng((self.seed, self.epoch, index))
+        rng = np.random.default_rng((self.seed, int(self._epoch), index))
         image, labels = [part[index] for part in self._cache] or self._decode(index)
         return image, labels, rng
 

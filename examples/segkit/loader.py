@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from edgeloss.io import InputError
 from segkit.data import AugmentedDataset
-
-
-class DataError(ValueError):
-    """An image or mask that can't be used; the message has one line."""
 
 
 class MicroBatch(NamedTuple):
@@ -104,7 +101,7 @@ class Batches:
         """Read one epoch.
 
         Raises:
-            DataError: A file can't be used.
+            InputError: A file can't be used.
         """
         epoch, done = self.position()  # here, not when the iterator is made: Lightning restores its counters later
         count, dataset = len(self.dataset), self.dataset
@@ -135,7 +132,7 @@ class Batches:
                     yield MicroBatch(pixels, labels, names, step_labels, len(step), images)
         except (OSError, ValueError) as error:
             # A worker's error comes with the worker's traceback, whose last line has the type and the message.
-            raise DataError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
+            raise InputError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: `position` is what a resumed run needs, and Lightning warns about loaders without state."""

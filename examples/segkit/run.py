@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeloss.integrations.lightning import WriteRunPage
 from edgeloss.integrations.run_page import shown
-from edgeloss.io import atomic_write
+from edgeloss.io import InputError, atomic_write
 from segkit.checkpoint import save_checkpoint
 from segkit.data import denormalize
 from segkit.data_module import SegmentationData
@@ -38,10 +38,6 @@ LINE = {
     "val/boundary_f1_1": "boundary F1 (1 px)",
     "val/edge_accuracy": "edge accuracy",
 }
-
-
-class RunError(ValueError):
-    """A run that can't start; the message has one line."""
 
 
 class RunPage(WriteRunPage):
@@ -155,7 +151,7 @@ class TrainCLI(LightningCLI):
         """Refuse to replace an earlier run."""
         config, folder = self.config.get("fit", self.config), Path(self.trainer.default_root_dir)
         if (folder / "last.ckpt").exists() and config["ckpt_path"] is None and not config["overwrite"]:
-            raise RunError(
+            raise InputError(
                 f"trainer.default_root_dir: expected a folder without a run, but {folder} has one; choose another, set"
                 " --overwrite=true, or continue it by --ckpt_path=last"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -104,23 +103,6 @@ def test_commands(shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(read_rows(results)) == 3
     assert main(["run", *places, "--loss", "ce", "--option", "k=2"]) == 1
     assert "quality.py: options of ce: expected some of [], but got 'k'" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("_no_metrics")
-def test_one_plan_trains_on_several_data_sets(shapes: Path, tmp_path: Path) -> None:
-    root = tmp_path / "sets"
-    for name in ("a", "b"):
-        shutil.copytree(shapes, root / name)
-    plan = {
-        "epochs": 1,
-        "data": {"a": {"size": [16, 16]}, "b": {"size": [24, 24]}},
-        "runs": [{"loss": "ce", "seeds": [0]}],
-    }
-    path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump(plan))
-    results = tmp_path / "results.jsonl"
-    assert main(["plan", str(path), "--data-root", str(root), "--results", str(results), "--state", str(tmp_path)]) == 0
-    assert {row["run"]["data"]: row["run"]["size"] for row in read_rows(results)} == {"a": [16, 16], "b": [24, 24]}
 
 
 def test_default_tables() -> None:

@@ -43,8 +43,3 @@ def test_read_classes_names_file_and_line(text: str, message: str, tmp_path: Pat
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
         read_classes(path)
-
-
-def test_read_classes_without_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere\.txt: No such file"):
-        read_classes(tmp_path / "nowhere.txt")

@@ -17,10 +17,6 @@ def test_example() -> None:
     assert doctest.testmod(schedule).failed == 0
 
 
-def test_constant_is_constant() -> None:
-    assert {edge_weight(step, 7, weight=0.3, kind="constant", warmup=0.5) for step in range(8)} == {0.3}
-
-
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0.07, 0.5, 1.0])  # 0.07 · 100 is 7.000000000000001
 def test_rises_to_the_weight_and_stays(kind: Any, warmup: float) -> None:
@@ -43,9 +39,9 @@ def test_shapes_of_the_rise() -> None:
     assert [1 - value for value in cosine[:0:-1]] == pytest.approx(cosine[1:])  # the end mirrors the start
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_no_warmup_is_the_full_weight_at_once(kind: Any) -> None:
-    assert edge_weight(0, 10, weight=0.5, kind=kind, warmup=0.0) == 0.5
+@pytest.mark.parametrize(("kind", "warmup"), [("constant", 0.5), ("linear", 0.0), ("cosine", 0.0)])
+def test_without_a_rise_it_is_the_full_weight_at_once(kind: Any, warmup: float) -> None:
+    assert {edge_weight(step, 7, weight=0.3, kind=kind, warmup=warmup) for step in range(8)} == {0.3}
 
 
 @pytest.mark.parametrize("warmup", [-0.1, 500.0, math.nan])

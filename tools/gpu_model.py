@@ -87,6 +87,12 @@ class Case(NamedTuple):
         """Maps of averages, and of those that have a term, per image."""
         return 1 if self.classes == 2 else self.classes
 
+    @property
+    def averages(self) -> tuple[int, int]:
+        """The size of a map of averages."""
+        height, width = ((n - 1) // 3 + 1 for n in self.size)
+        return height, width
+
     def parts(self, kernel: str) -> int:
         """Return the launches of a kernel: gradients of pixels are formed for a few images at a time."""
         if self.low is None or kernel.split()[0] not in ("backward", "adjoint"):
@@ -179,9 +185,15 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
     return times * (len(node.own) + sum(count(case, kernel, inner, (*outside, node)) for inner in node.inner))
 
 
-def trips(case: Case, kernel: str, loop: Node) -> int:
+def row_parts(case: Case) -> int:
+    """Return into how many parts edgeloss/triton/region.py divides the rows of averages."""
+    return 4 + math.ceil((case.averages[0] - 4) / 56)
+
+
+def trips(case: Case, kernel: str, loop: Node) -> float:
     """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
-    known = {"products": 13, "slopes": 25}
+    rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
+    known = {"products": rows + 2, "solve": 18, "slopes": rows + 4}
     if kernel in known:
         return known[kernel]
     counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)
@@ -198,7 +210,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     first, statistics = (0, 10) if case.classes == 2 else (2, 10)
     kept = statistics if case.regions or case.classes > 8 or case.low else 0
     block = max(32, (128 if case.low else 256) // case.chunk)
-    of_maps = maps * math.ceil(math.prod(case.size) / 9 / 512) * 4
+    of_maps = maps * averages * 9 / pixels / case.maps  # those that have a term
+    of_rows = of_maps * row_parts(case) * math.ceil(case.averages[1] / 32)
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
     halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
@@ -209,8 +222,9 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
             pixels / 9 / 32 if case.regions else pixels / min(block, 128),
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
         ),
-        "products": (of_maps * averages * 9 / pixels / case.maps, averages * 5),
-        "slopes": (of_maps * averages * 9 / pixels / case.maps, averages * 9),
+        "products": (of_rows, averages * 5),
+        "solve": (of_maps * 4, 0.0),
+        "slopes": (of_rows, averages * 9),
         "backward": (
             pixels / min(block, 128),
             logits

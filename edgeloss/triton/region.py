@@ -70,28 +70,27 @@ def kind_of(place, count):
 
 @triton.jit
 def part(parts, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """Return the map of a program, and its group, parts, slice, rows, columns, which are inside, and their kinds."""
-    program, x, inside = tile(parts.size.width, TILE)
-    program, chunks = program.to(tl.int32), tl.cdiv(parts.number * GROUPS, parts.at_once)
-    n = program % chunks * parts.at_once + tl.arange(0, parts.at_once)[:, None]
+    """Return the map, groups, parts, slices, first and last rows and kinds of columns of a program, and where it starts.
+
+    With them come which columns there are -2 to 2 columns from its own.
+    """
+    size, chunks = parts.size, tl.cdiv(parts.number * GROUPS, parts.at_once)
+    program, x, inside = tile(size.width, TILE)
+    n = program.to(tl.int32) % chunks * parts.at_once + tl.arange(0, parts.at_once)[:, None]
     group, n = n % GROUPS, n // GROUPS
-    row, count = n % parts.rows, parts.size.height
-    end, strip = tl.where(row < 2, row, tl.maximum(count - ENDS + row, row)), 2 + (row - ENDS) * ROWS
+    of_map, row, inside = program.to(tl.int32) // chunks, n % parts.rows, inside & (n < parts.number)
+    end, strip = tl.where(row < 2, row, tl.maximum(size.height - ENDS + row, row)), 2 + (row - ENDS) * ROWS
     first = tl.where(row < ENDS, end, strip)
-    after = tl.where(row < ENDS, tl.minimum(end + 1, count), tl.minimum(strip + ROWS, count - 2))
-    return (program // chunks).to(tl.int64), group, n, n // parts.rows, (first, after), x, inside, kind_of(x, parts.size.width)
+    last = tl.minimum(first + tl.where(row < ENDS, 0, ROWS - 1), size.height - tl.where(row < ENDS, 1, 3))
+    columns = inside & (x >= 2), inside & (x >= 1), inside, inside & (x < size.width - 1), inside & (x < size.width - 2)
+    start = of_map.to(tl.int64) * size.depth * size.height * size.width + x
+    return of_map, group, n, n // parts.rows, first, last, kind_of(x, size.width), start, columns
 
 
 @triton.jit
-def longest(rows):
+def longest(first, last):
     """Return how many rows the longest of some parts has; the interpreter's loops take constants."""
-    return ROWS if EXACT else tl.max(rows[1] - rows[0])
-
-
-@triton.jit
-def columns_around(x, inside, width):
-    """Return which columns there are -2 to 2 columns from places x."""
-    return inside & (x >= 2), inside & (x >= 1), inside, inside & (x < width - 1), inside & (x < width - 2)
+    return ROWS if EXACT else tl.max(last - first) + 1
 
 
 @triton.jit
@@ -121,37 +120,32 @@ def products_kernel(z, r, is_candidate, sums, parts, TILE: tl.constexpr):
 
     A program walks down its columns; the displacement along the depth, of volumes, is that of its group.
     """
-    of_map, group, n, here, rows, x, inside, kind = part(parts, parts.slices, TILE)
+    of_map, group, n, here, first, last, kind, start, columns = part(parts, parts.slices, TILE)
     size, zero, added = parts.size, tl.zeros([parts.at_once, TILE], tl.float64), ()
-    start, inside_map = of_map * size.depth * size.height * size.width, inside & (n < parts.number)
-    columns = columns_around(x, inside_map, size.width)
-    z, r = z + start + x, r + start + x
     for _ in tl.static_range(PRODUCTS):
         added += (zero,)
     if tl.load(is_candidate + of_map) > 0:
         # Outside, it does not matter what is there: it is in no sum that has members.
         there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
         above = zero, zero, zero, zero  # a tuple, as Triton does not see that a name takes another one's initial value
-        for j in range(longest(rows) + 2):
-            row = tl.minimum(rows[0] + j, size.height - 1)
-            step = (there * size.height + row) * size.width
-            z_there, r_there = row_of(z + step, columns), row_of(r + step, columns)
+        for n_row in range(longest(first, last) + 2):
+            row = tl.minimum(first + n_row, size.height - 1) * size.width + start
+            step = there * (size.height * size.width)
+            z_there, r_there = row_of(z + row + step, columns), row_of(r + row + step, columns)
             z_0, r_0 = z_there[2], r_there[2]
             if parts.slices > 1:
-                step = (here * size.height + row) * size.width
-                z_0 = tl.load(z + step, mask=inside_map, other=0).to(tl.float64)
-                r_0 = tl.load(r + step, mask=inside_map, other=0).to(tl.float64)
-            counts = rows[0] + j < rows[1]
-            z_0, r_0 = tl.where(counts, z_0, 0.0), tl.where(counts, r_0, 0.0)
+                step = here * (size.height * size.width)
+                z_0 = tl.load(z + row + step, mask=columns[2], other=0).to(tl.float64)
+                r_0 = tl.load(r + row + step, mask=columns[2], other=0).to(tl.float64)
+            z_0, r_0 = tl.where(first + n_row <= last, z_0, 0.0), tl.where(first + n_row <= last, r_0, 0.0)
             added = add_products(added, (z_0, above[0], above[1]), (r_0, above[2], above[3]), z_there, r_there)
             above = z_0, above[0], r_0, above[2]
-        of_part = parts.slices * PRODUCTS
-        to = sums + (of_map * parts.number + n) * ((ENDS + tl.cdiv(size.width, TILE)) * of_part) + group * PRODUCTS
-        of_strip, exists = to + (ENDS + tl.program_id(0) % tl.cdiv(size.width, TILE)) * of_part, n < parts.number
-        of_end, at_end = to + kind * of_part, exists & (kind < ENDS)
+        blocks, of_part, exists = tl.cdiv(size.width, TILE), parts.slices * PRODUCTS, n < parts.number
+        to = sums + (of_map.to(tl.int64) * parts.number + n) * ((ENDS + blocks) * of_part) + group * PRODUCTS
+        of_strip, of_end = to + (ENDS + tl.program_id(0) % blocks) * of_part, to + kind * of_part
         for k in tl.static_range(PRODUCTS):
             tl.store(of_strip + k, tl.sum(tl.where(kind < ENDS, 0.0, added[k]), 1, keep_dims=True), mask=exists)
-            tl.store(of_end + k, added[k], mask=at_end)
+            tl.store(of_end + k, added[k], mask=exists & (kind < ENDS))
 
 
 @triton.jit
@@ -168,7 +162,7 @@ def means_of(sums, k, mask, regions, SLICES: tl.constexpr):
 
 
 @triton.jit
-def scatter_of(sums, k, l, mask, regions, area, SLICES: tl.constexpr):
+def scatter_of(sums, k, l, mask, regions, AREA: tl.constexpr, SLICES: tl.constexpr):
     """Return elements (k, l) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ."""
     depth_k, row_k, column_k = member_of(k)
     depth_l, row_l, column_l = member_of(l)
@@ -178,22 +172,21 @@ def scatter_of(sums, k, l, mask, regions, area, SLICES: tl.constexpr):
     at = sums + (tl.where(ahead < 0, l, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
     z_k, r_k = means_of(sums, k, mask, regions, SLICES)
     z_l, r_l = means_of(sums, l, mask, regions, SLICES)
-    zz = (tl.load(at, mask=mask, other=0) - regions * z_k * z_l) / area
-    zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - regions * z_k * r_l) / area
-    rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - regions * r_k * z_l) / area
-    rr = (tl.load(at + 3, mask=mask, other=0) - regions * r_k * r_l) / area
+    zz = (tl.load(at, mask=mask, other=0) - regions * z_k * z_l) * (1 / AREA)
+    zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - regions * z_k * r_l) * (1 / AREA)
+    rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - regions * r_k * z_l) * (1 / AREA)
+    rr = (tl.load(at + 3, mask=mask, other=0) - regions * r_k * r_l) * (1 / AREA)
     return zz, zr, rz, rr
 
 
 @triton.jit
 def eliminate(a, i, j, COUNT: tl.constexpr):
-    """Return the pivots of a symmetric matrix, and left of them the inverse of its factor of unit diagonal."""
+    """Return a symmetric matrix's pivots, and above them the transposed inverse of its factor of unit diagonal."""
     for n in range(COUNT):
-        row = tl.sum(tl.where(i == n, a, 0.0), 0, keep_dims=True)
         column = tl.sum(tl.where(j == n, a, 0.0), 1, keep_dims=True)
-        pivot = tl.sum(tl.where(j == n, row, 0.0), 1, keep_dims=True)
-        factor = tl.where(i > n, column / pivot, 0.0)
-        a = tl.where((i > n) & (j == n), 0.0, a) - factor * tl.where(j == n, 1.0, row)
+        scaled = tl.where(i == n, 1.0, column) / tl.sum(tl.where(i == n, column, 0.0))
+        row = tl.trans(tl.where(i > n, column, 0.0))  # as what is left is symmetric
+        a = tl.where((i == n) & (j > n), 0.0, a) - scaled * row
     return a
 
 
@@ -205,7 +198,9 @@ def entropy(pivots, j, first, D: tl.constexpr):
 
 
 @triton.jit
-def solve_kernel(sums, is_candidate, values, factor, slopes, regions, area, D: tl.constexpr, TILE: tl.constexpr):
+def solve_kernel(
+    sums, is_candidate, values, factor, slopes, regions, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant."""
     SLICES: tl.constexpr = 5 if D == 27 else 1
     of_map, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
@@ -215,7 +210,7 @@ def solve_kernel(sums, is_candidate, values, factor, slopes, regions, area, D: t
     if tl.load(is_candidate + of_map) > 0:
         top, left, k, l = i < D, j < D, i - D * (i >= D).to(tl.int32), j - D * (j >= D).to(tl.int32)
         inside = (i < 2 * D) & (j < 2 * D)
-        zz, zr, rz, rr = scatter_of(sums, k, l, inside, regions, area, SLICES)
+        zz, zr, rz, rr = scatter_of(sums, k, l, inside, regions, AREA, SLICES)
         noise = tl.where((i == j) & inside, tl.full([TILE, TILE], A, tl.float64), 0.0)
         labels = tl.where(top & left, zz, tl.where(top | left, 0.0, 2 * zz)) + noise
         pivots = tl.sum(tl.where(i == j, eliminate(labels, i, j, 2 * D), 0.0), 0, keep_dims=True)
@@ -236,11 +231,10 @@ def solve_kernel(sums, is_candidate, values, factor, slopes, regions, area, D: t
             tl.store(values + 1, 1.0)
             if slopes is not None:
                 # V, the last rows of the inverse factor.
-                of_rows = tl.sum(tl.where(i == j, tl.where(inside, joint, 1.0), 0.0), 1, keep_dims=True)
-                v = tl.where(j < i, joint, tl.where(i == j, 1.0, 0.0)) / tl.sqrt(of_rows)
-                tl.store(factor + (i - D) * (2 * D) + j, v, mask=inside & (i >= D))
+                v = tl.where(i < j, joint, tl.where(i == j, 1.0, 0.0)) / tl.sqrt(tl.where(j < 2 * D, pivots, 1.0))
+                tl.store(factor + (j - D) * (2 * D) + i, v, mask=inside & (j >= D))
                 tl.debug_barrier()  # they are read by others than they were written by
-                scale = tl.where(failed, float("nan"), scale * area)
+                scale = tl.where(failed, float("nan"), scale * AREA)
                 of_noise = tl.where(excess > 0, A / contrast, 0.0)
                 slopes += of_map * (D * (50 * SLICES + 1))
                 write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES, D)
@@ -301,30 +295,28 @@ def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.c
 
     A program walks down its columns; ``maps`` are those of an image.
     """
-    of_map, unused, n, here, rows, x, inside, kind = part(parts, 1, TILE)
-    size, SHIFTS = parts.size, 25 * parts.slices
-    start, inside = of_map * size.depth * size.height * size.width, inside & (n < parts.number)
-    columns = columns_around(x, inside, size.width)
-    z, r, slopes = z + start + x, r + start + x, slopes + start + x
+    of_map, unused, n, here, first, last, kind, start, columns = part(parts, 1, TILE)
+    size, SHIFTS, inside = parts.size, 25 * parts.slices, columns[2]
     kind += (kind_of(here, size.depth) * (ENDS + 1) + tl.minimum(n % parts.rows, ENDS)) * (ENDS + 1)
     kinds = (ENDS + 1) * (ENDS + 1) * (1 if parts.slices == 1 else ENDS + 1)
-    stencil += (of_map * kinds + tl.where(inside, kind, 0)) * (2 * SHIFTS + 1)
+    stencil += (of_map.to(tl.int64) * kinds + tl.where(inside, kind, 0)) * (2 * SHIFTS + 1)
     has_term, constant = tl.load(values + of_map * 2 + 1) > 0, tl.load(stencil + 2 * SHIFTS, mask=inside, other=0.0)
     constant = tl.where(has_term, constant, 0.0)
     scale = 1 / tl.maximum(tl.load(totals + of_map // maps * 2 + 1), 1.0)
     factors, sums = factors_of(stencil, inside), (constant, constant, constant, constant, constant)
-    for j in range(longest(rows) + 4):
-        row, last = tl.minimum(tl.maximum(rows[0] + j - 2, 0), size.height - 1), rows[0] + j - 4
+    for n_row in range(longest(first, last) + 4):
         if has_term:
+            row = tl.minimum(tl.maximum(first + n_row - 2, 0), size.height - 1) * size.width + start
             for group in range(parts.slices):
                 if parts.slices > 1:
                     factors = factors_of(stencil + group * 50, inside)
                 # Outside, it does not matter what is there: the factors are 0.
                 there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
-                step = (there * size.height + row) * size.width
-                sums = add_slopes(sums, factors, row_of(z + step, columns), row_of(r + step, columns))
-        to, mask = slopes + (here * size.height + last) * size.width, (last >= rows[0]) & (last < rows[1])
-        tl.store(to, (sums[0] * scale).to(slopes.dtype.element_ty), mask=inside & mask)
+                step = there * (size.height * size.width)
+                sums = add_slopes(sums, factors, row_of(z + row + step, columns), row_of(r + row + step, columns))
+        to = first + n_row - 4
+        mask, to = inside & (to >= first) & (to <= last), slopes + (here * size.height + to) * size.width + start
+        tl.store(to, (sums[0] * scale).to(slopes.dtype.element_ty), mask=mask)
         sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
@@ -341,7 +333,7 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, d, 2 * d)
     of_members = None if slopes is None else empty(maps, d, 50 * slices + 1)
     regions = math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
-    area = float(POOL ** (2 if slices == 1 else 3)) ** 2  # from products of sums to those of averages
+    area = tl.constexpr(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
     of_maps, block_d = (sums, is_candidate, values, factor, of_members), triton.next_power_of_2(2 * d)
     launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, tl.constexpr(d), warps=4 if d == 9 else 8)
     totals = values.view(images, -1, 2).sum(1)

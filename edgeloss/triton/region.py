@@ -65,14 +65,15 @@ def _parts(size: Size, block: int, device: torch.device) -> tuple[Parts, Tensor,
 @triton.jit
 def kind_of(place, count):
     """Return which of the ends of an axis places are, or that they are none."""
-    return tl.where(place < 2, place, tl.where(place >= count - 2, tl.minimum(place - tl.maximum(count - ENDS, 0), ENDS), ENDS))
+    from_end = tl.minimum(place - tl.maximum(count - ENDS, 0), ENDS)
+    return tl.where(place < 2, place, tl.where(from_end >= 2, from_end, ENDS))
 
 
 @triton.jit
 def part(parts, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """Return the map, groups, parts, slices, first and last rows and kinds of columns of a program, and where it starts.
+    """Return the map, groups, parts, slices, first and last rows and columns of a program.
 
-    With them come which columns there are -2 to 2 columns from its own.
+    Columns are which kind they are, where they start in memory, and which there are -2 to 2 columns from them.
     """
     size, chunks = parts.size, tl.cdiv(parts.number * GROUPS, parts.at_once)
     program, x, inside = tile(size.width, TILE)
@@ -162,16 +163,16 @@ def means_of(sums, k, mask, regions, SLICES: tl.constexpr):
 
 
 @triton.jit
-def scatter_of(sums, k, l, mask, regions, AREA: tl.constexpr, SLICES: tl.constexpr):
-    """Return elements (k, l) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ."""
+def scatter_of(sums, k, other, mask, regions, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
+    """Return elements (k, other) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ."""
     depth_k, row_k, column_k = member_of(k)
-    depth_l, row_l, column_l = member_of(l)
+    depth_l, row_l, column_l = member_of(other)
     ahead = (row_l - row_k) * 5 + (column_l - column_k)
-    is_back = (ahead < 0).to(tl.int32)  # the products are those of l with k
+    is_back = (ahead < 0).to(tl.int32)  # the products are those of other with k
     slices = (depth_l - depth_k) * (1 - 2 * is_back) + SLICES // 2
-    at = sums + (tl.where(ahead < 0, l, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
-    z_k, r_k = means_of(sums, k, mask, regions, SLICES)
-    z_l, r_l = means_of(sums, l, mask, regions, SLICES)
+    at = sums + (tl.where(ahead < 0, other, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
+    z_k, r_k = means_of(sums, k, k < D, regions, SLICES)
+    z_l, r_l = means_of(sums, other, other < D, regions, SLICES)
     zz = (tl.load(at, mask=mask, other=0) - regions * z_k * z_l) * (1 / AREA)
     zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - regions * z_k * r_l) * (1 / AREA)
     rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - regions * r_k * z_l) * (1 / AREA)
@@ -208,19 +209,21 @@ def solve_kernel(
     tl.store(values, 0.0)
     tl.store(values + 1, 0.0)
     if tl.load(is_candidate + of_map) > 0:
-        top, left, k, l = i < D, j < D, i - D * (i >= D).to(tl.int32), j - D * (j >= D).to(tl.int32)
+        top, left, k, other = i < D, j < D, i - D * (i >= D).to(tl.int32), j - D * (j >= D).to(tl.int32)
         inside = (i < 2 * D) & (j < 2 * D)
-        zz, zr, rz, rr = scatter_of(sums, k, l, inside, regions, AREA, SLICES)
+        zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
         noise = tl.where((i == j) & inside, tl.full([TILE, TILE], A, tl.float64), 0.0)
         labels = tl.where(top & left, zz, tl.where(top | left, 0.0, 2 * zz)) + noise
         pivots = tl.sum(tl.where(i == j, eliminate(labels, i, j, 2 * D), 0.0), 0, keep_dims=True)
         known, doubled = entropy(pivots, j, 0, D), entropy(pivots, j, D, D)
         scale = 2 * known - doubled
         if scale > LEAST:
+            # Again, as registers do not hold them until here.
+            zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
             of_trace = (i == j) & top
             contrast = tl.sum(tl.sum(tl.where(of_trace, zz, 0.0), 1))
             excess = tl.sum(tl.sum(tl.where(of_trace, rr - 2 * zr, 0.0), 1)) / contrast
-            of_q = tl.where(inside & (k == l), A * (1 + tl.maximum(excess, 0.0)), 0.0)
+            of_q = tl.where(inside & (k == other), A * (1 + tl.maximum(excess, 0.0)), 0.0)
             of_q_r, of_r_q = zr - rr - of_q, rz - rr - of_q
             of_q, of_r = zz - zr - rz + rr + of_q, rr + of_q + noise
             joint = tl.where(top, tl.where(left, of_q, of_q_r), tl.where(left, of_r_q, of_r))
@@ -248,19 +251,19 @@ def write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES: tl.cons
     depth, row, column = member_of(k)
     depth, row, column = depth + n // 25 - SLICES // 2, row + n // 5 % 5 - 2, column + n % 5 - 2
     exists = (k < D) & (n < SHIFTS) & (depth >= 0) & (depth <= SLICES // 2) & (row >= 0) & (row < 3)
-    exists, l = exists & (column >= 0) & (column < 3), (depth * 3 + row) * 3 + column
+    exists, other = exists & (column >= 0) & (column < 3), (depth * 3 + row) * 3 + column
     of_z, of_r = tl.zeros(exists.shape, tl.float64), tl.zeros(exists.shape, tl.float64)
     squares = tl.zeros(k.shape, tl.float64)
     for i in range(D):
         v = factor + i * (2 * D)
         difference = tl.load(v + k, mask=k < D, other=0.0) - tl.load(v + D + k, mask=k < D, other=0.0)
-        v_q, v_r = tl.load(v + l, mask=exists, other=0.0), tl.load(v + D + l, mask=exists, other=0.0)
+        v_q, v_r = tl.load(v + other, mask=exists, other=0.0), tl.load(v + D + other, mask=exists, other=0.0)
         of_z += difference * v_q
         of_r -= difference * (v_q - v_r)
         squares += difference * difference
-    of_noise = tl.where(exists & (k == l), of_noise * tl.sum(squares), 0.0)
+    of_noise = tl.where(exists & (k == other), of_noise * tl.sum(squares), 0.0)
     of_z, of_r = (of_z + of_noise) / scale, (of_r - of_noise) / scale
-    z_l, r_l = means_of(sums, l, exists, regions, SLICES)
+    z_l, r_l = means_of(sums, other, exists, regions, SLICES)
     to = slopes + k * (2 * SHIFTS + 1)
     tl.store(to + 2 * n, of_z, mask=(k < D) & (n < SHIFTS))
     tl.store(to + 2 * n + 1, of_r, mask=(k < D) & (n < SHIFTS))

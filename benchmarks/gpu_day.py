@@ -6,7 +6,7 @@ The steps, in this order. Results are added to a table as they come, and what ha
   build      the first call of each form of tools/check_gpu.py, which compiles its kernels
   agreement  cases of the tests, compared with plain PyTorch in float64 on the CPU
   checks     a CUDA graph, GradScaler, torch.compile, backward twice, the same bits twice, and no wait for the device
-  speed      the cases of benchmarks/speed.py, compared with cross-entropy, and the memory that each step adds
+  speed      the cases of benchmarks/speed.py, compared with cross-entropy, the time to enqueue a step, and its memory
   bandwidth  the calls of tools/gpu_model.py and the time of their kernels, compared with the bytes they have to move
              and with a copy
   quality    a plan of benchmarks/quality.py, in the time that is left
@@ -83,9 +83,11 @@ class Place(NamedTuple):
         low = 8 if tuple(shape[2:]) == tuple(size) else 2
         return (1, min(4, shape[1]), *(low for _ in size)), tuple(8 for _ in size)
 
-    def microseconds(self, run: Callable[[], object]) -> float:
-        """Return the median time of a run."""
-        return round(1e6 * median_seconds({"": run}, 1 if self.is_dry else 20, self.device)[""], 2)
+    def microseconds(self, run: Callable[[], object], *, on_host: bool = False) -> float:
+        """Return the median time of a run, or that to enqueue it, while the device may still run those before."""
+        return round(
+            1e6 * median_seconds({"": run}, 1 if self.is_dry else 20, "cpu" if on_host else self.device)[""], 2
+        )
 
     def step(self, form: Any, dtype: str | None = None, labels: Any = None) -> tuple[Step, Tensor]:  # noqa: ANN401
         """Return what calls the loss as a form of tools/check_gpu.py says, and the logits; labels: random, or made."""
@@ -94,7 +96,7 @@ class Place(NamedTuple):
         multilabel = options.get("multilabel", False)
         y = torch.randint(2 if multilabel else shape[1], (*shape[: 1 + multilabel], *size))
         y = (y if labels is None else torch.from_numpy(labels(shape[0], size, shape[1], 1)).long()).to(self.device)
-        x = torch.randn(shape).to(self.device, getattr(torch, dtype or form[2])).requires_grad_()
+        x = torch.randn(shape, device=self.device).to(getattr(torch, dtype or form[2])).requires_grad_()
 
         def step(scale: float | Tensor = 1.0, times: int = 1) -> tuple[Tensor, Tensor]:
             """Return the loss, and the gradient of its multiple of the last of some backward passes."""
@@ -220,8 +222,9 @@ def speed(place: Place) -> Tasks:
             step()  # a first call compiles
             time_of_step = place.microseconds(step)
             ratio = time_of_step / result.get(names[0], {}).get("microseconds", time_of_step)
-            added = added_memory(step, place.device)
-            result[name] = {"microseconds": time_of_step, "ratio": round(ratio, 3), "added_bytes": added}
+            figures = {"microseconds": time_of_step, "ratio": round(ratio, 3)}
+            figures |= {"host_microseconds": place.microseconds(step, on_host=True)}
+            result[name] = {**figures, "added_bytes": added_memory(step, place.device)}
         return result
 
     for case in place.few([case for case in losses.CASES["table"] if "power" not in case.options]):

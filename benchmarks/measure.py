@@ -22,7 +22,7 @@ import torch
 
 INSTRUCTIONS = torch.backends.cpu.get_cpu_capability()  # of this CPU: AVX512, AVX2 or less
 
-SLEEP = 4_000_000  # clock cycles of a GPU, of 2 GHz at most
+SLEEP = 20_000_000  # clock cycles of a GPU, of 2 GHz at most
 
 Run = Callable[[], object]
 T = TypeVar("T")
@@ -100,8 +100,8 @@ def stopwatch(device: str, clock: Callable[[], float] = time.perf_counter) -> Ca
 
         return on_cpu
 
-    # Writing 2 GiB evicts the logits from the cache. The device then sleeps 2 ms or more, longer than Python takes to
-    # enqueue the run, so that it does not wait for Python between the two events.
+    # Writing 2 GiB evicts the logits from the cache. The device then sleeps 10 ms or more, longer than Python takes
+    # to enqueue the run, so that it does not wait for Python between the two events.
     eviction = torch.empty(2**31, dtype=torch.uint8, device=device)
 
     def on_cuda(run: Run) -> float:

@@ -218,13 +218,9 @@ def _setup_context(kernels: Any, ctx: Any, inputs: tuple[Any, ...], output: tupl
 
 
 def _save(ctx: Any, kernels: Any, given: EdgeLossInputs, returned: Sequence[Tensor]) -> None:  # noqa: ANN401
-    state: tuple[Tensor | None, ...] = tuple(returned[_COUNT:])
-    if kernels is not triton_operators.operators:
-        state = (given.distance, *state)
-    elif given.distance is not None:
-        state = triton_operators.Maps(*state)._replace(field=given.distance)
+    tensors = given.logits, given.weight, given.pixel_weight, given.edge_class_weight, given.distance
     ctx.kernels = kernels
-    ctx.save_for_backward(given.logits, given.weight, given.pixel_weight, given.edge_class_weight, *state)
+    ctx.save_for_backward(*tensors, *returned[_COUNT:])
     ctx.numbers = given.integers, given.reals
 
 

@@ -35,11 +35,12 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     A function with weights of the terms ignores 0 of the ``REMOVED`` one with a warning, and raises for other values.
     """
-    known = inspect.signature(function).parameters.keys()
+    known = frozenset(inspect.signature(function).parameters)
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in () if kwargs.keys() <= known else kwargs.keys() - known:
+        # Dynamo of torch 2.11 does not know operators between the keys of kwargs and a set.
+        for name in [name for name in kwargs if name not in known]:
             if name == REMOVED and "same_side_weight" in known:
                 _check_removed(kwargs.pop(name))
                 continue

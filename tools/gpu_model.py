@@ -34,7 +34,12 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
 NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
+# Of tiles of 16 × 32 labels, those with others within the radius, and within twice that, if edges are lines, which
+# cross rectangles in proportion to their perimeter, and rows of 32 as often as NEAR; classes in a tile, and one more.
+NEAR_TILES, IN_TILE = {"find_sides": 0.47, "weigh_pixels": 0.49}, 3
+UNROLLED = 4  # classes of a pixel at once, as in edgeloss/triton/loss.py
 PART = 2**28  # bytes of the gradient of pixels at a time, as in edgeloss/triton/upsampled.py
+LOOKS_AROUND = 150  # instructions for an element of the gradient; those of most pixels take fewer
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed
 
 
@@ -76,11 +81,6 @@ class Case(NamedTuple):
         size = "" if self.low is None else f" to {self.size[0]} × {self.size[1]}"
         regions = "" if self.regions else ", no regions"
         return f"{[self.batch, self.classes, *(self.low or self.size)]} {self.dtype}{size}{regions}"
-
-    @property
-    def chunk(self) -> int:
-        """Classes at a time, as edgeloss/triton/call.py chooses them."""
-        return min(4 if self.low else 8, 2 ** (self.classes - 1).bit_length())
 
     @property
     def maps(self) -> int:
@@ -174,14 +174,21 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
     times = 1.0
     if node.kind == "loop":
         times = trips(case, kernel, node)
+        stores = sum("STG" in line for line in node.own)
+        if kernel == "backward" and stores and (node.inner or len(node.own) > LOOKS_AROUND * stores):
+            times *= NEAR * RARE  # it looks for the classes around pixels
+    elif node.kind == "skip" and len(outside) == 1 and kernel in NEAR_TILES:
+        times = NEAR_TILES[kernel]
     elif node.kind == "skip" and kernel in ("forward", "backward"):
-        skips = sum(outer.kind == "skip" for outer in outside)
-        is_last = kernel == "forward" and case.regions and outside[1:2] == tuple(outside[0].inner[-1:])
-        times = NEAR_CELLS if kernel == "forward" and case.regions else NEAR
-        if is_last:  # the averages of classes
-            times = min(1.0, PRESENT / math.ceil(case.classes / case.chunk))
-        elif skips:
+        writes = any("STG" in line for part in (node, *node.inner) for line in part.own)
+        if writes and kernel == "forward":  # the average of a class
+            times = min(1.0, PRESENT / case.classes)
+        elif writes:  # the gradient
+            times = 1.0
+        elif any(outer.kind == "skip" for outer in outside):
             times = RARE
+        else:
+            times = NEAR_CELLS if kernel == "forward" and case.regions else NEAR
     return times * (len(node.own) + sum(count(case, kernel, inner, (*outside, node)) for inner in node.inner))
 
 
@@ -191,13 +198,18 @@ def row_parts(case: Case) -> int:
 
 
 def trips(case: Case, kernel: str, loop: Node) -> float:
-    """Return how often a loop runs: over 9 pixels or neighbors if it counts to 9, else over classes."""
+    """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
-    known = {"products": rows + 2, "solve": 18, "slopes": rows + 4}
+    known = {"products": rows + 2, "solve": 18, "slopes": rows + 4, "read_labels": IN_TILE}
     if kernel in known:
         return known[kernel]
-    counts_to_9 = any("ISETP" in line and re.search(r", 0x9,", line) for line in loop.own)
-    return 9 if counts_to_9 else math.ceil(case.classes / case.chunk)
+    numbers = {int(found[1], 16) for line in loop.own if (found := re.search(r"ISETP.*, (0x[0-9a-f]+),", line))}
+    whole = case.classes // UNROLLED
+    if case.classes in numbers or (case.classes < UNROLLED and not numbers & {3, 9}):
+        return case.classes
+    if UNROLLED * (whole - 1) in numbers:
+        return whole
+    return 3 if 3 in numbers else 9  # groups of pixels of a cell; its pixels, or the neighbors of one
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -207,26 +219,25 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     """Return the warps of a launch, and the bytes that it moves: labels are int64, and what is kept is in float32."""
     pixels, logits, maps = case.pixels, case.logits, case.batch * case.maps
     averages = case.pixels / 9 * (1 if case.classes == 2 else min(case.classes, PRESENT))  # of maps that have a term
-    first, statistics = (0, 10) if case.classes == 2 else (2, 10)
-    kept = statistics if case.regions or case.classes > 8 or case.low else 0
-    block = max(32, (128 if case.low else 256) // case.chunk)
+    first, kept = (0, 10) if case.classes == 2 else (2, 10)
+    block = 32 if case.low else 64
     of_maps = maps * averages * 9 / pixels / case.maps  # those that have a term
     of_rows = of_maps * row_parts(case) * math.ceil(case.averages[1] / 32)
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
     halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
         "read_labels": (pixels / 128, pixels * 10),
-        "find_sides": (pixels / 128, pixels * 10),
-        "weigh_pixels": (pixels / 128, pixels * (18 + first)),
+        "find_sides": (pixels / 128, pixels * 7),
+        "weigh_pixels": (pixels / 128, pixels * (13 + first)),
         "forward": (
-            pixels / 9 / 32 if case.regions else pixels / min(block, 128),
+            pixels / 9 / 32 if case.regions else pixels / block,
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
         ),
         "products": (of_rows, averages * 5),
         "solve": (of_maps * 4, 0.0),
         "slopes": (of_rows, averages * 9),
         "backward": (
-            pixels / min(block, 128),
+            pixels / block,
             logits
             + pixels * (10 + first + kept)
             + (averages * 4 if case.regions else 0)

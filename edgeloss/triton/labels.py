@@ -16,81 +16,133 @@ import triton
 import triton.language as tl
 
 from edgeloss.reduction import SumRow
-from edgeloss.triton.tiles import FAR, IGNORED, displaced, displacement, neighbor, of_class, of_pixel, some, tile, total
+from edgeloss.triton.tiles import (
+    FAR,
+    IGNORED,
+    displaced_from,
+    displacement,
+    exists,
+    neighbor,
+    of_class,
+    of_pixel,
+    place_of,
+    tile_of_rows,
+    total,
+)
 
 # The rows of sums that come from labels alone, numbered from the first of them.
-ROWS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)
-WEIGHT, EDGE_WEIGHT, VALID, EDGES, WRONG = map(tl.constexpr, range(ROWS.value))
+ROWS_OF_SUMS = tl.constexpr(len(SumRow) - SumRow.WEIGHT)
+WEIGHT, EDGE_WEIGHT, VALID, EDGES, WRONG = map(tl.constexpr, range(ROWS_OF_SUMS.value))
+MANY = tl.constexpr(2**15)  # more than the pixels of a tile
 
 
 @triton.jit
-def read_labels_kernel(target, label, present, sums, ignore, grid, TILE: tl.constexpr):
+def read_labels_kernel(target, label, present, sums, ignore, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write which labels count, and which classes are in an image; add up their weights."""
-    image, p, inside = tile(grid.pixels, TILE)
-    y = tl.load(target + image * grid.pixels + p, mask=inside, other=0).to(tl.int64)
-    is_read = inside & (y != ignore)
-    ok = is_read & (y >= 0) & (y < grid.classes)
-    tl.store(label + image * grid.pixels + p, tl.where(ok, y, IGNORED).to(tl.int16), mask=inside)
+    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
+    inside = exists(place, 0, 0, 0, grid.size)
+    given = tl.load(target + to, mask=inside, other=0).to(tl.int64)
+    is_read = inside & (given != ignore)
+    ok = is_read & (given >= 0) & (given < grid.classes)
+    y = tl.where(ok, given, IGNORED).to(tl.int32)
+    tl.store(label + to, y.to(tl.int16), mask=inside)
     if present is not None:
-        tl.store(present + image * grid.classes + y, 1, mask=ok)
-    to = sums + tl.program_id(0).to(tl.int64) * ROWS
-    tl.store(to + WEIGHT, total(of_pixel(image, p, ok, grid) * of_class(grid.weight, image, y, ok, grid)))
-    tl.store(to + VALID, total(ok))
-    tl.store(to + WRONG, total(is_read & (y != tl.where(ok, y, -1 - y))))
+        k = tl.max(y)
+        while k >= 0:  # once for each class, not for each pixel: all stores are to a few addresses
+            tl.store(present + image * grid.classes + k, 1)
+            k = tl.max(tl.where(y < k, y, IGNORED))
+    both = tl.sum(ok.to(tl.int32) * MANY + is_read.to(tl.int32))
+    valid = both // MANY
+    of_program = sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS
+    if grid.weight is None and grid.pixel_weight is None:
+        tl.store(of_program + WEIGHT, valid.to(tl.float64))
+    else:
+        w = of_pixel(0, to, ok, grid) * of_class(grid.weight, image, y, ok, grid)
+        tl.store(of_program + WEIGHT, total(w))
+    tl.store(of_program + VALID, valid.to(tl.float64))
+    tl.store(of_program + WRONG, (both % MANY - valid).to(tl.float64))
+    tl.store(of_program + EDGE_WEIGHT, 0.0)  # unless there are edges
+    tl.store(of_program + EDGES, 0.0)
 
 
 @triton.jit
-def find_distances_kernel(label, field, reach, steps, spacing, grid, TILE: tl.constexpr):
+def find_distances_kernel(label, field, reach, steps, spacing, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write distances to the nearest pixel of another class in a window."""
-    image, p, inside = tile(grid.pixels, TILE)
-    label += image * grid.pixels + p
+    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
+    inside = exists(place, 0, 0, 0, grid.size)
+    label += to
     y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
-    least = tl.full(p.shape, FAR, grid.real)
-    zeros = tl.zeros(p.shape, grid.real)
+    least = tl.full(to.shape, FAR, grid.real)
+    zeros = tl.zeros(to.shape, grid.real)
     for n in tl.range(steps):
-        step, there = displaced(p, y >= 0, n, grid.size, reach)
-        k = tl.load(label + step, mask=there, other=IGNORED).to(tl.int32)
+        step, there = displaced_from(place, n, grid.size, reach)
+        k = tl.load(label + step, mask=there & (y >= 0), other=IGNORED).to(tl.int32)
         z, row, column = displacement(n, reach)
         dz, dy, dx = (zeros + z) * spacing.depth, (zeros + row) * spacing.height, (zeros + column) * spacing.width
         least = tl.where((k >= 0) & (k != y), tl.minimum(least, dz * dz + dy * dy + dx * dx), least)
-    tl.store(field + image * grid.pixels + p, tl.where(least < FAR, tl.sqrt(least), FAR), mask=inside)
+    tl.store(field + to, tl.where(least < FAR, tl.sqrt(least), FAR), mask=inside)
 
 
 @triton.jit
-def find_sides_kernel(maps, class_weight, counts, sums, grid, TILE: tl.constexpr):
+def differ(label, first, to, place, grid, TIMES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Return whether labels within so many times the radius of a tile differ; True also of volumes and wide windows.
+
+    The tile covers all of them when it is displaced to the four corners, unless these are too far from each other.
+    Most of an image is far from edges, and what this skips takes longer.
+    """
+    down, right = TIMES * grid.radius.height, TIMES * grid.radius.width
+    found = grid.size.depth > 1 or 2 * down > ROWS or 2 * right > TILE
+    if not found:
+        one, others = tl.load(label + first), tl.zeros(to.shape, tl.int16)
+        for corner in tl.static_range(4):
+            dy, dx = (corner // 2 * 2 - 1) * down, (corner % 2 * 2 - 1) * right
+            there = exists(place, 0, dy, dx, grid.size)
+            others |= one ^ tl.load(label + to + (dy * grid.size.width + dx), mask=there, other=one)
+        found = tl.max(others.to(tl.uint16).to(tl.int32)) > 0
+    return found
+
+
+@triton.jit
+def find_sides_kernel(maps, class_weight, counts, sums, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write what edge pixels give to their neighbors; count them and add up their weights."""
-    image, p, inside = tile(grid.pixels, TILE)
-    to = image * grid.pixels + p
-    label = maps.label + to
-    y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
-    least_same, least_across = tl.full(p.shape, FAR, grid.real), tl.full(p.shape, FAR, grid.real)
-    if grid.decay > 0:
+    image, first, to, place = tile_of_rows(grid.size, ROWS, TILE)
+    inside, of_same = exists(place, 0, 0, 0, grid.size), tl.zeros(to.shape, grid.real)
+    least_same, least_across = tl.full(to.shape, FAR, grid.real), tl.full(to.shape, FAR, grid.real)
+    if differ(maps.label, first, to, place, grid, 1, ROWS, TILE):
+        label = maps.label + to
+        y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
+        if grid.decay > 0:
+            for n in tl.range(grid.window, loop_unroll_factor=9):
+                step, k = neighbor(label, place, inside, n, grid)
+                d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
+                least_same = tl.where(k == y, tl.minimum(least_same, d), least_same)
+                least_across = tl.where(k == y, least_across, tl.minimum(least_across, d))
+        same, across = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
         for n in tl.range(grid.window, loop_unroll_factor=9):
-            step, k = neighbor(label, p, y >= 0, n, grid)
-            d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
-            least_same = tl.where(k == y, tl.minimum(least_same, d), least_same)
-            least_across = tl.where(k == y, least_across, tl.minimum(least_across, d))
+            step, k = neighbor(label, place, inside, n, grid)
+            w = tl.full(to.shape, 1.0, grid.real)
+            if grid.decay > 0:
+                d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
+                w = tl.exp((tl.where(k == y, least_same, least_across) - d) / grid.decay)
+            same += tl.where(k == y, w, 0.0)
+            across += tl.where((k >= 0) & (k != y), w, 0.0)
+        is_edge = (across > 0) & (y >= 0)
+        u = of_pixel(0, to, is_edge, grid) * of_class(class_weight, image, y, is_edge, grid)
+        of_same = tl.where(same > 0, u / tl.where(same > 0, same, 1.0), 0.0)
+        tl.store(maps.across + to, u / tl.where(is_edge, across, 1.0), mask=is_edge)
+        if counts is not None:  # integers: their sum does not depend on the order of the programs
+            k = tl.max(tl.where(is_edge, y, IGNORED))
+            while k >= 0:  # once for each class, not for each pixel: all additions are to a few addresses
+                here = tl.sum((is_edge & (y == k)).to(tl.int32)).to(tl.int64)
+                tl.atomic_add(counts + image % grid.tables * grid.classes + k, here, sem="relaxed")
+                k = tl.max(tl.where(is_edge & (y < k), y, IGNORED))
+        of_program = sums + tl.program_id(0).to(tl.int64) * ROWS_OF_SUMS
+        tl.store(of_program + EDGE_WEIGHT, total(u))
+        tl.store(of_program + EDGES, tl.sum(is_edge.to(tl.int32)).to(tl.float64))
+    tl.store(maps.same + to, of_same, mask=inside)
+    if grid.decay > 0:
         tl.store(maps.least_same + to, least_same, mask=inside)
         tl.store(maps.least_across + to, least_across, mask=inside)
-    same, across = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
-    for n in tl.range(grid.window, loop_unroll_factor=9):
-        step, k = neighbor(label, p, y >= 0, n, grid)
-        w = tl.full(p.shape, 1.0, grid.real)
-        if grid.decay > 0:
-            d = tl.load(maps.field + to + step, mask=k >= 0, other=FAR)
-            w = tl.exp((tl.where(k == y, least_same, least_across) - d) / grid.decay)
-        same += tl.where(k == y, w, 0.0)  # where y is ignored u is 0
-        across += tl.where((k >= 0) & (k != y), w, 0.0)
-    is_edge = across > 0
-    u = of_pixel(image, p, is_edge, grid) * of_class(class_weight, image, y, is_edge, grid)
-    tl.store(maps.same + to, tl.where(same > 0, u / tl.where(same > 0, same, 1.0), 0.0), mask=inside)
-    tl.store(maps.across + to, u / tl.where(is_edge, across, 1.0), mask=inside)
-    if counts is not None:  # integers: their sum does not depend on the order of the programs
-        at = counts + image % grid.tables * grid.classes + y
-        tl.atomic_add(at, is_edge.to(tl.int64), mask=is_edge, sem="relaxed")
-    of_program = sums + tl.program_id(0).to(tl.int64) * ROWS
-    tl.store(of_program + EDGE_WEIGHT, total(u))
-    tl.store(of_program + EDGES, total(is_edge))
 
 
 @triton.jit
@@ -104,23 +156,25 @@ def given(share, least, field, to, step, mask, grid):
 
 
 @triton.jit
-def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
+def weigh_pixels_kernel(maps, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Write the weights of the edge terms."""
-    image, p, inside = tile(grid.pixels, TILE)
-    to = image * grid.pixels + p
-    label = maps.label + to
-    y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
-    toward, against = tl.zeros(p.shape, grid.real), tl.zeros(p.shape, grid.real)
-    first, more = tl.full(p.shape, IGNORED, tl.int32), tl.zeros(p.shape, tl.int1)
-    for n in tl.range(grid.window, loop_unroll_factor=9):
-        step, k = neighbor(label, p, y >= 0, n, grid)
-        toward += given(maps.same, maps.least_same, maps.field, to, step, (k >= 0) & (k == y), grid)
-        value = given(maps.across, maps.least_across, maps.field, to, step, (k >= 0) & (k != y), grid)
-        if grid.classes > 2:
-            first = tl.where((first < 0) & (value > 0), k, first)
-            more = more | ((value > 0) & (k != first))
-            value = tl.where(k == first, value, 0.0)
-        against += value
+    image, origin, to, place = tile_of_rows(grid.size, ROWS, TILE)
+    inside = exists(place, 0, 0, 0, grid.size)
+    toward, against = tl.zeros(to.shape, grid.real), tl.zeros(to.shape, grid.real)
+    first, more = tl.full(to.shape, IGNORED, tl.int32), tl.zeros(to.shape, tl.int1)
+    if differ(maps.label, origin, to, place, grid, 2, ROWS, TILE):
+        label = maps.label + to
+        y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
+        ok = y >= 0
+        for n in tl.range(grid.window, loop_unroll_factor=9):
+            step, k = neighbor(label, place, inside, n, grid)
+            toward += given(maps.same, maps.least_same, maps.field, to, step, (k == y) & ok, grid)
+            value = given(maps.across, maps.least_across, maps.field, to, step, (k >= 0) & (k != y) & ok, grid)
+            if grid.classes > 2:
+                first = tl.where((first < 0) & (value > 0), k, first)
+                more = more | ((value > 0) & (k != first))
+                value = tl.where(k == first, value, 0.0)
+            against += value
     tl.store(maps.toward + to, toward, mask=inside)
     if grid.classes > 2:
         tl.store(maps.first + to, first.to(tl.int16), mask=inside)
@@ -129,13 +183,19 @@ def weigh_pixels_kernel(maps, grid, TILE: tl.constexpr):
 
 
 @triton.jit
+def further_weight(n, maps, to, p, y, first, grid):
+    """Return the class of neighbor n of pixels and what it adds to B of it; IGNORED and 0 where that is the first."""
+    step, k = neighbor(maps.label + to, place_of(p, grid.size), y >= 0, n, grid)
+    k = tl.where((k != y) & (k != first), k, IGNORED)
+    weight = given(maps.across, maps.least_across, maps.field, to, step, k >= 0, grid)
+    return tl.where(weight > 0, k, IGNORED), weight
+
+
+@triton.jit
 def further_weights(c, maps, to, p, y, first, grid):
-    """Return B(c) of pixels for classes c but the first."""
-    weights = tl.zeros(c.shape, grid.real) + tl.zeros(p.shape, grid.real)
+    """Return B(c) of pixels unless c is the first."""
+    weights = tl.zeros(p.shape, grid.real)
     for n in range(grid.window):
-        step, k = neighbor(maps.label + to, p, y >= 0, n, grid)
-        mask = (k >= 0) & (k != y) & (k != first)
-        value = given(maps.across, maps.least_across, maps.field, to, step, mask, grid)
-        if some(value > 0):
-            weights += tl.where(c == k, value, 0.0)
+        k, weight = further_weight(n, maps, to, p, y, first, grid)
+        weights += tl.where(k == c, weight, 0.0)
     return weights

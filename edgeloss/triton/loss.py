@@ -10,7 +10,8 @@ where element y has -a (1 - p(y)) for a p(y) - a, and a class k with p(k) > 1/2 
 from each other class c: 1 - p is the sum of the others, and never a difference. The softmax is kept as m, the largest
 logit, and r = Σ e^(x - m) over the other classes.
 
-A kernel goes over the classes of its pixels more than once, a chunk of them at a time, when their logits are in cache.
+A pixel belongs to a thread, which goes over its classes one after another, more than once: the second time their logits
+are in cache. A thread that forms averages has nine pixels at a time, in tuples.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.triton.labels import further_weights
+from edgeloss.triton.labels import further_weight, further_weights
 from edgeloss.triton.tiles import IGNORED, exp, log1p, of_class, of_pixel, place_of, some, tile, total
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 TERMS = tl.constexpr(3)  # the cross-entropy, the same and the other side
+UNROLLED = tl.constexpr(4)  # classes of a pixel whose loads do not wait for each other
 
 
 class Logits(NamedTuple):
@@ -37,10 +39,21 @@ class Logits(NamedTuple):
     pixel: int  # from a pixel to the next
     classes: Any  # C ≥ 2
     one: Any  # 1 of one logit, which is that of class 1, where class 0 has 0; else 0
-    chunk: Any  # how many classes are looked at together
     real: Any  # the type that kernels compute in
     axes: Any  # along how many they are interpolated
     taps: Any  # from where: upsampled.Taps of each axis
+
+
+class Pixel(NamedTuple):
+    """A tile of pixels, of which some count, and what is known of their softmax."""
+
+    at: Any  # where their logits are: places()
+    p: Any  # number in the image
+    ok: Any  # whether they count
+    y: Any  # label
+    m: Any  # the largest logit of those seen
+    r: Any  # Σ e^(x - m) over the others of them, -1 before the first
+    top: Any  # the likeliest class of them
 
 
 # ------------------------------------------------------------------------------------------------------------ logits
@@ -78,86 +91,81 @@ def load_mixed(x, to, at, mask, AXES: tl.constexpr):
 
 @triton.jit
 def load(x, at, k, mask):
-    """Return the logits of classes k of pixels, interpolated where there are taps."""
-    mask = mask & (k < x.classes)
+    """Return the logits of class k of pixels, one for all or one for each, interpolated where there are taps."""
     if x.one > 0:
         mask = mask & (k >= x.one)
-    return load_mixed(x, x.data + (k - x.one).to(tl.int64) * x.channel + at[0], at, mask, x.axes)
+    return load_mixed(x, x.data + tl.cast(k - x.one, tl.int64) * x.channel + at[0], at, mask, x.axes)
 
 
 @triton.jit
-def chunk_of(x, start):
-    """Return a chunk of classes, and which of them there are."""
-    c = (start + tl.arange(0, x.chunk))[:, None]
-    return c, c < x.classes
+def read_pixel(x, maps, image, p, inside, grid):
+    """Return pixels of an image, with no logits seen."""
+    y = tl.load(maps.label + image * grid.pixels + p, mask=inside, other=IGNORED).to(tl.int32)
+    m, r = tl.full(p.shape, LOWEST, x.real), tl.full(p.shape, -1.0, x.real)
+    return Pixel(places(x, image, p, inside, grid.size), p, y >= 0, y, m, r, y * 0)
 
 
 # ----------------------------------------------------------------------------------------------------------- softmax
 
 
 @triton.jit
-def statistics(x, at, mask, without):
-    """Return m, r and the likeliest class of pixels, of all classes but ``without``, which may be None; 0 outside."""
-    zeros = tl.zeros(mask.shape, x.real)
-    m, s, n, top = zeros + float("-inf"), zeros, zeros, tl.zeros(mask.shape, tl.int32)
-    for start in range(0, x.classes, x.chunk):
-        c, exists = chunk_of(x, start)
-        counts = mask & exists
-        if without is not None:
-            counts = counts & (c != without)
-        v = tl.where(counts, load(x, at, c, mask), float("-inf"))
-        highest = tl.max(v, 0, keep_dims=True)
-        grows = highest > m
-        base = tl.maximum(tl.maximum(m, highest), LOWEST)
-        s = tl.where(grows, (s + n) * exp(m - base), s)
-        n = tl.where(grows, 0.0, n)
-        m = tl.where(grows, highest, m)
-        is_top = counts & (v == m)
-        s += tl.sum(tl.where(is_top, 0.0, exp(v - base)), 0, keep_dims=True)
-        n += tl.sum(is_top.to(x.real), 0, keep_dims=True)
-        top = tl.where(grows, tl.min(tl.where(is_top, c, x.classes), 0, keep_dims=True), top)
-    return tl.where(mask, m, 0.0), tl.where(mask, s + (n - 1), 0.0), top
+def see(x, pixel, c, without):
+    """Return pixels that have seen another logit, unless their class is ``without``, which may be None."""
+    v = load(x, pixel.at, c, pixel.ok)
+    if without is not None:
+        v = tl.where(without == c, float("-inf"), v)
+    grows, e = v > pixel.m, exp(-tl.abs(v - pixel.m))
+    r, top = tl.where(grows, (pixel.r + 1) * e, pixel.r + e), tl.where(grows, c, pixel.top)
+    return Pixel(pixel.at, pixel.p, pixel.ok, pixel.y, tl.maximum(pixel.m, v), r, top)
 
 
 @triton.jit
-def share(x, m, r):
+def see_all(x, pixels, without):
+    """Return tiles of pixels that have seen their logits but those of class ``without``."""
+    for c in tl.range(x.classes, loop_unroll_factor=UNROLLED if len(pixels) == 1 else 1):
+        pixels = [see(x, pixel, c, without) for pixel in pixels]
+    return pixels
+
+
+@triton.jit
+def share(v, pixel):
     """Return p and 1 - p of a class from its logit, and whether it is its pixel's only likely one, then of r."""
-    whole = 1 / (1 + r)  # a division for each pixel, not for each logit
-    p, is_likely = exp(x - m) * whole, (x == m) & (r < 1)
-    return p, tl.where(is_likely, r * whole, 1 - p), is_likely
+    whole = 1 / (1 + pixel.r)
+    p, is_likely = exp(v - pixel.m) * whole, (v == pixel.m) & (pixel.r < 1)
+    return p, tl.where(is_likely, pixel.r * whole, 1 - p), is_likely
 
 
 @triton.jit
-def across(x, at, m, r, b, y, start, p, maps, grid):
+def toward(x, pixel, k, weight):
+    """Return weight · -log(1 - p(k)) and weight · p(k) / (1 - p(k)) unless k is likely, else the weight."""
+    q, left, is_likely = share(load(x, pixel.at, k, k >= 0), pixel)
+    is_likely = is_likely & (k >= 0)
+    here = tl.where(is_likely, 0.0, weight)
+    q = tl.where(here > 0, q, 0.0)
+    return -here * log1p(-q), here * q / (1 - q), tl.where(is_likely, weight, 0.0)
+
+
+@triton.jit
+def across(x, pixel, b, start, maps, grid):
     """Return what classes k across an edge give to pixels.
 
     That is Σ b · -log(1 - p(k)) and Σ t of those that are not likely, b of the likely one, which one that is, m and r
     without it, and the first class and its t.
     """
-    first = tl.load(maps.first + start + p, mask=y >= 0, other=IGNORED).to(tl.int32)
-    weight = tl.abs(b)
-    q, left, is_likely = share(load(x, at, first, first >= 0), m, r)
-    is_likely = is_likely & (first >= 0)
-    weight_here = tl.where(is_likely, 0.0, weight)
-    q = tl.where(weight_here > 0, q, 0.0)
-    loss, of_first = -weight_here * log1p(-q), weight_here * q / (1 - q)
-    sum_t = of_first
-    likely, of_likely = tl.where(is_likely, first, IGNORED), tl.where(is_likely, weight, 0.0)
+    first = tl.load(maps.first + start + pixel.p, mask=pixel.ok, other=IGNORED).to(tl.int32)
+    loss, of_first, of_likely = toward(x, pixel, first, tl.abs(b))
+    sum_t, likely = of_first, tl.where(of_likely > 0, first, IGNORED)
     if some(b < 0):  # rare
-        for from_class in range(0, x.classes, x.chunk):
-            c, exists = chunk_of(x, from_class)
-            further = further_weights(c, maps, start + p, p, y, first, grid)
-            share_c, left_c, sure = share(load(x, at, c, y >= 0), m, r)
-            sure = sure & (further > 0)
-            of_likely += tl.sum(tl.where(sure, further, 0.0), 0, keep_dims=True)
-            likely = tl.maximum(likely, tl.max(tl.where(sure, c, IGNORED), 0, keep_dims=True))
-            further = tl.where(sure, 0.0, further)
-            share_c = tl.where(further > 0, share_c, 0.0)
-            loss += tl.sum(-further * log1p(-share_c), 0, keep_dims=True)
-            sum_t += tl.sum(further * share_c / (1 - share_c), 0, keep_dims=True)
-    rest_m, rest_r = m, r
+        for n in range(grid.window):
+            k, weight = further_weight(n, maps, start + pixel.p, pixel.p, pixel.y, first, grid)
+            more, t, sure = toward(x, pixel, k, weight)
+            loss, sum_t, of_likely = loss + more, sum_t + t, of_likely + sure
+            likely = tl.where(sure > 0, k, likely)
+    rest_m, rest_r = pixel.m, pixel.r
     if some(of_likely > 0):  # the others may lie so far below that r is 0
-        rest_m, rest_r, second = statistics(x, at, of_likely > 0, likely)
+        none = Pixel(pixel.at, pixel.p, of_likely > 0, pixel.y, rest_m * 0 + LOWEST, rest_r * 0 - 1, pixel.top)
+        (rest,) = see_all(x, [none], likely)
+        rest_m, rest_r = rest.m, rest.r
     return loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first
 
 
@@ -165,7 +173,7 @@ def across(x, at, m, r, b, y, start, p, maps, grid):
 
 
 @triton.jit
-def pixel_of(t, exists, n, grid, STEPS: tl.constexpr):
+def cell_pixel(t, exists, n, grid, STEPS: tl.constexpr):
     """Return pixel n of cells of 3 pixels per axis, STEPS in all, and whether it exists; of 1 the place itself."""
     p, inside = t, exists
     if STEPS > 1:
@@ -175,95 +183,114 @@ def pixel_of(t, exists, n, grid, STEPS: tl.constexpr):
         if STEPS == 27:
             z = z * 3 - 1 + n // 9
             inside = inside & (z >= 0) & (z < grid.size.depth)
-        p = (z * grid.size.height + row) * grid.size.width + column
-    return tl.where(inside, p, 0), inside  # not in vectors, which would spread the classes of a pixel over threads
+        p = tl.where(inside, (z * grid.size.height + row) * grid.size.width + column, 0)
+    return p, inside
 
 
 @triton.jit
-def weigh_classes(x, at, m, r, mask, image, grid):
-    """Return Σ weight(c) · -log p(c) over all classes."""
-    sums = tl.zeros(mask.shape, x.real)
-    for start in range(0, x.classes, x.chunk):
-        c, exists = chunk_of(x, start)
-        terms = (log1p(r) - (load(x, at, c, mask) - m)) * of_class(grid.weight, image, c, exists, grid)
-        sums += tl.sum(tl.where(exists & mask, terms, 0.0), 0, keep_dims=True)
-    return sums
+def terms_of(x, maps, pixel, image, grid):
+    """Return the terms of pixels: the cross-entropy, the same and the other side."""
+    start = image * grid.pixels
+    nll = (pixel.m - load(x, pixel.at, pixel.y, pixel.ok)) + log1p(pixel.r)
+    v = of_pixel(image, pixel.p, pixel.ok, grid)
+    w = v * (1 - grid.smoothing) * of_class(grid.weight, image, pixel.y, pixel.ok, grid)
+    entropy = tl.where(w == 0, 0.0, w * nll)
+    same, other = entropy * 0, entropy * 0
+    if grid.smoothing > 0:
+        every = entropy * 0
+        for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
+            of_c = log1p(pixel.r) - (load(x, pixel.at, c, pixel.ok) - pixel.m)
+            every += of_c * of_class(grid.weight, image, c, True, grid)
+        entropy += tl.where(v == 0, 0.0, v * (grid.smoothing / x.classes * every))
+    if maps.toward is not None:
+        a = tl.load(maps.toward + start + pixel.p, mask=pixel.ok, other=0.0)
+        b = tl.load(maps.against + start + pixel.p, mask=pixel.ok, other=0.0)
+        same = tl.where(a == 0, 0.0, a * nll)
+        if x.classes == 2:
+            other = tl.where(b == 0, 0.0, b * nll)
+        elif some(b != 0):
+            loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, start, maps, grid)
+            rest = log1p(pixel.r) - ((rest_m - pixel.m) + log1p(rest_r))
+            other = loss + tl.where(of_likely > 0, of_likely * rest, 0.0)
+    return entropy, same, other
 
 
 @triton.jit
-def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, grid, TILE: tl.constexpr):
-    """Add up the terms of pixels; with averages, of the pixels of cells one after another, and fill the averages.
+def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
+    """Add up the terms of pixels; with averages, of those of cells, as many at a time as ``numbers``, and fill them.
 
     These are maps of sums, [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators,
     int8, and r of what the shares leave of them; and which classes may have a term, int8 [B, M].
     """
     image, t, exists = tile(count, TILE)
     start = image * grid.pixels
-    entropy, same, other = tl.zeros(t.shape, x.real), tl.zeros(t.shape, x.real), tl.zeros(t.shape, x.real)
-    for n in range(STEPS):
-        p, inside = pixel_of(t, exists, n, grid, STEPS)
-        y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
-        ok = y >= 0
-        at = places(x, image, p, inside, grid.size)
-        m, r, top = statistics(x, at, ok, None)
-        if maps.m is not None:
-            tl.store(maps.m + start + p, m, mask=inside)
-            tl.store(maps.r + start + p, r, mask=inside)
-            tl.store(maps.top + start + p, top.to(tl.int16), mask=inside)
-        nll = (m - load(x, at, y, ok)) + log1p(r)
-        v = of_pixel(image, p, ok, grid)
-        w = v * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
-        entropy += tl.where(w == 0, 0.0, w * nll)
-        if grid.smoothing > 0:
-            every = weigh_classes(x, at, m, r, ok, image, grid)
-            entropy += tl.where(v == 0, 0.0, v * (grid.smoothing / x.classes * every))
-        if maps.toward is not None:
-            a = tl.load(maps.toward + start + p, mask=ok, other=0.0)
-            b = tl.load(maps.against + start + p, mask=ok, other=0.0)
-            same += tl.where(a == 0, 0.0, a * nll)
-            if x.classes == 2:
-                other += tl.where(b == 0, 0.0, b * nll)
-            elif some(b != 0):
-                loss, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(
-                    x, at, m, r, b, y, start, p, maps, grid
-                )
-                rest = log1p(r) - ((rest_m - m) + log1p(rest_r))
-                other += loss + tl.where(of_likely > 0, of_likely * rest, 0.0)
+    if STEPS == 1:
+        (pixel,) = see_all(x, [read_pixel(x, maps, image, t, exists, grid)], None)
+        keep(maps, pixel, start, exists)
+        entropy, same, other = terms_of(x, maps, pixel, image, grid)
+    else:
+        entropy = tl.zeros(t.shape, x.real)
+        same, other = entropy, entropy
+        for group in range(STEPS // len(numbers)):
+            n = group * len(numbers)
+            cells = [cell_pixel(t, exists, n + i, grid, STEPS) for i in numbers]
+            pixels = see_all(x, [read_pixel(x, maps, image, cell[0], cell[1], grid) for cell in cells], None)
+            for i in tl.static_range(len(numbers)):
+                keep(maps, pixels[i], start, cells[i][1])
+            add_averages(x, averages, pixels, image, t, exists, group, grid)
+        tl.debug_barrier()  # m and r may be read by others than they were written by
+        for n in range(STEPS):
+            p, inside = cell_pixel(t, exists, n, grid, STEPS)
+            new = read_pixel(x, maps, image, p, inside, grid)
+            m = tl.load(maps.m + start + p, mask=new.ok, other=0.0)
+            r = tl.load(maps.r + start + p, mask=new.ok, other=0.0)
+            found = terms_of(x, maps, Pixel(new.at, p, new.ok, new.y, m, r, new.top), image, grid)
+            entropy, same, other = entropy + found[0], same + found[1], other + found[2]
     to = sums + tl.program_id(0).to(tl.int64) * TERMS
     tl.store(to, total(entropy))
     tl.store(to + 1, total(same))
     tl.store(to + 2, total(other))
-    if STEPS > 1:
-        tl.debug_barrier()  # m and r are read by others than they were written by
-        add_averages(x, maps, averages, grid, image, t, exists, STEPS)
 
 
 @triton.jit
-def add_averages(x, maps, averages, grid, image, t, exists, STEPS: tl.constexpr):
-    """Write the sums of z and r under averages, of classes that may have a term."""
-    start, area = image * grid.pixels, grid.averages
+def keep(maps, pixel, start, inside):
+    """Write the statistics of pixels where backward reads them."""
+    if maps.m is not None:
+        tl.store(maps.m + start + pixel.p, pixel.m, mask=inside)
+        tl.store(maps.r + start + pixel.p, pixel.r, mask=inside)
+        tl.store(maps.top + start + pixel.p, pixel.top.to(tl.int16), mask=inside)
+
+
+@triton.jit
+def with_whole(x, pixel):
+    """Return pixels with 1 - p of their label, 0 where they don't count, and 1 / (1 + r) in the place of r."""
+    left = share(load(x, pixel.at, pixel.y, pixel.ok), pixel)[1]
+    whole = tl.where(pixel.ok, 1 / (1 + pixel.r), 0.0)
+    return Pixel(pixel.at, pixel.p, pixel.ok, pixel.y, pixel.m, whole, pixel.top), tl.where(pixel.ok, left, 0.0)
+
+
+@triton.jit
+def add_averages(x, averages, pixels, image, t, exists, group, grid):
+    """Add z and r of a group of pixels to the sums under averages, of classes that may have a term."""
+    area = grid.averages
     z_map, r_map, candidates = averages
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
     to, has = average_at(cell_z, cell_y, cell_x, exists, area)
-    for from_class in range(FIRST, x.classes, x.chunk):
-        c, is_class = chunk_of(x, from_class)
+    known = [with_whole(x, pixel) for pixel in pixels]
+    for c in tl.range(FIRST, x.classes):
         of_map = image * (x.classes - FIRST) + c - FIRST
-        is_candidate = tl.load(candidates + of_map, mask=is_class, other=0) > 0
-        if some(is_candidate):
-            z, left = tl.zeros(c.shape, tl.int32) + to * 0, tl.zeros(c.shape, x.real) + to * 0.0
-            for n in range(STEPS):
-                p, inside = pixel_of(t, has, n, grid, STEPS)
-                y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
-                m = tl.load(maps.m + start + p, mask=y >= 0, other=0.0)
-                r = tl.load(maps.r + start + p, mask=y >= 0, other=0.0)
-                v = load(x, places(x, image, p, inside, grid.size), c, y >= 0)
-                share_c, complement, likely_c = share(v, m, r)
-                z += (c == y).to(tl.int32)
-                left += tl.where(y >= 0, tl.where(c == y, complement, -share_c), 0.0)
+        if tl.load(candidates + of_map) > 0:
             offset = of_map * area.depth * area.height * area.width + to
-            tl.store(z_map + offset, z.to(tl.int8), mask=is_candidate & has)
-            tl.store(r_map + offset, left, mask=is_candidate & has)
+            z = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
+            left = tl.load(r_map + offset, mask=has & (group > 0), other=0.0)
+            for i in tl.static_range(len(known)):
+                pixel, own = known[i]
+                p = exp(load(x, pixel.at, c, pixel.ok) - pixel.m) * pixel.r
+                z += (pixel.y == c).to(tl.int32)
+                left += tl.where(pixel.y == c, own, -p)
+            tl.store(z_map + offset, z.to(tl.int8), mask=has)
+            tl.store(r_map + offset, left, mask=has)
 
 
 # ---------------------------------------------------------------------------------------------------------- backward
@@ -271,11 +298,11 @@ def add_averages(x, maps, averages, grid, image, t, exists, STEPS: tl.constexpr)
 
 @triton.jit
 def load_slopes(x, slopes, grid, image, k, a, mask):
-    """Return the slopes by the shares of classes k at averages a."""
+    """Return the slopes by the shares of class k at averages a, one class for all or one for each."""
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     of_map = image * (x.classes - FIRST) + k - FIRST
     to = slopes + of_map * grid.averages.depth * grid.averages.height * grid.averages.width + a
-    return tl.load(to, mask=mask & (k >= FIRST) & (k < x.classes), other=0.0)
+    return tl.load(to, mask=mask & (k >= FIRST), other=0.0)
 
 
 @triton.jit
@@ -283,18 +310,6 @@ def average_at(z, y, x, mask, averages):
     """Return the averages of cells, and which of them there are."""
     exists = mask & (z < averages.depth) & (y < averages.height) & (x < averages.width)
     return (z * averages.height + y) * averages.width + x, exists
-
-
-@triton.jit
-def mean_slope(x, at, m, r, mask, slopes, base, image, average, in_average, grid):
-    """Return Σ p g of pixels, with g less the slope of the likeliest class: nothing cancels where it is nearly sure."""
-    inner = tl.zeros(mask.shape, x.real)
-    for from_class in range(0, x.classes, x.chunk):
-        c, exists = chunk_of(x, from_class)
-        share_c, complement, is_likely = share(load(x, at, c, mask), m, r)
-        slope = load_slopes(x, slopes, grid, image, c, average, in_average) - base
-        inner += tl.sum(tl.where(exists, share_c * slope, 0.0), 0, keep_dims=True)
-    return inner
 
 
 @triton.jit
@@ -311,16 +326,12 @@ def of_likely_class(v, is_likely, m, r, t):
 def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image, grid, TILE: tl.constexpr):
     """Write the gradient at the resolution of the labels; it is 0 where a pixel does not count, for any logits."""
     in_part, p, inside = tile(grid.pixels, TILE)
-    p = tl.where(inside, p, 0)  # not in vectors, which would spread the classes of a pixel over threads
     image, start = in_part + first_image, (in_part + first_image) * grid.pixels
-    y = tl.load(maps.label + start + p, mask=inside, other=IGNORED).to(tl.int32)
-    ok, at = y >= 0, places(x, image, p, inside, grid.size)
-    if maps.m is not None:
-        m = tl.load(maps.m + start + p, mask=ok, other=0.0)
-        r = tl.load(maps.r + start + p, mask=ok, other=0.0)
-        top = tl.load(maps.top + start + p, mask=ok, other=0).to(tl.int32)
-    else:
-        m, r, top = statistics(x, at, ok, None)
+    pixel = read_pixel(x, maps, image, p, inside, grid)
+    at, y, ok = pixel.at, pixel.y, pixel.ok
+    m = tl.load(maps.m + start + p, mask=ok, other=0.0)
+    r = tl.load(maps.r + start + p, mask=ok, other=0.0)
+    pixel = Pixel(at, p, ok, y, m, r, tl.load(maps.top + start + p, mask=ok, other=0).to(tl.int32))
     rest = tl.zeros(p.shape, x.real)
     spread = tl.load(factors).to(x.real) * of_pixel(image, p, ok, grid)
     own = spread * (1 - grid.smoothing) * of_class(grid.weight, image, y, ok, grid)
@@ -331,41 +342,71 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
             of_all = tl.load(total_of_labels + image % grid.tables)
         rest += spread * of_all
     b, t_likely, to_other = rest * 0, rest * 0, tl.load(factors + 2).to(x.real)
-    first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, m, r, rest * 0
+    first, likely, rest_m, rest_r, of_first = y * 0 + IGNORED, y * 0 + IGNORED, pixel.m, pixel.r, rest * 0
     if maps.toward is not None:
         own += tl.load(factors + 1).to(x.real) * tl.load(maps.toward + start + p, mask=ok, other=0.0)
         b = tl.load(maps.against + start + p, mask=ok, other=0.0)
         if x.classes == 2:
             own += to_other * b
         elif some(b != 0):
-            unused, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(
-                x, at, m, r, b, y, start, p, maps, grid
-            )
+            unused, sum_t, of_likely, likely, rest_m, rest_r, first, of_first = across(x, pixel, b, start, maps, grid)
             rest -= to_other * sum_t
-            t_likely = to_other * of_likely / (1 + r)
+            of_first *= to_other
+            t_likely = to_other * of_likely / (1 + pixel.r)
+    average, base, to_region = p, rest * 0, rest * 0
     if of_region is not None:
         z, row, column = place_of(p, grid.size)
-        average, in_average = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
-        to_region = tl.load(of_region + image // grid.tables).to(x.real)
-        base = load_slopes(x, maps.slopes, grid, image, top, average, in_average)
-        rest -= to_region * mean_slope(x, at, m, r, ok, maps.slopes, base, image, average, in_average, grid)
-    for from_class in range(0, x.classes, x.chunk):
-        c, exists = chunk_of(x, from_class)
-        v = load(x, at, c, ok)
-        share_c, complement, is_likely = share(v, m, r)
-        others = rest
+        average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
+        average = tl.where(ok_there, average, -1)
+        to_region += tl.load(of_region + image // grid.tables).to(x.real)
+        # Less the slope of the likeliest class nothing cancels where it is nearly sure.
+        base = load_slopes(x, maps.slopes, grid, image, pixel.top, average, average >= 0)
+        mean = rest * 0
+        for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
+            slope = load_slopes(x, maps.slopes, grid, image, c, average, average >= 0)
+            mean += exp(load(x, at, c, ok) - pixel.m) * (slope - base)
+        rest -= to_region * mean / (1 + pixel.r)
+    state = pixel, own, rest, spread, of_first, first, average, base, to_region
+    further = likely, rest_m, rest_r, t_likely, to_other
+    if maps.first is None:
+        write_gradient(x, g, maps, of_region, in_part, image, inside, state, None, grid)
+    elif some((b < 0) | (t_likely != 0)):  # rare
+        write_gradient(x, g, maps, of_region, in_part, image, inside, state, further, grid)
+    else:
+        write_gradient(x, g, maps, of_region, in_part, image, inside, state, None, grid)
+
+
+@triton.jit
+def write_gradient(x, g, maps, of_region, in_part, image, inside, state, further, grid):
+    """Write the gradient by each class."""
+    pixel, own, rest, spread, of_first, first, average, base, to_region = state
+    at, y, ok = pixel.at, pixel.y, pixel.ok
+    whole = 1 / (1 + pixel.r)
+    of_label = -own * share(load(x, at, y, ok), pixel)[1]
+    numbers = (0,) if further is not None else (0, 1) if x.classes == 2 else (0, 1, 2, 3)  # of loads before a store
+    for start in range(0, x.classes, len(numbers)):
+        values = [load(x, at, start + i, ok & (start + i < x.classes)) for i in numbers]
+        slopes = rest
         if of_region is not None:
-            others += to_region * (load_slopes(x, maps.slopes, grid, image, c, average, in_average) - base)
-        gradient = tl.where(c == y, share_c * others - own * complement, share_c * (own + others))
-        if grid.smoothing > 0:
-            gradient -= spread * of_class(grid.weight, image, c, exists, grid)
-        if x.classes > 2 and maps.toward is not None:
-            if some(b != 0):
-                gradient += tl.where(c == first, to_other * of_first, 0.0)
-                if some((b < 0) | (t_likely != 0)):  # rare
-                    further = tl.where(is_likely, 0.0, further_weights(c, maps, start + p, p, y, first, grid))
-                    gradient += to_other * further * share_c / tl.where(further > 0, complement, 1.0)
-                    gradient += of_likely_class(v, c == likely, rest_m, rest_r, t_likely)
-        to = g.data + in_part * g.image + (c - x.one).to(tl.int64) * g.channel + p.to(tl.int64) * g.pixel
-        value = tl.where(ok, gradient, 0.0).to(g.data.dtype.element_ty)
-        tl.store(to, value, mask=inside & exists & (c >= x.one))
+            slopes = [
+                load_slopes(x, maps.slopes, grid, image, start + i, average, (average >= 0) & (start + i < x.classes))
+                for i in numbers
+            ]
+        for i in tl.static_range(len(numbers)):
+            c = start + i
+            p, others = exp(values[i] - pixel.m) * whole, rest
+            if of_region is not None:
+                others += to_region * (slopes[i] - base)
+            gradient = p * others + tl.where(y == c, of_label, own * p) + tl.where(first == c, of_first, 0.0)
+            if grid.smoothing > 0:
+                gradient -= spread * of_class(grid.weight, image, c, c < x.classes, grid)
+            if further is not None:
+                likely, rest_m, rest_r, t_likely, to_other = further
+                p, left, is_likely = share(values[i], pixel)
+                weight = further_weights(c, maps, image * grid.pixels + pixel.p, pixel.p, y, first, grid)
+                weight = tl.where(is_likely, 0.0, weight)
+                gradient += to_other * weight * p / tl.where(weight > 0, left, 1.0)
+                gradient += of_likely_class(values[i], likely == c, rest_m, rest_r, t_likely)
+            to = g.data + in_part * g.image + tl.cast(c - x.one, tl.int64) * g.channel + pixel.p.to(tl.int64) * g.pixel
+            there = inside & (c >= x.one) & (c < x.classes)
+            tl.store(to, gradient.to(g.data.dtype.element_ty), mask=there)

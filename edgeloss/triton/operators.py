@@ -16,29 +16,35 @@ from edgeloss.inputs import result_dtype
 from edgeloss.reduction import SumRow
 from edgeloss.region import POOL, SIDE
 
-FEW_CLASSES = 8  # of so few, the statistics of the softmax take less time to form again than to read
+_ALIGNED = 16  # elements, from a map to the next: Triton compiles other kernels for addresses that are less aligned
+_SHORT = ("top", "first")  # the maps of int16
 
 
 class Maps(NamedTuple):
-    """What kernels leave to others, maps [B · P] but for the label and the slopes; empty where nothing reads them."""
+    """What kernels leave to others, maps [B · P] but for the label and the slopes; None where nothing reads them."""
 
     label: Any  # [B, *S] int16, the class of a pixel, -1 where it does not count
-    m: Any  # the largest logit
-    r: Any  # Σ e^(x - m) over the other classes
-    top: Any  # the likeliest class, int16
-    toward: Any  # A of the edge terms
-    first: Any  # of more than two classes, one of those with B > 0, -1 where there is none, int16
-    against: Any  # B of the other class of two, or of the first one, and then negative where there are more
-    same: Any  # u / D of edge pixels, 0 elsewhere
-    across: Any  # u / D' of them
-    least_same: Any  # with decay, the distance that ``same`` counts from
-    least_across: Any  # that of ``across``
-    field: Any  # with decay, distances
-    slopes: Any  # the derivative of R by the shares under each average, [B, M, *A]
+    m: Any = None  # the largest logit
+    r: Any = None  # Σ e^(x - m) over the other classes
+    top: Any = None  # the likeliest class
+    toward: Any = None  # A of the edge terms
+    first: Any = None  # of more than two classes, one of those with B > 0, -1 where there is none
+    against: Any = None  # B of the other class of two, or of the first one, and then negative where there are more
+    same: Any = None  # u / D of edge pixels, 0 elsewhere
+    across: Any = None  # u / D' of edge pixels, not written elsewhere
+    least_same: Any = None  # with decay, the distance that ``same`` counts from
+    least_across: Any = None  # that of ``across``
+    field: Any = None  # with decay, distances
+    slopes: Any = None  # the derivative of R by the shares under each average, [B, M, *A]
 
-    def present(self) -> Maps:
-        """Return the maps with None for empty ones."""
-        return Maps(*(values if len(values) else None for values in self))
+
+class State(NamedTuple):
+    """What backward reads of the maps: a row for each of those of a dtype, and two in their own shapes."""
+
+    label: Tensor
+    short_maps: Tensor
+    real_maps: Tensor
+    slopes: Tensor  # empty where nothing reads it
 
 
 def averages_of(shape: Sequence[int]) -> list[int]:
@@ -57,54 +63,60 @@ def new_gradient(logits: Tensor) -> Tensor:
     return gradient if is_evenly_spaced(gradient) else torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def map_sizes(inputs: EdgeLossInputs, *, saved: bool) -> Maps:
-    """Return the number of elements of each map that forward makes, or of those that backward reads."""
-    numbers, shape = Numbers.of(inputs.integers, inputs.reals), inputs.target.shape
-    classes, pixels = max(2, inputs.logits.shape[1]), inputs.target.numel()
-    regions, kept = has_regions(shape, numbers), pixels if numbers.keeps_state else 0
-    forms_again = inputs.logits.shape[2:] == shape[1:] and classes <= FEW_CLASSES
-    statistics = pixels if regions and not saved else 0 if forms_again else kept
-    edges = (kept if saved else pixels) if numbers.edges else 0
-    across, used = 0 if saved and classes == 2 else edges, 0 if saved else edges
-    decay = across if numbers.decay else 0
-    return Maps(
-        label=pixels,
-        m=statistics,
-        r=statistics,
-        top=statistics,
-        toward=edges,
-        first=edges if classes > 2 else 0,
-        against=edges,
-        same=used,
-        across=across,
-        least_same=used if decay else 0,
-        least_across=decay,
-        field=decay if inputs.distance is None else 0,
-        slopes=shape[0] * (1 if classes == 2 else classes) * math.prod(averages_of(shape)) if kept and regions else 0,
-    )
+def map_names(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[list[str], list[str]]:
+    """Return which maps forward leaves to backward, and which others it makes, but for the label and the slopes."""
+    shape, classes = inputs.target.shape, max(2, inputs.logits.shape[1])
+    saved: list[str] = []
+    others: list[str] = []
+    kept = saved if numbers.keeps_state else others
+    if has_regions(shape, numbers) or numbers.keeps_state:
+        kept.extend(("m", "r", "top"))
+    if numbers.edges:
+        kept.extend(("toward", "against", *(("first",) if classes > 2 else ())))
+        others.append("same")
+        further = kept if classes > 2 else others
+        further.append("across")
+        if numbers.decay:
+            others.append("least_same")
+            further.extend(("least_across", *(("field",) if inputs.distance is None else ())))
+    return saved, others
 
 
-def new_maps(inputs: EdgeLossInputs, sizes: Maps) -> Maps:
-    """Return new maps of so many elements."""
-    short, real = ("label", "top", "first"), result_dtype(inputs.logits)
-    dtypes = (torch.int16 if name in short else real for name in Maps._fields)
-    maps = Maps(*(inputs.logits.new_empty(n, dtype=dtype) for n, dtype in zip(sizes, dtypes, strict=True)))
-    return maps._replace(label=maps.label.view(inputs.target.shape))
+def new_maps(inputs: EdgeLossInputs, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return a row for each map of int16, and for each of the others."""
+    pixels, short = -(-inputs.target.numel() // _ALIGNED) * _ALIGNED, sum(name in _SHORT for name in names)
+    short_maps = inputs.logits.new_empty(short, pixels, dtype=torch.int16)
+    return short_maps, inputs.logits.new_empty(len(names) - short, pixels, dtype=result_dtype(inputs.logits))
 
 
-def new_outputs(inputs: EdgeLossInputs) -> tuple[Tensor, ...]:
-    """Return tensors of 0 for the sums, the counts and the regions."""
-    numbers, logits = Numbers.of(inputs.integers, inputs.reals), inputs.logits
-    counts = numbers.tables * max(2, logits.shape[1]) if numbers.count_edges else 0
+def maps_in(names: Sequence[str], short_maps: Tensor, real_maps: Tensor) -> dict[str, Tensor]:
+    """Return the maps by their names."""
+    short, real = iter(short_maps.unbind()), iter(real_maps.unbind())
+    return {name: next(short if name in _SHORT else real) for name in names}
+
+
+def new_state(inputs: EdgeLossInputs, numbers: Numbers, names: Sequence[str]) -> State:
+    """Return the state of a call that leaves maps of these names."""
+    shape, classes, new = inputs.target.shape, inputs.logits.shape[1], inputs.logits.new_empty
+    images = shape[0] if numbers.keeps_state and has_regions(shape, numbers) else 0
+    slopes = new(images, classes if classes > 2 else 1, *averages_of(shape), dtype=result_dtype(inputs.logits))
+    return State(new(shape, dtype=torch.int16), *new_maps(inputs, names), slopes)
+
+
+def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:
+    """Return tensors for the sums, the counts and the regions."""
+    new = inputs.logits.new_empty
+    counts = numbers.tables * max(2, inputs.logits.shape[1]) if numbers.count_edges else 0
     images = inputs.target.shape[0] // numbers.tables if numbers.regions else 0
-    sums, *regions = (logits.new_zeros(length, dtype=torch.float64) for length in (len(SumRow), images, images))
-    return sums, logits.new_zeros(counts, dtype=torch.int64), *regions
+    sums, *regions = (new(length, dtype=torch.float64) for length in (len(SumRow), images, images))
+    return sums, new(counts, dtype=torch.int64), *regions
 
 
 def fake(*args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
     """Return tensors as large as those of ``edge_loss``."""
     inputs = EdgeLossInputs(*args)
-    return *new_outputs(inputs), *new_maps(inputs, map_sizes(inputs, saved=True))
+    numbers = Numbers.of(inputs.integers, inputs.reals)
+    return *new_outputs(inputs, numbers), *new_state(inputs, numbers, map_names(inputs, numbers)[0])
 
 
 def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
@@ -114,14 +126,14 @@ def _kernels(name: str, *args: Any) -> Any:  # noqa: ANN401
 NAMESPACE = "edgeloss_triton"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _WEIGHTS = "Tensor? weight, Tensor? pixel_weight, Tensor? edge_class_weight"
-_MAPS = ", ".join(f"Tensor {name}" for name in Maps._fields)
+_STATE = ", ".join(f"Tensor {name}" for name in State._fields)
 _LIBRARY.define(
     f"edge_loss(Tensor logits, Tensor target, {_WEIGHTS}, Tensor? distance, int[] integers, float[] reals) -> (Tensor"
-    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, {_MAPS})"
+    f" sums, Tensor edge_counts, Tensor region, Tensor region_weight, {_STATE})"
 )
 _LIBRARY.define(
-    f"edge_loss_backward(Tensor of_terms, Tensor? of_region, Tensor logits, {_WEIGHTS}, {_MAPS}, int[]"
-    " integers, float[] reals) -> Tensor"
+    f"edge_loss_backward(Tensor of_terms, Tensor? of_region, Tensor logits, {_WEIGHTS}, Tensor? distance,"
+    f" {_STATE}, int[] integers, float[] reals) -> Tensor"
 )
 for _device in ("CUDA", "CPU"):  # on CPUs there is the interpreter
     _LIBRARY.impl("edge_loss", partial(_kernels, "forward"), _device)

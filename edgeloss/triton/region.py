@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
-from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, launch, tile, tile_of
+from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, launch, power_of_2, tile, tile_of
 
 ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
@@ -50,15 +50,15 @@ def _parts(size: Size, block: int, device: torch.device) -> tuple[Parts, Tensor,
 
     is_volume, end = size.depth > 1, ENDS.value
     ends = [[0, 1, max(count - 2, 2), max(count - 1, 3)] for count in size]
-    strips = triton.cdiv(max(size.height - end, 0), ROWS.value), triton.cdiv(size.width, block)  # ends included
+    strips = cdiv(max(size.height - end, 0), ROWS.value), cdiv(size.width, block)  # ends included
     first = [[*range(size.depth)], *([*ends[a], *[2] * strips[a - 1]] for a in (1, 2))]
     of_parts, of_kinds = (
         reduce(torch.kron, [members(size[a], of_axes[a]) for a in range(not is_volume, 3)])
         for of_axes in (first, [[*places, 2] for places in ends])
     )
     rows, slices = end + strips[0], 2 * SIDE - 1 if is_volume else 1
-    at_once = triton.next_power_of_2(size.depth * rows * slices) if INTERPRETED else 1
-    parts = Parts(size, rows, size.depth * rows, tl.constexpr(at_once), tl.constexpr(slices))
+    at_once = power_of_2(size.depth * rows * slices) if INTERPRETED else 1
+    parts = Parts(size, rows, size.depth * rows, constant(at_once), constant(slices))
     return parts, of_parts.T.contiguous().to(device), of_kinds.to(device)
 
 
@@ -76,10 +76,11 @@ def part(parts, GROUPS: tl.constexpr, TILE: tl.constexpr):
     Columns are which kind they are, where they start in memory, and which there are -2 to 2 columns from them.
     """
     size, chunks = parts.size, tl.cdiv(parts.number * GROUPS, parts.at_once)
-    program, x, inside = tile(size.width, TILE)
+    program, x, unused = tile(size.width, TILE)
+    x = x[None, :]
     n = program.to(tl.int32) % chunks * parts.at_once + tl.arange(0, parts.at_once)[:, None]
     group, n = n % GROUPS, n // GROUPS
-    of_map, row, inside = program.to(tl.int32) // chunks, n % parts.rows, inside & (n < parts.number)
+    of_map, row, inside = program.to(tl.int32) // chunks, n % parts.rows, (x < size.width) & (n < parts.number)
     end, strip = tl.where(row < 2, row, tl.maximum(size.height - ENDS + row, row)), 2 + (row - ENDS) * ROWS
     first = tl.where(row < ENDS, end, strip)
     last = tl.minimum(first + tl.where(row < ENDS, 0, ROWS - 1), size.height - tl.where(row < ENDS, 1, 3))
@@ -124,7 +125,7 @@ def products_kernel(z, r, is_candidate, sums, parts, TILE: tl.constexpr):
     of_map, group, n, here, first, last, kind, start, columns = part(parts, parts.slices, TILE)
     size, zero, added = parts.size, tl.zeros([parts.at_once, TILE], tl.float64), ()
     for _ in tl.static_range(PRODUCTS):
-        added += (zero,)
+        added += (zero,)  # type: ignore[assignment]
     if tl.load(is_candidate + of_map) > 0:
         # Outside, it does not matter what is there: it is in no sum that has members.
         there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
@@ -232,15 +233,14 @@ def solve_kernel(
             failed = tl.sum(tl.where((j < 2 * D) & (pivots > 0), 1, 0)) < 2 * D
             tl.store(values, tl.where(failed, float("nan"), 1 + (entropy(pivots, j, D, D) - known) / scale))
             tl.store(values + 1, 1.0)
-            if slopes is not None:
-                # V, the last rows of the inverse factor.
-                v = tl.where(i < j, joint, tl.where(i == j, 1.0, 0.0)) / tl.sqrt(tl.where(j < 2 * D, pivots, 1.0))
-                tl.store(factor + (j - D) * (2 * D) + i, v, mask=inside & (j >= D))
-                tl.debug_barrier()  # they are read by others than they were written by
-                scale = tl.where(failed, float("nan"), scale * AREA)
-                of_noise = tl.where(excess > 0, A / contrast, 0.0)
-                slopes += of_map * (D * (50 * SLICES + 1))
-                write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES, D)
+            # V, the last rows of the inverse factor.
+            v = tl.where(i < j, joint, tl.where(i == j, 1.0, 0.0)) / tl.sqrt(tl.where(j < 2 * D, pivots, 1.0))
+            tl.store(factor + (j - D) * (2 * D) + i, v, mask=inside & (j >= D))
+            tl.debug_barrier()  # they are read by others than they were written by
+            scale = tl.where(failed, float("nan"), scale * AREA)
+            of_noise = tl.where(excess > 0, A / contrast, 0.0)
+            slopes += of_map * (D * (50 * SLICES + 1))
+            write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES, D)
 
 
 @triton.jit
@@ -323,7 +323,7 @@ def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.c
         sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
-def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:
+def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor) -> Tensor:
     """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
     size, maps = Size(*z.shape[2:]), is_candidate.numel()
     block = tile_of(size.width, 32)
@@ -331,17 +331,16 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     d, slices = len(members), parts.slices.value
     empty = partial(torch.empty, dtype=torch.float64, device=z.device)
     products = empty(maps, members.shape[1], slices * PRODUCTS.value)
-    programs = [maps * triton.cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
+    programs = [maps * cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
     launch(products_kernel, programs[0], size.width, block, z, r, is_candidate, products, parts, warps=1)
     sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, d, 2 * d)
-    of_members = None if slopes is None else empty(maps, d, 50 * slices + 1)
+    of_members = empty(maps, d, 50 * slices + 1)
     regions = math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
-    area = tl.constexpr(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
-    of_maps, block_d = (sums, is_candidate, values, factor, of_members), triton.next_power_of_2(2 * d)
-    launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, tl.constexpr(d), warps=4 if d == 9 else 8)
+    area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
+    of_maps, block_d = (sums, is_candidate, values, factor, of_members), power_of_2(2 * d)
+    launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, constant(d), warps=4 if d == 9 else 8)
     totals = values.view(images, -1, 2).sum(1)
-    if slopes is not None:
-        stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
-        given = z, r, values, totals, stencil, slopes, parts, maps // images
-        launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
+    stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
+    given = z, r, values, totals, stencil, slopes, parts, maps // images
+    launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
     return totals[:, 0] / totals[:, 1].clamp(min=1)

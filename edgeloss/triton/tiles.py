@@ -1,12 +1,13 @@
 """Numbers of a program → its tile of pixels, windows around them, and their weights; what all kernels share.
 
-A tile of pixels is [1, TILE] and one of classes [chunk, 1]: what belongs to both is [chunk, TILE], by broadcasting.
+A tile of pixels is [TILE].
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -18,6 +19,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it, w
 EXACT = tl.constexpr(INTERPRETED)
 IGNORED = tl.constexpr(-1)  # the label of a pixel that does not count
 FAR = tl.constexpr(1e38)  # a distance beyond all others; no difference of two is nan
+
+
+@lru_cache(maxsize=1024, typed=True)
+def constant(value: Any) -> tl.constexpr:  # noqa: ANN401
+    """Return a value that kernels are compiled for, the same object each time: Triton compares others for long."""
+    return tl.constexpr(value)
+
+
+def constants(values: Iterable[float]) -> tuple[Any, ...]:
+    """Return numbers that kernels are compiled for; the interpreter takes them as they are."""
+    return tuple(values if INTERPRETED else map(constant, values))
 
 
 class Size(NamedTuple):
@@ -34,8 +46,8 @@ class Size(NamedTuple):
 
     @classmethod
     def constant(cls, values: Sequence[float]) -> Size:
-        """Return three numbers that kernels are compiled for; the interpreter takes them as they are."""
-        return cls(*(values if INTERPRETED else map(tl.constexpr, values)))
+        """Return three numbers that kernels are compiled for."""
+        return cls(*constants(values))
 
 
 class Grid(NamedTuple):
@@ -58,19 +70,29 @@ class Grid(NamedTuple):
 
 def tile_of(pixels: int, on_device: int, most: int = 2**14) -> int:
     """Return how many pixels a program has; the interpreter, which takes time by operation, gets more at once."""
-    return max(16, min(triton.next_power_of_2(pixels), most)) if INTERPRETED else on_device
+    return max(16, min(power_of_2(pixels), most)) if INTERPRETED else on_device
+
+
+def power_of_2(number: int) -> int:
+    """Return the least power of 2 that is not less; Triton's own takes far longer, as does its ``cdiv``."""
+    return 1 << (number - 1).bit_length()
+
+
+def cdiv(number: int, parts: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-number // parts)
 
 
 def launch(kernel: Any, images: int, count: int, block: int, *args: Any, warps: int = 4, fuses: bool = True) -> None:  # noqa: ANN401
     """Run a kernel over ``count`` places of each image, a program for ``block`` of them."""
-    kernel[(images * triton.cdiv(count, block),)](*args, TILE=block, num_warps=warps, enable_fp_fusion=fuses)
+    kernel[(images * cdiv(count, block),)](*args, TILE=block, num_warps=warps, enable_fp_fusion=fuses)
 
 
 @triton.jit
 def tile(count, TILE: tl.constexpr):
     """Return the image of a program, the places of its tile, and which of them are among its ``count``."""
     blocks = tl.cdiv(count, TILE)
-    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)[None, :]
+    p = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)
     return (tl.program_id(0) // blocks).to(tl.int64), p, p < count
 
 
@@ -85,6 +107,25 @@ def place_of(p, size):
 
 
 @triton.jit
+def tile_of_rows(size, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Return the image of a program, the first pixel of its tile, and its pixels [ROWS, TILE] in memory and by axis.
+
+    Rows of a volume are those of its slices one after another. The column in the tile is added last, in 64 bits: the
+    compiler then knows which pixels of a thread follow each other.
+    """
+    rows, parts = size.depth * size.height, tl.cdiv(size.width, TILE)
+    blocks = parts * tl.cdiv(rows, ROWS)
+    image, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    top, start = block // parts * ROWS, block % parts * TILE
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, TILE)[None, :]
+    z = (top + row) * 0
+    if size.depth > 1:
+        z = (top + row) // size.height
+    first = (image.to(tl.int64) * rows + top) * size.width + start
+    return image, first, first + row * size.width + column, (z, top + row - z * size.height, start + column)
+
+
+@triton.jit
 def displacement(n, radius):
     """Return displacement n of a window along each axis."""
     rows, columns = 2 * radius.height + 1, 2 * radius.width + 1
@@ -92,31 +133,34 @@ def displacement(n, radius):
 
 
 @triton.jit
-def displaced(p, mask, n, size, radius):
-    """Return how far displacement n is in memory, and whether that from places p, which must be inside, is inside too.
-
-    Pointers are added first, and the distance to them: what is the same for all pixels costs one instruction.
-    """
-    z, y, x = place_of(p, size)
+def displaced_from(place, n, size, radius):
+    """Return how far displacement n is in memory, and whether that from places along each axis is inside the image."""
     dz, dy, dx = displacement(n, radius)
-    inside = mask & (y + dy >= 0) & (y + dy < size.height) & (x + dx >= 0) & (x + dx < size.width)
-    if size.depth > 1:
-        inside = inside & (z + dz >= 0) & (z + dz < size.depth)
-    return (dz * size.height + dy) * size.width + dx, inside
+    return (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size)
 
 
 @triton.jit
-def neighbor(label, p, mask, n, grid):
+def exists(place, dz, dy, dx, size):
+    """Return which places are inside the image when they are displaced; without a sign, negative ones are too large."""
+    z, y, x = place
+    inside = (y + dy).to(tl.uint32) < size.height
+    if size.depth > 1:
+        inside = inside & ((z + dz).to(tl.uint32) < size.depth)
+    return inside & ((x + dx).to(tl.uint32) < size.width)
+
+
+@triton.jit
+def neighbor(label, place, mask, n, grid):
     """Return how far neighbor n of pixels is, and its label, ``IGNORED`` where there is none; ``label`` is theirs."""
-    step, there = displaced(p, mask, n, grid.size, grid.radius)
-    is_other = p * 0 + n != grid.window // 2
-    return step, tl.load(label + step, mask=there & is_other, other=IGNORED).to(tl.int32)
+    step, there = displaced_from(place, n, grid.size, grid.radius)
+    is_other = place[2] * 0 + n != grid.window // 2
+    return step, tl.load(label + step, mask=mask & there & is_other, other=IGNORED).to(tl.int32)
 
 
 @triton.jit
 def of_class(table, image, k, mask, grid):
     """Return the weights of classes k in an image, 1 without a table."""
-    weight = tl.full(k.shape, 1.0, grid.real)
+    weight = 1.0
     if table is not None:
         weight = tl.load(table + image % grid.tables * grid.classes + k, mask=mask, other=0.0)
     return weight

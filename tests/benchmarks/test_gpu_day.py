@@ -41,7 +41,7 @@ def test_what_has_succeeded_is_not_repeated(
         yield from ((name, lambda name=name: run(name)) for name in ("right", "wrong", "absent"))
 
     monkeypatch.setitem(gpu_day.STEPS, "build", step)
-    place = gpu_day.Place("cpu", float("inf"), Path("plan.yaml"))
+    place = gpu_day.Place("cpu", float("inf"), Path("plan.yaml"), Path(), 1)
     assert gpu_day.run_step("build", place, output) == 1
     rows = rows_of(output)
     assert {name: row["status"] for name, row in rows.items()} == {
@@ -85,7 +85,8 @@ def test_the_steps_run_in_the_interpreter(only: list[str], tmp_path: Path) -> No
     rows = rows_of(output)
     assert {row["step"] for row in rows.values()} == {*only}
     skipped = {name: row["reason"] for name, row in rows.items() if row["status"] != "ok"}
-    assert set(skipped) == {"plan.yaml", *(["graph, 2 classes", "no wait, 2 classes"] if "checks" in only else [])}
+    on_gpu = [f"{kind}, 2 classes" for kind in ("graph", "no wait", "compiled")]
+    assert set(skipped) == {"plan.yaml", *(on_gpu if "checks" in only else [])}
     assert all(skipped.values())
     assert all(0 <= row["error_of_value"] < 1e-4 for row in rows.values() if row["step"] == "agreement")
 

@@ -99,6 +99,25 @@ def test_edge_pixels_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("options", [{"radius": (2, 1)}, {"decay": 2.0}])
+def test_tiles_as_small_as_those_of_a_device_agree(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most have labels of one class within reach, and are skipped where pixels get the weights of edges."""
+    from edgeloss.triton import call
+
+    monkeypatch.setattr(call, "INTERPRETED", False)
+    monkeypatch.setattr(call, "COLUMNS", 8)
+    monkeypatch.setattr(call, "tile_of", lambda _, on_device, *most: 64 if on_device == call.OF_LABELS else 1024)
+    y = torch.zeros(1, 19, 27, dtype=torch.int64)
+    y[:, 9, 9], y[:, 12:, 18:], y[:, :3, 22:] = 1, 2, -100
+    x = torch.randn(1, 3, 19, 27, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    results = []
+    for column in (TRITON, Column("reference")):
+        value, terms = column.loss(x, y, return_terms=True, **options)
+        results.append((value, *terms.values(), *torch.autograd.grad(value, x)))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-9)
+
+
+@interpreted
 def test_labels_out_of_range_are_ignored_and_recorded() -> None:
     x, y, options = call(4)
     wrong = y.masked_fill(y == 0, 77)

@@ -87,6 +87,12 @@ class Case(NamedTuple):
         """Maps of averages, and of those that have a term, per image."""
         return 1 if self.classes == 2 else self.classes
 
+    @property
+    def averages(self) -> tuple[int, int]:
+        """The size of a map of averages."""
+        height, width = ((n - 1) // 3 + 1 for n in self.size)
+        return height, width
+
     def parts(self, kernel: str) -> int:
         """Return the launches of a kernel: gradients of pixels are formed for a few images at a time."""
         if self.low is None or kernel.split()[0] not in ("backward", "adjoint"):
@@ -186,9 +192,15 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
     return times * (len(node.own) + sum(count(case, kernel, inner, (*outside, node)) for inner in node.inner))
 
 
-def trips(case: Case, kernel: str, loop: Node) -> int:
+def row_parts(case: Case) -> int:
+    """Return into how many parts edgeloss/triton/region.py divides the rows of averages."""
+    return 4 + math.ceil((case.averages[0] - 4) / 56)
+
+
+def trips(case: Case, kernel: str, loop: Node) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
-    known = {"products": 13, "slopes": 25, "read_labels": IN_TILE}
+    rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
+    known = {"products": rows + 2, "solve": 18, "slopes": rows + 4, "read_labels": IN_TILE}
     if kernel in known:
         return known[kernel]
     numbers = {int(found[1], 16) for line in loop.own if (found := re.search(r"ISETP.*, (0x[0-9a-f]+),", line))}
@@ -209,7 +221,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
     averages = case.pixels / 9 * (1 if case.classes == 2 else min(case.classes, PRESENT))  # of maps that have a term
     first, kept = (0, 10) if case.classes == 2 else (2, 10)
     block = 32 if case.low else 64
-    of_maps = maps * math.ceil(math.prod(case.size) / 9 / 512) * 4
+    of_maps = maps * averages * 9 / pixels / case.maps  # those that have a term
+    of_rows = of_maps * row_parts(case) * math.ceil(case.averages[1] / 32)
     full = pixels * case.classes * 4  # the gradient at the resolution of the labels
     halfway = full // case.size[0] * case.low[0] if case.low else 0  # of fewer rows
     return {
@@ -220,8 +233,9 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
             pixels / 9 / 32 if case.regions else pixels / block,
             logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
         ),
-        "products": (of_maps * averages * 9 / pixels / case.maps, averages * 5),
-        "slopes": (of_maps * averages * 9 / pixels / case.maps, averages * 9),
+        "products": (of_rows, averages * 5),
+        "solve": (of_maps * 4, 0.0),
+        "slopes": (of_rows, averages * 9),
         "backward": (
             pixels / block,
             logits

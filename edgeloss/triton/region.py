@@ -1,192 +1,346 @@
 """Averages → the region term of each image and its slopes; symbols and formulas are those of :mod:`edgeloss.region`.
 
-The scatter matrices are sums of products of z and r at displacements, of the averages of whole maps, less those of
-regions that are partly outside. The linear algebra is batched over maps, in float64, and nothing waits for the device.
+The scatter matrices are sums of products of z and r at displacements. Along an axis, the averages that are member k of
+some region are all but two. So two places at either end are *parts* of their own, of which some members are not, and
+between them are strips, of which all are: sums by parts, added up over the parts of a member, are of the regions inside
+a map and no others. Slopes by members, added up the other way, are those by kinds of parts: each end, or any strip.
+
+Sums and slopes are float64, in which products of two float32 are exact: what rounding takes from a sum is divided by
+the noise, which is small, and slopes cancel. Nothing waits for the device.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial, reduce
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE, entropy, trace
-from edgeloss.triton.tiles import Size, displaced, launch, place_of, tile, tile_of
+from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
+from edgeloss.triton.tiles import EXACT, INTERPRETED, Size, cdiv, constant, launch, power_of_2, tile, tile_of
 
-PRODUCTS = tl.constexpr(4)  # of z and r: zz, zr, rz, rr
+ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
+AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
+PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
+A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
+ROWS = tl.constexpr(2 if INTERPRETED else 56)  # of a strip
 
 
-class _Regions(NamedTuple):
-    """What regions of a map of averages are; d is the number of their members, n that of the places."""
+class Parts(NamedTuple):
+    """How kernels divide maps of averages; what is Any is a constant."""
 
-    reach: Size  # displacements from a member to another one
-    number: int  # of regions
-    partial: tuple[Tensor, Tensor]  # the averages of regions that are partly outside [d, n], and whether each exists
-    pair: Tensor  # where the sums of products of members k and l are, [2d, 2d]
-    other: tuple[Tensor, Tensor]  # the member at each displacement from a member [d, shifts], and whether there is one
-    members: Tensor  # which members the averages of a zone are, [zones, d]
+    size: Size
+    rows: int  # parts along the height
+    number: int  # along the first two axes
+    at_once: Any  # of these, in a program: one, or in the interpreter, which takes time by operation, all
+    slices: Any  # displacements along the depth: 1, or 5 of volumes
 
 
 @lru_cache(maxsize=64)
-def _regions(size: Size, device: torch.device) -> _Regions:
-    sides = (1 if size.depth == 1 else SIDE, SIDE, SIDE)
-    reach = Size.constant([side - 1 for side in sides])
-    member = torch.tensor([*itertools.product(*map(range, sides))])
-    shifts = torch.tensor([2 * side - 1 for side in sides])
+def _parts(size: Size, block: int, device: torch.device) -> tuple[Parts, Tensor, Tensor]:
+    """Return the parts, which members averages of each are [d, parts], and those of each kind of parts [kinds, d]."""
 
-    def number(places: Tensor, sizes: Tensor) -> Tensor:
-        return (places[..., 0] * sizes[1] + places[..., 1]) * sizes[2] + places[..., 2]
+    def members(count: int, first: list[int]) -> Tensor:
+        member, place = torch.arange(SIDE), torch.tensor(first)[:, None]
+        return ((member >= place - (count - SIDE)) & (member <= place)).double()
 
-    lengths, extent = torch.tensor(size), torch.tensor(sides)
-    corner = torch.tensor([*itertools.product(*(range(1 - side, n) for n, side in zip(size, sides, strict=True)))])
-    partial = corner[((corner < 0) | (corner + extent > lengths)).any(1)]
-    average = member[:, None] + partial
-    exists = ((average >= 0) & (average < lengths)).all(-1)
-    half = math.prod(2 * side - 1 for side in sides) // 2
-    ahead = number(member - member[:, None] + extent - 1, shifts) - half  # from member k to l, in numbers of shifts
-    zz, zr = ahead.abs() * 4, torch.where(ahead >= 0, ahead * 4 + 1, -ahead * 4 + 2)
-    pair = torch.cat([torch.cat([zz, zr], 1), torch.cat([zr.T, zz + 3], 1)])
-    displaced_by = torch.tensor([*itertools.product(*(range(1 - side, side) for side in sides))])
-    other = member[:, None] + displaced_by
-    is_member = ((other >= 0) & (other < extent)).all(-1)
-    # Along an axis an average is the members from the first to the last of one of 6 zones.
-    ends = [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 2)]
-    zone = torch.tensor([*itertools.product(*(ends if side > 1 else ends[:1] for side in sides))])
-    members = ((member >= zone[:, None, :, 0]) & (member <= zone[:, None, :, 1])).all(-1).double()
-    return _Regions(
-        reach,
-        math.prod(n - side + 1 for n, side in zip(size, sides, strict=True)),
-        (torch.where(exists, number(average, lengths), 0).to(device), exists.to(device)),
-        pair.to(device),
-        (torch.where(is_member, number(other, extent), 0).to(device), is_member.to(device)),
-        members.to(device),
+    is_volume, end = size.depth > 1, ENDS.value
+    ends = [[0, 1, max(count - 2, 2), max(count - 1, 3)] for count in size]
+    strips = cdiv(max(size.height - end, 0), ROWS.value), cdiv(size.width, block)  # ends included
+    first = [[*range(size.depth)], *([*ends[a], *[2] * strips[a - 1]] for a in (1, 2))]
+    of_parts, of_kinds = (
+        reduce(torch.kron, [members(size[a], of_axes[a]) for a in range(not is_volume, 3)])
+        for of_axes in (first, [[*places, 2] for places in ends])
     )
+    rows, slices = end + strips[0], 2 * SIDE - 1 if is_volume else 1
+    at_once = power_of_2(size.depth * rows * slices) if INTERPRETED else 1
+    parts = Parts(size, rows, size.depth * rows, constant(at_once), constant(slices))
+    return parts, of_parts.T.contiguous().to(device), of_kinds.to(device)
 
 
 @triton.jit
-def wide(values, mask):
-    """Return values in float64: what rounding takes from a sum of products is divided by the noise, which is small."""
-    return tl.load(values, mask=mask, other=0).to(tl.float64)
+def kind_of(place, count):
+    """Return which of the ends of an axis places are, or that they are none."""
+    from_end = tl.minimum(place - tl.maximum(count - ENDS, 0), ENDS)
+    return tl.where(place < 2, place, tl.where(from_end >= 2, from_end, ENDS))
 
 
 @triton.jit
-def products_kernel(z, r, is_candidate, sums, size, reach, count, HALF: tl.constexpr, TILE: tl.constexpr):
-    """Add up over a map the products of z and r at displacements, then z and r."""
-    of_map, p, inside = tile(count, TILE)
-    to = sums + tl.program_id(0).to(tl.int64) * (PRODUCTS * (HALF + 1) + 2)
-    z, r = z + of_map * count + p, r + of_map * count + p
+def part(parts, GROUPS: tl.constexpr, TILE: tl.constexpr):
+    """Return the map, groups, parts, slices, first and last rows and columns of a program.
+
+    Columns are which kind they are, where they start in memory, and which there are -2 to 2 columns from them.
+    """
+    size, chunks = parts.size, tl.cdiv(parts.number * GROUPS, parts.at_once)
+    program, x, unused = tile(size.width, TILE)
+    x = x[None, :]
+    n = program.to(tl.int32) % chunks * parts.at_once + tl.arange(0, parts.at_once)[:, None]
+    group, n = n % GROUPS, n // GROUPS
+    of_map, row, inside = program.to(tl.int32) // chunks, n % parts.rows, (x < size.width) & (n < parts.number)
+    end, strip = tl.where(row < 2, row, tl.maximum(size.height - ENDS + row, row)), 2 + (row - ENDS) * ROWS
+    first = tl.where(row < ENDS, end, strip)
+    last = tl.minimum(first + tl.where(row < ENDS, 0, ROWS - 1), size.height - tl.where(row < ENDS, 1, 3))
+    columns = inside & (x >= 2), inside & (x >= 1), inside, inside & (x < size.width - 1), inside & (x < size.width - 2)
+    start = of_map.to(tl.int64) * size.depth * size.height * size.width + x
+    return of_map, group, n, n // parts.rows, first, last, kind_of(x, size.width), start, columns
+
+
+@triton.jit
+def longest(first, last):
+    """Return how many rows the longest of some parts has; the interpreter's loops take constants."""
+    return ROWS if EXACT else tl.max(last - first) + 1
+
+
+@triton.jit
+def row_of(values, columns):
+    """Return what is -2 to 2 columns from places of a row, in float64, and 0 outside."""
+    row = ()
+    for n in tl.static_range(5):
+        row += (tl.load(values + (n - 2), mask=columns[n], other=0).to(tl.float64),)
+    return row
+
+
+@triton.jit
+def add_products(sums, z, r, z_there, r_there):
+    """Return sums, and in addition products of rows z and r, the latest first, and what is around the latest."""
+    added = ()
+    for n in tl.static_range(AHEAD):
+        z_n, r_n = z[(n + 2) // 5], r[(n + 2) // 5]
+        z_to, r_to = z_there[(n + 2) % 5], r_there[(n + 2) % 5]
+        added += (sums[4 * n] + z_n * z_to, sums[4 * n + 1] + z_n * r_to)
+        added += (sums[4 * n + 2] + r_n * z_to, sums[4 * n + 3] + r_n * r_to)
+    return added + (sums[4 * AHEAD] + z[0], sums[4 * AHEAD + 1] + r[0])  # noqa: RUF005
+
+
+@triton.jit
+def products_kernel(z, r, is_candidate, sums, parts, TILE: tl.constexpr):
+    """Add up over parts of maps the products of z and r with those in the same and later rows, then z and r.
+
+    A program walks down its columns; the displacement along the depth, of volumes, is that of its group.
+    """
+    of_map, group, n, here, first, last, kind, start, columns = part(parts, parts.slices, TILE)
+    size, zero, added = parts.size, tl.zeros([parts.at_once, TILE], tl.float64), ()
+    for _ in tl.static_range(PRODUCTS):
+        added += (zero,)  # type: ignore[assignment]
     if tl.load(is_candidate + of_map) > 0:
-        z_here, r_here = wide(z, inside), wide(r, inside)
-        for n in range(HALF, 2 * HALF + 1):
-            step, there = displaced(p, inside, n, size, reach)
-            z_there, r_there = wide(z + step, there), wide(r + step, there)
-            tl.store(to, tl.sum(z_here * z_there))
-            tl.store(to + 1, tl.sum(z_here * r_there))
-            tl.store(to + 2, tl.sum(r_here * z_there))
-            tl.store(to + 3, tl.sum(r_here * r_there))
-            to += PRODUCTS
-        tl.store(to, tl.sum(z_here))
-        tl.store(to + 1, tl.sum(r_here))
+        # Outside, it does not matter what is there: it is in no sum that has members.
+        there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
+        above = zero, zero, zero, zero  # a tuple, as Triton does not see that a name takes another one's initial value
+        for n_row in range(longest(first, last) + 2):
+            row = tl.minimum(first + n_row, size.height - 1) * size.width + start
+            step = there * (size.height * size.width)
+            z_there, r_there = row_of(z + row + step, columns), row_of(r + row + step, columns)
+            z_0, r_0 = z_there[2], r_there[2]
+            if parts.slices > 1:
+                step = here * (size.height * size.width)
+                z_0 = tl.load(z + row + step, mask=columns[2], other=0).to(tl.float64)
+                r_0 = tl.load(r + row + step, mask=columns[2], other=0).to(tl.float64)
+            z_0, r_0 = tl.where(first + n_row <= last, z_0, 0.0), tl.where(first + n_row <= last, r_0, 0.0)
+            added = add_products(added, (z_0, above[0], above[1]), (r_0, above[2], above[3]), z_there, r_there)
+            above = z_0, above[0], r_0, above[2]
+        blocks, of_part, exists = tl.cdiv(size.width, TILE), parts.slices * PRODUCTS, n < parts.number
+        to = sums + (of_map.to(tl.int64) * parts.number + n) * ((ENDS + blocks) * of_part) + group * PRODUCTS
+        of_strip, of_end = to + (ENDS + tl.program_id(0) % blocks) * of_part, to + kind * of_part
+        for k in tl.static_range(PRODUCTS):
+            tl.store(of_strip + k, tl.sum(tl.where(kind < ENDS, 0.0, added[k]), 1, keep_dims=True), mask=exists)
+            tl.store(of_end + k, added[k], mask=exists & (kind < ENDS))
 
 
 @triton.jit
-def zone_of(p, count):
-    """Return the zone along an axis of averages p: from the first to the last member of regions that they are."""
-    least, most = tl.maximum(p - (count - 3), 0), tl.minimum(p, 2)
-    return least + most * (most + 1) // 2
+def member_of(k):
+    """Return where members k of regions are along each axis."""
+    return k // 9, k // 3 % 3, k % 3
 
 
 @triton.jit
-def slopes_kernel(
-    z, r, has_term, stencil, slopes, size, reach, count,
-    SHIFTS: tl.constexpr, ZONES: tl.constexpr, TILE: tl.constexpr,
+def means_of(sums, k, mask, regions, SLICES: tl.constexpr):
+    """Return the means of members k of z and r."""
+    of_member = sums + k * (SLICES * PRODUCTS) + 4 * AHEAD
+    return tl.load(of_member, mask=mask, other=0) / regions, tl.load(of_member + 1, mask=mask, other=0) / regions
+
+
+@triton.jit
+def scatter_of(sums, k, other, mask, regions, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
+    """Return elements (k, other) of ZZᵀ, ZRᵀ, RZᵀ and RRᵀ."""
+    depth_k, row_k, column_k = member_of(k)
+    depth_l, row_l, column_l = member_of(other)
+    ahead = (row_l - row_k) * 5 + (column_l - column_k)
+    is_back = (ahead < 0).to(tl.int32)  # the products are those of other with k
+    slices = (depth_l - depth_k) * (1 - 2 * is_back) + SLICES // 2
+    at = sums + (tl.where(ahead < 0, other, k) * SLICES + slices) * PRODUCTS + tl.abs(ahead) * 4
+    z_k, r_k = means_of(sums, k, k < D, regions, SLICES)
+    z_l, r_l = means_of(sums, other, other < D, regions, SLICES)
+    zz = (tl.load(at, mask=mask, other=0) - regions * z_k * z_l) * (1 / AREA)
+    zr = (tl.load(at + 1 + is_back, mask=mask, other=0) - regions * z_k * r_l) * (1 / AREA)
+    rz = (tl.load(at + 2 - is_back, mask=mask, other=0) - regions * r_k * z_l) * (1 / AREA)
+    rr = (tl.load(at + 3, mask=mask, other=0) - regions * r_k * r_l) * (1 / AREA)
+    return zz, zr, rz, rr
+
+
+@triton.jit
+def eliminate(a, i, j, COUNT: tl.constexpr):
+    """Return a symmetric matrix's pivots, and above them the transposed inverse of its factor of unit diagonal."""
+    for n in range(COUNT):
+        column = tl.sum(tl.where(j == n, a, 0.0), 1, keep_dims=True)
+        scaled = tl.where(i == n, 1.0, column) / tl.sum(tl.where(i == n, column, 0.0))
+        row = tl.trans(tl.where(i > n, column, 0.0))  # as what is left is symmetric
+        a = tl.where((i == n) & (j > n), 0.0, a) - scaled * row
+    return a
+
+
+@triton.jit
+def entropy(pivots, j, first, D: tl.constexpr):
+    """Return h of the d pivots from the first one on."""
+    of_these = (j >= first) & (j < first + D)
+    return (tl.sum(tl.where(of_these, tl.log(tl.where(of_these, pivots, 1.0)), 0.0)) - D * LOG_A) * 0.5
+
+
+@triton.jit
+def solve_kernel(
+    sums, is_candidate, values, factor, slopes, regions, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Write slopes by averages: sums of z and r around them, with factors that depend on the zone, and a constant."""
-    of_map, p, inside = tile(count, TILE)
-    z, r, sums = z + of_map * count + p, r + of_map * count + p, tl.zeros(p.shape, tl.float64)
-    if tl.load(has_term + of_map) > 0:
-        depth, row, column = place_of(p, size)
-        zone = zone_of(row, size.height) * 6 + zone_of(column, size.width)
-        if ZONES > 36:
-            zone += zone_of(depth, size.depth) * 36
-        factor = stencil + (of_map * ZONES + tl.where(inside, zone, 0)) * (2 * SHIFTS + 1)
-        sums = tl.load(factor + 2 * SHIFTS)
-        for n in range(SHIFTS):
-            step, there = displaced(p, inside, n, size, reach)
-            of_z, of_r = tl.load(factor + 2 * n), tl.load(factor + 2 * n + 1)
-            sums += of_z * wide(z + step, there) + of_r * wide(r + step, there)
-    tl.store(slopes + of_map * count + p, sums.to(slopes.dtype.element_ty), mask=inside)
+    """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant."""
+    SLICES: tl.constexpr = 5 if D == 27 else 1
+    of_map, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
+    sums, values, factor = sums + of_map * (D * SLICES * PRODUCTS), values + of_map * 2, factor + of_map * (2 * D * D)
+    tl.store(values, 0.0)
+    tl.store(values + 1, 0.0)
+    if tl.load(is_candidate + of_map) > 0:
+        top, left, k, other = i < D, j < D, i - D * (i >= D).to(tl.int32), j - D * (j >= D).to(tl.int32)
+        inside = (i < 2 * D) & (j < 2 * D)
+        zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
+        noise = tl.where((i == j) & inside, tl.full([TILE, TILE], A, tl.float64), 0.0)
+        labels = tl.where(top & left, zz, tl.where(top | left, 0.0, 2 * zz)) + noise
+        pivots = tl.sum(tl.where(i == j, eliminate(labels, i, j, 2 * D), 0.0), 0, keep_dims=True)
+        known, doubled = entropy(pivots, j, 0, D), entropy(pivots, j, D, D)
+        scale = 2 * known - doubled
+        if scale > LEAST:
+            # Again, as registers do not hold them until here.
+            zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
+            of_trace = (i == j) & top
+            contrast = tl.sum(tl.sum(tl.where(of_trace, zz, 0.0), 1))
+            excess = tl.sum(tl.sum(tl.where(of_trace, rr - 2 * zr, 0.0), 1)) / contrast
+            of_q = tl.where(inside & (k == other), A * (1 + tl.maximum(excess, 0.0)), 0.0)
+            of_q_r, of_r_q = zr - rr - of_q, rz - rr - of_q
+            of_q, of_r = zz - zr - rz + rr + of_q, rr + of_q + noise
+            joint = tl.where(top, tl.where(left, of_q, of_q_r), tl.where(left, of_r_q, of_r))
+            joint = eliminate(joint, i, j, 2 * D)
+            pivots = tl.sum(tl.where(i == j, joint, 0.0), 0, keep_dims=True)
+            failed = tl.sum(tl.where((j < 2 * D) & (pivots > 0), 1, 0)) < 2 * D
+            tl.store(values, tl.where(failed, float("nan"), 1 + (entropy(pivots, j, D, D) - known) / scale))
+            tl.store(values + 1, 1.0)
+            # V, the last rows of the inverse factor.
+            v = tl.where(i < j, joint, tl.where(i == j, 1.0, 0.0)) / tl.sqrt(tl.where(j < 2 * D, pivots, 1.0))
+            tl.store(factor + (j - D) * (2 * D) + i, v, mask=inside & (j >= D))
+            tl.debug_barrier()  # they are read by others than they were written by
+            scale = tl.where(failed, float("nan"), scale * AREA)
+            of_noise = tl.where(excess > 0, A / contrast, 0.0)
+            slopes += of_map * (D * (50 * SLICES + 1))
+            write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES, D)
 
 
-def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:
+@triton.jit
+def write_slopes(factor, sums, slopes, of_noise, scale, regions, SLICES: tl.constexpr, D: tl.constexpr):
+    """Write the slopes by members k: of z and r at each displacement, and a constant. dU = ½ tr(VᵀV dJ)."""
+    SHIFTS: tl.constexpr = 25 * SLICES
+    k, n = tl.arange(0, 32 if D == 27 else 16)[:, None], tl.arange(0, 128 if D == 27 else 32)[None, :]
+    depth, row, column = member_of(k)
+    depth, row, column = depth + n // 25 - SLICES // 2, row + n // 5 % 5 - 2, column + n % 5 - 2
+    exists = (k < D) & (n < SHIFTS) & (depth >= 0) & (depth <= SLICES // 2) & (row >= 0) & (row < 3)
+    exists, other = exists & (column >= 0) & (column < 3), (depth * 3 + row) * 3 + column
+    of_z, of_r = tl.zeros(exists.shape, tl.float64), tl.zeros(exists.shape, tl.float64)
+    squares = tl.zeros(k.shape, tl.float64)
+    for i in range(D):
+        v = factor + i * (2 * D)
+        difference = tl.load(v + k, mask=k < D, other=0.0) - tl.load(v + D + k, mask=k < D, other=0.0)
+        v_q, v_r = tl.load(v + other, mask=exists, other=0.0), tl.load(v + D + other, mask=exists, other=0.0)
+        of_z += difference * v_q
+        of_r -= difference * (v_q - v_r)
+        squares += difference * difference
+    of_noise = tl.where(exists & (k == other), of_noise * tl.sum(squares), 0.0)
+    of_z, of_r = (of_z + of_noise) / scale, (of_r - of_noise) / scale
+    z_l, r_l = means_of(sums, other, exists, regions, SLICES)
+    to = slopes + k * (2 * SHIFTS + 1)
+    tl.store(to + 2 * n, of_z, mask=(k < D) & (n < SHIFTS))
+    tl.store(to + 2 * n + 1, of_r, mask=(k < D) & (n < SHIFTS))
+    tl.store(to + 2 * SHIFTS, -tl.sum(of_z * z_l + of_r * r_l, 1, keep_dims=True), mask=k < D)
+
+
+@triton.jit
+def factors_of(stencil, mask):
+    """Return the factors of z and r at the displacements of a slice."""
+    factors = ()
+    for n in tl.static_range(50):
+        factors += (tl.load(stencil + n, mask=mask, other=0.0),)
+    return factors
+
+
+@triton.jit
+def add_slopes(sums, factors, z, r):
+    """Return slopes of five rows, and in addition what the row in their middle gives them."""
+    added = ()
+    for row in tl.static_range(5):
+        of_row = sums[row]
+        for column in tl.static_range(5):
+            of_row += factors[40 - 10 * row + 2 * column] * z[column]
+            of_row += factors[41 - 10 * row + 2 * column] * r[column]
+        added += (of_row,)
+    return added
+
+
+@triton.jit
+def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.constexpr):
+    """Write slopes by averages: sums of z and r around them, with factors that depend on the part, and a constant.
+
+    A program walks down its columns; ``maps`` are those of an image.
+    """
+    of_map, unused, n, here, first, last, kind, start, columns = part(parts, 1, TILE)
+    size, SHIFTS, inside = parts.size, 25 * parts.slices, columns[2]
+    kind += (kind_of(here, size.depth) * (ENDS + 1) + tl.minimum(n % parts.rows, ENDS)) * (ENDS + 1)
+    kinds = (ENDS + 1) * (ENDS + 1) * (1 if parts.slices == 1 else ENDS + 1)
+    stencil += (of_map.to(tl.int64) * kinds + tl.where(inside, kind, 0)) * (2 * SHIFTS + 1)
+    has_term, constant = tl.load(values + of_map * 2 + 1) > 0, tl.load(stencil + 2 * SHIFTS, mask=inside, other=0.0)
+    constant = tl.where(has_term, constant, 0.0)
+    scale = 1 / tl.maximum(tl.load(totals + of_map // maps * 2 + 1), 1.0)
+    factors, sums = factors_of(stencil, inside), (constant, constant, constant, constant, constant)
+    for n_row in range(longest(first, last) + 4):
+        if has_term:
+            row = tl.minimum(tl.maximum(first + n_row - 2, 0), size.height - 1) * size.width + start
+            for group in range(parts.slices):
+                if parts.slices > 1:
+                    factors = factors_of(stencil + group * 50, inside)
+                # Outside, it does not matter what is there: the factors are 0.
+                there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
+                step = there * (size.height * size.width)
+                sums = add_slopes(sums, factors, row_of(z + row + step, columns), row_of(r + row + step, columns))
+        to = first + n_row - 4
+        mask, to = inside & (to >= first) & (to <= last), slopes + (here * size.height + to) * size.width + start
+        tl.store(to, (sums[0] * scale).to(slopes.dtype.element_ty), mask=mask)
+        sums = sums[1], sums[2], sums[3], sums[4], constant
+
+
+def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor) -> Tensor:
     """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
-    size, is_candidate = Size(*z.shape[2:]), is_candidate.flatten()
-    maps, count, regions = len(is_candidate), math.prod(size), _regions(size, z.device)
-    half, block, given = regions.other[0].shape[1] // 2, tile_of(count, 512), (size, regions.reach)
-    area = float(POOL ** (2 if size.depth == 1 else 3)) ** 2  # from products of sums to those of averages
-    z_flat, r_flat = z.view(maps, count), r.view(maps, count)
-    products = r.new_zeros(maps, triton.cdiv(count, block), 4 * (half + 1) + 2, dtype=torch.float64)
-    sized = *given, count, tl.constexpr(half)
-    launch(products_kernel, maps, count, block, z, r, is_candidate, products, *sized)
-    joint, mean = _scatter(products.sum(1), z_flat, r_flat, regions)
-    value, has_term, of_members = _terms(joint / area, is_candidate > 0)
-    terms = has_term.view(images, -1).sum(1).clamp(min=1)
-    if slopes is not None:
-        of_members /= area * terms.repeat_interleave(maps // images, output_size=maps).view(-1, 1, 1)
-        of_maps = has_term.to(torch.int8), _stencil(of_members, mean, regions), slopes
-        zoned = *given, count, tl.constexpr(2 * half + 1), tl.constexpr(len(regions.members))
-        launch(slopes_kernel, maps, count, block, z, r, *of_maps, *zoned)
-    return value.view(images, -1).sum(1) / terms
-
-
-def _scatter(products: Tensor, z: Tensor, r: Tensor, regions: _Regions) -> tuple[Tensor, Tensor]:
-    """Return the scatter matrix of the regions of z and r [M, 2d, 2d], and the mean of each member [M, 2d]."""
-    average, exists = regions.partial
-    outside = torch.cat([torch.where(exists, values[:, average], 0) for values in (z, r)], 1)
-    outside = torch.where((products != 0).any(1)[:, None, None], outside, 0.0).double()  # nothing is in other maps
-    of_all, sums = products[:, :-2], products[:, -2:].repeat_interleave(len(average), 1, output_size=2 * len(average))
-    mean = (sums - outside.sum(-1)) / regions.number
-    joint = of_all[:, regions.pair] - outside @ outside.mT - regions.number * mean[:, :, None] * mean[:, None]
-    return joint, mean
-
-
-def _terms(joint: Tensor, is_candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return R of each map, 0 without a term, whether it has one, and the slopes by members: those of z, and of r."""
-    d = joint.shape[-1] // 2
-    unit = torch.eye(2 * d, dtype=joint.dtype, device=joint.device)
-    noise, last = NOISE * unit[:d, :d], unit[d:].expand(len(joint), d, 2 * d)
-    zz, zr, rr = joint[:, :d, :d], joint[:, :d, d:], joint[:, d:, d:]
-    known, doubled = (entropy(k * zz + noise, d) for k in (1, 2))
-    scale = 2 * known - doubled
-    has_term = is_candidate & (scale > LEAST_KNOWN)
-    scale, contrast = torch.where(has_term, scale, 1.0), torch.where(has_term, trace(zz), 1.0)
-    excess = trace(rr) - 2 * trace(zr)
-    of_q = (1 + (excess / contrast).relu()).view(-1, 1, 1) * noise
-    qr = zr - rr - of_q
-    matrix = torch.cat([torch.cat([zz - zr - zr.mT + rr + of_q, qr], 2), torch.cat([qr.mT, rr + noise + of_q], 2)], 1)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    failed, left = has_term & (failed > 0), factor.diagonal(dim1=-2, dim2=-1)[:, d:].log().sum(-1)
-    value = torch.where(has_term, 1 + (left - d / 2 * math.log(NOISE) - known) / scale, 0.0)
-    # With V the last rows of the inverse factor, dU = ½ tr(VᵀV dJ).
-    v = torch.linalg.solve_triangular(factor, last, upper=False, left=False)
-    difference = v[..., :d] - v[..., d:]
-    of_noise = (torch.where(excess > 0, 1 / contrast, 0.0) * difference.square().sum((1, 2))).view(-1, 1, 1) * noise
-    of_z, of_r = difference.mT @ v[..., :d] + of_noise, -difference.mT @ difference - of_noise
-    of_members = torch.where(has_term.view(-1, 1, 1), torch.cat([of_z, of_r], 2) / scale.view(-1, 1, 1), 0.0)
-    return value.masked_fill(failed, math.nan), has_term, of_members.masked_fill(failed.view(-1, 1, 1), math.nan)
-
-
-def _stencil(of_members: Tensor, mean: Tensor, regions: _Regions) -> Tensor:
-    """Return the factors of the slopes [M, zones, 2 · shifts + 1]: of z and r at each displacement, and a constant."""
-    d = of_members.shape[1]
-    other, exists = regions.other
-    rows = torch.arange(d, device=other.device)[:, None]
-    at_shifts = [torch.where(exists, each[:, rows, other], 0.0) for each in of_members.split(d, 2)]
-    constant = -(of_members @ mean[..., None])
-    return (regions.members @ torch.cat([torch.stack(at_shifts, -1).flatten(2), constant], 2)).contiguous()
+    size, maps = Size(*z.shape[2:]), is_candidate.numel()
+    block = tile_of(size.width, 32)
+    parts, members, kinds = _parts(size, block, z.device)
+    d, slices = len(members), parts.slices.value
+    empty = partial(torch.empty, dtype=torch.float64, device=z.device)
+    products = empty(maps, members.shape[1], slices * PRODUCTS.value)
+    programs = [maps * cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
+    launch(products_kernel, programs[0], size.width, block, z, r, is_candidate, products, parts, warps=1)
+    sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, d, 2 * d)
+    of_members = empty(maps, d, 50 * slices + 1)
+    regions = math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
+    area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
+    of_maps, block_d = (sums, is_candidate, values, factor, of_members), power_of_2(2 * d)
+    launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, constant(d), warps=4 if d == 9 else 8)
+    totals = values.view(images, -1, 2).sum(1)
+    stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
+    given = z, r, values, totals, stencil, slopes, parts, maps // images
+    launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
+    return totals[:, 0] / totals[:, 1].clamp(min=1)

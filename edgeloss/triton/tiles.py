@@ -133,18 +133,8 @@ def displacement(n, radius):
 
 
 @triton.jit
-def displaced(p, mask, n, size, radius):
-    """Return how far displacement n is in memory, and whether that from places p, which must be inside, is inside too.
-
-    Pointers are added first, and the distance to them: what is the same for all pixels costs one instruction.
-    """
-    step, inside = displaced_from(place_of(p, size), n, size, radius)
-    return step, mask & inside
-
-
-@triton.jit
 def displaced_from(place, n, size, radius):
-    """Return what ``displaced`` does of places along each axis, all of them."""
+    """Return how far displacement n is in memory, and whether that from places along each axis is inside the image."""
     dz, dy, dx = displacement(n, radius)
     return (dz * size.height + dy) * size.width + dx, exists(place, dz, dy, dx, size)
 

@@ -185,7 +185,7 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
     monkeypatch.setattr(operators.operators.edge_loss, "default", call.forward)
     monkeypatch.setattr(operators.operators.edge_loss_backward, "default", call.backward)
     mode = FakeTensorMode()
-    for module, name in ((region, "_regions"), (upsampled, "_along")):
+    for module, name in ((region, "_parts"), (upsampled, "_along")):
 
         def made_before(*args: Any, make: Any) -> Any:
             with unset_fake_temporarily():

@@ -33,13 +33,12 @@ BANDWIDTH, ISSUE, LAUNCH = 4.3e12, 0.65 * 4 * 132 * 1.98e9, 3e-6  # H200: a copy
 # In street scenes, at radius 1: of blocks of 32 pixels in a row, and of 32 cells with one pixel each, those with a
 # pixel next to an edge; of these, those with more than one class around a pixel, or a likely class across an edge; the
 # classes in an image.
-NEAR, NEAR_CELLS, RARE, PRESENT = 0.36, 0.65, 0.1, 8
+NEAR, RARE, PRESENT = 0.36, 0.1, 8
 # Of tiles of 16 × 32 labels, those with others within the radius, and within twice that, if edges are lines, which
 # cross rectangles in proportion to their perimeter, and rows of 32 as often as NEAR; classes in a tile, and one more.
 NEAR_TILES, IN_TILE = {"find_sides": 0.47, "weigh_pixels": 0.49}, 3
 UNROLLED = 4  # classes of a pixel at once, as in edgeloss/triton/loss.py
 PART = 2**28  # bytes of the gradient of pixels at a time, as in edgeloss/triton/upsampled.py
-LOOKS_AROUND = 150  # instructions for an element of the gradient; those of most pixels take fewer
 SHORTEST = 16  # instructions that a branch skips; fewer count as executed
 
 
@@ -145,8 +144,8 @@ def tree_of(text: str) -> Node:
             labels[found[1]] = len(lines)
         elif found := re.search(r"/\*[0-9a-f]{4,5}\*/\s+(.*?)\s*;", line):
             lines.append(found[1])
-    while lines and lines[-1].split()[0] in ("NOP", "BRA"):
-        lines.pop()
+    while lines and (lines[-1] == "NOP" or labels.get(lines[-1].split("(")[-1].strip("`)")) == len(lines) - 1):
+        lines.pop()  # what follows the end, the last of which branches to itself
     nodes = []
     for i, line in enumerate(lines):
         if found := re.search(r"BRA .*(\.L_x_\d+)", line):
@@ -175,20 +174,19 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
     if node.kind == "loop":
         times = trips(case, kernel, node)
         stores = sum("STG" in line for line in node.own)
-        if kernel == "backward" and stores and (node.inner or len(node.own) > LOOKS_AROUND * stores):
+        if kernel == "backward" and stores >= UNROLLED:
+            times = math.ceil(case.classes / UNROLLED)
+        elif kernel == "backward" and stores:
             times *= NEAR * RARE  # it looks for the classes around pixels
     elif node.kind == "skip" and len(outside) == 1 and kernel in NEAR_TILES:
         times = NEAR_TILES[kernel]
+    elif node.kind == "skip" and kernel == "averages":  # those of a class
+        times = min(1.0, PRESENT / case.classes)
     elif node.kind == "skip" and kernel in ("forward", "backward"):
-        writes = any("STG" in line for part in (node, *node.inner) for line in part.own)
-        if writes and kernel == "forward":  # the average of a class
-            times = min(1.0, PRESENT / case.classes)
-        elif writes:  # the gradient
+        if any("STG" in line for part in (node, *node.inner) for line in part.own):  # the gradient
             times = 1.0
-        elif any(outer.kind == "skip" for outer in outside):
-            times = RARE
         else:
-            times = NEAR_CELLS if kernel == "forward" and case.regions else NEAR
+            times = RARE if any(outer.kind == "skip" for outer in outside) else NEAR
     return times * (len(node.own) + sum(count(case, kernel, inner, (*outside, node)) for inner in node.inner))
 
 
@@ -200,7 +198,7 @@ def row_parts(case: Case) -> int:
 def trips(case: Case, kernel: str, loop: Node) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
-    known = {"products": rows + 2, "solve": 18, "slopes": rows + 4, "read_labels": IN_TILE}
+    known = {"weigh_pixels": 3, "products": rows + 2, "solve": 18, "slopes": rows + 4, "read_labels": IN_TILE}
     if kernel in known:
         return known[kernel]
     numbers = {int(found[1], 16) for line in loop.own if (found := re.search(r"ISETP.*, (0x[0-9a-f]+),", line))}
@@ -209,7 +207,7 @@ def trips(case: Case, kernel: str, loop: Node) -> float:
         return case.classes
     if UNROLLED * (whole - 1) in numbers:
         return whole
-    return 3 if 3 in numbers else 9  # groups of pixels of a cell; its pixels, or the neighbors of one
+    return 3 if 3 in numbers else 9  # groups of pixels of a cell; the neighbors of a pixel
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -229,10 +227,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
         "read_labels": (pixels / 128, pixels * 10),
         "find_sides": (pixels / 128, pixels * 7),
         "weigh_pixels": (pixels / 128, pixels * (13 + first)),
-        "forward": (
-            pixels / 9 / 32 if case.regions else pixels / block,
-            logits + pixels * (10 + first + kept) + (averages * 5 if case.regions else 0),
-        ),
+        "forward": (pixels / block, logits + pixels * (10 + first + kept)),
+        "averages": (pixels / 9 / 32, logits * min(1, PRESENT / case.classes) + pixels * kept + averages * 5),
         "products": (of_rows, averages * 5),
         "solve": (of_maps * 4, 0.0),
         "slopes": (of_rows, averages * 9),
@@ -294,9 +290,10 @@ def lines(case: Case, estimates: Iterable[Estimate], others: int, *, kernels: bo
     labels = sum(
         each.instructions for each in estimates if each.kernel in ("read_labels", "find_sides", "weigh_pixels")
     )
-    passes = {each.kernel: each.instructions / case.classes for each in estimates}
+    passes = dict.fromkeys(("forward", "averages", "backward"), 0.0)
+    passes |= {each.kernel: each.instructions / case.classes for each in estimates}
     yield (
-        f"{case.name:44} {labels:6.0f} {passes['forward']:7.1f}"
+        f"{case.name:44} {labels:6.0f} {passes['forward'] + passes['averages']:7.1f}"
         f" {passes['backward']:8.1f} {len(estimates):7} {others:5} {time * 1e6:7.0f}"
         f" {time / case.floor:6.2f} {case.aim_seconds / case.floor:5.2f}"
     )

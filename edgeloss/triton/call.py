@@ -121,7 +121,8 @@ def _forward(
         weight = of_labels[:, 0].view(weight.numel(), -1).sum(1)
     region.zero_()
     if averages is not None:
-        region = region_terms(*averages, region.numel(), state.slopes)
+        slopes = state.slopes if state.slopes.numel() else None
+        region = region_terms(*averages, region.numel(), slopes)
     return sums, counts, region, weight
 
 
@@ -148,13 +149,13 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
 
 def _terms(call: Call, maps: Maps, averages: tuple[Tensor, ...] | None) -> Tensor:
     """Return the sums of the terms, and write the softmax and the averages."""
-    steps, count, block = 1, call.grid.pixels, call.block(call.grid.pixels)
-    if averages is not None:
-        steps, count = POOL ** len(call.shape[1:]), math.prod(call.grid.cells)
-        block = tile_of(count, 32)
+    count, block = call.grid.pixels, call.block(call.grid.pixels)
     sums = call.empty(call.batch * cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
-    given = maps, averages, sums, count, steps, constants(range(min(steps, 3 if call.is_upsampled else 9)))
-    call.over_logits(loss.forward_kernel, call.batch, count, block, *given)
+    call.over_logits(loss.forward_kernel, call.batch, count, block, maps, sums, count)
+    if averages is not None:
+        steps, cells = POOL ** len(call.shape[1:]), math.prod(call.grid.cells)
+        given = maps, averages, cells, steps, constants(range(3 if call.is_upsampled else 9))
+        call.over_logits(loss.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
     return sums.sum(0)
 
 

@@ -173,21 +173,6 @@ def across(x, pixel, b, start, maps, grid):
 
 
 @triton.jit
-def cell_pixel(t, exists, n, grid, STEPS: tl.constexpr):
-    """Return pixel n of cells of 3 pixels per axis, STEPS in all, and whether it exists; of 1 the place itself."""
-    p, inside = t, exists
-    if STEPS > 1:
-        z, row, column = place_of(t, grid.cells)
-        row, column = row * 3 - 1 + n // 3 % 3, column * 3 - 1 + n % 3
-        inside = inside & (row >= 0) & (row < grid.size.height) & (column >= 0) & (column < grid.size.width)
-        if STEPS == 27:
-            z = z * 3 - 1 + n // 9
-            inside = inside & (z >= 0) & (z < grid.size.depth)
-        p = tl.where(inside, (z * grid.size.height + row) * grid.size.width + column, 0)
-    return p, inside
-
-
-@triton.jit
 def terms_of(x, maps, pixel, image, grid):
     """Return the terms of pixels: the cross-entropy, the same and the other side."""
     start = image * grid.pixels
@@ -216,93 +201,100 @@ def terms_of(x, maps, pixel, image, grid):
 
 
 @triton.jit
-def forward_kernel(x, maps, averages, sums, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
-    """Add up the terms of pixels; with averages, of those of cells, as many at a time as ``numbers``, and fill them.
-
-    These are maps of sums, [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators,
-    int8, and r of what the shares leave of them; and which classes may have a term, int8 [B, M].
-    """
-    image, t, exists = tile(count, TILE)
-    start = image * grid.pixels
-    if STEPS == 1:
-        (pixel,) = see_all(x, [read_pixel(x, maps, image, t, exists, grid)], None)
-        keep(maps, pixel, start, exists)
-        entropy, same, other = terms_of(x, maps, pixel, image, grid)
-    else:
-        entropy = tl.zeros(t.shape, x.real)
-        same, other = entropy, entropy
-        for group in range(STEPS // len(numbers)):
-            n = group * len(numbers)
-            cells = [cell_pixel(t, exists, n + i, grid, STEPS) for i in numbers]
-            pixels = see_all(x, [read_pixel(x, maps, image, cell[0], cell[1], grid) for cell in cells], None)
-            for i in tl.static_range(len(numbers)):
-                keep(maps, pixels[i], start, cells[i][1])
-            add_averages(x, averages, pixels, image, t, exists, group, grid)
-        tl.debug_barrier()  # m and r may be read by others than they were written by
-        for n in range(STEPS):
-            p, inside = cell_pixel(t, exists, n, grid, STEPS)
-            new = read_pixel(x, maps, image, p, inside, grid)
-            m = tl.load(maps.m + start + p, mask=new.ok, other=0.0)
-            r = tl.load(maps.r + start + p, mask=new.ok, other=0.0)
-            found = terms_of(x, maps, Pixel(new.at, p, new.ok, new.y, m, r, new.top), image, grid)
-            entropy, same, other = entropy + found[0], same + found[1], other + found[2]
+def forward_kernel(x, maps, sums, count, grid, TILE: tl.constexpr):
+    """Add up the terms of pixels, and write the statistics of their softmax where others read them."""
+    image, p, inside = tile(count, TILE)
+    (pixel,) = see_all(x, [read_pixel(x, maps, image, p, inside, grid)], None)
+    if maps.m is not None:
+        to = image * grid.pixels + p
+        tl.store(maps.m + to, pixel.m, mask=inside)
+        tl.store(maps.r + to, pixel.r, mask=inside)
+        tl.store(maps.top + to, pixel.top.to(tl.int16), mask=inside)
+    entropy, same, other = terms_of(x, maps, pixel, image, grid)
     to = sums + tl.program_id(0).to(tl.int64) * TERMS
     tl.store(to, total(entropy))
     tl.store(to + 1, total(same))
     tl.store(to + 2, total(other))
 
 
-@triton.jit
-def keep(maps, pixel, start, inside):
-    """Write the statistics of pixels where backward reads them."""
-    if maps.m is not None:
-        tl.store(maps.m + start + pixel.p, pixel.m, mask=inside)
-        tl.store(maps.r + start + pixel.p, pixel.r, mask=inside)
-        tl.store(maps.top + start + pixel.p, pixel.top.to(tl.int16), mask=inside)
+# ---------------------------------------------------------------------------------------------------------- averages
+
+
+class Known(NamedTuple):
+    """A tile of pixels of which some count, and their softmax; those that don't count have shares of 0."""
+
+    at: Any  # where their logits are: places()
+    ok: Any  # whether they count
+    y: Any  # label
+    m: Any  # the largest logit
+    sure: Any  # the same where its class is a likely one
+    whole: Any  # 1 / (1 + r)
+    left: Any  # r / (1 + r)
 
 
 @triton.jit
-def with_whole(x, pixel):
-    """Return pixels with 1 - p of their label, 0 where they don't count, and 1 / (1 + r) in the place of r."""
-    left = share(load(x, pixel.at, pixel.y, pixel.ok), pixel)[1]
-    whole = tl.where(pixel.ok, 1 / (1 + pixel.r), 0.0)
-    return Pixel(pixel.at, pixel.p, pixel.ok, pixel.y, pixel.m, whole, pixel.top), tl.where(pixel.ok, left, 0.0)
+def cell_pixel(x, maps, image, t, exists, n, grid, STEPS: tl.constexpr):
+    """Return pixel n of cells of 3 pixels per axis, STEPS in all."""
+    z, row, column = place_of(t, grid.cells)
+    row, column = row * 3 - 1 + n // 3 % 3, column * 3 - 1 + n % 3
+    inside = exists & (row >= 0) & (row < grid.size.height) & (column >= 0) & (column < grid.size.width)
+    if STEPS == 27:
+        z = z * 3 - 1 + n // 9
+        inside = inside & (z >= 0) & (z < grid.size.depth)
+    p = tl.where(inside, (z * grid.size.height + row) * grid.size.width + column, 0)
+    pixel = read_pixel(x, maps, image, p, inside, grid)
+    to = image * grid.pixels + p
+    m = tl.load(maps.m + to, mask=pixel.ok, other=0.0)
+    r = tl.load(maps.r + to, mask=pixel.ok, other=0.0)
+    whole = tl.where(pixel.ok, 1 / (1 + r), 0.0)
+    return Known(pixel.at, pixel.ok, pixel.y, m, tl.where(r < 1, m, float("inf")), whole, r * whole)
 
 
 @triton.jit
-def add_averages(x, averages, pixels, image, t, exists, group, grid):
-    """Add z and r of a group of pixels to the sums under averages, of classes that may have a term."""
+def averages_kernel(x, maps, averages, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
+    """Write the sums of z and r under averages, of as many pixels of cells at a time as ``numbers``.
+
+    Averages are [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators, int8, and r of
+    what the shares leave of them; and which classes may have a term, int8 [B, M]. Those of other classes are not
+    written.
+    """
+    image, t, exists = tile(count, TILE)
     area = grid.averages
     z_map, r_map, candidates = averages
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
     to, has = average_at(cell_z, cell_y, cell_x, exists, area)
-    known = [with_whole(x, pixel) for pixel in pixels]
-    for c in tl.range(FIRST, x.classes):
-        of_map = image * (x.classes - FIRST) + c - FIRST
-        if tl.load(candidates + of_map) > 0:
-            offset = of_map * area.depth * area.height * area.width + to
-            z = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
-            left = tl.load(r_map + offset, mask=has & (group > 0), other=0.0)
-            for i in tl.static_range(len(known)):
-                pixel, own = known[i]
-                p = exp(load(x, pixel.at, c, pixel.ok) - pixel.m) * pixel.r
-                z += (pixel.y == c).to(tl.int32)
-                left += tl.where(pixel.y == c, own, -p)
-            tl.store(z_map + offset, z.to(tl.int8), mask=has)
-            tl.store(r_map + offset, left, mask=has)
+    for group in range(STEPS // len(numbers)):
+        n = group * len(numbers)
+        pixels = [cell_pixel(x, maps, image, t, exists, n + i, grid, STEPS) for i in numbers]
+        for c in tl.range(FIRST, x.classes):
+            of_map = image * (x.classes - FIRST) + c - FIRST
+            if tl.load(candidates + of_map) > 0:
+                offset = of_map * area.depth * area.height * area.width + to
+                z = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
+                r = tl.load(r_map + offset, mask=has & (group > 0), other=0.0)
+                values = [load(x, pixel.at, c, pixel.ok) for pixel in pixels]
+                for i in tl.static_range(len(numbers)):
+                    is_own, p = pixels[i].y == c, exp(values[i] - pixels[i].m) * pixels[i].whole
+                    z += is_own.to(tl.int32)
+                    r += tl.where(is_own, tl.where(values[i] == pixels[i].sure, pixels[i].left, 1 - p), -p)
+                tl.store(z_map + offset, z.to(tl.int8), mask=has)
+                tl.store(r_map + offset, r, mask=has)
 
 
 # ---------------------------------------------------------------------------------------------------------- backward
 
 
 @triton.jit
-def load_slopes(x, slopes, grid, image, k, a, mask):
+def load_slopes(x, slopes, grid, image, k, a):
     """Return the slopes by the shares of class k at averages a, one class for all or one for each."""
     FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     of_map = image * (x.classes - FIRST) + k - FIRST
     to = slopes + of_map * grid.averages.depth * grid.averages.height * grid.averages.width + a
-    return tl.load(to, mask=mask & (k >= FIRST), other=0.0)
+    mask = None
+    if x.classes == 2:
+        mask = k >= FIRST + a * 0
+    return tl.load(to, mask=mask, other=None if mask is None else 0.0)
 
 
 @triton.jit
@@ -357,13 +349,13 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
     if of_region is not None:
         z, row, column = place_of(p, grid.size)
         average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
-        average = tl.where(ok_there, average, -1)
-        to_region += tl.load(of_region + image // grid.tables).to(x.real)
+        average = tl.where(ok_there, average, 0)
+        to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
         # Less the slope of the likeliest class nothing cancels where it is nearly sure.
-        base = load_slopes(x, maps.slopes, grid, image, pixel.top, average, average >= 0)
+        base = load_slopes(x, maps.slopes, grid, image, pixel.top, average)
         mean = rest * 0
         for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
-            slope = load_slopes(x, maps.slopes, grid, image, c, average, average >= 0)
+            slope = load_slopes(x, maps.slopes, grid, image, c, average)
             mean += exp(load(x, at, c, ok) - pixel.m) * (slope - base)
         rest -= to_region * mean / (1 + pixel.r)
     state = pixel, own, rest, spread, of_first, first, average, base, to_region
@@ -388,10 +380,8 @@ def write_gradient(x, g, maps, of_region, in_part, image, inside, state, further
         values = [load(x, at, start + i, ok & (start + i < x.classes)) for i in numbers]
         slopes = rest
         if of_region is not None:
-            slopes = [
-                load_slopes(x, maps.slopes, grid, image, start + i, average, (average >= 0) & (start + i < x.classes))
-                for i in numbers
-            ]
+            last = x.classes - 1
+            slopes = [load_slopes(x, maps.slopes, grid, image, tl.minimum(start + i, last), average) for i in numbers]
         for i in tl.static_range(len(numbers)):
             c = start + i
             p, others = exp(values[i] - pixel.m) * whole, rest

@@ -97,11 +97,14 @@ def longest(first, last):
 
 @triton.jit
 def row_of(values, columns):
-    """Return what is -2 to 2 columns from places of a row, in float64, and 0 outside."""
-    row = ()
-    for n in tl.static_range(5):
-        row += (tl.load(values + (n - 2), mask=columns[n], other=0).to(tl.float64),)
-    return row
+    """Return what is -2 to 2 columns from places of a row, and 0 outside."""
+    return [tl.load(values + (n - 2), mask=columns[n], other=0) for n in (0, 1, 2, 3, 4)]
+
+
+@triton.jit
+def wide(row):
+    """Return values in float64."""
+    return [value.to(tl.float64) for value in row]
 
 
 @triton.jit
@@ -130,15 +133,18 @@ def products_kernel(z, r, is_candidate, sums, parts, TILE: tl.constexpr):
         # Outside, it does not matter what is there: it is in no sum that has members.
         there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
         above = zero, zero, zero, zero  # a tuple, as Triton does not see that a name takes another one's initial value
+        step, row = there * (size.height * size.width), first * size.width + start
+        coming = row_of(z + row + step, columns), row_of(r + row + step, columns)  # loaded while another one is added
         for n_row in range(longest(first, last) + 2):
             row = tl.minimum(first + n_row, size.height - 1) * size.width + start
-            step = there * (size.height * size.width)
-            z_there, r_there = row_of(z + row + step, columns), row_of(r + row + step, columns)
+            further = tl.minimum(first + n_row + 1, size.height - 1) * size.width + start
+            z_there, r_there = wide(coming[0]), wide(coming[1])
+            coming = row_of(z + further + step, columns), row_of(r + further + step, columns)
             z_0, r_0 = z_there[2], r_there[2]
             if parts.slices > 1:
-                step = here * (size.height * size.width)
-                z_0 = tl.load(z + row + step, mask=columns[2], other=0).to(tl.float64)
-                r_0 = tl.load(r + row + step, mask=columns[2], other=0).to(tl.float64)
+                own = here * (size.height * size.width) + row
+                z_0 = tl.load(z + own, mask=columns[2], other=0).to(tl.float64)
+                r_0 = tl.load(r + own, mask=columns[2], other=0).to(tl.float64)
             z_0, r_0 = tl.where(first + n_row <= last, z_0, 0.0), tl.where(first + n_row <= last, r_0, 0.0)
             added = add_products(added, (z_0, above[0], above[1]), (r_0, above[2], above[3]), z_there, r_there)
             above = z_0, above[0], r_0, above[2]
@@ -307,24 +313,30 @@ def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.c
     constant = tl.where(has_term, constant, 0.0)
     scale = 1 / tl.maximum(tl.load(totals + of_map // maps * 2 + 1), 1.0)
     factors, sums = factors_of(stencil, inside), (constant, constant, constant, constant, constant)
+    row = tl.minimum(tl.maximum(first - 2, 0), size.height - 1) * size.width + start
+    coming = row_of(z + row, columns), row_of(r + row, columns)  # loaded while another one is added
     for n_row in range(longest(first, last) + 4):
-        if has_term:
+        if has_term and parts.slices == 1:
+            z_row, r_row = wide(coming[0]), wide(coming[1])
+            row = tl.minimum(tl.maximum(first + n_row - 1, 0), size.height - 1) * size.width + start
+            coming = row_of(z + row, columns), row_of(r + row, columns)
+            sums = add_slopes(sums, factors, z_row, r_row)
+        elif has_term:
             row = tl.minimum(tl.maximum(first + n_row - 2, 0), size.height - 1) * size.width + start
             for group in range(parts.slices):
-                if parts.slices > 1:
-                    factors = factors_of(stencil + group * 50, inside)
+                factors = factors_of(stencil + group * 50, inside)
                 # Outside, it does not matter what is there: the factors are 0.
                 there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
-                step = there * (size.height * size.width)
-                sums = add_slopes(sums, factors, row_of(z + row + step, columns), row_of(r + row + step, columns))
+                at = there * (size.height * size.width) + row
+                sums = add_slopes(sums, factors, wide(row_of(z + at, columns)), wide(row_of(r + at, columns)))
         to = first + n_row - 4
         mask, to = inside & (to >= first) & (to <= last), slopes + (here * size.height + to) * size.width + start
         tl.store(to, (sums[0] * scale).to(slopes.dtype.element_ty), mask=mask)
         sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
-def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor) -> Tensor:
-    """Return R of each image [images] float64, and write its derivatives by the shares under each average."""
+def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:
+    """Return R of each image [images] float64, and write its derivatives by the shares under averages, if asked to."""
     size, maps = Size(*z.shape[2:]), is_candidate.numel()
     block = tile_of(size.width, 32)
     parts, members, kinds = _parts(size, block, z.device)
@@ -340,7 +352,8 @@ def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes
     of_maps, block_d = (sums, is_candidate, values, factor, of_members), power_of_2(2 * d)
     launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, constant(d), warps=4 if d == 9 else 8)
     totals = values.view(images, -1, 2).sum(1)
-    stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
-    given = z, r, values, totals, stencil, slopes, parts, maps // images
-    launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
+    if slopes is not None:
+        stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)
+        given = z, r, values, totals, stencil, slopes, parts, maps // images
+        launch(slopes_kernel, programs[1], size.width, block, *given, warps=1)
     return totals[:, 0] / totals[:, 1].clamp(min=1)

@@ -90,7 +90,11 @@ def test_neighbor_nll(kernels: str) -> None:
     assert_checked(forward, given)
     for name, value, message in (
         ("radius", [2, 1], r"weight: expected \[2, 14, 5, 6\], but got \[2, 8, 5, 6\]"),
-        ("index", torch.zeros(2, 4, 5, 6).bool(), r"index: expected \[2, 3, 5, 6\], but got \[2, 4, 5, 6\]"),
+        (
+            "index",
+            torch.zeros(2, 4, 5, 6, dtype=torch.bool, device=kernels),
+            r"index: expected \[2, 3, 5, 6\], but got \[2, 4, 5, 6\]",
+        ),
     ):
         with pytest.raises(RuntimeError, match=message):
             forward(**given | {name: value})

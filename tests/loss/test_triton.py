@@ -32,7 +32,7 @@ def call(
 
 
 @interpreted
-@pytest.mark.parametrize(("classes", "decay"), [(9, None), pytest.param(1, 1.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("classes", "decay"), [(3, None), pytest.param(1, 1.5, marks=pytest.mark.slow)])
 def test_operators_are_as_torch_expects_them(
     classes: int, decay: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +82,21 @@ def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
     (gradient,) = torch.autograd.grad(TRITON.loss(x, y, **options), x, create_graph=True)
     with pytest.raises(RuntimeError, match="the fused loss can't be differentiated twice; pass backend='reference'"):
         gradient.sum().backward()
+
+
+@interpreted
+def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeloss.triton import region
+
+    x, y, options = call(4, (9, 12))
+    expected, kernels = TRITON.loss(x, y, **options), []
+    launch = region.launch
+    monkeypatch.setattr(
+        region, "launch", lambda kernel, *args, **named: kernels.append(kernel) or launch(kernel, *args, **named)
+    )
+    with torch.no_grad():
+        assert torch.equal(TRITON.loss(x, y, **options), expected)
+    assert kernels == ["products_kernel", "solve_kernel"]
 
 
 @interpreted

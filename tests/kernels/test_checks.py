@@ -88,13 +88,10 @@ def test_neighbor_nll(kernels: str) -> None:
     given = {name: x.to(kernels) if isinstance(x, Tensor) else x for name, x in NEIGHBOR.items()}
     forward, backward = fused.operators.neighbor_nll, fused.operators.neighbor_nll_backward
     assert_checked(forward, given)
+    other_index = torch.zeros(2, 4, 5, 6, dtype=torch.bool, device=kernels)
     for name, value, message in (
         ("radius", [2, 1], r"weight: expected \[2, 14, 5, 6\], but got \[2, 8, 5, 6\]"),
-        (
-            "index",
-            torch.zeros(2, 4, 5, 6, dtype=torch.bool, device=kernels),
-            r"index: expected \[2, 3, 5, 6\], but got \[2, 4, 5, 6\]",
-        ),
+        ("index", other_index, r"index: expected \[2, 3, 5, 6\], but got \[2, 4, 5, 6\]"),
     ):
         with pytest.raises(RuntimeError, match=message):
             forward(**given | {name: value})

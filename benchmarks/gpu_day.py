@@ -90,6 +90,17 @@ class Place(NamedTuple):
             1e6 * median_seconds({"": run}, 1 if self.is_dry else 20, "cpu" if on_host else self.device)[""], 2
         )
 
+    def kernels(self, run: Callable[[], object]) -> Row:
+        """Return the microseconds of each kernel of ours in a run."""
+        if self.is_dry:
+            return {}
+        with torch.profiler.profile() as profile:
+            for _ in range(REPEATS):
+                run()
+            torch.cuda.synchronize()
+        times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
+        return {name: round(time, 2) for name, time in times.items() if name.endswith("_kernel") and time}
+
     def step(self, form: Any, dtype: str | None = None, labels: Any = None) -> tuple[Step, Tensor]:  # noqa: ANN401
         """Return what calls the loss as a form of tools/check_gpu.py says, and the logits; labels: random, or made."""
         torch.manual_seed(0)
@@ -225,7 +236,7 @@ def speed(place: Place) -> Tasks:
             ratio = time_of_step / result.get(names[0], {}).get("microseconds", time_of_step)
             figures = {"microseconds": time_of_step, "ratio": round(ratio, 3)}
             figures |= {"host_microseconds": place.microseconds(step, on_host=True)}
-            result[name] = {**figures, "added_bytes": added_memory(step, place.device)}
+            result[name] = {**figures, "added_bytes": added_memory(step, place.device), "kernels": place.kernels(step)}
         return result
 
     for case in place.few([case for case in losses.CASES["table"] if "power" not in case.options]):
@@ -242,14 +253,6 @@ def bandwidth(place: Place) -> Tasks:
         time_of_copy = place.microseconds(lambda: target.copy_(source))
         return {"microseconds": time_of_copy, "gigabytes_per_second": round(2e-3 * len(source) / time_of_copy, 1)}
 
-    def kernels(step: Step) -> Row:
-        with torch.profiler.profile() as profile:
-            for _ in range(REPEATS):
-                step()
-            torch.cuda.synchronize()
-        times = {event.key: event.self_device_time_total / REPEATS for event in profile.key_averages()}
-        return {name: round(time, 2) for name, time in times.items() if name.endswith("_kernel") and time}
-
     def run(case: gpu_model.Case) -> Row:
         shape = (case.batch, case.classes, *(case.low or case.size))
         options = {"region_weight": 3.0 * case.regions, "upsample": case.low is not None, "ignore_index": VOID}
@@ -258,7 +261,7 @@ def bandwidth(place: Place) -> Tasks:
         time_of_step = place.microseconds(step)
         moved = round(case.floor * gpu_model.BANDWIDTH)
         figures = {"microseconds": time_of_step, "aim_microseconds": round(1e6 * case.aim_seconds, 1)}
-        figures |= {} if place.is_dry else {"kernels": kernels(step)}
+        figures["kernels"] = place.kernels(step)
         return {**figures, "bytes_to_move": moved, "gigabytes_per_second": round(1e-3 * moved / time_of_step, 1)}
 
     yield "copy", copy

@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -26,13 +25,14 @@ from quality.runs import Run, key_of
 from quality.scores import scale_of
 from quality.tables import BASELINE, Summary, by_data, read_results, summarize
 from result_table import Row, read_rows
-from timing.losses import CASES
+from timing.losses import CASES, NAMES, OTHERS
 
 CONTROL, OURS, NO_REGIONS = (
     "edge-weighted CE (k 12, class_balance 1)",
     "EdgeAwareLoss() (region_weight 0.25)",
     "EdgeAwareLoss() (region_weight 0)",
 )
+RIVAL, NEW = "CE + Dice (weight 2, k 12, class_balance 1)", "EdgeAwareLoss()"  # of version 0.3
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
@@ -162,6 +162,23 @@ def step_sentences() -> list[str]:
     return [f"A step of 4 images takes {seconds:.2f} s, of which the loss takes {100 * share:.1f} %"]
 
 
+def gpu_table() -> list[str]:
+    """Return times on a GPU: of the device, as a ratio, and of Python to enqueue a step."""
+    cells = []
+    for row in read_rows(RESULTS / "gpu.jsonl"):
+        if row["step"] == "speed":
+            dtype = "bfloat16" if row["name"] == "bfloat16" else "float32"
+            first, *others = (row[name] for name in (*NAMES, OTHERS[0]) if name in row)
+            ratios = [f"{cell['microseconds']:.0f} ({cell['ratio']:.2f})" for cell in others]
+            ours = sum(others[0]["kernels"].values())
+            cells.append(
+                f"{row['logits']} {dtype} | {first['microseconds']:.0f} | {' | '.join([*ratios, ''][:3])}"
+                f" | {ours:.0f} | {others[0]['host_microseconds'] / 1e3:.1f}"
+            )
+    heads = "logits | cross-entropy: | default: | `region_weight=0`: | compiled cross-entropy:"
+    return table(f"{heads} | kernels: | to enqueue, ms:", cells)
+
+
 # -------------------------------------------------------------------------------------------------------------- quality
 
 
@@ -180,16 +197,20 @@ def scores(data: str, loss: str) -> str:
 
 def gain(data: str, name: str, loss: str = OURS, baseline: str = BASELINE) -> Gain:
     """Return the differences of a loss to the baseline, in points."""
-    difference = quality(baseline)[data][loss]["differences"][name]
-    values = [100 * value for value in difference["values"]]
-    return Gain(values, *(100 * end for end in difference["interval"]))
+    return gain_of(quality(baseline)[data][loss], name)
 
 
-def gains(data: str, loss: str, baseline: str) -> str:
+def gain_of(summary: Summary, name: str) -> Gain:
+    """Return the differences of a summary in a score, in points."""
+    difference = summary["differences"][name]
+    return Gain([100 * value for value in difference["values"]], *(100 * end for end in difference["interval"]))
+
+
+def gains(summary: Summary) -> str:
     """Return the differences in all scores as cells: mean, interval and seeds, bold where the interval excludes 0."""
     cells = []
     for name in MAIN:
-        values, low, high = gain(data, name, loss, baseline)
+        values, low, high = gain_of(summary, name)
         mean = f"**{fmean(values):+.1f}**" if low > 0 or high < 0 else f"{fmean(values):+.1f}"
         cells.append(f"{mean} [{low:.1f}, {high:.1f}] ({', '.join(f'{value:.1f}' for value in values)})")
     return " | ".join(cells).replace("-0.0", "0.0")
@@ -235,6 +256,8 @@ def trained_table(plan: str, *results: str) -> list[str]:
             sets.setdefault(setting_of(run), []).append((run, done[f"{run.slug}-val"]))
     cells = []
     for setting, rows in sets.items():
+        if len({run.title for run, _ in rows}) == 1:  # nothing to compare with yet
+            continue
         seeds = {run.seed for run, _ in rows if run.loss == "module"}
         of_loss: dict[str, list[Row]] = {}
         for run, row in rows:
@@ -249,14 +272,28 @@ def trained_table(plan: str, *results: str) -> list[str]:
     )
 
 
+@cache
+def pretrained(baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of the pretrained network on CamVid in the first size of its plan, by loss."""
+    first, *others = read_plan(ROOT / "configs" / "quality-pretrained.yaml")
+    plan = [first, *(run for run in others if setting_of(run) == setting_of(first))]
+    (rows,) = by_data(read_results([RESULTS / "pretrained.jsonl"], "val", plan)).values()
+    return {row["loss"]: row for row in summarize(rows, baseline)}
+
+
+def pretrained_row() -> str:
+    """Return the mean scores of cross-entropy, of its best rival and of the default as cells."""
+    losses = (BASELINE, RIVAL, NEW)
+    plain, rival, ours = (
+        " / ".join(f"{100 * pretrained()[loss]['scores'][n][0]:.1f}" for n in MAIN) for loss in losses
+    )
+    return f"camvid, pretrained network | {CLASSES['camvid']} | {plain} | {rival} | **{ours}**"
+
+
 def pretrained_sentences() -> list[str]:
-    """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network, seed 0."""
-    rows = {key_of(row): row["metrics"] for row in read_rows(RESULTS / "pretrained.jsonl")}
-    run, *_ = read_plan(ROOT / "configs" / "quality-pretrained.yaml")
-    ours, plain = (rows[f"{replace(run, loss=loss).slug}-val"] for loss in ("module", "ce"))
-    return [
-        " / ".join(f"{100 * (ours[name] - plain[name]):.1f}" for name in MAIN) + " points with a pretrained network"
-    ]
+    """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
+    means = " / ".join(f"{fmean(gain_of(pretrained()[NEW], name).values):.1f}" for name in MAIN)
+    return [f"{means} points with a pretrained network"]
 
 
 def setting_of(run: Run) -> str:
@@ -306,6 +343,11 @@ FIGURES = {
         "speed.jsonl",
         {"docs/performance.md": cliffs_table},
     ),
+    "gpu": Figures(
+        "python benchmarks/gpu_day.py --workers 14 --output benchmarks/results/gpu.jsonl",
+        "gpu.jsonl",
+        {"docs/performance.md": gpu_table},
+    ),
     "step": Figures(
         "python benchmarks/speed.py step --masks ../shared/camvid/val/masks --output benchmarks/results/training.json",
         "training.json",
@@ -315,7 +357,10 @@ FIGURES = {
         "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
         "quality.jsonl",
         {
-            "README.md": lambda: table(f"data | classes: | {HEADS} of 0.2:", map(readme_row, CLASSES)),
+            "README.md": lambda: table(
+                "data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:",
+                [pretrained_row(), *map(readme_row, CLASSES)],
+            ),
             "docs/quality.md": lambda: table(
                 f"data | classes: | seeds: | {HEADS}:",
                 (f"{data} | {CLASSES[data]} | {seeds(data)} | {quality_rows(data)}" for data in CLASSES),
@@ -337,7 +382,7 @@ FIGURES = {
         {
             "docs/quality.md": lambda: table(
                 "data | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
-                (f"{data} | {gains(data, OURS, BASELINE)}" for data in CLASSES),
+                (f"{data} | {gains(quality()[data][OURS])}" for data in CLASSES),
             )
         },
     ),
@@ -348,7 +393,7 @@ FIGURES = {
         {
             "docs/quality.md": lambda: table(
                 "data | `region_weight=0`: | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
-                (f"{data} | {scores(data, NO_REGIONS)} | {gains(data, OURS, NO_REGIONS)}" for data in CLASSES),
+                (f"{data} | {scores(data, NO_REGIONS)} | {gains(quality(NO_REGIONS)[data][OURS])}" for data in CLASSES),
             )
         },
     ),
@@ -367,8 +412,21 @@ FIGURES = {
         "python benchmarks/quality.py table --split val --plan configs/quality-pretrained.yaml"
         " --results benchmarks/results/pretrained.jsonl",
         "pretrained.jsonl",
-        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl")},
+        {
+            "docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl"),
+        },
         sentences=dict.fromkeys(("README.md", "docs/quality.md", "docs/settings.md"), pretrained_sentences),
+    ),
+    "ahead": Figures(
+        "python benchmarks/quality.py table --split val --plan configs/quality-pretrained.yaml"
+        " --results benchmarks/results/pretrained.jsonl --baseline BASELINE",
+        "pretrained.jsonl",
+        {
+            "docs/quality.md": lambda: table(
+                "next to | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
+                (f"{baseline} | {gains(pretrained(baseline)[NEW])}" for baseline in (BASELINE, RIVAL)),
+            )
+        },
     ),
     "cost": Figures(
         "python benchmarks/quality.py cost --masks ../shared/camvid/val/masks",

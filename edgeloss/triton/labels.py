@@ -166,7 +166,7 @@ def weigh_pixels_kernel(maps, grid, ROWS: tl.constexpr, TILE: tl.constexpr):
         label = maps.label + to
         y = tl.load(label, mask=inside, other=IGNORED).to(tl.int32)
         ok = y >= 0
-        for n in tl.range(grid.window, loop_unroll_factor=3):
+        for n in tl.range(grid.window, loop_unroll_factor=1 if grid.decay > 0 else 3):
             step, k = neighbor(label, place, inside, n, grid)
             toward += given(maps.same, maps.least_same, maps.field, to, step, (k == y) & ok, grid)
             value = given(maps.across, maps.least_across, maps.field, to, step, (k >= 0) & (k != y) & ok, grid)

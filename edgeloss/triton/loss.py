@@ -251,12 +251,18 @@ def cell_pixel(x, maps, image, t, exists, n, grid, STEPS: tl.constexpr):
 
 
 @triton.jit
+def map_of(x, image, k):
+    """Return the number of the map of averages of class k; of two classes the second alone has one."""
+    FIRST: tl.constexpr = 1 if x.classes == 2 else 0
+    return image * (x.classes - FIRST) + k - FIRST
+
+
+@triton.jit
 def averages_kernel(x, maps, averages, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
     """Write the sums of z and r under averages, of as many pixels of cells at a time as ``numbers``.
 
     Averages are [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators, int8, and r of
-    what the shares leave of them; and which classes may have a term, int8 [B, M]. Those of other classes are not
-    written.
+    what the shares leave of them; and which classes may have a term, int8 [B, M]. The others' maps are not written.
     """
     image, t, exists = tile(count, TILE)
     area = grid.averages
@@ -268,7 +274,7 @@ def averages_kernel(x, maps, averages, count, STEPS: tl.constexpr, numbers, grid
         n = group * len(numbers)
         pixels = [cell_pixel(x, maps, image, t, exists, n + i, grid, STEPS) for i in numbers]
         for c in tl.range(FIRST, x.classes):
-            of_map = image * (x.classes - FIRST) + c - FIRST
+            of_map = map_of(x, image, c)
             if tl.load(candidates + of_map) > 0:
                 offset = of_map * area.depth * area.height * area.width + to
                 z = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
@@ -288,13 +294,9 @@ def averages_kernel(x, maps, averages, count, STEPS: tl.constexpr, numbers, grid
 @triton.jit
 def load_slopes(x, slopes, grid, image, k, a):
     """Return the slopes by the shares of class k at averages a, one class for all or one for each."""
-    FIRST: tl.constexpr = 1 if x.classes == 2 else 0
-    of_map = image * (x.classes - FIRST) + k - FIRST
-    to = slopes + of_map * grid.averages.depth * grid.averages.height * grid.averages.width + a
-    mask = None
-    if x.classes == 2:
-        mask = k >= FIRST + a * 0
-    return tl.load(to, mask=mask, other=None if mask is None else 0.0)
+    to = slopes + map_of(x, image, k) * grid.averages.depth * grid.averages.height * grid.averages.width + a
+    # Class 0 of two has no map.
+    return tl.load(to, mask=(k > 0) & (a >= 0), other=0.0) if x.classes == 2 else tl.load(to)
 
 
 @triton.jit

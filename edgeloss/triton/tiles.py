@@ -1,6 +1,6 @@
 """Numbers of a program → its tile of pixels, windows around them, and their weights; what all kernels share.
 
-A tile of pixels is [TILE].
+A tile of pixels is [TILE], or [ROWS, TILE] where labels around them are looked at.
 """
 
 from __future__ import annotations

@@ -192,7 +192,12 @@ def quality(baseline: str = BASELINE) -> dict[str, dict[str, Summary]]:
 
 def scores(data: str, loss: str) -> str:
     """Return the mean scores of a loss."""
-    return " / ".join(f"{quality()[data][loss]['scores'][name][0] * scale_of(name):.1f}" for name in MAIN)
+    return scores_of(quality()[data][loss])
+
+
+def scores_of(summary: Summary) -> str:
+    """Return the mean scores of a summary."""
+    return " / ".join(f"{summary['scores'][name][0] * scale_of(name):.1f}" for name in MAIN)
 
 
 def gain(data: str, name: str, loss: str = OURS, baseline: str = BASELINE) -> Gain:
@@ -226,11 +231,11 @@ def quality_rows(data: str) -> str:
     return " | ".join(scores(data, loss) for loss in (BASELINE, CONTROL, OURS))
 
 
-def readme_row(data: str) -> str:
-    """Return the scores of the three losses, ours bold where all intervals exclude 0."""
-    plain, control, ours = (scores(data, loss) for loss in (BASELINE, CONTROL, OURS))
-    clear = all(gain(data, name).low > 0 for name in MAIN)
-    return f"{data} | {CLASSES[data]} | {plain} | {control} | {f'**{ours}**' if clear else ours}"
+def readme_row(data: str, summaries: dict[str, Summary], losses: tuple[str, str, str]) -> str:
+    """Return the scores of three losses, the last one's bold where all intervals exclude 0."""
+    plain, rival, ours = (scores_of(summaries[loss]) for loss in losses)
+    clear = all(gain_of(summaries[losses[-1]], name).low > 0 for name in MAIN)
+    return f"{data} | {CLASSES[data.split(',')[0]]} | {plain} | {rival} | {f'**{ours}**' if clear else ours}"
 
 
 def quality_sentences() -> list[str]:
@@ -281,19 +286,17 @@ def pretrained(baseline: str = BASELINE) -> dict[str, Summary]:
     return {row["loss"]: row for row in summarize(rows, baseline)}
 
 
-def pretrained_row() -> str:
-    """Return the mean scores of cross-entropy, of its best rival and of the default as cells."""
-    losses = (BASELINE, RIVAL, NEW)
-    plain, rival, ours = (
-        " / ".join(f"{100 * pretrained()[loss]['scores'][n][0]:.1f}" for n in MAIN) for loss in losses
-    )
-    return f"camvid, pretrained network | {CLASSES['camvid']} | {plain} | {rival} | **{ours}**"
-
-
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
     means = " / ".join(f"{fmean(gain_of(pretrained()[NEW], name).values):.1f}" for name in MAIN)
     return [f"{means} points with a pretrained network"]
+
+
+def holm_sentences() -> list[str]:
+    """Return the largest p-value of cross-entropy and the rival next to the default, adjusted for their number."""
+    compared = (pretrained(NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
+    largest = max(differences[name]["p_holm"] for differences in compared for name in MAIN[:2])
+    return [f"both p-values, by Holm's method, are {largest:.3f} or less"]
 
 
 def setting_of(run: Run) -> str:
@@ -359,7 +362,10 @@ FIGURES = {
         {
             "README.md": lambda: table(
                 "data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:",
-                [pretrained_row(), *map(readme_row, CLASSES)],
+                [
+                    readme_row("camvid, pretrained network", pretrained(), (BASELINE, RIVAL, NEW)),
+                    *(readme_row(data, quality()[data], (BASELINE, CONTROL, OURS)) for data in CLASSES),
+                ],
             ),
             "docs/quality.md": lambda: table(
                 f"data | classes: | seeds: | {HEADS}:",
@@ -412,9 +418,7 @@ FIGURES = {
         "python benchmarks/quality.py table --split val --plan configs/quality-pretrained.yaml"
         " --results benchmarks/results/pretrained.jsonl",
         "pretrained.jsonl",
-        {
-            "docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl"),
-        },
+        {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl")},
         sentences=dict.fromkeys(("README.md", "docs/quality.md", "docs/settings.md"), pretrained_sentences),
     ),
     "ahead": Figures(
@@ -427,6 +431,7 @@ FIGURES = {
                 (f"{baseline} | {gains(pretrained(baseline)[NEW])}" for baseline in (BASELINE, RIVAL)),
             )
         },
+        sentences={"docs/quality.md": holm_sentences},
     ),
     "cost": Figures(
         "python benchmarks/quality.py cost --masks ../shared/camvid/val/masks",

@@ -18,14 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         try:
-            import typer as _  # noqa: F401
-        except ModuleNotFoundError:  # no command is defined yet that could report it
-            sys.exit(f"edgeloss: error: the command needs typer; {install_advice('cli')}")
-        from edgeloss.cli.app import app
+            import rich as _  # noqa: F401
+        except ModuleNotFoundError:
+            sys.exit(f"edgeloss: error: the command needs rich; {install_advice('cli')}")
+        from edgeloss.cli.commands import parse
         from edgeloss.cli.messages import say
 
+        options = parse(arguments)
         try:
-            app(arguments, prog_name="edgeloss")
+            sys.exit(options.run(options))
         except (ValueError, ImportError) as error:  # an ImportError names the extra to install
             from edgeloss.io import InputError  # here, so that --help does not import torch
 

@@ -1,8 +1,9 @@
-"""Cases: prediction, mask and image that belong together, found by name and read as the options of files say."""
+"""Prediction, mask and image that belong together: found by name, and read as the options of files say."""
 
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from edgeloss import inputs
 from edgeloss.cli.messages import say
-from edgeloss.cli.options import FileOptions, PredKind
 from edgeloss.io import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -23,8 +23,6 @@ from edgeloss.io import (
     VOID_INDEX,
     InputError,
     Prediction,
-    PredictionKind,
-    Rgb,
     color_labels,
     files_by_stem,
     read_classes,
@@ -33,7 +31,6 @@ from edgeloss.io import (
     read_prediction,
 )
 from edgeloss.io.arrays import read_array
-from edgeloss.loss import EdgeAwareLoss
 
 # The largest number of logits that labels are expanded to: 8 GiB in float32.
 _MAX_VALUES = 2**31
@@ -55,8 +52,12 @@ class CaseFiles(NamedTuple):
     image: Path | None
 
 
-def find_cases(source: FileOptions, image: Path | None = None) -> list[CaseFiles]:
+def find_cases(options: Namespace, prediction: Path | None = None) -> list[CaseFiles]:
     """Match files, or the files of folders by name; hidden files and other suffixes are skipped.
+
+    Args:
+        options: of the command.
+        prediction: instead of ``--pred``.
 
     Returns:
         One element per case, sorted by name.
@@ -65,20 +66,18 @@ def find_cases(source: FileOptions, image: Path | None = None) -> list[CaseFiles
         InputError: if files and folders are mixed, a folder is empty, a name is missing from a folder, or no name is in
             all folders.
     """
-    prediction, mask = source.pred, source.mask
+    prediction, mask, image = prediction or options.pred, options.mask, getattr(options, "image", None)
     suffixes: dict[Path, tuple[str, ...]] = {prediction: LABEL_SUFFIXES, mask: LABEL_SUFFIXES}
     if image is not None:
-        suffixes[image] = IMAGE_SUFFIXES if source.slices is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
+        suffixes[image] = IMAGE_SUFFIXES if options.slices is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     for path in suffixes:
-        if not path.exists():
-            raise InputError(f"{path}: no such file or folder")
         if path.is_dir() != prediction.is_dir():
             raise InputError(f"{path}: expected only folders or only files, but got both, see {prediction}")
     if not prediction.is_dir():
         return [CaseFiles(prediction.stem, prediction, mask, image)]
     files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
     names = sorted(set().union(*files.values()))
-    if not source.skip_missing:
+    if not options.skip_missing:
         _check_complete(files, names)
     names = [name for name in names if all(name in in_folder for in_folder in files.values())]
     if not names:
@@ -122,89 +121,45 @@ class Case(NamedTuple):
     non_finite: int
     slices: list[str] | None = None
 
-    def truth(self, ignore_index: int | None) -> npt.NDArray[np.int64]:
-        """The labels [B, H, W], -1 at ignored pixels."""
-        target = self.target if ignore_index is None else self.target.masked_fill(self.target == ignore_index, -1)
-        return target.numpy()
+    @property
+    def classes(self) -> int:
+        """The number of classes, 2 for one logit."""
+        return max(2, self.logits.shape[1])
 
-    def pictures(self) -> list[npt.NDArray[np.float64] | None]:
-        """The images, each [H, W, 3] in [0, 1], or None for each."""
+    def pictures(self) -> list[npt.NDArray[np.uint8] | None]:
+        """Return the images, each [H, W, 3], or None for each."""
         if self.image is None:
             return [None] * len(self.target)
-        return [one.permute(1, 2, 0).double().numpy() / 255 for one in self.image]
+        return [one.permute(1, 2, 0).numpy() for one in self.image]
 
 
-class Relabel(NamedTuple):
-    """A rule that replaces the labels first, first + 1, ..., last by to, to + 1, ..."""
-
-    first: int
-    last: int
-    to: int
-
-
-class Reader(NamedTuple):
-    """How to read files.
+class Reader:
+    """How to read files, from the options of a command.
 
     Attributes:
-        kind: what predictions hold; None infers it, see :func:`edgeloss.io.read_prediction`.
         num_classes: C. None takes the number of channels or, of labels, as many classes as occur.
         names: of the classes, if they are known.
         ignore_index: the label of ignored pixels.
-        colors: the label of each color of masks and predicted labels in RGB.
-        remap: the labels to replace in masks and predicted labels, all at once.
-        key: the name of the prediction in a file of several arrays.
-        mask_key: the name of the labels in such a file.
-        region: the class to take from a prediction and a mask [C, H, W], as a binary case.
-        slices: the slices to take from a volume [C, D, H, W], each as an image; None reads images.
+
+    Raises:
+        InputError: if --classes, --region or --slice is out of range, --remap is malformed, or the file of --classes or
+            --palette cannot be used.
     """
 
-    kind: PredictionKind | None = None
-    num_classes: int | None = None
-    names: list[str] | None = None
-    ignore_index: int = VOID_INDEX
-    colors: Mapping[Rgb, int] | None = None
-    remap: Sequence[Relabel] = ()
-    key: str | None = None
-    mask_key: str | None = None
-    region: int | None = None
-    slices: range | None = None
-
-    @classmethod
-    def from_options(cls, source: FileOptions) -> Reader:
-        """Return what the options ask for.
-
-        Raises:
-            InputError: if --classes or --region is out of range, --remap is malformed, or the file of --classes or
-                --palette cannot be used.
-        """
-        classes, ignore_index, kind = source.classes, source.ignore_index, source.pred_kind
-        count: int | None = None
-        names, void = None, None
-        if classes is not None and classes.isascii() and classes.isdigit():
-            count = int(classes)
-        elif classes is not None:
-            names, void = read_classes(classes)
-            count = len(names)
-        if count is not None and not 2 <= count < 2**15:
-            raise InputError(f"--classes: expected 2 to {2**15 - 1} classes, but got {count}; one logit has two")
-        region = None
-        if source.region is not None:
-            region, count = _parse_region(source.region, names, count), 2
-            names = ["other", source.region if names is None else names[region]]
-        if ignore_index is None:
-            ignore_index = VOID_INDEX if void is None else void
-        return cls(
-            kind=None if kind is PredKind.auto else kind.value,
-            num_classes=count,
-            names=names,
-            ignore_index=ignore_index,
-            colors=None if source.palette is None else color_labels(source.palette),
-            remap=_parse_remap(source.remap or ""),
-            key=source.key,
-            mask_key=source.mask_key,
-            region=region,
-            slices=None if source.slices is None else _parse_slices(source.slices),
-        )
+    def __init__(self, options: Namespace) -> None:
+        """Read what the options name."""
+        self._options = options
+        self.num_classes, self.names, void = _read_classes(options.classes)
+        self._region = None
+        if options.region is not None:
+            self._region = _parse_region(options.region, self.names, self.num_classes)
+            self.names = ["other", options.region if self.names is None else self.names[self._region]]
+            self.num_classes = 2
+        given = options.ignore_index
+        self.ignore_index: int = given if given is not None else VOID_INDEX if void is None else void
+        self._colors = None if options.palette is None else color_labels(options.palette)
+        self._remap = _parse_remap(options.remap)
+        self._slices = None if options.slices is None else _parse_slices(options.slices)
 
     def read(self, files: CaseFiles) -> Case:
         """Read the files of one case, with a note about non-finite values and about masks without a usable label.
@@ -212,11 +167,11 @@ class Reader(NamedTuple):
         Raises:
             InputError: if a file cannot be used, or sizes, classes or labels do not fit.
         """
-        if self.slices is None:
+        if self._slices is None:
             return self._read(files, None)
-        parts = [self._read(files, at) for at in self.slices]
+        parts = [self._read(files, at) for at in self._slices]
         images = [part.image for part in parts if part.image is not None]
-        names = [f"slice {at}" for at in self.slices]
+        names = [f"slice {at}" for at in self._slices]
         return parts[0]._replace(
             logits=torch.cat([part.logits for part in parts]),
             target=torch.cat([part.target for part in parts]),
@@ -228,9 +183,10 @@ class Reader(NamedTuple):
 
     def _read(self, files: CaseFiles, at: int | None) -> Case:
         """Read an image, or slice ``at`` of a volume."""
-        taken: dict[str, Any] = {"colors": self.colors, "region": self.region, "at": at}
-        prediction = read_prediction(files.prediction, self.kind, key=self.key, **taken)
-        mask = _replaced(read_labels(files.mask, key=self.mask_key, **taken), self.remap)
+        taken: dict[str, Any] = {"colors": self._colors, "region": self._region, "at": at}
+        kind = None if self._options.pred_kind == "auto" else self._options.pred_kind
+        prediction = read_prediction(files.prediction, kind, key=self._options.key, **taken)
+        mask = _replaced(read_labels(files.mask, key=self._options.mask_key, **taken), self._remap)
         image = None if files.image is None else _read_image(files.image, at)
         _check_sizes(files, prediction.values, mask, image)
         if prediction.num_classes is None:
@@ -262,7 +218,7 @@ class Reader(NamedTuple):
 
     def _labels(self, prediction: Prediction, mask: Tensor, files: CaseFiles) -> tuple[Prediction, int]:
         """Return predicted labels after the replacements, and the number of classes."""
-        values, void = _replaced(prediction.values, self.remap), mask == self.ignore_index
+        values, void = _replaced(prediction.values, self._remap), mask == self.ignore_index
         if values.shape == mask.shape:  # labels of ignored pixels are not read, as logits are not
             values = values.masked_fill(void, 0)
         channels = self.num_classes or max(2, 1 + int(values.max()), 1 + int(mask.masked_fill(void, 0).max()))
@@ -311,7 +267,8 @@ def _read_image(path: Path, at: int | None) -> Tensor:
     return ((values - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).expand(3, -1, -1)
 
 
-def _replaced(labels: Tensor, rules: Sequence[Relabel]) -> Tensor:
+def _replaced(labels: Tensor, rules: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Replace the labels first to last by to, to + 1, ..., by all rules at once."""
     replaced = labels
     for first, last, to in rules:
         replaced = torch.where((labels >= first) & (labels <= last), labels + (to - first), replaced)
@@ -345,17 +302,16 @@ def _check_labels(labels: Tensor, num_classes: int, ignore_index: int | None, pa
 # ---------------------------------------------------------------------------------------------------- options
 
 
-def make_criterion(loss: Mapping[str, Any], ignore_index: int) -> EdgeAwareLoss:
-    """Return the loss that the options ask for.
-
-    Raises:
-        InputError: if an option is out of range.
-    """
-    try:
-        stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}  # a command has no steps
-        return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss)
-    except (TypeError, ValueError) as error:
-        raise InputError(str(error)) from error
+def _read_classes(text: str | None) -> tuple[int | None, list[str] | None, int | None]:
+    """Return the number of classes, their names and the index to ignore, as far as --classes has them."""
+    names, void = None, None
+    count = int(text) if text is not None and text.isascii() and text.isdigit() else None
+    if text is not None and count is None:
+        names, void = read_classes(text)
+        count = len(names)
+    if count is not None and not 2 <= count < 2**15:
+        raise InputError(f"--classes: expected 2 to {2**15 - 1} classes, but got {count}; one logit has two")
+    return count, names, void
 
 
 def _parse_region(text: str, names: list[str] | None, count: int | None) -> int:
@@ -375,12 +331,13 @@ def _parse_slices(text: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
-def _parse_remap(text: str) -> tuple[Relabel, ...]:
+def _parse_remap(text: str) -> list[tuple[int, int, int]]:
+    """Return the rules: the first and the last label to replace, and what replaces the first."""
     rules = []
     for part in filter(None, text.replace(" ", "").split(",")):
         match = re.fullmatch(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?:(-?[0-9]{1,9})", part)
         if match is None:
             raise InputError(f"--remap: expected FROM:TO or FIRST-LAST:TO, separated by commas, but got {part!r}")
         first, last, to = match.groups()
-        rules.append(Relabel(int(first), int(last or first), int(to)))
-    return tuple(rules)
+        rules.append((int(first), int(last or first), int(to)))
+    return rules

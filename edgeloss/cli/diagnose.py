@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from edgeloss.cli.messages import PICTURE_SUFFIXES, check_suffix, errors_named, say_wrote, with_progress, write
-from edgeloss.cli.options import AsJson, FileOptions, with_shared_options
-from edgeloss.cli.tables import to_json
+from edgeloss.cli.options import AS_JSON, option
+from edgeloss.cli.tables import print_json
 
 if TYPE_CHECKING:
     from edgeloss.cli.cases import Case
@@ -20,40 +18,40 @@ if TYPE_CHECKING:
     from edgeloss.loss import EdgeAwareLoss
     from edgeloss.viz.drawing import TextFigure
 
+OPTIONS = [
+    AS_JSON,
+    option(
+        "--figure",
+        type=Path,
+        help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files.",
+    ),
+]
 
-@with_shared_options
-def diagnose(
-    *,
-    source: FileOptions,
-    as_json: AsJson = False,
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files."),
-    ] = None,
-    loss: Mapping[str, Any],
-) -> None:
+
+def diagnose(options: Namespace) -> int:
     """Report problems of predictions, their labels, their loss and its gradient.
 
     For folders, files are matched by name, and each image has its own report.
 
     The exit code is 1 if a value is not finite.
 
-    \b
     Examples:
       edgeloss diagnose --pred a.npy --mask a.png
       edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
       edgeloss diagnose --pred logits --mask masks --classes 11
-    """  # noqa: D301
+    """
     from edgeloss import debug
-    from edgeloss.cli.cases import Reader, find_cases, make_criterion
+    from edgeloss.cli.cases import Reader, find_cases
+    from edgeloss.cli.pages import make_criterion
 
-    reader = Reader.from_options(source)
-    criterion = make_criterion(loss, reader.ignore_index)
-    cases, several = find_cases(source), source.pred.is_dir()
+    reader, figure = Reader(options), options.figure
+    criterion = make_criterion(options, reader.ignore_index)
+    cases, several = find_cases(options), options.pred.is_dir()
     if figure is not None and not several:
         check_suffix(figure, PICTURE_SUFFIXES)
     found: dict[str, Report] = {}
-    for files in with_progress(cases):
+    for files, said in with_progress(cases):
+        said("diagnosing")
         case = reader.read(files)
         with errors_named(files.prediction):
             diagnosis = found[files.name] = debug.diagnose(criterion, case.logits, case.target)
@@ -62,18 +60,17 @@ def diagnose(
                 content = _figure(diagnosis, criterion, case).content(path.suffix)
                 write(path, content)
                 say_wrote(path, len(content))
-        if not as_json:
-            typer.echo(f"{files.name}: {diagnosis}\n" if several else str(diagnosis))
+        if not options.as_json:
+            print(f"{files.name}: {diagnosis}\n" if several else str(diagnosis))
     bad = [name for name, diagnosis in found.items() if not diagnosis.ok]
-    if not several and as_json:
-        typer.echo(to_json(diagnosis.to_dict()))
-    elif as_json:
+    if not several and options.as_json:
+        print_json(diagnosis.to_dict())
+    elif options.as_json:
         images = {name: diagnosis.to_dict() for name, diagnosis in found.items()}
-        typer.echo(to_json({"ok": not bad, "images": images}))
+        print_json({"ok": not bad, "images": images})
     elif several:
-        typer.echo(f"{len(found)} images; not finite: {', '.join(bad) or 'none'}")
-    if bad:
-        raise typer.Exit(1)
+        print(f"{len(found)} images; not finite: {', '.join(bad) or 'none'}")
+    return 1 if bad else 0
 
 
 def _figure(diagnosis: Report, criterion: EdgeAwareLoss, case: Case) -> TextFigure:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import typer
+from edgeloss.cli.options import AS_JSON
+from edgeloss.cli.tables import print_json
 
-from edgeloss.cli.options import AsJson
-from edgeloss.cli.tables import to_json
+OPTIONS = [AS_JSON]
 
-_LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "torchmetrics", "rich", "typer")
+_LIBRARIES = ("numpy", "scipy", "opencv-python", "pillow", "matplotlib", "torchmetrics", "rich")
 
 
-def info(*, as_json: AsJson = False) -> None:
+def info(options: Namespace) -> None:
     """Print versions, devices and backends, for bug reports.
 
-    \b
     Examples:
       edgeloss info
       edgeloss info --json
-    """  # noqa: D301
+    """
     import torch
 
     from edgeloss import library
@@ -41,15 +41,15 @@ def info(*, as_json: AsJson = False) -> None:
         "backends": library.backends(),
         "build": library.RECORD,
     }
-    if as_json:
-        typer.echo(to_json(facts))
+    if options.as_json:
+        print_json(facts)
         return
     for name, value in facts.items():
         if isinstance(value, Mapping):
             value = "".join(f"\n  {key}: {part}" for key, part in value.items())
         elif isinstance(value, list):
             value = ", ".join(value)
-        typer.echo(f"{name}: {value or 'none'}")
+        print(f"{name}: {value or 'none'}")
 
 
 def _version(distribution: str) -> str:

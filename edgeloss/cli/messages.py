@@ -7,9 +7,11 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-Item = TypeVar("Item")
+if TYPE_CHECKING:
+    from edgeloss.cli.cases import CaseFiles
+
 PICTURE_SUFFIXES = (".png", ".pdf", ".svg")  # of Matplotlib's formats
 
 
@@ -72,27 +74,22 @@ def errors_named(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {error}") from error
 
 
-def with_progress(items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items, with a progress bar if there are several and stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
+def with_progress(cases: Sequence[CaseFiles]) -> Iterator[tuple[CaseFiles, Callable[[str], None]]]:
+    """Yield cases, each with a function that takes what is being computed.
 
-    console = Console(stderr=True)
-    yield from track(items, "", console=console, transient=True, disable=len(items) < 2 or not console.is_terminal)
-
-
-@contextmanager
-def with_clock(name: str) -> Iterator[Callable[[str], None]]:
-    """Show a name, what is being computed and the time that passes, if stderr is a terminal: for one long item.
-
-    Yields:
-        A function that takes what is being computed.
+    If stderr is a terminal, it shows that, the name of the case, how many are done and the time that passes.
     """
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    columns = SpinnerColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(printable(name), total=None)
-        yield lambda text: progress.update(task, description=printable(f"{name}: {text}"))
+        task = progress.add_task("", total=len(cases))
+        for files in cases:
+
+            def said(text: str, name: str = files.name) -> None:
+                progress.update(task, description=printable(f"{name}: {text}"))
+
+            yield files, said
+            progress.advance(task)

@@ -1,141 +1,123 @@
-"""Options that several commands share. Nothing here imports torch, so that --help is quick."""
+"""Options that several commands share, as tables. Nothing here imports torch, so that --help is quick."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
-import typer
-
-from edgeloss.cli.messages import say
 from edgeloss.options import HELP, MODULE_ONLY, Options
 
-
-class PredKind(str, enum.Enum):
-    """The values of --pred-kind."""
-
-    auto = "auto"
-    logits = "logits"
-    probabilities = "probabilities"
-    labels = "labels"
-
-
 PALETTE_NAMES = ("ade20k", "camvid", "cityscapes", "voc")  # of edgeloss.io, which imports torch
+
+
+class Option(NamedTuple):
+    """An option of a command: its flags, or the name of an argument, and the keywords of ``add_argument``."""
+
+    flags: tuple[str, ...]
+    about: dict[str, Any]
+
+
+def option(*flags: str, **about: Any) -> Option:  # noqa: ANN401
+    """Return an option."""
+    return Option(flags, about)
+
+
+def number(low: float, high: float = float("inf"), kind: type = float) -> Callable[[str], Any]:
+    """Return a type of options: a number in a range."""
+
+    def parsed(text: str) -> Any:  # noqa: ANN401
+        value = kind(text)
+        if not low <= value <= high:
+            raise ArgumentTypeError(f"expected a number from {low:g} to {high:g}, but got {text}")
+        return value
+
+    parsed.__name__ = kind.__name__  # named in the error for what is no number
+    return parsed
+
+
+PRED = option(
+    "--pred",
+    type=Path,
+    required=True,
+    help="Logits or probabilities [C, H, W] in .npy, .npz or .pt, or labels [H, W] (also in .png). A prediction of"
+    " lower resolution than the mask is upsampled as in the loss.",
+)
+MASK = option(
+    "--mask",
+    type=Path,
+    required=True,
+    help="Labels [H, W]: a .png of class indices, or of colors with --palette, or .npy, .npz or .pt.",
+)
+IMAGE = option("--image", type=Path, help="An image of the size of the mask.")
+AS_JSON = option("--json", dest="as_json", action="store_true", help="Print JSON.")
 CLASSES_HELP = 'The number of classes, or a text file with one "<index> <name>" per line.'
-_PRED_HELP = (
-    "Logits or probabilities [C, H, W] in .npy, .npz or .pt, or labels [H, W] (also in .png). A prediction of lower"
-    " resolution than the mask is upsampled as in the loss."
-)
-_MASK_HELP = "Labels [H, W]: a .png of class indices, or of colors with --palette, or .npy, .npz or .pt."
-_PALETTE_HELP = (
-    f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a text file with one"
-    ' "<index> <r> <g> <b>" or "<index> #rrggbb" per line.'
-)
-_REMAP_HELP = (
-    "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by commas: 255:1 for a mask"
-    " of 0 and 255; 0:255,1-150:0 for labels that begin at 1."
-)
-_REGION_HELP = (
-    "The class to take, by its number or name, from predictions and masks [C, H, W] of classes that may overlap; the"
-    " rest is the other class."
-)
-_SLICE_HELP = (
-    "The slices to take from volumes [C, D, H, W], with masks and images [D, H, W], along D: N, or FIRST-LAST. Each is"
-    " an image of its own, with the loss of an image."
-)
-_IGNORE_HELP = 'The label of pixels to ignore.  [default: 255, or the line "void" of --classes]'
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-
-class FileOptions(NamedTuple):
-    """The options that say which files to read, and how."""
-
-    pred: Annotated[Path, typer.Option(help=_PRED_HELP, show_default=False)]
-    mask: Annotated[Path, typer.Option(help=_MASK_HELP, show_default=False)]
-    classes: Annotated[str | None, typer.Option(metavar="N|FILE", help=CLASSES_HELP)] = None
-    ignore_index: Annotated[int | None, typer.Option(help=_IGNORE_HELP, show_default=False)] = None
-    pred_kind: Annotated[PredKind, typer.Option(help="What --pred holds; auto infers it from the values.")] = (
-        PredKind.auto
-    )
-    palette: Annotated[str | None, typer.Option(metavar="NAME|FILE", help=_PALETTE_HELP)] = None
-    remap: Annotated[str | None, typer.Option(metavar="FROM:TO,...", help=_REMAP_HELP)] = None
-    key: Annotated[str | None, typer.Option(help="The name of the prediction in a .npz or a dict in a .pt.")] = None
-    mask_key: Annotated[str | None, typer.Option(help="The name of the labels in such a file.")] = None
-    region: Annotated[str | None, typer.Option(metavar="N|NAME", help=_REGION_HELP)] = None
-    slices: Annotated[str | None, typer.Option("--slice", metavar="N|FIRST-LAST", help=_SLICE_HELP)] = None
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="For folders, leave out names that are missing from one of them.")
-    ] = False
-
+# The options that say how to read files.
+FILES = [
+    option("--classes", metavar="N|FILE", help=CLASSES_HELP),
+    option(
+        "--ignore-index",
+        type=int,
+        help='The label of pixels to ignore.  [default: 255, or the line "void" of --classes]',
+    ),
+    option(
+        "--pred-kind",
+        choices=("auto", "logits", "probabilities", "labels"),
+        default="auto",
+        help="What --pred holds; auto infers it from the values.",
+    ),
+    option(
+        "--palette",
+        metavar="NAME|FILE",
+        help=f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a text file"
+        ' with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
+    ),
+    option(
+        "--remap",
+        metavar="FROM:TO,...",
+        default="",
+        help="Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by commas: 255:1 for"
+        " a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1.",
+    ),
+    option("--key", help="The name of the prediction in a .npz or a dict in a .pt."),
+    option("--mask-key", help="The name of the labels in such a file."),
+    option(
+        "--region",
+        metavar="N|NAME",
+        help="The class to take, by its number or name, from predictions and masks [C, H, W] of classes that may"
+        " overlap; the rest is the other class.",
+    ),
+    option(
+        "--slice",
+        dest="slices",
+        metavar="N|FIRST-LAST",
+        help="The slices to take from volumes [C, D, H, W], with masks and images [D, H, W], along D: N, or FIRST-LAST."
+        " Each is an image of its own, with the loss of an image.",
+    ),
+    option(
+        "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
+    ),
+]
 
 # The options of the loss that a command line can hold: numbers, and one radius for both axes.
-_TYPES: dict[str, Any] = {"float": float, "float | None": float | None, "int | Sequence[int]": int}
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:  # noqa: ANN401
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-_LOSS_OPTIONS = {
-    option.name: _keyword(
-        option.name,
-        Annotated[_TYPES[str(option.type)], typer.Option(help=f"Loss: {HELP[option.name]}")],
-        option.default,
-    )
-    for option in dataclasses.fields(Options)
-    if str(option.type) in _TYPES and option.name not in MODULE_ONLY
+_TYPES = {"float": float, "float | None": float, "int | Sequence[int]": int}
+_OF_LOSS = {
+    one.name: one for one in dataclasses.fields(Options) if str(one.type) in _TYPES and one.name not in MODULE_ONLY
 }
+LOSS = [
+    option(
+        f"--{name.replace('_', '-')}",
+        type=_TYPES[str(one.type)],
+        default=one.default,
+        help=f"Loss: {HELP[name]}".replace("%", "%%"),
+    )
+    for name, one in _OF_LOSS.items()
+]
 
 
-def _check_paths(values: Mapping[str, Any]) -> None:
-    """Exit with an error if an input does not exist, before the command imports torch, which takes seconds."""
-    paths = [values.get(name) for name in ("first", "second", "pred", "mask", "image")]
-    if not str(values.get("classes") or 0).isdigit():
-        paths.append(Path(values["classes"]))
-    for path in paths:
-        if path is not None and not path.exists():
-            say(f"error: {path}: no such file or folder")
-            raise typer.Exit(2)
-    palette = values.get("palette")
-    if palette is not None and palette not in PALETTE_NAMES and not Path(palette).exists():
-        say(f"error: {palette}: expected a file, or one of {', '.join(PALETTE_NAMES)}, but got neither")
-        raise typer.Exit(2)
-
-
-def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of files to a command, and those of the loss if it has an argument ``loss``.
-
-    The command receives them as its arguments ``source``, a `FileOptions`, and ``loss``, a dict. An option that both
-    have is that of the command. One with the arguments ``first`` and ``second`` has no ``--pred``; the source has the
-    first.
-    """
-    own = dict(inspect.signature(command, eval_str=True).parameters)
-    has_loss = own.pop("loss", None) is not None
-    del own["source"]
-    hints, defaults = get_type_hints(FileOptions, include_extras=True), FileOptions._field_defaults
-    of_files = {
-        name: _keyword(name, hints[name], defaults.get(name, inspect.Parameter.empty)) for name in FileOptions._fields
-    }
-    if "first" in own:  # a command of two predictions
-        del of_files["pred"]
-    shared = of_files | own | (_LOSS_OPTIONS if has_loss else {})
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:  # noqa: ANN401
-        _check_paths(values)
-        arguments = {name: values[name] for name in own}
-        given = {"pred": values["first"], **values} if "first" in own else values
-        arguments["source"] = FileOptions(**{name: given[name] for name in FileOptions._fields})
-        if has_loss:
-            arguments["loss"] = {name: values[name] for name in _LOSS_OPTIONS}
-        command(**arguments)
-
-    # typer reads the options from these two.
-    wrapper.__signature__ = inspect.Signature(list(shared.values()))  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {name: parameter.annotation for name, parameter in shared.items()}
-    return wrapper
+def loss_options(options: Namespace) -> dict[str, Any]:
+    """Return the options of the loss, as keywords of ``EdgeAwareLoss``."""
+    return {name: getattr(options, name) for name in _OF_LOSS}

@@ -1,159 +1,106 @@
-"""The pages of the commands ``view`` and ``compare``: a picture or report per case, and galleries of thumbnails."""
+"""Cases → the pages of the commands ``view`` and ``compare``."""
 
 from __future__ import annotations
 
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from edgeloss.cli.cases import Case, CaseFiles, Reader, make_criterion
+from edgeloss.cli.cases import Case, CaseFiles, Reader
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
-from edgeloss.cli.options import FileOptions
+from edgeloss.cli.options import loss_options
 from edgeloss.io import InputError, Rgb, read_palette
 from edgeloss.loss import EdgeAwareLoss
+from edgeloss.viz.arrays import stack_arrays
+from edgeloss.viz.coloring import class_colors
+from edgeloss.viz.examined import Examined, examine_images
+from edgeloss.viz.gallery import Item, best_and_worst, compare_item, describe_changes, gallery, index_item
+from edgeloss.viz.panel import draw_panel
+from edgeloss.viz.report import draw_report
 
-if TYPE_CHECKING:
-    from edgeloss.viz.gallery import Item, Prediction
+Said = Callable[[str], None]
 
 
-class Painter(NamedTuple):
-    """Draw cases as pages.
+def make_criterion(options: Namespace, ignore_index: int) -> EdgeAwareLoss:
+    """Return the loss that the options ask for.
+
+    Raises:
+        InputError: if an option is out of range.
+    """
+    try:
+        stateless: dict[str, Any] = {"edge_class_weight": None, "edge_focus": 0.0}  # a command has no steps
+        return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss_options(options))
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from error
+
+
+class Painter:
+    """Draw cases as the options of a command say.
 
     Attributes:
         reader: of the cases.
         criterion: the loss.
-        colors: by class, if they are known.
-        palette: where the colors come from.
-        drawn: keywords of the panel: terms, contours and width.
-        dpi: of pictures.
+
+    Raises:
+        InputError: if an option is out of range, or a file that it names cannot be used.
     """
 
-    reader: Reader
-    criterion: EdgeAwareLoss
-    colors: Mapping[int, Rgb] | None
-    palette: str | None
-    drawn: Mapping[str, Any]
-    dpi: int
+    def __init__(self, options: Namespace) -> None:
+        """Read what the options name."""
+        self.reader = Reader(options)
+        self.criterion = make_criterion(options, self.reader.ignore_index)
+        self._colors = None if options.palette is None else read_palette(options.palette)
+        self._options = options
 
-    @classmethod
-    def from_options(
-        cls, source: FileOptions, loss: Mapping[str, Any], drawn: Mapping[str, Any] | None = None, dpi: int = 0
-    ) -> Painter:
-        """Return what the options ask for.
+    def examine(self, case: Case, said: Said, *, details: bool = False) -> list[Examined]:
+        """Examine each picture of a case."""
+        return examine_images(case.logits, case.target, self.criterion, details=details, said=said)
 
-        Raises:
-            InputError: if an option is out of range, or a file that it names cannot be used.
-        """
-        reader = Reader.from_options(source)
-        colors = None if source.palette is None else read_palette(source.palette)
-        return cls(reader, make_criterion(loss, reader.ignore_index), colors, source.palette, drawn or {}, dpi)
-
-    def page(
-        self, case: Case, suffix: str, links: Mapping[str, str] | None = None, said: Callable[[str], None] | None = None
-    ) -> bytes:
-        """Return the content of a file with this suffix; a report shows the links."""
-        from edgeloss.viz import panel, report
-
-        classes = max(2, case.logits.shape[1])
-        options: dict[str, Any] = {
-            "image": case.image,
-            "criterion": self.criterion,
-            "class_names": self.reader.names,
-            "palette": self.class_palette(classes),
-            "title": printable(f"{case.name}: {case.interpretation}"),
-        }
+    def draw(
+        self, case: Case, suffix: str, links: Mapping[str, str] | None, said: Said
+    ) -> tuple[bytes, list[Examined]]:
+        """Return the content of a file with this suffix, and what it shows; a report has the links."""
+        examined = self.examine(case, said, details=suffix == ".html")
+        title = printable(f"{case.name}: {case.interpretation}")
+        look = case.image, self.reader.names, self.palette(case.classes), title
         if suffix == ".html":
-            options |= {} if said is None else {"said": said}
-            return report(case.logits, case.target, links=links, names=case.slices, **options).encode()
+            page = draw_report(examined, self.criterion, *look, links=links, names=case.slices, said=said)
+            return page.encode(), examined
+        said("drawing")
+        shown = {name: getattr(self._options, name) for name in ("terms", "contours", "width")}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for names in other scripts
-            figure = panel(case.logits, case.target, **self.drawn, **options)
-            return figure.content(suffix, dpi=self.dpi)
+            figure = draw_panel(stack_arrays([one.arrays for one in examined]), *look, **shown)
+            return figure.content(suffix, dpi=self._options.dpi), examined
 
-    def class_palette(self, classes: int) -> list[Rgb] | None:
+    def palette(self, classes: int) -> list[Rgb] | None:
         """Return the colors of the classes, None if they are not known."""
-        colors = self.colors
+        colors = self._colors
         if colors is not None and (missing := [str(c) for c in range(classes) if c not in colors]):
-            raise InputError(f"{self.palette}: expected {classes} colors, but got none for class {', '.join(missing)}")
+            path = self._options.palette
+            raise InputError(f"{path}: expected {classes} colors, but got none for class {', '.join(missing)}")
         return None if colors is None else [colors[c] for c in range(classes)]
 
-    def predictions(self, case: Case) -> list[Prediction]:
-        """Return labels, edge map, figures and scores of each picture of a case."""
-        from edgeloss.viz import compute_arrays
-        from edgeloss.viz.gallery import Prediction
-        from edgeloss.viz.scores import compute_scores
-
-        found = []
-        for x, y in zip(case.logits, case.target, strict=True):
-            arrays = compute_arrays(x, y, self.criterion)
-            scores = compute_scores(arrays.target, arrays.prediction, arrays.classes)
-            figures = arrays.terms | scores.means
-            found.append(Prediction(arrays.prediction[0], arrays.maps["edge"][0], figures, scores))
-        return found
-
-    def item(self, case: Case, link: str) -> Item:
-        """Return what a gallery shows of a case; of several slices their mean figures, and the middle one."""
-        from edgeloss.viz.coloring import error_picture
-        from edgeloss.viz.gallery import Item
-        from edgeloss.viz.scores import mean_of_present, small_jpeg
-
-        found, middle = self.predictions(case), len(case.target) // 2
-        total = found[0].scores
-        for one in found[1:]:
-            total = total.plus(one.scores)
-        figures = {key: mean_of_present([one.figures[key] for one in found]) for key in found[0].figures} | total.means
-        truth, image = case.truth(self.criterion.ignore_index)[middle], case.pictures()[middle]
-        picture = small_jpeg(error_picture(truth, found[middle].labels, image))
-        return Item(printable(case.name), [figures], [total], {"": picture}, link)
+    def write(
+        self, files: CaseFiles, output: Path, said: Said, links: Mapping[str, str] | None = None
+    ) -> tuple[Item, dict[str, Any]]:
+        """Write the page of a case, and return what an index shows of it and what --json prints."""
+        said("reading")
+        with errors_named(files.prediction):
+            case = self.reader.read(files)
+            content, examined = self.draw(case, output.suffix.lower(), links, said)
+            item = index_item(printable(case.name), examined, case.pictures(), output.name)
+        write(output, content)
+        iou = item.scores[0].iou.tolist()
+        names = self.reader.names or [str(k) for k in range(len(iou))]
+        about = {"page": str(output), "bytes": len(content), "prediction": case.interpretation}
+        return item, about | item.figures[0] | {"iou": dict(zip(names, iou, strict=False))}
 
 
-class Written(NamedTuple):
-    """A page that was written.
-
-    Attributes:
-        path: of its file.
-        size: in bytes.
-        interpretation: how the prediction was read, in words.
-        item: what a gallery shows of it; None if it was not asked for.
-    """
-
-    path: Path
-    size: int
-    interpretation: str
-    item: Item | None
-
-    def to_dict(self, names: Sequence[str] | None) -> dict[str, Any]:
-        """Return what --json prints."""
-        assert self.item is not None
-        iou = self.item.scores[0].iou.tolist()
-        classes = names or [str(k) for k in range(len(iou))]
-        about = {"page": str(self.path), "bytes": self.size, "prediction": self.interpretation}
-        return about | self.item.figures[0] | {"iou": dict(zip(classes, iou, strict=False))}
-
-
-def write_page(
-    files: CaseFiles,
-    output: Path,
-    painter: Painter,
-    *,
-    links: Mapping[str, str] | None = None,
-    figures: bool = True,
-    said: Callable[[str], None] | None = None,
-) -> Written:
-    """Write the page of one case."""
-    with errors_named(files.prediction):
-        case = painter.reader.read(files)
-        page = painter.page(case, output.suffix.lower(), links, said)
-        item = painter.item(case, output.name) if figures else None
-    write(output, page)
-    return Written(output, len(page), case.interpretation, item)
-
-
-def write_folder(cases: Sequence[CaseFiles], folder: Path, page_format: str, painter: Painter) -> list[Written]:
-    """Write a page per case and, once all are complete, the index."""
-    from edgeloss.viz.gallery import gallery
-
+def write_folder(cases: Sequence[CaseFiles], folder: Path, page_format: str, painter: Painter) -> list[dict[str, Any]]:
+    """Write a page per case and, once all are complete, the index; return what --json prints of each."""
     if page_format == "html" and any(files.name.lower() == "index" for files in cases):
         raise InputError(f"{folder}: expected names other than index, but got one; it would overwrite index.html")
     try:
@@ -161,19 +108,20 @@ def write_folder(cases: Sequence[CaseFiles], folder: Path, page_format: str, pai
     except OSError as error:
         raise InputError(f"{folder}: can't be created ({error.strerror})") from error
     pages = [f"{files.name}.{page_format}" for files in cases]
-    written = [
-        write_page(files, folder / pages[at], painter, links=_links(pages, at))
-        for at, files in enumerate(with_progress(cases))
-    ]
+    items, figures = [], []
+    for at, (files, said) in enumerate(with_progress(cases)):
+        item, shown = painter.write(files, folder / pages[at], said, _links(pages, at))
+        items.append(item)
+        figures.append(shown)
     index = gallery(
-        [page.item for page in written if page.item is not None],
-        title=f"edgeloss: {len(written)} images",
+        items,
+        title=f"edgeloss: {len(items)} images",
         by="edge",
         class_names=painter.reader.names,
         footer="thumbnails show wrong pixels in red; scores count the pixels of all images together, losses are means",
     )
     write(folder / "index.html", index.encode())
-    return written
+    return figures
 
 
 def _links(pages: Sequence[str], at: int) -> dict[str, str]:
@@ -188,40 +136,33 @@ def _links(pages: Sequence[str], at: int) -> dict[str, str]:
 
 def compare_page(runs: Mapping[str, Sequence[CaseFiles]], painter: Painter) -> tuple[str, list[Item]]:
     """Return the page about the same images under two networks, and what it shows of each."""
-    from edgeloss.viz.coloring import class_colors
-    from edgeloss.viz.gallery import best_and_worst, compare_item, describe_changes, gallery
-
+    first, second = runs.values()
+    names = [printable(run) for run in runs]
     items: list[Item] = []
-    large: dict[str, dict[str, bytes]] = {}
-    for both in with_progress(list(zip(*runs.values(), strict=True))):
-        cases = [painter.reader.read(files) for files in both]
-        classes = max(2, *(case.logits.shape[1] for case in cases))
-        if any(max(2, case.logits.shape[1]) != classes for case in cases):
+    for other, (files, said) in zip(second, with_progress(first), strict=True):
+        said("reading")
+        cases = [painter.reader.read(one) for one in (files, other)]
+        if cases[0].classes != cases[1].classes:
             raise InputError(
-                f"{both[1].prediction}: expected {cases[0].logits.shape[1]} classes as in {both[0].prediction}, but got"
+                f"{other.prediction}: expected {cases[0].logits.shape[1]} classes as in {files.prediction}, but got"
                 f" {cases[1].logits.shape[1]}; of labels, pass the number as --classes"
             )
-        colors = class_colors(painter.class_palette(classes), classes)
-        with errors_named(both[0].prediction):
-            found = [painter.predictions(case) for case in cases]
-        truth, images = cases[0].truth(painter.criterion.ignore_index), cases[0].pictures()
-        for at, predictions in enumerate(zip(*found, strict=True)):
+        colors = class_colors(painter.palette(cases[0].classes), cases[0].classes)
+        with errors_named(files.prediction):
+            both = zip(*(painter.examine(case, said) for case in cases), strict=True)
+        for at, (examined, image) in enumerate(zip(both, cases[0].pictures(), strict=True)):
             slices = cases[0].slices
-            name = printable(both[0].name if slices is None else f"{both[0].name}, {slices[at]}")
-            item, pictures = compare_item(
-                name, truth[at], images[at], dict(zip(runs, predictions, strict=True)), colors
-            )
-            items.append(item)
-            large[name] = pictures
+            name = printable(files.name if slices is None else f"{files.name}, {slices[at]}")
+            items.append(compare_item(name, image, dict(zip(names, examined, strict=True)), colors))
         kept = {item.name for chosen in best_and_worst(items) for item in chosen}
-        large = {name: pictures for name, pictures in large.items() if name in kept}
+        items = [item if item.name in kept else item._replace(large={}) for item in items]
     page = gallery(
         items,
-        title=" compared with ".join(runs),
+        title=" compared with ".join(names),
         by="boundary_f1_1px",
-        runs=[printable(run) for run in runs],
+        runs=names,
         class_names=painter.reader.names,
-        about=describe_changes(items, large, [printable(run) for run in runs]),
+        about=describe_changes(items, names),
         footer="scores count the pixels of all images together, losses are means; images are sorted by what the"
         " second network gains over the first",
     )

@@ -25,6 +25,11 @@ def to_json(content: Any) -> str:  # noqa: ANN401
     return json.dumps(strict(content), indent=1, ensure_ascii=False, allow_nan=False)
 
 
+def print_json(content: Any) -> None:  # noqa: ANN401
+    """Print strict JSON."""
+    print(to_json(content))
+
+
 def rounded(value: float) -> float:
     """Return a number to six digits: those beyond are noise of float32."""
     return float(f"{value:.6g}")

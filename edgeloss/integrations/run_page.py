@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import re
@@ -15,6 +14,7 @@ from matplotlib.figure import Figure
 
 from edgeloss.io import atomic_write
 from edgeloss.viz import pages
+from edgeloss.viz.scores import shown as shown_number
 from edgeloss.viz.scores import small_jpeg
 
 Row = Mapping[str, Any]  # the figures of one epoch: numbers, or None
@@ -100,17 +100,18 @@ def write_run_page(
         raise ValueError("history: expected at least one epoch, but got none")
     best = max(history, key=lambda row: -1.0 if (miou := row.get("val/miou")) is None else miou)  # the first of equals
     curves, constant = _curves(history, weights or {})
-    note = f'<p class="hint">Constant, and not drawn: {html.escape("; ".join(constant))}.</p>' if constant else ""
+    parts = [
+        _about(history, best),
+        {"kind": "curves", "curves": curves},
+        {"kind": "note", "text": f"Constant, and not drawn: {'; '.join(constant)}." if constant else ""},
+        {"kind": "tables", "title": "Classes in validation", "tables": _classes(best, history[-1], classes)},
+        *_images(worst),
+        {"kind": "folded", "title": "Configuration", "text": config},
+    ]
     page = pages.page(
-        title=f"Run {folder.resolve().name}",
-        header=_about(history, best),
-        body=f'<div class="work"><section class="curves"><h2 class="unseen">Curves</h2></section>{note}'
-        f'<section class="card"><h2>Classes in validation</h2>{_classes(best, history[-1], classes)}</section>'
-        f"{_images(worst)}{_configuration(config)}</div>",
+        f"Run {folder.resolve().name}",
+        parts,
         footer="point at a curve, or press the arrow keys, to read the values of an epoch",
-        data={"curves": curves},
-        css=["run.css"],
-        scripts=["run.js"],
     )
     path = folder / "report.html"
     with atomic_write(path) as file:
@@ -118,7 +119,7 @@ def write_run_page(
     return path
 
 
-def _about(history: Sequence[Row], best: Row) -> str:
+def _about(history: Sequence[Row], best: Row) -> pages.Part:
     """Return the headline figures."""
     seconds = timedelta(seconds=round(sum(row.get("seconds") or 0.0 for row in history)))
     skipped = round(sum(row.get("skipped") or 0.0 for row in history))
@@ -158,59 +159,46 @@ def _curves(history: Sequence[Row], weights: Mapping[str, float]) -> tuple[list[
     return drawn, constant
 
 
-def _classes(best: Row, last: Row, classes: Sequence[str]) -> str:
+def _classes(best: Row, last: Row, classes: Sequence[str]) -> list[pages.Part]:
     """Return the scores of each class after the best and the last epoch."""
     epochs = {f"epoch {best['epoch']}, the best": best, f"epoch {last['epoch']}, the last": last}
     if best["epoch"] == last["epoch"]:
         epochs = {f"epoch {last['epoch']}, best and last": last}
-    tables = ""
+    tables = []
     for title, row in epochs.items():
         kinds = [kind for kind in BY_CLASS if any(f"val/{kind}/{name}" in row for name in classes)]
-        lines = [(html.escape(name), *(_percent(row.get(f"val/{kind}/{name}")) for kind in kinds)) for name in classes]
+        lines = [(name, *(_percent(row.get(f"val/{kind}/{name}")) for kind in kinds)) for name in classes]
         means = (_percent(row.get("val/miou" if kind == "iou" else f"val/{kind}")) for kind in kinds)
         head = ("class", *(_words(kind) for kind in kinds))
         table = pages.table(head, lines, label=f"Scores per class in {title}", foot=("mean", *means))
-        tables += f"<div><h3>{title}</h3>{table}</div>"
-    return f'<div class="tables">{tables}</div>'
+        tables.append(table | {"title": title})
+    return tables
 
 
-def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> str:
-    """Return the images with their panels."""
+def _images(worst: Sequence[tuple[ImageFigures, Figure]]) -> list[pages.Part]:
+    """Return the images as thumbnails that lead to their panels."""
     if not worst:
-        return ""
-    parts, cards = [], []
+        return []
+    panels, cards = [], []
     for at, (image, panel) in enumerate(worst):
         file = io.BytesIO()
         panel.savefig(file, format="jpeg", dpi=_DPI, pil_kwargs={"quality": 85})
-        name = html.escape(image.name)
         line = f"edge loss {image.edge:.4g} · cross-entropy {image.cross_entropy:.4g} · mean IoU {_percent(image.miou)}"
-        source = pages.data_uri(file.getvalue(), "jpeg")
         width, height = (round(_DPI * inches) for inches in panel.get_size_inches())
-        parts.append(
-            f'<figure id="worst-{at}" tabindex="-1"><figcaption><b>{name}</b><br>{line}</figcaption>'
-            f'<img src="{source}" alt="Maps of {name}" width="{width}" height="{height}"></figure>'
-        )
-        small = pages.data_uri(small_jpeg(_errors(panel)), "jpeg")
-        cards.append(
-            f'<li><a class="card" href="#worst-{at}"><img src="{small}" alt=""><b>{name}</b>'
-            f"<span>mean IoU {_percent(image.miou)}</span></a></li>"
-        )
+        about = {"name": image.name, "id": f"worst-{at}", "alt": f"Maps of {image.name}"}
+        panels.append(pages.figure(file.getvalue(), line, width=width, height=height, **about))
+        thumbnail = pages.figure(small_jpeg(_errors(panel)))
+        lines = [("mean IoU", _percent(image.miou))]
+        cards.append({"name": image.name, "link": f"#worst-{at}", "figures": [thumbnail], "lines": lines})
     title = "The validation images of the highest edge loss, after the last epoch"
-    hint = '<p class="hint">Wrong pixels are red. Press a picture to see its maps.</p>'
-    gallery = f'<ul class="gallery">{"".join(cards)}</ul>'
-    return f'<section class="card"><h2>{title}</h2>{hint}{gallery}<div class="worst">{"".join(parts)}</div></section>'
+    hint = "Wrong pixels are red. Press a picture to see its maps."
+    figures = {"kind": "figures", "title": "Their maps", "text": "", "rows": [{"figures": panels}], "wide": True}
+    return [{"kind": "gallery", "title": title, "text": hint, "items": cards}, figures]
 
 
 def _errors(panel: Figure) -> Any:  # noqa: ANN401
     """Return the picture of the wrong pixels, [H, W, 3], of a panel."""
     return next(axes.images[0].get_array() for axes in panel.axes if axes.get_title(loc="left") == "errors")
-
-
-def _configuration(text: str) -> str:
-    if not text:
-        return ""
-    pre = f"<pre>{html.escape(text)}</pre>"
-    return f"<section class='card'><details><summary>Configuration</summary>{pre}</details></section>"
 
 
 def _words(name: str) -> str:
@@ -220,4 +208,4 @@ def _words(name: str) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return pages.cell(math.nan if value is None else value, ".1%")
+    return shown_number(math.nan if value is None else value, ".1%")

@@ -1,11 +1,13 @@
-"""The numbers behind the figures, as NumPy arrays."""
+"""Logits and labels → the numbers of a figure: prediction, maps, gradients, most probable classes, neighbors."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,8 +24,24 @@ from edgeloss.reference import LossMaps
 from edgeloss.viz.neighbors import Neighbors, find_neighbors, join_neighbors
 
 _BAND = 2**22  # logits that are looked at together: malloc reuses blocks of up to 32 MB
+_CHUNK = 2**19  # those among which the largest are found: they stay in the cache
 _TOP = 3  # most probable classes of a pixel
 Said = Callable[[str], None]  # takes what is being computed, such as "maps, row 512 of 4000"
+
+
+class Details(NamedTuple):
+    """What a report shows of a pixel besides the maps; T is at most 3, or the number of classes.
+
+    Attributes:
+        others: [T - 1, B, H, W] integer, the classes that are the most probable after the prediction, in falling order;
+            -1 where a logit is nan, or for a class of probability 0.
+        probabilities: [T, B, H, W], of the prediction and of the others; nan where a logit is nan.
+        neighbors: of the edge pixels.
+    """
+
+    others: npt.NDArray[np.signedinteger[Any]]
+    probabilities: npt.NDArray[Any]
+    neighbors: Neighbors
 
 
 class Arrays(NamedTuple):
@@ -39,6 +57,7 @@ class Arrays(NamedTuple):
         gradient: [B, h, w] float64, the gradient of the loss with respect to the logits, as its L2 norm over the
             classes, in the resolution of the logits.
         region: [B, h, w] float64, the same of the region term alone, with its weight; None if it has no weight.
+        details: those of a report; None for other figures.
     """
 
     classes: int
@@ -48,21 +67,7 @@ class Arrays(NamedTuple):
     maps: dict[str, npt.NDArray[Any]]
     gradient: npt.NDArray[np.float64]
     region: npt.NDArray[np.float64] | None
-
-
-class Details(NamedTuple):
-    """What a report shows of a pixel besides :class:`Arrays`; T is at most 3, or the number of classes.
-
-    Attributes:
-        others: [T - 1, B, H, W] integer, the classes that are the most probable after the prediction, in falling order;
-            -1 where a logit is nan, or for a class of probability 0.
-        probabilities: [T, B, H, W], of the prediction and of the others; nan where a logit is nan.
-        neighbors: of the edge pixels.
-    """
-
-    others: npt.NDArray[np.signedinteger[Any]]
-    probabilities: npt.NDArray[Any]
-    neighbors: Neighbors
+    details: Details | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Scene:
     valid: Tensor
 
     @functools.cached_property
-    def _cells(self) -> Tensor:
+    def cells(self) -> Tensor:
         """The logits in float32 or float64, [B, C, h, w]; cells that no valid pixel reads are 0: 0 · nan is nan."""
         x = self.logits.detach()
         x = x if x.dtype == torch.float64 else x.float()
@@ -94,7 +99,7 @@ class Scene:
 
     def logits_of(self, rows: slice) -> Tensor:
         """Return the logits of some rows at the resolution of the target, [B, C, *, W]: all of them may be too many."""
-        x, height = self._cells, self.y.shape[1]
+        x, height = self.cells, self.y.shape[1]
         if x.shape[2:] == self.y.shape[1:]:
             return x[:, :, rows]
         # Bilinear: between two rows of cells here, and along the columns by torch.
@@ -126,6 +131,17 @@ def keep_silent(text: str) -> None:
     """Report no progress."""
 
 
+@contextlib.contextmanager
+def workers() -> Iterator[Executor]:
+    """Yield as many threads as torch uses, each of which runs its operators by itself."""
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)  # of threads that are started from now on; that of this one has not changed
+
+
 def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None) -> Arrays:
     """Compute prediction, loss maps and gradient of a batch of 2-D images.
 
@@ -149,50 +165,42 @@ def compute_arrays(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | No
         >>> arrays.prediction.shape, round(arrays.terms["loss"], 4)
         ((1, 4, 5), 1.0986)
     """
-    return examine(read_scene(logits, target, criterion))[0]
+    with workers() as pool:
+        return examine(read_scene(logits, target, criterion), pool)
 
 
 def examine(
-    scene: Scene, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62
-) -> tuple[Arrays, Details | None]:
-    """Return the arrays of a scene and, if ``neighbors`` are asked for, the details.
+    scene: Scene, pool: Executor, said: Said = keep_silent, *, neighbors: int = 0, most_pairs: int = 2**62
+) -> Arrays:
+    """Return the arrays of a scene, with the details if ``neighbors`` are asked for.
 
     Args:
-        scene: the images, of which a band of rows is looked at after the other.
+        scene: the images.
+        pool: to look at bands of rows in.
         said: is called with what is being computed.
         neighbors: how many to find of each edge pixel.
-        most_pairs: how many to find of all together; but at least one of each edge pixel.
+        most_pairs: how many to return of all together; but at least one of each edge pixel.
     """
     terms, gradient, region = _gradients(scene, said)
-    options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
     whole: dict[str, npt.NDArray[Any]] = {}
-    parts: list[Neighbors] = []
-    edge_count = 0
-    for rows, around in scene.bands():
+    found: list[Neighbors] = []
+    scene.cells  # noqa: B018, which several threads would compute at once
+    bands = scene.bands()
+    parts = pool.map(lambda band: _examine_band(scene, band, neighbors), bands)
+    for (rows, _), (values, near) in zip(bands, parts, strict=True):
         said(f"maps, row {rows.start} of {scene.y.shape[1]}")
-        own = slice(rows.start - around.start, rows.stop - around.start)
-        fill = functools.partial(_fill, whole, scene.y.shape, rows)
-        x, y, valid = scene.logits_of(around), scene.y[:, around], scene.valid[:, around]
-        with torch.no_grad():
-            result = edge_aware_loss(x, scene.target[:, around], **options, return_maps=True)
-            maps = cast("tuple[Tensor, LossMaps]", result)[1]
-            x = reference.readable_logits(x, valid)
-            best = x[:, :, own].max(1)  # several times faster than argmax; nan where a logit is
-        for name, values in maps._asdict().items():
-            if values is not None:
-                fill(name, values[:, own])
-        fill("prediction", best.indices.masked_fill(best.values.isnan(), -1).to(torch.int32))
-        if neighbors:
-            others, probabilities = _most_probable(x[:, :, own], best)
-            fill("others", others)
-            fill("probabilities", probabilities)
-            edges = torch.zeros_like(maps.edge_mask)
-            edges[:, own] = maps.edge_mask[:, own]
-            edge_count += int(edges.sum())
-            count = min(max(most_pairs // max(edge_count, 1), 1), neighbors)
-            parts.append(find_neighbors(x, y, valid, edges, maps.distance, scene.criterion, count))
-    details = Details(whole.pop("others"), whole.pop("probabilities"), join_neighbors(parts)) if neighbors else None
-    arrays = Arrays(
+        for name, part in values.items():
+            if name not in whole:
+                whole[name] = np.empty((*part.shape[:-2], *scene.y.shape[1:]), part.dtype)
+            whole[name][..., rows, :] = part
+        found += [] if near is None else [near]
+    details = None
+    if neighbors:
+        joined = join_neighbors(found)
+        count = max(most_pairs // max(joined.nll.shape[1], 1), 1)
+        joined = Neighbors(*(values[..., :count, :] for values in joined))
+        details = Details(whole.pop("others"), whole.pop("probabilities"), joined)
+    return Arrays(
         classes=max(2, scene.logits.shape[1]),
         target=scene.labels(),
         prediction=whole.pop("prediction"),
@@ -200,25 +208,49 @@ def examine(
         maps=whole,
         gradient=gradient,
         region=region,
+        details=details,
     )
-    return arrays, details
+
+
+@torch.no_grad()
+def _examine_band(
+    scene: Scene, band: tuple[slice, slice], neighbors: int
+) -> tuple[dict[str, npt.NDArray[Any]], Neighbors | None]:
+    """Return the arrays of a band of rows by name, and the neighbors of its edge pixels if they are asked for."""
+    rows, around = band
+    own = slice(rows.start - around.start, rows.stop - around.start)
+    options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
+    x, y, valid = scene.logits_of(around), scene.y[:, around], scene.valid[:, around]
+    result = edge_aware_loss(x, scene.target[:, around], **options, return_maps=True)
+    maps = cast("tuple[Tensor, LossMaps]", result)[1]
+    x = reference.readable_logits(x, valid)
+    values = {name: part[:, own] for name, part in maps._asdict().items() if part is not None}
+    classes, probabilities = _most_probable(x[:, :, own], _TOP if neighbors else 1)
+    values["prediction"] = classes[0].to(torch.int32)
+    near = None
+    if neighbors:
+        values |= {"others": classes[1:], "probabilities": probabilities}
+        edges = torch.zeros_like(maps.edge_mask)
+        edges[:, own] = maps.edge_mask[:, own]
+        near = find_neighbors(x, y, valid, edges, maps.distance, scene.criterion, neighbors)
+    return {name: part.cpu().numpy() for name, part in values.items()}, near
 
 
 def stack_arrays(parts: Sequence[Arrays]) -> Arrays:
-    """Return several images as one batch, with the terms of the first."""
+    """Return several images as one batch, with the terms of the first and without details."""
+
+    def joined(values: Sequence[Any]) -> Any:  # noqa: ANN401
+        return values[0] if len(values) == 1 else np.concatenate(values)
+
     first = parts[0]
     return first._replace(
         target=joined([part.target for part in parts]),
         prediction=joined([part.prediction for part in parts]),
         maps={name: joined([part.maps[name] for part in parts]) for name in first.maps},
         gradient=joined([part.gradient for part in parts]),
-        region=None if first.region is None else joined([cast(Any, part.region) for part in parts]),
+        region=None if first.region is None else joined([part.region for part in parts]),
+        details=None,
     )
-
-
-def joined(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return arrays as one; a single one is not copied."""
-    return values[0] if len(values) == 1 else np.concatenate(values)
 
 
 def _gradients(
@@ -251,12 +283,6 @@ def _gradients(
         return terms, size, gradient_norm(gradient).cpu().numpy()
 
 
-def _fill(whole: dict[str, npt.NDArray[Any]], shape: Sequence[int], rows: slice, name: str, values: Tensor) -> None:
-    """Store some rows of an array, along its last axis but one; the first rows create it."""
-    array = values.cpu().numpy()
-    whole.setdefault(name, np.empty((*array.shape[:-2], *shape[-2:]), array.dtype))[..., rows, :] = array
-
-
 def gradient_norm(gradient: Tensor) -> Tensor:
     """Return the L2 norm over the classes, [B, C, *S] → [B, *S] float64."""
     # In double precision: the squares of small float32 gradients would be 0. Class by class: vector_norm is slower, and
@@ -268,25 +294,35 @@ def gradient_norm(gradient: Tensor) -> Tensor:
     return norm.sqrt_()
 
 
-def _most_probable(x: Tensor, best: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-    """Return the fields ``others`` and ``probabilities`` of :class:`Details`.
+def _most_probable(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the most probable classes and their probabilities, both [T, B, *, W], of logits [B, C, *, W].
 
-    Args:
-        x: logits [B, C, *, W].
-        best: ``x.max(1)``.
+    T is ``count``, or the number of classes. The class is -1 where a logit is nan, or for a probability of 0; of equal
+    logits, it is the first.
     """
-    below = x - best.values[:, None]
-    total = below.exp().sum(1)
-    classes, values = [best.indices], [torch.zeros_like(total)]
-    while len(classes) < min(_TOP, x.shape[1]):  # topk takes longer
-        below.scatter_(1, classes[-1][:, None], -torch.inf)
-        following = below.max(1)
-        classes.append(following.indices)
-        values.append(following.values)
+    rows = max(1, _CHUNK // (x.shape[0] * x.shape[1] * x.shape[3]))
+    parts = [_largest(part, min(count, x.shape[1])) for part in torch.split(x, rows, 2)]
+    classes, probabilities = (torch.cat(values, 2) for values in zip(*parts, strict=True))
+    return classes, probabilities
+
+
+def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    channels = x.shape[1]
+    # A maximum and a comparison take a third of the time of a maximum with its index, and topk takes longer.
+    falling = torch.arange(channels, 0, -1, dtype=torch.uint8 if channels <= 255 else torch.int32, device=x.device)
+    highest = value = x.amax(1, keepdim=True)
+    total = (x - highest).exp().sum(1)
+    classes, values, left = [], [], x.clone()
+    for _ in range(count):
+        at = channels - ((left == value) * falling[:, None, None]).amax(1, keepdim=True).to(torch.int64)
+        classes.append(at[:, 0])
+        values.append((value - highest)[:, 0])
+        left.scatter_(1, at.clamp(max=channels - 1), -torch.inf)  # nothing equals nan
+        value = left.amax(1, keepdim=True)
     probabilities = torch.stack(values).exp() / total
-    absent = best.values.isnan() | (probabilities[1:] == 0)
-    dtype = torch.int16 if x.shape[1] < 2**15 else torch.int32
-    return torch.stack(classes[1:]).masked_fill_(absent, -1).to(dtype), probabilities
+    dtype = torch.int16 if channels < 2**15 else torch.int32
+    absent = highest[:, 0].isnan() | (probabilities == 0)
+    return torch.stack(classes).to(dtype).masked_fill_(absent, -1), probabilities
 
 
 def read_scene(logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None) -> Scene:

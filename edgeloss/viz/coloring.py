@@ -1,9 +1,9 @@
-"""What is drawn: the maps with their colors, and the images, class names and colors of the caller."""
+"""Arrays → what is drawn: maps with their colors, and the images, class names and colors of the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,7 @@ from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG, distinct_colors
 
 _Array = npt.NDArray[Any]
+Color = tuple[float, float, float]
 Extend = Literal["neither", "min", "max", "both"]
 
 # Perceptually uniform, without its darkest colors: a small loss on an edge differs from the black around it.
@@ -45,50 +46,67 @@ class ColoredMap(NamedTuple):
         name: to be shown.
         stats: one line of text per image.
         raw: [B, h, w], as given.
-        values: [B, h, w], what is colored, masked where not finite.
         void: [B, h, w] bool, drawn gray.
         nothing: [B, h, w] bool, drawn black.
-        norm: the range of the colors.
+        low: the lowest value of the color range.
+        high: the highest.
         extend: the ends of the color bar that get an arrow, because values lie beyond them.
         outline: the color of the borders between the true labels.
         unit: of the values.
-        log: the values are log10 of the raw ones.
+        log: the colors are those of log10, and so are ``low`` and ``high``.
     """
 
     key: str
     name: str
     stats: list[str]
     raw: _Array
-    values: np.ma.MaskedArray[Any, Any]
     void: _Array
     nothing: _Array
-    norm: Normalize
+    low: float
+    high: float
     extend: Extend
     outline: str
     unit: str
     log: bool
 
+    def values(self, index: int) -> np.ma.MaskedArray[Any, Any]:
+        """Return what is colored of one image, masked where not finite."""
+        raw = self.raw[index]
+        values = np.log10(np.maximum(raw, np.nextafter(0, 1))) if self.log else raw  # finite at 0, which is drawn black
+        return np.ma.array(values, mask=~np.isfinite(raw))
 
-def color_maps(arrays: Arrays, *, terms: bool) -> list[ColoredMap]:
-    """Return cross-entropy, edge map, gradient and, if the region term has a weight, its gradient, with their colors.
+
+def color_maps(
+    arrays: Arrays,
+    keys: Sequence[str],
+    distance: _Array | None = None,
+    mapped: Callable[..., Iterable[Any]] = map,
+) -> list[ColoredMap]:
+    """Return maps with their colors.
 
     Args:
         arrays: of the batch.
-        terms: append the same side and the other side.
+        keys: of the maps; ``"region"``, the gradient of the region term, is left out if the term has no weight.
+        distance: [B, H, W], instead of that of the loss.
+        mapped: a function like ``map``, to compute them with.
     """
     void, edges = arrays.target < 0, arrays.maps["edge_mask"]
 
-    def on_edges(key: str) -> ColoredMap:
-        return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
+    def colored(key: str) -> ColoredMap:
+        if key in ("gradient", "region"):
+            return color_gradient(key, arrays.gradient if key == "gradient" else cast(Any, arrays.region), void)
+        if key == "cross_entropy":
+            return color_map(key, arrays.maps[key], ~void, void, np.zeros_like(void), unit="nats")
+        if key != "distance":
+            return color_map(key, arrays.maps[key], edges, void, ~edges & ~void, outline="black", unit="nats")
+        raw = arrays.maps[key] if distance is None else distance  # the former in units of the spacing of the loss
+        # Infinite distances are drawn black: they mean no other label within the search radius.
+        far = np.isinf(raw)
+        unit = "" if distance is None else "px"
+        drawn = color_map(key, np.where(far, 0, raw), ~far & ~void, void, far & ~void, unit=unit)
+        return drawn._replace(raw=raw)
 
-    maps = [
-        color_map("cross_entropy", arrays.maps["cross_entropy"], ~void, void, np.zeros_like(void), unit="nats"),
-        on_edges("edge"),
-        color_gradient("gradient", arrays.gradient, void),
-    ]
-    if arrays.region is not None:
-        maps.append(color_gradient("region", arrays.region, void))
-    return [*maps, on_edges("same_side"), on_edges("other_side")] if terms else maps
+    return list(mapped(colored, [key for key in keys if key != "region" or arrays.region is not None]))
 
 
 def color_gradient(key: str, norm: _Array, void: _Array) -> ColoredMap:
@@ -125,21 +143,36 @@ def color_map(
         unit: of the values.
         log: color log10 of the values; the statistics remain those of the values.
     """
-    finite, raw = np.isfinite(values), values
-    stats = []
-    for image, inside, failed in zip(values, counted & finite, (~finite).sum((1, 2)), strict=True):
-        measured = image[inside]
-        mean = np.sum(
-            measured / max(measured.size, 1), dtype=np.float64
-        )  # dividing first keeps the sum from overflowing
-        line = f"mean {mean:.3g} · max {measured.max():.3g}" if measured.size else "nothing to measure"
+    stats, measured = [], []
+    for image, inside in zip(values, counted, strict=True):
+        finite = np.isfinite(image)
+        failed = finite.size - np.count_nonzero(finite)
+        numbers = image[inside & finite if failed else inside]
+        measured.append(numbers)
+        # Dividing first keeps the sum from overflowing.
+        mean = np.sum(numbers / max(numbers.size, 1), dtype=np.float64)
+        line = f"mean {mean:.3g} · max {numbers.max():.3g}" if numbers.size else "nothing to measure"
         many = f"{failed // 1000}k" if failed >= 1000 else failed  # narrow pictures have room for three digits
         stats.append(f"{line} · {many} not finite" if failed else line)
+    low, high, extend = _color_range(measured[0] if len(measured) == 1 else np.concatenate(measured), log)
+    return ColoredMap(key, _NAMES.get(key, key), stats, values, void, nothing, low, high, extend, outline, unit, log)
+
+
+def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
+    """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
     if log:
-        values = np.log10(np.maximum(values, np.nextafter(0, 1)))  # finite at 0, which is drawn black
-    norm, extend = _norm(values[counted & finite & ~nothing], log)
-    shown = np.ma.array(values, mask=~finite)
-    return ColoredMap(key, _NAMES.get(key, key), stats, raw, shown, void, nothing, norm, extend, outline, unit, log)
+        values = values[values > 0]  # zero gradients are black
+    if not values.size:
+        return (-1.0, 0.0, "neither") if log else (0.0, 1.0, "neither")
+    # Few values hold no outlier: "higher" selects the largest of up to 200. Of very many, some tell as much.
+    ends, some = np.array([values.min(), values.max()], np.float64), values[:: max(1, values.size // _MOST_VALUES)]
+    ends, some = (np.log10(ends), np.log10(some)) if log else (ends, some)
+    high = float(np.percentile(some, 99.5, method="higher"))
+    if not log and high == 0:  # nearly all values are 0
+        high = float(ends[1]) or 1.0
+    low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
+    below, above = ends[0] < low, ends[1] > high
+    return low, high, "both" if below and above else "min" if below else "max" if above else "neither"
 
 
 def map_to_rgb(colored: ColoredMap, index: int, shape: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
@@ -150,10 +183,11 @@ def map_to_rgb(colored: ColoredMap, index: int, shape: tuple[int, int] | None = 
     """
     nothing, void = colored.nothing[index], colored.void[index]
     shape = nothing.shape if shape is None else shape
-    values = reduce_blocks(np.maximum, colored.values[index].filled(-np.inf), shape)
-    colors = CMAP(colored.norm(np.ma.masked_equal(values, -np.inf)), bytes=True)[..., :3]
+    values = reduce_blocks(np.maximum, colored.values(index).filled(-np.inf), shape)
+    norm = Normalize(colored.low, colored.high)
+    colors = CMAP(norm(np.ma.masked_equal(values, -np.inf)), bytes=True)[..., :3]
     for color, mask in {NOTHING: nothing | void, VOID: void}.items():
-        colors[reduce_blocks(np.logical_and, mask, shape)] = np.rint(255 * np.array(color))
+        colors[reduce_blocks(np.logical_and, mask, shape)] = color_bytes(color)
     return np.asarray(colors)
 
 
@@ -178,43 +212,43 @@ def reduce_blocks(ufunc: np.ufunc, values: _Array, shape: tuple[int, ...]) -> _A
     return values
 
 
-def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> _Array:
+def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> npt.NDArray[np.uint8]:
     """Return the wrong pixels in red: over the image in gray, or next to right ones in blue.
 
     Args:
         target: [H, W] labels, -1 at ignored pixels, which are gray.
         prediction: [H, W] labels.
-        image: [H, W, 3] in [0, 1], or None.
+        image: [H, W, 3] uint8, or None.
 
     Returns:
-        [H, W, 3] in [0, 1].
+        [H, W, 3].
     """
-    wrong, void = (target != prediction)[..., None], (target < 0)[..., None]
-    right = np.array(RIGHT) if image is None else 0.15 + 0.7 * image.mean(axis=-1, keepdims=True)
-    return np.where(void, VOID, np.where(wrong, WRONG, right))
+    picture = np.empty((*target.shape, 3), np.uint8)
+    picture[:] = color_bytes(RIGHT)
+    if image is not None:
+        picture[:] = (0.15 * 255 + 0.7 / 3 * image.sum(-1, dtype=np.float32, keepdims=True)).astype(np.uint8)
+    picture[target != prediction] = color_bytes(WRONG)
+    picture[target < 0] = color_bytes(VOID)
+    return picture
 
 
-def picture_of_labels(labels: _Array, colors: _Array, absent: tuple[float, float, float] = VOID) -> _Array:
-    """Return the colors of labels [H, W], [H, W, 3] in [0, 1]; label -1 has the color ``absent``."""
-    return np.asarray(np.vstack([colors, absent])[labels])  # label -1 is the last row
+def picture_of_labels(labels: _Array, colors: _Array, absent: Color = VOID) -> npt.NDArray[np.uint8]:
+    """Return the colors of labels [H, W], [H, W, 3]; ``colors`` are [C, 3] in [0, 1], and label -1 has ``absent``."""
+    return np.asarray(color_bytes(np.vstack([colors, absent]))[labels])  # label -1 is the last row
 
 
-def _norm(values: _Array, log: bool) -> tuple[Normalize, Extend]:
-    """Return the color range and the ends that get an arrow: from 0, or for logarithms over 1 to 8 decades."""
-    if not values.size:
-        return Normalize(-1, 0) if log else Normalize(0, 1), "neither"
-    # Few values hold no outlier: "higher" selects the largest of up to 200. Of very many, some tell as much.
-    some = values[:: max(1, values.size // _MOST_VALUES)]
-    high = float(np.percentile(some, 99.5, method="higher"))
-    if not log and high == 0:  # nearly all values are 0
-        high = float(values.max()) or 1.0
-    low = min(max(float(np.percentile(some, 0.5, method="lower")), high - 8), high - 1) if log else 0.0
-    below, above = values.min() < low, values.max() > high
-    return Normalize(low, high), "both" if below and above else "min" if below else "max" if above else "neither"
+def color_bytes(color: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+    """Return colors in [0, 1] as bytes.
+
+    Example:
+        >>> color_bytes((0, 0.5, 1)).tolist()
+        [0, 128, 255]
+    """
+    return np.asarray(np.rint(255 * np.asarray(color)), dtype=np.uint8)
 
 
-def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
-    """Return the caller's images as [B, H, W, 3] in [0, 1].
+def rgb_images(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return the caller's images as [B, H, W, 3].
 
     Args:
         image: [B, 3, H, W] or [3, H, W], or with one gray channel; floating in [0, 1] or uint8.
@@ -236,20 +270,17 @@ def rgb_images(image: Tensor, shape: tuple[int, ...]) -> _Array:
         raise ValueError(
             f"image: expected [{batch}, 3, {height}, {width}] or one gray channel, but got {list(image.shape)}; {hint}"
         )
-    array = pictures.detach().cpu().float().numpy()
-    if image.dtype == torch.uint8:
-        array = array / np.float32(255)
-    if not (array.min() >= -0.01 and array.max() <= 1.01):  # resizing may overshoot a little
-        raise ValueError(
-            f"image: expected floating values in [0, 1], or uint8, but got {image.dtype} from {array.min():.3g} to "
-            f"{array.max():.3g}; undo the normalization"
-        )
-    return np.broadcast_to(np.moveaxis(array.clip(0, 1), 1, -1), (batch, height, width, 3))
-
-
-def rgb_bytes(image: Tensor, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return what :func:`rgb_images` does, [B, H, W, 3] in 0 ... 255."""
-    return np.stack([np.rint(one * 255).astype(np.uint8) for one in rgb_images(image, shape)])
+    array = pictures.detach().cpu()
+    if image.dtype != torch.uint8:
+        array = array.float()
+        low, high = (float(end) for end in array.aminmax())
+        if not (low >= -0.01 and high <= 1.01):  # resizing may overshoot a little
+            raise ValueError(
+                f"image: expected floating values in [0, 1], or uint8, but got {image.dtype} from {low:.3g} to"
+                f" {high:.3g}; undo the normalization"
+            )
+        array = (array.clamp(0, 1) * 255).round_().to(torch.uint8)
+    return np.broadcast_to(np.moveaxis(array.numpy(), 1, -1), (batch, height, width, 3))
 
 
 def class_colors(palette: Sequence[Any] | _Array | None, classes: int) -> _Array:

@@ -1,48 +1,185 @@
-"""The parts of a figure of maps: its measures, pictures, borders, marks, color bars, title and key."""
+"""Pictures of maps and labels → a figure: their places, borders, marks, color bars, title and key."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from edgeloss.viz.coloring import CMAP, ColoredMap, map_to_rgb
+from edgeloss.viz.coloring import CMAP, Color, ColoredMap, map_to_rgb
 from edgeloss.viz.palette import LOUD
 
 # Lengths in inches.
-MARGIN = 0.15
-GAP = 0.16  # between neighboring pictures
-CAPTION = 0.40  # the two lines above a picture
-TITLE = 0.28
-BAR = 0.08  # height of a color bar
-BAR_GAP = 0.05  # between a picture and its color bar
-TICKS = 0.16  # the numbers below a color bar
-BELOW_MAP = BAR_GAP + BAR + TICKS
+_MARGIN = 0.15
+_GAP = 0.16  # between neighboring pictures
+_CAPTION = 0.40  # the two lines above a picture
+_TITLE = 0.28
+_BAR = 0.08  # height of a color bar
+_BAR_GAP = 0.05  # between a picture and its color bar
+_BELOW_MAP = _BAR_GAP + _BAR + 0.16  # with the numbers below a color bar
+_UNIT = 0.27  # right of a color bar
 _LINES_FROM = 0.012  # size of a pixel of a map that leaves room for contours
-UNIT = 0.27  # right of a color bar
+_NARROWEST = 1.4  # width of a picture that its caption fits
+NARROWEST_FIGURE = _NARROWEST + 2 * _MARGIN
 _TITLE_LETTER = 0.1  # width of a letter of the title, rounded up
-_CAPTION_LETTER = 0.05  # width of a letter of a caption, rounded up
-KEY_LINE = 0.16  # height of a line of the key
-DPI = 200
+_CAPTION_LETTER = 0.05  # of a caption
+_KEY_LETTER = 0.062  # of the key
+_KEY_LINE = 0.16  # height of a line of the key
+_SWATCH = 0.29  # width of a colored box of the key with the space around it
+_DPI = 200
 
-Color = tuple[float, float, float]
 Box = tuple[float, float, float, float]  # left, bottom, width, height
 _Array = npt.NDArray[Any]
 
 
-def limited_aspect(height: float, width: float) -> float:
-    """Return height / width of a picture, within 1/8 to 4: beyond that it is stretched, so that it can be seen."""
-    return min(max(height / width, 1 / 8), 4)
+class Picture(NamedTuple):
+    """A picture of a figure.
+
+    Attributes:
+        name: of its caption.
+        stats: the second line of the caption.
+        content: colors [h, w, 3], or a map.
+        at: which image of the map.
+        borders: lines of :func:`find_borders`, if they are to be drawn.
+        lines: colors of the borders and their widths, 1 for thin ones; those of a map have one color of its own.
+        marked: [h, w] bool, pixels to mark, in a picture of colors; those of a map are its values that are not finite.
+    """
+
+    name: str
+    stats: str
+    content: _Array | ColoredMap
+    at: int = 0
+    borders: _Array | None = None
+    lines: Sequence[tuple[str, float]] = ()
+    marked: _Array | None = None
+
+
+def draw_figure(
+    blocks: Sequence[Sequence[Picture]],
+    shape: tuple[int, ...],
+    key: Sequence[tuple[str, Color]],
+    *,
+    title: str | None = None,
+    width: float | None = None,
+) -> TextFigure:
+    """Draw blocks of pictures below each other, then the key.
+
+    Args:
+        blocks: each with as many pictures, in a grid.
+        shape: (H, W), the pixels of a picture.
+        key: names and their colors.
+        title: one line above the pictures.
+        width: of the figure in inches; None adapts it to the shape.
+    """
+    maps = [isinstance(picture.content, ColoredMap) for picture in blocks[0]]
+    layout = _layout(shape, len(blocks), maps, [len(name) for name, _ in key], titled=title is not None, width=width)
+    figure = TextFigure(figsize=(layout.width, layout.height), dpi=_DPI)
+    for picture, box in zip([picture for block in blocks for picture in block], layout.boxes, strict=True):
+        axes = _add_axes(figure, box, shape, picture)
+        if isinstance(picture.content, ColoredMap):
+            _fill_map(figure, axes, box, shape, picture)
+            continue
+        extent = (*axes.get_xlim(), *axes.get_ylim())
+        axes.imshow(picture.content, extent=extent, aspect="auto", interpolation="antialiased")
+        for color, factor in picture.lines:
+            draw_borders(axes, picture.borders, color, factor * min(0.16 * box[2], 0.45))
+        if picture.marked is not None:
+            _mark(axes, picture.marked)
+    if title is not None:
+        size = 10 * min((layout.width - 2 * _MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
+        place = _MARGIN / layout.width, 1 - _MARGIN / layout.height
+        figure.text(*place, title, va="top", weight="bold", size=size, parse_math=False)  # a "$" is a dollar sign
+    _add_key(figure, key, layout.key_columns)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------------- places
+
+
+class _Layout(NamedTuple):
+    """Size and places, in inches."""
+
+    width: float
+    height: float
+    boxes: list[Box]  # of every picture, row by row, block by block
+    key_columns: int
+
+
+def _layout(
+    shape: tuple[int, ...], blocks: int, maps: list[bool], letters: list[int], *, titled: bool, width: float | None
+) -> _Layout:
+    """Place the pictures of blocks, with bars below the maps, and the key.
+
+    Args:
+        shape: (H, W).
+        blocks: how many there are.
+        maps: whether each picture of a block is a map.
+        letters: the lengths of the names in the key.
+        titled: reserve a line at the top.
+        width: of the figure; None chooses one.
+    """
+    aspect = min(max(shape[0] / shape[1], 1 / 8), 4)  # beyond that it is stretched, so that it can be seen
+    columns = _columns(len(maps), blocks, aspect, width)
+    wide = _picture_width(shape, aspect, columns)
+    if width is not None:
+        wide = (width - 2 * _MARGIN + _GAP) / columns - _GAP
+    high = wide * aspect
+    full = columns * (wide + _GAP) - _GAP + 2 * _MARGIN
+    rows = [maps[first : first + columns] for first in range(0, len(maps), columns)]
+    tops = np.cumsum([0.0, *(_CAPTION + high + _GAP + _BELOW_MAP * any(row) for row in rows)])  # downwards
+    key_columns, lines = _key_columns(letters, full - 2 * _MARGIN)
+    top = _MARGIN + lines * _KEY_LINE + blocks * float(tops[-1])
+    boxes = [
+        (
+            _MARGIN + (wide + _GAP) * (k % columns),
+            float(top - block * tops[-1] - tops[k // columns] - _CAPTION - high),
+            wide,
+            high,
+        )
+        for block in range(blocks)
+        for k in range(len(maps))
+    ]
+    return _Layout(full, top + _TITLE * titled + _MARGIN / 2, boxes, key_columns)
+
+
+def _columns(count: int, blocks: int, aspect: float, width: float | None) -> int:
+    """Return how many of the ``count`` pictures of a block stand side by side."""
+    if width is None and (blocks > 1 or aspect > 1.5):
+        return count
+    fits = count if width is None else int((width - 2 * _MARGIN + _GAP) / (_NARROWEST + _GAP))
+    if aspect < 0.6:
+        return min(2, fits)
+    return min(range(min(3, fits), min(5, fits) + 1), key=lambda columns: -count % columns)  # the fewest free places
+
+
+def _picture_width(size: Sequence[int], aspect: float, columns: int) -> float:
+    """Return a width that shows much of a picture: larger for a large image, whose edges would fade."""
+    area = min(max(math.prod(size) / _DPI**2, 6.5), 14)
+    return min(max(math.sqrt(area / aspect), 1.8), max(13 / columns, 1.8), 5.5)
+
+
+def _key_columns(letters: list[int], width: float) -> tuple[int, int]:
+    """Return how many names of these lengths stand side by side, and on how many lines."""
+    for columns in range(len(letters), 1, -1):
+        parts = np.array_split(letters, columns)  # as a legend arranges them, column by column
+        if columns * _SWATCH + _KEY_LETTER * sum(max(part) for part in parts) < width:
+            return columns, math.ceil(len(letters) / columns)
+    return 1, len(letters)
+
+
+# ----------------------------------------------------------------------------------------------------------- pictures
 
 
 def find_borders(labels: _Array) -> _Array:
@@ -78,13 +215,14 @@ def draw_borders(axes: Axes, borders: _Array | None, color: str, width: float) -
     axes.add_collection(lines, autolim=False)
 
 
-def add_axes(figure: Figure, box: Box, shape: tuple[int, ...], name: str, stats: str) -> Axes:
+def _add_axes(figure: Figure, box: Box, shape: tuple[int, ...], picture: Picture) -> Axes:
     """Add the axes of a picture of ``shape`` pixels, with its two lines of text."""
     axes = figure.add_axes(_in_figure(figure, box))
     height, width = shape
     axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines[:].set(linewidth=0.5, color="0.4")
-    axes.set_title(name, loc="left", size=8.5, weight="bold", pad=13)
+    axes.set_title(picture.name, loc="left", size=8.5, weight="bold", pad=13)
+    stats = picture.stats
     size = 7 * min(box[2] / (_CAPTION_LETTER * max(len(stats), 1)), 1.0)  # small enough for the width of the picture
     axes.annotate(stats, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", va="bottom", size=size)
     return axes
@@ -95,21 +233,21 @@ def _in_figure(figure: Figure, box: Box) -> Box:
     return box[0] / width, box[1] / height, box[2] / width, box[3] / height
 
 
-def show(axes: Axes, picture: _Array) -> AxesImage:
-    """Fill the axes with colors [h, w, 3] of any resolution."""
-    extent = (*axes.get_xlim(), *axes.get_ylim())
-    return axes.imshow(picture, extent=extent, aspect="auto", interpolation="antialiased")
-
-
-def show_map(axes: Axes, colored: ColoredMap, index: int) -> AxesImage:
-    """Fill the axes with one image of a map of any resolution."""
-    extent = (*axes.get_xlim(), *axes.get_ylim())
-    picture = _MapImage(axes, cmap=CMAP, norm=colored.norm, interpolation="nearest", extent=extent)
-    picture.colored, picture.index = colored, index
-    picture.set_data(colored.values[index])
-    picture.set_clip_path(axes.patch)
-    axes.add_image(picture)
-    return picture
+def _fill_map(figure: Figure, axes: Axes, box: Box, shape: tuple[int, ...], picture: Picture) -> None:
+    """Fill the axes with one image of a map of any resolution, with borders where its pixels are large enough."""
+    colored = picture.content
+    assert isinstance(colored, ColoredMap)
+    values = colored.values(picture.at)
+    norm, extent = Normalize(colored.low, colored.high), (*axes.get_xlim(), *axes.get_ylim())
+    drawn = _MapImage(axes, cmap=CMAP, norm=norm, interpolation="nearest", extent=extent)
+    drawn.colored, drawn.index = colored, picture.at
+    drawn.set_data(values)
+    drawn.set_clip_path(axes.patch)
+    axes.add_image(drawn)
+    if (pixel := box[-1] / shape[0]) > _LINES_FROM:
+        draw_borders(axes, picture.borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
+    _mark(axes, np.ma.getmaskarray(values))
+    _add_color_bar(figure, box, drawn, colored)
 
 
 class _MapImage(AxesImage):
@@ -130,26 +268,7 @@ class _MapImage(AxesImage):
             self.set_data(values)  # of which the color bar is
 
 
-def add_map(
-    figure: Figure,
-    box: Box,
-    shape: tuple[int, ...],
-    colored: ColoredMap,
-    index: int,
-    *,
-    name: str | None = None,
-    borders: _Array | None = None,
-) -> None:
-    """Add one image of a map with its color bar, and borders where its pixels are large enough."""
-    axes = add_axes(figure, box, shape, name or colored.name, colored.stats[index])
-    picture = show_map(axes, colored, index)
-    if (pixel := box[-1] / shape[0]) > _LINES_FROM:
-        draw_borders(axes, borders, colored.outline, min(0.3 * 72 * pixel, 1.0))
-    mark(axes, np.ma.getmaskarray(colored.values[index]))
-    add_color_bar(figure, box, picture, colored)
-
-
-def mark(axes: Axes, mask: _Array) -> None:
+def _mark(axes: Axes, mask: _Array) -> None:
     """Draw a dot on every pixel of the mask, large enough to see one pixel in a million."""
     row, column = np.nonzero(mask)
     rows, columns = mask.shape
@@ -166,24 +285,24 @@ def mark(axes: Axes, mask: _Array) -> None:
     )
 
 
-def add_color_bar(figure: Figure, box: Box, picture: AxesImage, colored: ColoredMap) -> None:
+def _add_color_bar(figure: Figure, box: Box, drawn: AxesImage, colored: ColoredMap) -> None:
     """Add the color bar of a map below it; ``box`` is the picture's."""
     left, bottom, width, _ = box
-    wide = width - UNIT  # also without a unit, for the numbers at the ends of neighboring bars
-    axes = figure.add_axes(_in_figure(figure, (left, bottom - BAR_GAP - BAR, wide, BAR)))
+    wide = width - _UNIT  # also without a unit, for the numbers at the ends of neighboring bars
+    axes = figure.add_axes(_in_figure(figure, (left, bottom - _BAR_GAP - _BAR, wide, _BAR)))
     steps = min(max(int(wide / 0.3), 1), 5)  # a number is 0.3 inches wide
     bar = figure.colorbar(
-        picture,
+        drawn,
         cax=axes,
         orientation="horizontal",
         extend=colored.extend,
-        extendfrac=BAR / wide,
+        extendfrac=_BAR / wide,
         ticks=MaxNLocator(steps, steps=[1, 2, 5, 10], integer=colored.log, min_n_ticks=1 if steps < 3 else 2),
         format=FuncFormatter(lambda x, _: _power_of_ten(x) if colored.log else f"{x:.3g}"),
     )
     bar.outline.set(linewidth=0.5, edgecolor="0.4")
     axes.tick_params(labelsize=6.5, length=2, width=0.5, pad=1.5)
-    unit = _in_figure(figure, (left + width - UNIT + 0.04, bottom - BAR_GAP - BAR / 2, 0, 0))[:2]
+    unit = _in_figure(figure, (left + width - _UNIT + 0.04, bottom - _BAR_GAP - _BAR / 2, 0, 0))[:2]
     axes.annotate(colored.unit, unit, xycoords="figure fraction", va="center", size=6.5, annotation_clip=False)
 
 
@@ -197,43 +316,25 @@ def _power_of_ten(exponent: float) -> str:
     return "10" + f"{exponent:.3g}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def add_title(figure: Figure, title: str | None) -> None:
-    """Add a line of text at the top, small enough for the figure; a "$" in it is a dollar sign."""
-    if title is not None:
-        width, height = figure.get_size_inches()
-        size = 10 * min((width - 2 * MARGIN) / (_TITLE_LETTER * max(len(title), 1)), 1.0)
-        figure.text(MARGIN / width, 1 - MARGIN / height, title, va="top", weight="bold", size=size, parse_math=False)
-
-
-def add_key(
-    figure: Figure, entries: Sequence[tuple[str, Color]], columns: int, left: float = MARGIN, top: float | None = None
-) -> None:
-    """Add names and their colors; a "$" in a name is a dollar sign.
-
-    Args:
-        figure: the figure.
-        entries: name and color.
-        columns: how many entries stand side by side.
-        left: in inches.
-        top: in inches from the bottom of the figure; None places the key at its bottom.
-    """
+def _add_key(figure: Figure, entries: Sequence[tuple[str, Color]], columns: int) -> None:
+    """Add names and their colors at the bottom; a "$" in a name is a dollar sign."""
     width, height = figure.get_size_inches()
-    options: dict[str, Any] = {
-        "loc": "lower left" if top is None else "upper left",
-        "bbox_to_anchor": (left / width, (MARGIN if top is None else top) / height),
-        "ncols": columns,
-        "fontsize": 7,
-        "frameon": False,
-        "borderaxespad": 0,
-        "borderpad": 0,
-        "handlelength": 1,
-        "handleheight": 1,
-        "handletextpad": 0.5,
-        "labelspacing": 0.45,
-        "columnspacing": 1.2,
-    }
-    patches = [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in entries]
-    legend = figure.legend(patches, ["name"] * len(patches), **options)
+    legend = figure.legend(
+        [Patch(facecolor=color, edgecolor="0.4", linewidth=0.4) for _, color in entries],
+        ["name"] * len(entries),
+        loc="lower left",
+        bbox_to_anchor=(_MARGIN / width, _MARGIN / height),
+        ncols=columns,
+        fontsize=7,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=1,
+        handleheight=1,
+        handletextpad=0.5,
+        labelspacing=0.45,
+        columnspacing=1.2,
+    )
     for text, (name, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_parse_math(False)
         text.set_text(name)  # as a label, a name like _background_ would be dropped by Matplotlib before 3.10

@@ -24,28 +24,20 @@ class Neighbors(NamedTuple):
     Edge pixels i are in the order of the flattened batch.
 
     Attributes:
-        step: [2, T, M] int64, rows down and columns right from the edge pixel; (0, 0) if it has fewer neighbors.
-        probability: [T, M] float, p_n(y_i), the neighbor's probability of the class of the edge pixel.
-        nll: [T, M] float, the neighbor's loss: -log p_n(y_i) on the same side, -log(1 - p_n(y_i)) on the other.
+        step: [2, T, M] int16, rows down and columns right from the edge pixel; (0, 0) if it has fewer neighbors.
+        nll: [T, M] float, the neighbor's loss: -log p_n(y_i) on the same side, -log(1 - p_n(y_i)) on the other, of its
+            probability of the class of the edge pixel.
         share: [T, M] float, π_n, the neighbor's share of the gradient of the term.
     """
 
-    step: npt.NDArray[np.int64]
-    probability: npt.NDArray[Any]
+    step: npt.NDArray[np.int16]
     nll: npt.NDArray[Any]
     share: npt.NDArray[Any]
 
 
 def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
-    """Return the neighbors of several images, or bands of one, in their order; as many for each pixel as all have."""
-    count = min(part.step.shape[1] for part in parts)
-    return Neighbors(
-        np.concatenate([part.step[:, :count] for part in parts], 2),
-        *(
-            np.concatenate([values[:count] for values in of_parts], 1)
-            for of_parts in zip(*(p[1:] for p in parts), strict=True)
-        ),
-    )
+    """Return the neighbors in bands of an image, in their order."""
+    return Neighbors(*(np.concatenate(values, -1) for values in zip(*parts, strict=True)))
 
 
 def find_neighbors(
@@ -71,8 +63,8 @@ def find_neighbors(
     radius = neighborhoods.clipped(radius_per_axis(loss.radius, 2), y.shape)
     power = 0.0 if abs(loss.power) <= reference.NO_POWER else loss.power
     centers = edges.flatten().nonzero().squeeze(1)
-    step = torch.zeros(2, count, len(centers), dtype=torch.int64, device=y.device)
-    table = x.new_full((3, *step.shape[1:]), torch.nan)
+    step = torch.zeros(2, count, len(centers), dtype=torch.int16, device=y.device)
+    table = x.new_full((2, *step.shape[1:]), torch.nan)
     width, size = y.shape[-1], max(1, _MOST_PAIRS // math.prod(2 * r + 1 for r in radius))
     for first in range(0, len(centers), size):
         mask = torch.zeros_like(edges)
@@ -84,9 +76,8 @@ def find_neighbors(
         order, rank = _largest(pairs, count)
         center, n, t = pairs.center[pairs.row[order]], pairs.n[order], pairs.t[order]
         place = first + pairs.row[order]
-        step[:, rank, place] = torch.stack([n // width - center // width, n % width - center % width])
-        p = torch.where(pairs.is_same[order], t.exp(), -t.expm1())
-        table[:, rank, place] = torch.stack([p, -t, share[order].to(p.dtype)])
+        step[:, rank, place] = torch.stack([n // width - center // width, n % width - center % width]).short()
+        table[:, rank, place] = torch.stack([-t, share[order].to(t.dtype)])
     return Neighbors(step.cpu().numpy(), *table.cpu().numpy())
 
 

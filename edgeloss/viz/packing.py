@@ -1,10 +1,9 @@
-"""The numbers of a report: rounded to 16-bit codes and compressed, with their histograms and the worst places."""
+"""The arrays of a report → text for its page: rounded to 16-bit codes, in bands, compressed, with their histograms."""
 
 from __future__ import annotations
 
 import base64
 import bisect
-import io
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,24 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from edgeloss.viz.arrays import Arrays, Details
+from edgeloss.viz.arrays import Arrays
 from edgeloss.viz.coloring import ColoredMap
-from edgeloss.viz.pages import data_uri
 
 _Array = npt.NDArray[Any]
 MAX_BYTES = 14_000_000
+LARGE = 2**21  # pixels
 REACH = 2**15  # added to the steps to a neighbor, which makes them ≥ 0
 _EDGE_LAYERS = ("same_side", "other_side", "edge")
+_EXACT_LAYERS = ("gradient", "region", "distance")  # whose small values matter: they have no smallest step
 _LEVELS = 6, 3  # of zlib; of large pictures
-LARGE = 2**21  # pixels
 _BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
 _BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
-
 _BINS = 60
-_PLACES = 6
 
 # Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
 HIDDEN, IGNORED, OFF_EDGES, FIRST_NUMBER = 0, 1, 2, 3  # no pixel is stored as hidden
@@ -41,6 +37,7 @@ CODES = {
     "OFF_EDGES": OFF_EDGES,
     "FIRST": FIRST_NUMBER,
     "NOT_FINITE": NOT_FINITE,
+    "REACH": REACH,
 }
 
 
@@ -72,38 +69,48 @@ _PRECISIONS = (
 
 
 class Content(NamedTuple):
-    """The numbers of a report."""
+    """What a page holds of one image.
+
+    Attributes:
+        arrays: of the image alone, with details.
+        layers: of all images, in the order of the menus.
+        at: which of the images.
+    """
 
     arrays: Arrays
-    layers: list[ColoredMap]  # in the order of the menus
-    details: Sequence[Details]  # of each image
+    layers: Sequence[ColoredMap]
+    at: int
 
 
-def pack_images(content: Content, room: int, pool: Executor) -> tuple[list[dict[str, Any]], Precision]:
+_Split = Callable[[_Array, Sequence[int]], list[_Array]]  # an array, and where its bands end → the parts to store
+_Job = Callable[[_Split], "_Packed"]
+
+
+def pack_images(images: Sequence[Content], room: int, pool: Executor) -> tuple[list[dict[str, Any]], Precision]:
     """Return arrays and histograms of each image, by name, in the highest precision that fits.
 
     Args:
-        content: to pack.
+        images: to pack.
         room: how many bytes the arrays may take.
         pool: to pack arrays in.
     """
 
     def fits(precision: Precision) -> bool:
-        samples = (job for index in range(len(content.details)) for job in _jobs(content, index, precision).values())
+        samples = (job for image in images for job in _jobs(image, precision).values())
         return sum(pool.map(_estimate, samples)) <= room
 
     # Bisected: a coarser precision takes less room, and even an estimate takes time.
     at = bisect.bisect_left(_PRECISIONS[:-1], True, key=fits)
     for precision in _PRECISIONS[at:]:
-        images = [_pack(content, index, precision, pool) for index in range(len(content.details))]
-        if sum(len(band) for image in images for array in image["arrays"].values() for band in array["bands"]) <= room:
+        packed = [_pack(image, precision, pool) for image in images]
+        if sum(len(band) for image in packed for array in image["arrays"].values() for band in array["bands"]) <= room:
             break
-    return images, precision
+    return packed, precision
 
 
-def _pack(content: Content, index: int, precision: Precision, pool: Executor) -> dict[str, Any]:
-    log = {layer.key: layer.log for layer in content.layers}
-    jobs = _jobs(content, index, precision)
+def _pack(image: Content, precision: Precision, pool: Executor) -> dict[str, Any]:
+    log = {layer.key: layer.log for layer in image.layers}
+    jobs = _jobs(image, precision)
 
     def run(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
         array = jobs[name](_bands)
@@ -152,10 +159,6 @@ class _Packed(NamedTuple):
         return values.tobytes()
 
 
-_Split = Callable[[_Array, Sequence[int]], list[_Array]]
-_Job = Callable[[_Split], _Packed]
-
-
 def _sample(values: _Array, _ends: Sequence[int]) -> list[_Array]:
     """Return ``_BLOCKS`` blocks of rows, or all rows of a small array."""
     rows = max(1, _BLOCK * len(values) // max(values.size, 1))
@@ -171,66 +174,51 @@ def _bands(values: _Array, ends: Sequence[int]) -> list[_Array]:
     return np.split(values, ends[:-1])
 
 
-def _jobs(content: Content, index: int, precision: Precision) -> dict[str, _Job]:
-    """Return, by name, what makes each array of one image, split in bands: a page unpacks those that it shows."""
-    arrays, details = content.arrays, content.details[index]
-    bits, step, count = precision
-    edges = arrays.maps["edge_mask"][index]
+def _jobs(image: Content, precision: Precision) -> dict[str, _Job]:
+    """Return, by name, what makes each array of an image, split in bands: a page unpacks those that it shows."""
+    (arrays, layers, number), (bits, step, count) = image, precision
+    details, edges = arrays.details, arrays.maps["edge_mask"][0]
+    assert details is not None
     bands = max(1, round(edges.size / _BAND))
-    starts = np.concatenate([[0], edges.sum(1).cumsum()])  # of the edge pixels of each row
 
     def ends(rows: int) -> list[int]:
         return [rows * (band + 1) // bands for band in range(bands)]
 
+    starts = np.concatenate([[0], edges.sum(1).cumsum()])  # of the edge pixels of each row
     on_edges = [int(starts[row]) for row in ends(len(edges))]
 
-    def labels(values: _Array, numbers: int, at: Sequence[int] = ends(len(edges))) -> _Job:
+    def labels(values: _Array, numbers: int, at: Sequence[int] | None = None) -> _Job:
         # The largest value of the type stands for -1.
-        dtype = np.uint8 if numbers <= 255 else np.uint16
+        dtype, at = np.uint8 if numbers <= 255 else np.uint16, at or ends(len(values))
         return lambda split: _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
 
     def floats(
         values: _Array, step: float = step, at: Sequence[int] | None = None, special: Mapping[int, _Array] | None = None
     ) -> _Job:
         def job(split: _Split) -> _Packed:
-            parts = [encode(part, bits, step) for part in split(values, ends(len(values)) if at is None else at)]
+            cuts = at or ends(len(values))
+            parts = [encode(part, bits, step) for part in split(values, cuts)]
             for code, mask in (special or {}).items():
-                for part, where in zip(parts, split(mask, ends(len(mask))), strict=True):
+                for part, where in zip(parts, split(mask, cuts), strict=True):
                     part[where] = code
             return _Packed("float", values.shape, parts)
 
         return job
 
-    jobs = {
-        name: labels(of[index], arrays.classes)
-        for name, of in (("truth", arrays.target), ("prediction", arrays.prediction))
-    }
+    named = {"truth": arrays.target, "prediction": arrays.prediction}
+    jobs = {name: labels(values[0], arrays.classes) for name, values in named.items()}
     for rank, probability in enumerate(details.probabilities[:count, 0]):
         if rank:  # rank 0 is the prediction
             jobs[f"class_{rank}"] = labels(details.others[rank - 1, 0], arrays.classes)
         jobs[f"probability_{rank}"] = floats(probability)
-    for layer in content.layers:
+    for layer in layers:
         special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
-        exact = layer.key in ("gradient", "region", "distance")
-        jobs[layer.key] = floats(layer.raw[index], 0 if exact else step, special=special | {IGNORED: layer.void[index]})
-    neighbors = details.neighbors
-    for name, axis in zip(("down", "right"), neighbors.step, strict=True):
-        jobs[name] = labels(axis.T + REACH, REACH, on_edges)
-    for name, values in (("given", neighbors.probability), ("nll", neighbors.nll), ("share", neighbors.share)):
-        jobs[name] = floats(values.T, at=on_edges)
-    return jobs
-
-
-def picture_uri(rgb: npt.NDArray[np.uint8]) -> str:
-    """Return an image [H, W, 3] as a data URI: a PNG, or a JPEG of a tenth of ``MAX_BYTES`` at most."""
-    picture = Image.fromarray(rgb)
-    kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
-    for quality in (92, 80, 60, 30):
-        file = io.BytesIO()
-        picture.save(file, kind, quality=quality)
-        if file.tell() <= MAX_BYTES / 10:
-            break
-    return data_uri(file.getvalue(), kind)
+        least = 0 if layer.key in _EXACT_LAYERS else step
+        jobs[layer.key] = floats(layer.raw[number], least, special=special | {IGNORED: layer.void[number]})
+    near = details.neighbors
+    for name, axis in zip(("down", "right"), near.step, strict=True):
+        jobs[name] = labels(axis.T.astype(np.int32) + REACH, REACH, on_edges)
+    return jobs | {"nll": floats(near.nll.T, at=on_edges), "share": floats(near.share.T, at=on_edges)}
 
 
 # -------------------------------------------------------------------------------------------------------------- codes
@@ -270,9 +258,6 @@ def decode(codes: _Array) -> npt.NDArray[np.float32]:
     return ((np.maximum(codes, FIRST_NUMBER).astype(np.uint32) - FIRST_NUMBER) << 15).view(np.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------- summaries
-
-
 def histogram(counts: _Array, *, log: bool) -> dict[str, Any] | None:
     """Count the finite numbers of a map in bins of equal width.
 
@@ -300,35 +285,3 @@ def histogram(counts: _Array, *, log: bool) -> dict[str, Any] | None:
     bins = np.minimum(((numbers - low) / width).astype(int), _BINS - 1)
     sums = np.bincount(bins, counts[codes], _BINS).astype(int)
     return {"low": low, "width": width, "counts": sums.tolist()}
-
-
-def worst_places(losses: _Array) -> list[dict[str, Any]]:
-    """Sum a map over square blocks, and return the largest sums that do not touch each other.
-
-    Args:
-        losses: [H, W], ≥ 0. A block with a number that is not finite comes first.
-
-    Returns:
-        ``row`` and ``column`` of the middles, ``size`` of the blocks, and the ``sum``, None where it is not finite.
-    """
-    rows, columns = losses.shape
-    size = min(max(round(min(rows, columns) / 12), 8), 64)
-    starts = [np.arange(0, length, size) for length in losses.shape]
-    sums = np.add.reduceat(np.add.reduceat(losses, starts[0], axis=0, dtype=np.float64), starts[1], axis=1)
-    places: list[tuple[int, int]] = []
-    order = np.argsort(-np.nan_to_num(sums, nan=np.inf), axis=None, kind="stable")
-    for block in order[: np.count_nonzero(sums)]:
-        y, x = divmod(int(block), sums.shape[1])
-        if all(max(abs(y - v), abs(x - u)) > 1 for v, u in places):
-            places.append((y, x))
-        if len(places) == _PLACES:
-            break
-    return [
-        {
-            "row": min(int((y + 0.5) * size), rows - 1),
-            "column": min(int((x + 0.5) * size), columns - 1),
-            "size": size,
-            "sum": float(sums[y, x]) if np.isfinite(sums[y, x]) else None,
-        }
-        for y, x in places
-    ]

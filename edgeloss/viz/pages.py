@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: one file each, without network access."""
+"""Parts, as data → a self-contained HTML page, which draws them: one file, without network access."""
 
 from __future__ import annotations
 
@@ -13,48 +13,59 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+import numpy as np
+from matplotlib.colors import to_hex
+
+from edgeloss.viz.coloring import CMAP
+from edgeloss.viz.packing import CODES
+from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
+
+Part = dict[str, Any]  # what a page shows, by its "kind": the name of a function of page/*.js that draws it
+_STYLES = ("base.css", "viewer.css")
+# Those of the viewer run last: they find its elements in the page.
+_SCRIPTS = ("base.js", "parts.js", "curves.js", "gallery.js", "page.js")
+_VIEWER = ("data.js", "drawing.js", "views.js", "sidebar.js", "filters.js", "viewer.js")
+_SPECIAL = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
+
 
 def page(
-    *,
-    title: str,
-    body: str,
-    footer: str,
-    header: str = "",
-    links: Mapping[str, str] | None = None,
-    data: Mapping[str, Any] | None = None,
-    css: Sequence[str] = (),
-    scripts: Sequence[str] = (),
+    title: str, parts: Iterable[Part], *, subtitle: str = "", links: Mapping[str, str] | None = None, footer: str = ""
 ) -> str:
-    """Return a page with the common style, and a policy that forbids the browser to load anything.
+    """Return a page, with a policy that forbids the browser to load anything.
+
+    All text is data, which the page inserts as text: nothing needs to be escaped.
 
     Args:
-        title: of the page; escaped here.
-        body: HTML, escaped by the caller, as are footer and header.
-        footer: HTML of the last line, after the name and version of the package.
-        header: HTML below the title.
-        links: files next to the page, by the text of the link; escaped here.
-        data: available to the scripts as ``data``.
-        css: assets appended to the style of all pages.
-        scripts: assets that run after ``base.js``, in one scope. The last one calls ``begin``.
+        title: of the page.
+        parts: see the functions below, and :mod:`edgeloss.viz.report`.
+        subtitle: below the title.
+        links: files next to the page, by the text of the link.
+        footer: the last line, after the name and version of the package.
 
     Returns:
         The page, to be written as UTF-8.
 
     Example:
-        >>> html = page(title="a < b", body="<p>b</p>", footer="")
-        >>> "<title>a &lt; b</title>" in html
-        True
+        >>> html = page("a < b", [{"kind": "note", "text": "<p>"}])
+        >>> "<title>a &lt; b</title>" in html, "<p>" in html
+        (True, False)
     """
-    return Template(asset("base.html")).substitute(
+    data = {
+        "title": title,
+        "subtitle": subtitle,
+        "links": [[text, file_link(name)] for text, name in (links or {}).items()],
+        "parts": list(parts),
+        "footer": " · ".join(filter(None, (f"edgeloss {version('edgeloss')}", footer))),
+        "codes": CODES,
+        "special": {name: to_hex(color) for name, color in _SPECIAL.items()},
+        "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
+    }
+    return Template(asset("page.html")).substitute(
         title=html.escape(title),
-        links="".join(f'<a href="{file_link(name)}">{html.escape(text)}</a>' for text, name in (links or {}).items()),
-        header=header,
-        body=body,
-        footer=f"edgeloss {html.escape(version('edgeloss'))}{footer and ' · '}{footer}",
-        css="".join(map(asset, ("base.css", *css))),
+        css="".join(map(asset, _STYLES)),
         # A "<" could end the script element early.
-        data=json.dumps(data or {}, allow_nan=False).replace("<", "\\u003c"),
-        script="\n".join([*map(asset, ("base.js", *scripts)), *([] if scripts else ["begin();"])]),
+        data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        script="\n".join(map(asset, _SCRIPTS + _VIEWER)),
     )
 
 
@@ -64,43 +75,30 @@ def asset(name: str) -> str:
 
 
 def file_link(name: str) -> str:
-    """Return the link to a file in the folder of the page, for an attribute."""
-    # "./" keeps a browser from reading a name with a colon as a URL scheme.
-    return html.escape(f"./{urllib.parse.quote(name)}")
+    """Return the link to a file in the folder of the page."""
+    return f"./{urllib.parse.quote(name)}"  # "./" keeps a browser from reading a name with a colon as a URL scheme
 
 
-def tiles(values: Mapping[str, str]) -> str:
-    """Return headline figures, by name; both are escaped here."""
-    parts = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in values.items()
-    )
-    # All in one row, in two where they don't fit, and on a phone in rows of which the last is as full as can be.
-    count = len(values)
-    narrow = min((3, 2), key=lambda columns: -count % columns)
-    return f'<dl class="tiles" style="--all:{count};--half:{-(-count // 2)};--narrow:{narrow}">{parts}</dl>'
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, label: str, foot: Iterable[str] | None = None) -> str:
-    """Return a table that its columns sort, in a frame that scrolls; cells are HTML, the first of a row names it."""
-    lines = "".join(_row(row) for row in rows)
-    titles = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in head)
-    last = f"<tfoot>{_row(foot)}</tfoot>" if foot else ""
-    return (
-        f'<div class="scroll" role="region" aria-label="{html.escape(label)}" tabindex="0"><table class="sortable">'
-        f"<thead><tr>{titles}</tr></thead><tbody>{lines}</tbody>{last}</table></div>"
-    )
-
-
-def _row(cells: Iterable[str]) -> str:
-    first, *others = cells
-    return f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-
-
-def cell(value: float, form: str) -> str:
-    """Return a number as text, a dash for nan."""
-    return "–" if math.isnan(value) else format(value, form)
-
-
-def data_uri(content: bytes, kind: str) -> str:
+def data_uri(content: bytes, kind: str = "jpeg") -> str:
     """Return a picture, ``kind`` png or jpeg, as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def finite(value: float) -> float | None:
+    """Return a number as data, None for what is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def tiles(values: Mapping[str, str], title: str = "") -> Part:
+    """Return headline figures, by name."""
+    return {"kind": "tiles", "title": title, "values": list(values.items())}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, label: str, foot: Sequence[str] | None = None) -> Part:
+    """Return a table that its columns sort; a cell is text, or the first of a row a list of a name and its color."""
+    return {"kind": "table", "head": list(head), "rows": list(rows), "label": label, "foot": foot}
+
+
+def figure(picture: bytes, caption: str = "", **more: Any) -> Part:  # noqa: ANN401
+    """Return a JPEG with its caption, and with ``name``, ``id`` and ``alt``, if it has any."""
+    return {"source": data_uri(picture), "caption": caption, **more}

@@ -1,57 +1,28 @@
-"""One self-contained HTML page: every loss map, with the numbers behind each pixel."""
+"""Images → one self-contained HTML page: every loss map, with the numbers behind each pixel."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from string import Template
-from typing import Any, NamedTuple
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from matplotlib.colors import to_hex
+from PIL import Image
 from torch import Tensor
 
-from edgeloss.fields import boundary_distance
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.viz import pages
-from edgeloss.viz.arrays import (
-    Arrays,
-    Details,
-    Said,
-    Scene,
-    batched,
-    examine,
-    joined,
-    keep_silent,
-    read_scene,
-    stack_arrays,
-)
-from edgeloss.viz.coloring import CMAP, ColoredMap, class_colors, class_labels, color_map, color_maps, rgb_bytes
-from edgeloss.viz.packing import (
-    CODES,
-    LARGE,
-    MAX_BYTES,
-    REACH,
-    Content,
-    Precision,
-    pack_images,
-    picture_uri,
-    worst_places,
-)
-from edgeloss.viz.palette import LOUD, NOTHING, RIGHT, VOID, WRONG
-from edgeloss.viz.scores import FIGURES, Scores, compute_scores, shown_figures
+from edgeloss.viz.arrays import Arrays, Said, keep_silent, stack_arrays, workers
+from edgeloss.viz.coloring import ColoredMap, class_colors, class_labels, color_maps, rgb_images
+from edgeloss.viz.examined import Examined, examine_images
+from edgeloss.viz.packing import LARGE, MAX_BYTES, Content, Precision, pack_images
+from edgeloss.viz.scores import FIGURES, Scores, mistakes, shown, shown_figures, sum_by_class, worst_places
 
 _Array = npt.NDArray[Any]
-_NEIGHBORS = 8  # per edge pixel
-_MAX_PAIRS = 1_500_000  # neighbors in total: fewer per edge pixel if there are very many edge pixels
-_FAR = 100.0, 25.0  # pixels; exact distances beyond it, in large pictures the latter, would take most of the time
-_NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
 _LAYERS = ("cross_entropy", "same_side", "other_side", "edge", "distance", "gradient", "region")
-_SPECIAL = {"void": VOID, "loud": LOUD, "nothing": NOTHING, "right": RIGHT, "wrong": WRONG}
-_SCRIPTS = ("data.js", "drawing.js", "views.js", "sidebar.js", "charts.js", "report.js")
+_NOTHING = {"distance": "far", "gradient": "zero", "region": "zero", "cross_entropy": ""}  # what black means
 
 
 def report(
@@ -89,7 +60,7 @@ def report(
         class_names: at least C names; the class indices if None.
         palette: at least C colors, each three integers in 0 ... 255 or any Matplotlib color;
             :func:`~edgeloss.viz.distinct_colors` if None.
-        title: of the page; escaped, as are the names.
+        title: of the page.
         links: files in the folder of the page, by the text of the link, shown above the title.
         names: of the images, for the menu and the slider that choose one; their numbers if None.
         said: is called with what is being computed.
@@ -106,167 +77,147 @@ def report(
         >>> page.startswith("<!doctype html>"), "<b>" in page
         (True, False)
     """
-    logits, target = batched(logits, target)
-    most_pairs = _MAX_PAIRS // len(target)
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # next to torch's own threads, which wait often
-        drawn = [] if image is None else [pool.submit(picture_uri, one) for one in rgb_bytes(image, target.shape)]
-        parts = [
-            _examine(read_scene(x[None], y[None], criterion), most_pairs, said, pool)
-            for x, y in zip(logits, target, strict=True)
-        ]
-        said("colors")
-        arrays = stack_arrays([part.arrays for part in parts])
-        layers = _layers(arrays, [part.distance.result() for part in parts if part.distance is not None])
-        content = Content(arrays, layers, [part.details for part in parts])
-        pictures, scores = [one.result() for one in drawn], [part.scores.result() for part in parts]
+    examined = examine_images(logits, target, criterion, details=True, said=said)
+    return draw_report(examined, criterion, image, class_names, palette, title, links=links, names=names, said=said)
+
+
+def draw_report(
+    examined: Sequence[Examined],
+    criterion: EdgeAwareLoss | None,
+    image: Tensor | None,
+    class_names: Sequence[str] | None,
+    palette: Sequence[Any] | npt.NDArray[Any] | None,
+    title: str | None,
+    *,
+    links: Mapping[str, str] | None,
+    names: Sequence[str] | None,
+    said: Said,
+) -> str:
+    """Return the page about images that were examined with details; the other arguments are those of :func:`report`."""
+    arrays = stack_arrays([one.arrays for one in examined])
+    classes = class_labels(class_names, arrays.classes)
+    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
+    said("colors")
+    with workers() as pool:
+        drawn = (
+            [] if image is None else [pool.submit(_picture_uri, one) for one in rgb_images(image, arrays.target.shape)]
+        )
+        abouts = [pool.submit(_about_image, one, classes, colors) for one in examined]
+        exact = [one.distance for one in examined if one.distance is not None]
+        distance = np.concatenate(exact) if len(exact) > 1 else exact[0] if exact else None
+        keys = [key for key in _LAYERS if key != "distance" or exact or key in arrays.maps]
+        layers = color_maps(arrays, keys, distance, pool.map)
+        pictures = [one.result() for one in drawn]
         said("compressing")
         # Without the text; of a large picture, each pixel beyond may take another byte.
         room = MAX_BYTES + max(arrays.target.size - LARGE, 0) - sum(map(len, pictures))
-        packed, precision = pack_images(content, room, pool)
-    classes = class_labels(class_names, arrays.classes)
-    colors = [to_hex(color) for color in class_colors(palette, arrays.classes)]
-    images = [
-        numbers
-        | _about_image(content, index)
-        | {
-            "name": f"{index + 1} of {len(parts)}" if names is None else names[index],
-            "picture": pictures[index] if pictures else None,
-        }
-        for index, numbers in enumerate(packed)
-    ]
-    figures = [part.arrays.terms | score.means for part, score in zip(parts, scores, strict=True)]
-    tables = [_table(part.arrays, score, classes, colors) for part, score in zip(parts, scores, strict=True)]
+        contents = [Content(one.arrays, layers, index) for index, one in enumerate(examined)]
+        packed, precision = pack_images(contents, room, pool)
+        images = [
+            about.result()
+            | numbers
+            | {
+                "name": f"{index + 1} of {len(examined)}" if names is None else names[index],
+                "picture": pictures[index] if pictures else None,
+                "layers": [_about_layer(layer, index) for layer in layers],
+            }
+            for index, (about, numbers) in enumerate(zip(abouts, packed, strict=True))
+        ]
+    viewer = {
+        "kind": "viewer",
+        "loss": " ".join(str(EdgeAwareLoss() if criterion is None else criterion).split()),
+        "names": classes[: arrays.classes],
+        "colors": colors,
+        "images": images,
+    }
     size = " × ".join(map(str, arrays.target.shape[1:]))
     return pages.page(
-        title="edgeloss report" if title is None else title,
+        "edgeloss report" if title is None else title,
+        [viewer],
+        subtitle=f"{size} pixels · {arrays.classes} classes",
         links=links,
-        header=f'<p class="subtitle">{size} pixels · {arrays.classes} classes</p>',
-        body=Template(pages.asset("report.html")).substitute(
-            tiles=_of_images(pages.tiles(shown_figures(values)) for values in figures),
-            loss=html.escape(" ".join(str(EdgeAwareLoss() if criterion is None else criterion).split())),
-            panes="".join(Template(pages.asset("pane.html")).substitute(side=side) for side in ("left", "right")),
-            table=_of_images(tables),
-        ),
-        footer=html.escape(_footer(precision, content.details)),
-        data={
-            "names": classes[: arrays.classes],
-            "colors": colors,
-            "special": {name: to_hex(color) for name, color in _SPECIAL.items()},
-            "scale": [to_hex(color) for color in CMAP(np.arange(CMAP.N))],
-            "codes": CODES,
-            "reach": REACH,
-            "images": images,
-        },
-        css=["report.css"],
-        scripts=_SCRIPTS,
+        footer=_footer(precision, [one.arrays for one in examined]),
     )
 
 
-class _Part(NamedTuple):
-    """What a report shows of an image; scores and distance are computed meanwhile."""
-
-    arrays: Arrays
-    details: Details
-    scores: Future[Scores]
-    distance: Future[_Array] | None  # None where the loss has its own
-
-
-def _examine(scene: Scene, most_pairs: int, said: Said, pool: Executor) -> _Part:
-    """Examine an image. The scene ends here: its logits are the largest part of the memory."""
-    distance = pool.submit(_distance, scene) if scene.criterion.decay is None else None
-    arrays, details = examine(scene, said, neighbors=_NEIGHBORS, most_pairs=most_pairs)
-    assert details is not None
-    scores = pool.submit(compute_scores, arrays.target, arrays.prediction, arrays.classes)
-    return _Part(arrays, details, scores, distance)
+def _picture_uri(rgb: npt.NDArray[np.uint8]) -> str:
+    """Return an image [H, W, 3] as a data URI: a PNG, or a JPEG of a tenth of ``MAX_BYTES`` at most."""
+    picture = Image.fromarray(rgb)
+    kind = "png" if rgb.shape[0] * rgb.shape[1] <= 512 * 512 else "jpeg"
+    for quality in (92, 80, 60, 30):
+        file = io.BytesIO()
+        picture.save(file, kind, quality=quality)
+        if file.tell() <= MAX_BYTES / 10:
+            break
+    return pages.data_uri(file.getvalue(), kind)
 
 
-def _distance(scene: Scene) -> _Array:
-    """Return the exact distance to the nearest other label, inf beyond ``_FAR``."""
-    labels = scene.labels()
-    return boundary_distance(labels, ignore_index=-1, max_distance=_FAR[labels.size > LARGE])
+def _about_image(examined: Examined, names: Sequence[str], colors: Sequence[str]) -> dict[str, Any]:
+    """Return what the page shows next to the views."""
+    arrays, scores, target = examined.arrays, examined.scores, examined.arrays.target[0]
+    worst = "edge" if arrays.maps["edge_mask"].any() else "cross_entropy"
+    return {
+        "tiles": pages.tiles(shown_figures(examined.figures)),
+        "table": _table(arrays, scores, names, colors),
+        "pixels": {"valid": int(scores.pixels.sum()), "wrong": int((scores.pixels - scores.correct).sum())},
+        "occurs": [[k, int(scores.pixels[k])] for k in np.flatnonzero(scores.pixels + scores.predicted).tolist()],
+        "mistakes": mistakes(target, arrays.prediction[0]),
+        "worst": {"layer": worst, "places": worst_places(arrays.maps[worst][0], target, arrays.prediction[0])},
+    }
 
 
-def _of_images(parts: Iterable[str]) -> str:
-    """Return a part of the page for each image; the script shows that of the image that is chosen."""
-    return "".join(f'<div data-image="{at}"{" hidden" if at else ""}>{part}</div>' for at, part in enumerate(parts))
+def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
+    """Return what the menus and the colors of a layer need."""
+    return {
+        "key": layer.key,
+        "name": layer.name,
+        "stats": layer.stats[index],
+        "low": layer.low,
+        "high": layer.high,
+        "log": layer.log,
+        "unit": layer.unit,
+        "extend": layer.extend,
+        "nothing": _NOTHING.get(layer.key, "off the edges"),
+    }
 
 
-def _about_image(content: Content, index: int) -> dict[str, Any]:
-    """Return what the menus and the colors of the layers need, and the worst places."""
-    maps = content.arrays.maps
-    worst = "edge" if maps["edge_mask"].any() else "cross_entropy"
-    layers = [
-        {
-            "key": layer.key,
-            "name": layer.name,
-            "stats": layer.stats[index],
-            "low": float(layer.norm.vmin or 0),
-            "high": float(layer.norm.vmax or 0),
-            "log": layer.log,
-            "unit": layer.unit,
-            "extend": layer.extend,
-            "nothing": _NOTHING.get(layer.key, "off the edges"),
-        }
-        for layer in content.layers
-    ]
-    return {"layers": layers, "worst": {"layer": worst, "places": worst_places(maps[worst][index])}}
-
-
-def _layers(arrays: Arrays, exact: Sequence[_Array]) -> list[ColoredMap]:
-    """Return the maps in the order of the menus; ``exact`` distances of each image if the loss has none."""
-    maps = {colored.key: colored for colored in color_maps(arrays, terms=True)}
-    void = arrays.target < 0
-    distance = joined(exact) if exact else arrays.maps["distance"]  # the latter in units of the spacing of the loss
-    # Infinite distances are drawn black: they mean no other label within the search radius, or ``_FAR``.
-    far = np.isinf(distance)
-    unit = "px" if exact else ""
-    drawn = color_map("distance", np.where(far, 0, distance), ~far & ~void, void, far & ~void, unit=unit)
-    maps["distance"] = drawn._replace(raw=distance)
-    return [maps[key] for key in _LAYERS if key in maps]
-
-
-# ------------------------------------------------------------------------------------------------------------ the text
-
-
-def _footer(precision: Precision, details: Sequence[Details]) -> str:
+def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:
     rounded = f"numbers are rounded to {2.0 ** -(precision.bits + 1):.1%}, probabilities and losses to"
     about = f"{rounded} {precision.step / 2:.1g}"
-    count = max((len(one.neighbors.nll) for one in details if one.neighbors.nll.size), default=0)
-    return f"{about} · up to {count} neighbors per edge pixel, largest weighted loss first" if count else about
+    counts = [len(one.details.neighbors.nll) for one in examined if one.details and one.details.neighbors.nll.size]
+    many = f"up to {max(counts)} neighbors per edge pixel, largest weighted loss first" if counts else ""
+    return f"{about} · {many}" if many else about
 
 
-def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> str:
-    """Return a row per class that occurs in the batch, as HTML."""
+def _table(arrays: Arrays, scores: Scores, names: Sequence[str], colors: Sequence[str]) -> pages.Part:
+    """Return a row per class that occurs in the image."""
     edges = arrays.maps["edge_mask"]
     on_edges = arrays.target[edges]
 
     def mean(labels: _Array, values: _Array) -> _Array:
         if not (finite := np.isfinite(values)).all():
             labels, values = labels[finite], values[finite]
-        total = np.bincount(labels + 1, values, arrays.classes + 1)  # ignored pixels come first
         with np.errstate(invalid="ignore"):
-            return np.asarray(total / np.bincount(labels + 1, minlength=arrays.classes + 1))[1:]
+            total = sum_by_class(labels, arrays.classes, values)
+            return np.asarray(total / sum_by_class(labels, arrays.classes))
 
-    edge_pixels = np.bincount(on_edges, minlength=arrays.classes)
+    edge_pixels = sum_by_class(on_edges, arrays.classes)
     means = {name: mean(on_edges, arrays.maps[name][edges]) for name in ("same_side", "other_side", "edge")}
     total = np.nan_to_num(means["edge"]) * edge_pixels
     with np.errstate(invalid="ignore"):
         share = total / total.sum()
-    cross_entropy = mean(arrays.target.ravel(), arrays.maps["cross_entropy"].ravel())
+    cross_entropy = mean(arrays.target, arrays.maps["cross_entropy"])
     columns = {
         "pixels": [str(n) for n in scores.pixels],
-        "IoU": [pages.cell(value, ".1%") for value in scores.iou],
-        FIGURES["boundary_f1_1px"][0]: [pages.cell(value, ".1%") for value in scores.boundary_f1],
-        "cross-entropy": [pages.cell(value, ".3f") for value in cross_entropy],
+        "IoU": [shown(value, ".1%") for value in scores.iou],
+        FIGURES["boundary_f1_1px"][0]: [shown(value, ".1%") for value in scores.boundary_f1],
+        "cross-entropy": [shown(value, ".3f") for value in cross_entropy],
         "edge pixels": [str(n) for n in edge_pixels],
-        **{name.replace("_", " "): [pages.cell(value, ".3f") for value in values] for name, values in means.items()},
-        "share of edge loss": [pages.cell(value, ".1%") for value in share],
+        **{name.replace("_", " "): [shown(value, ".3f") for value in values] for name, values in means.items()},
+        "share of edge loss": [shown(value, ".1%") for value in share],
     }
     rows = [
-        (
-            f'<span class="swatch" style="background:{colors[k]}"></span>{html.escape(names[k])}',
-            *(cells[k] for cells in columns.values()),
-        )
+        ([names[k], colors[k]], *(cells[k] for cells in columns.values()))
         for k in range(arrays.classes)
         if scores.pixels[k] or scores.predicted[k]
     ]

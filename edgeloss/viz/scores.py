@@ -1,4 +1,4 @@
-"""Scores of a prediction: what a report, a gallery and their thumbnails say about an image."""
+"""Labels and predicted labels → the scores of an image, its mistakes and its worst places."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from edgeloss.metrics.functional import boundary_f1_counts, f1_from_counts
 
 _Array = npt.NDArray[Any]
 BORDER_RADIUS = 1  # pixels, the tolerance of boundary F1
+_PLACES = 6  # the worst ones
+_MISTAKES = 6  # the most frequent ones
+_PART = 2**20  # labels that are counted together: np.bincount copies them
 # Figures of an image by key: name, format, and whether the lowest is the worst, as of a score.
 FIGURES = {
     "loss": ("loss", ".4g", False),
@@ -91,14 +94,26 @@ def compute_scores(target: _Array, prediction: _Array, classes: int) -> Scores:
         [0.5, 0.5]
     """
     found = np.where(target < 0, -1, prediction)
-    counts = [
-        np.bincount(labels.ravel() + 1, minlength=classes + 1)[1:]
-        for labels in (target, found, np.where(target == found, target, -1))
-    ]
+    right = np.where(target == found, target, -1)
+    counts = [sum_by_class(labels, classes) for labels in (target, found, right)]
     known = np.where(prediction < 0, (target + 1) % classes, prediction)
     y = label_maps(torch.from_numpy(known), torch.from_numpy(target), max(classes, 2), -1, None, multilabel=False)
     borders = boundary_f1_counts(y, max(classes, 2), BORDER_RADIUS, class_agnostic=False, per_image=False)
     return Scores(counts[0], counts[1], counts[2], borders.numpy())
+
+
+def sum_by_class(labels: _Array, classes: int, values: _Array | None = None) -> _Array:
+    """Return the number of labels of each class, or the sums of their values, [C]; label -1 is of none.
+
+    Example:
+        >>> sum_by_class(np.array([0, 1, 1, -1]), 3, np.array([1.0, 2.0, 4.0, 8.0])).tolist()
+        [1.0, 6.0, 0.0]
+    """
+    labels, total = labels.ravel(), np.zeros(classes + 1, np.int64 if values is None else np.float64)
+    for at in range(0, labels.size, _PART):
+        part = slice(at, at + _PART)
+        total += np.bincount(labels[part] + 1, None if values is None else values.ravel()[part], classes + 1)
+    return total[1:]
 
 
 def _sum(first: _Array, second: _Array) -> _Array:
@@ -115,18 +130,76 @@ def mean_of_present(values: Any) -> float:  # noqa: ANN401
     return sum(present) / len(present) if present else math.nan
 
 
+def shown(value: float, form: str) -> str:
+    """Return a number as text, a dash for nan."""
+    return "–" if math.isnan(value) else format(value, form)
+
+
 def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
     """Return figures of an image as they are shown, by their names, in the order of ``FIGURES``."""
-    return {
-        name: "–" if math.isnan(figures[key]) else format(figures[key], form)
-        for key, (name, form, _) in FIGURES.items()
-        if key in figures
-    }
+    return {name: shown(figures[key], form) for key, (name, form, _) in FIGURES.items() if key in figures}
 
 
-def small_jpeg(picture: _Array, side: int = 360) -> bytes:
-    """Return a picture [H, W, 3] in [0, 1] as a JPEG whose longer side has at most ``side`` pixels."""
-    small, file = Image.fromarray(np.rint(255 * picture).astype(np.uint8)), io.BytesIO()
+def small_jpeg(picture: npt.NDArray[np.uint8], side: int = 360) -> bytes:
+    """Return a picture [H, W, 3] as a JPEG whose longer side has at most ``side`` pixels."""
+    small, file = Image.fromarray(picture), io.BytesIO()
     small.thumbnail((side, side))
     small.save(file, "jpeg", quality=85)
     return file.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------- where it fails
+
+
+def mistakes(target: _Array, prediction: _Array) -> list[list[int]]:
+    """Return [true class, predicted class, wrong pixels] of the most frequent mistakes, from labels [H, W].
+
+    Example:
+        >>> mistakes(np.array([[0, 0, 1, -1]]), np.array([[1, 1, -1, 0]]))
+        [[0, 1, 2], [1, -1, 1]]
+    """
+    wrong = (target != prediction) & (target >= 0)
+    pairs, counts = np.unique(target[wrong].astype(np.int64) * 2**32 + prediction[wrong] + 1, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_MISTAKES]
+    return [[int(pairs[k] >> 32), int(pairs[k] & (2**32 - 1)) - 1, int(counts[k])] for k in order]
+
+
+def worst_places(losses: _Array, target: _Array, prediction: _Array) -> list[dict[str, Any]]:
+    """Sum a map over square blocks, and return the largest sums that do not touch each other.
+
+    Args:
+        losses: [H, W], ≥ 0. A block with a number that is not finite comes first.
+        target: [H, W] labels.
+        prediction: [H, W] labels.
+
+    Returns:
+        ``row`` and ``column`` of the middles; ``top``, ``left`` and ``across`` of the squares to show; the ``sum``,
+        None where it is not finite; and the ``labels`` of the most frequent mistake there, or of the middle.
+    """
+    rows, columns = losses.shape
+    size = min(max(round(min(rows, columns) / 12), 8), 64)
+    starts = [np.arange(0, length, size) for length in losses.shape]
+    sums = np.add.reduceat(np.add.reduceat(losses, starts[0], axis=0, dtype=np.float64), starts[1], axis=1)
+    places: list[tuple[int, int]] = []
+    order = np.argsort(-np.nan_to_num(sums, nan=np.inf), axis=None, kind="stable")
+    for block in order[: np.count_nonzero(sums)]:
+        y, x = divmod(int(block), sums.shape[1])
+        if all(max(abs(y - v), abs(x - u)) > 1 for v, u in places):
+            places.append((y, x))
+        if len(places) == _PLACES:
+            break
+    across = min(round(1.8 * size), rows, columns)
+    found = []
+    for y, x in places:
+        middle = min(int((y + 0.5) * size), rows - 1), min(int((x + 0.5) * size), columns - 1)
+        row, column = middle
+        top, left = (
+            min(max(at - across // 2, 0), length - across) for at, length in zip(middle, losses.shape, strict=True)
+        )
+        part = slice(top, top + across), slice(left, left + across)
+        most = mistakes(target[part], prediction[part])
+        labels = most[0][:2] if most else [int(target[middle])]
+        total = float(sums[y, x]) if np.isfinite(sums[y, x]) else None
+        place = {"row": row, "column": column, "top": top, "left": left, "across": across}
+        found.append(place | {"sum": total, "labels": labels})
+    return found

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import Normalize
 from torch import Tensor
 
 from edgeloss.reference import LossMaps
@@ -59,8 +58,8 @@ def log_maps(
             array = np.where(counted, array, 0)
         colored = color_map(name, array, counted, np.zeros_like(mask), ~counted)
         if high is not None:
-            colored = colored._replace(norm=Normalize(0, high))
-        finite = colored.values[counted].compressed()
+            colored = colored._replace(low=0.0, high=high)
+        finite = array[counted & np.isfinite(array)]
         if finite.size:
             writer.add_histogram(f"{tag}/{name}", finite, step)
         if array.size:

@@ -1,5 +1,5 @@
 "use strict";
-// Shared by all pages. Names and titles come from files: insert them as text, never as markup.
+// What all parts of a page are made of. Names and titles come from files: insert them as text, never as markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector, within = document) => within.querySelector(selector);
@@ -11,6 +11,9 @@ const element = (tag, properties = {}, ...children) => {
   made.append(...children);
   return made;
 };
+
+const text = (tag, textContent, className = "") => element(tag, { textContent, className });
+const swatch = (color) => element("span", { className: "swatch", style: `background: ${color}` });
 
 const svg = (tag, attributes, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -25,42 +28,27 @@ const number = (value) => {
   if (size === 0) return "0";
   return size < 1e-3 || size >= 1e5 ? value.toExponential(2) : size < 1000 ? value.toPrecision(3) : value.toFixed(0);
 };
+const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)}%`);
+const grouped = (count) => count.toLocaleString("en-US"); // its digits in groups
 
-// A count, with its digits in groups.
-const grouped = (count) => count.toLocaleString("en-US");
-
-// Cells are compared as numbers where they are numbers; a dash, which means no value, comes last.
-const compared = (first, second, sign) => {
-  const [a, b] = [first, second].map((text) => parseFloat(text));
-  if (Number.isNaN(a) && Number.isNaN(b)) return sign * first.localeCompare(second);
-  if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
-  return sign * (a - b);
+// Return a table; a cell is text or a list of nodes.
+const tableOf = (rows, { id = "", head = [], foot = null, named = false } = {}) => {
+  const made = element("table", { id });
+  const line = (cells) =>
+    element("tr", {}, ...cells.map((cell, column) => {
+      const place = element(named && !column ? "th" : "td", { className: Array.isArray(cell) ? "wrap" : "" }, ...[cell].flat());
+      if (place.tagName === "TH") place.scope = "row";
+      if (/^(NaN|-?Infinity)$/.test(place.textContent)) place.className = "loud";
+      return place;
+    }));
+  if (head.length) made.createTHead().append(element("tr", {}, ...head.map((one) => element("th", { scope: "col" }, one))));
+  made.createTBody().append(...rows.map(line));
+  if (foot) made.createTFoot().append(line(foot));
+  return made;
 };
 
-const makeSortable = (table) => {
-  const heads = findAll("thead th", table);
-  heads.forEach((head, column) =>
-    find("button", head).addEventListener("click", () => {
-      const falls = head.ariaSort ? head.ariaSort === "ascending" : column > 0;
-      for (const other of heads) other.removeAttribute("aria-sort");
-      head.ariaSort = falls ? "descending" : "ascending";
-      const text = (row) => row.cells[column].textContent;
-      const rows = [...table.tBodies[0].rows].sort((a, b) => compared(text(a), text(b), falls ? -1 : 1));
-      table.tBodies[0].append(...rows);
-    }),
-  );
-};
-
-// Run the script of a page, and show errors.
-const begin = async (start = () => {}) => {
-  try {
-    findAll(".sortable").forEach(makeSortable);
-    await start();
-    document.body.dataset.ready = "true";
-    performance.mark("ready"); // for benchmarks
-  } catch (error) {
-    const text = `This page could not be drawn: ${error.message}`;
-    find("main").append(element("p", { id: "failure", className: "loud", textContent: text }));
-    throw error;
-  }
+// Show that the page could not be drawn.
+const fail = (error) => {
+  find("main").append(element("p", { id: "failure", className: "loud", textContent: `This page could not be drawn: ${error.message}` }));
+  throw error;
 };

@@ -1,6 +1,7 @@
 // The numbers of a report: unpack them, and filter pixels.
 
-const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE } = data.codes; // those below FIRST are no numbers
+const { names, colors, images } = data.parts.find(({ kind }) => kind === "viewer") ?? { names: [], colors: [], images: [] };
+const { HIDDEN, IGNORED, OFF_EDGES, FIRST, NOT_FINITE, REACH } = data.codes; // those below FIRST are no numbers
 
 // A code holds the exponent and eight bits of the significand of a float32.
 const NUMBERS = new Float32Array(Uint32Array.from({ length: 65536 }, (_, code) => Math.max(code - FIRST, 0) << 15).buffer);
@@ -24,18 +25,19 @@ const decode = async (kind, text) => {
   return values;
 };
 
-const NEIGHBOR = ["down", "right", "given", "nll", "share"]; // arrays with a row per edge pixel
+const NEIGHBOR = ["down", "right", "nll", "share"]; // arrays with a row per edge pixel
 
 let image; // the current one
 
 // Return an image without its arrays. They are stored in bands of rows, which are unpacked when they are needed: all
 // bands of an array to draw it, and one band of each array for the values of a pixel.
-const openImage = ({ arrays: packed, layers, picture, histograms, worst }) => {
-  const opened = { arrays: {}, layers, histograms, worst, levels: new Map(), keep: null, picture: null, failures: {} };
-  const names = Object.keys(packed);
+const openImage = (about) => {
+  const { arrays: packed, picture } = about;
+  const opened = { ...about, arrays: {}, levels: new Map(), keep: null, picture: null, failures: {} };
+  const stored = Object.keys(packed);
   const [height, width] = packed.truth.shape;
   const count = packed.truth.bands.length;
-  const bands = Object.fromEntries(names.map((name) => [name, []]));
+  const bands = Object.fromEntries(stored.map((name) => [name, []]));
   const startOf = (rows, band) => Math.floor((rows * band) / count);
   const bandOf = (rows, row) => Math.ceil(((row + 1) * count) / rows) - 1;
 
@@ -66,7 +68,7 @@ const openImage = ({ arrays: packed, layers, picture, histograms, worst }) => {
   };
   // Return a promise of what the values of a pixel need, or null if nothing is missing.
   opened.needPixel = (y, x) => {
-    const missing = names
+    const missing = stored
       .map((name) => [name, NEIGHBOR.includes(name) ? bandOf(height, y) : placeOf(name, y, x).band])
       .filter(([name, band]) => !bands[name][band]);
     return missing.length ? Promise.all(missing.map(([name, band]) => loadBand(name, band))) : null;
@@ -100,16 +102,9 @@ const openImage = ({ arrays: packed, layers, picture, histograms, worst }) => {
     { key: "truth", name: "ground truth" },
     { key: "prediction", name: "prediction" },
     { key: "errors", name: "right and wrong" },
-    ...layers,
+    ...about.layers,
   ];
   return opened;
-};
-
-// Count how often each label or code occurs.
-const countsOf = ({ values }) => {
-  const counts = new Float64Array(65536);
-  for (let at = 0; at < values.length; at++) counts[values[at]]++;
-  return counts;
 };
 
 const layerOf = (key) => image.layers.find((layer) => layer.key === key);
@@ -144,10 +139,10 @@ const filtered = () => {
   const { hidden, pair, ranges } = filter;
   if (!hidden.size && !pair && !ranges.size) return null;
   const keep = new Uint8Array(truth.values.length);
-  const shown = Uint8Array.from({ length: 65536 }, (_, label) => label < data.names.length && !hidden.has(label));
+  const shown = Uint8Array.from({ length: 65536 }, (_, label) => label < names.length && !hidden.has(label));
   for (let at = 0; at < keep.length; at++) {
     const [true_, found] = [truth.values[at], prediction.values[at]];
-    keep[at] = pair ? true_ === pair[0] && found === pair[1] : !hidden.size || shown[true_] | shown[found];
+    keep[at] = pair ? true_ === pair[0] && (names[found] ? found : -1) === pair[1] : !hidden.size || shown[true_] | shown[found];
   }
   for (const [key, { binOf, low, high }] of ranges) {
     const grid = image.arrays[key];

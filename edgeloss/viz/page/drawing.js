@@ -8,9 +8,9 @@ const rgba = (hex) => {
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
 const scale = data.scale.map(rgba);
 const classColors = (absent) => {
-  const colors = new Uint32Array(65536).fill(rgba(absent));
-  colors.set(data.colors.map(rgba));
-  return colors;
+  const painted = new Uint32Array(65536).fill(rgba(absent));
+  painted.set(colors.map(rgba));
+  return painted;
 };
 const labelColors = { truth: classColors(data.special.void), prediction: classColors(data.special.loud) };
 const CONTOURS = { truth: "#ffffff", prediction: "#ff6b35" };
@@ -19,15 +19,15 @@ const CONTOURS = { truth: "#ffffff", prediction: "#ff6b35" };
 const valueColors = (layer) => {
   const zero = layer.nothing === "zero" ? special.nothing : null;
   const far = layer.nothing === "far" ? special.nothing : special.loud;
-  const colors = Uint32Array.from({ length: 65536 }, (_, code) => {
+  const painted = Uint32Array.from({ length: 65536 }, (_, code) => {
     if (code >= NOT_FINITE) return code === NOT_FINITE ? far : special.loud;
     const value = NUMBERS[code];
     if (value === 0 && zero !== null) return zero;
     const part = ((layer.log ? Math.log10(value) : value) - layer.low) / (layer.high - layer.low);
     return scale[limited(Math.floor(part * scale.length), 0, scale.length - 1)];
   });
-  [colors[HIDDEN], colors[IGNORED], colors[OFF_EDGES]] = [0, special.void, special.nothing];
-  return colors;
+  [painted[HIDDEN], painted[IGNORED], painted[OFF_EDGES]] = [0, special.void, special.nothing];
+  return painted;
 };
 
 // Halve the resolution. The largest of four values stays, so that thin edges do; of distances, the smallest.
@@ -118,9 +118,9 @@ const cells = (key, level, x0, y0, x1, y1) => {
   const pixels = new Uint32Array(painted.data.buffer);
   const layer = layerOf(key);
   if (layer) {
-    const colors = (layer.colors ??= valueColors(layer));
+    const painting = (layer.painting ??= valueColors(layer));
     const { columns, values } = levelOf(key, level, () => visibleCodes(key), key === "distance");
-    for (let y = y0, to = 0; y < y1; y++) for (let x = x0; x < x1; x++) pixels[to++] = colors[values[y * columns + x]];
+    for (let y = y0, to = 0; y < y1; y++) for (let x = x0; x < x1; x++) pixels[to++] = painting[values[y * columns + x]];
   } else {
     const color = colorOf(key);
     const { columns } = gridOf(key);

@@ -238,7 +238,7 @@ const movePixel = (down, right) => {
   view.x = limited(view.x, x - width, x + width);
   view.y = limited(view.y, y - height, y + height);
   settle();
-  const named = (key) => data.names[labelAt(key, y, x)] ?? (key === "truth" ? "ignored" : "not finite");
+  const named = (key) => names[labelAt(key, y, x)] ?? (key === "truth" ? "ignored" : "not finite");
   speak(`Row ${y}, column ${x}: truth ${named("truth")}, prediction ${named("prediction")}`);
 };
 

@@ -4,22 +4,22 @@ let newest; // the image that was chosen last; the one before stays until this o
 
 const open = async (index) => {
   find("#wait").hidden = false;
-  const opened = (newest = openImage(data.images[index]));
-  const first = [data.images[index].picture ? "errors" : "truth", "edge"];
+  const opened = (newest = openImage(images[index]));
+  const first = [images[index].picture ? "errors" : "truth", "edge"];
   const preferred = () => menus.map((menu, side) => menu.value || first[side]);
   const missing = () => ["truth", "prediction", ...preferred()].filter((name) => opened.has(name) && !opened.arrays[name]);
   await opened.loadPicture();
   while (missing().length) await Promise.all(missing().map(opened.need)); // the layers may change meanwhile
   if (opened !== newest) return;
 
-  findAll("[data-image]").forEach((part) => (part.hidden = Number(part.dataset.image) !== index));
   const kept = preferred();
   image = opened;
+  find("#tiles").replaceChildren(...parts.tiles(image.tiles));
+  find("#scores").replaceChildren(...parts.table(image.table));
   menus.forEach((menu, side) =>
     menu.replaceChildren(...image.choices.map(({ key, name }) => new Option(name, key, false, key === kept[side]))),
   );
   fit();
-  image.summary = summarize();
   unpin();
   makeLegend();
   showWorst();
@@ -34,10 +34,10 @@ const start = async () => {
   await open(0);
   showWhole();
   const [pick, slide] = [find("#image"), find("#slide")];
-  pick.replaceChildren(...data.images.map(({ name }, index) => new Option(name, String(index))));
-  slide.max = data.images.length - 1;
-  find("#choice").hidden = data.images.length < 2;
-  slide.hidden = data.images.length < 3;
+  pick.replaceChildren(...images.map(({ name }, index) => new Option(name, String(index))));
+  slide.max = images.length - 1;
+  find("#choice").hidden = images.length < 2;
+  slide.hidden = images.length < 3;
   for (const [chosen, other, event] of [[pick, slide, "change"], [slide, pick, "input"]])
     chosen.addEventListener(event, () => {
       other.value = chosen.value;
@@ -69,4 +69,7 @@ const start = async () => {
   new ResizeObserver(fit).observe(find(".panes"));
 };
 
-begin(start);
+(images.length ? start() : Promise.resolve()).then(() => {
+  document.body.dataset.ready = "true";
+  performance.mark("ready"); // for benchmarks
+}, fail);

@@ -86,10 +86,11 @@ const drawCurves = (card, { title, share, log, epochs, series }) => {
   card.append(element("h3", { textContent: title }), element("ul", {}, ...entries), chart);
 };
 
-begin(() => {
-  for (const curve of data.curves) {
+parts.curves = ({ curves }) => {
+  const cards = curves.map((curve) => {
     const card = element("div", { className: "card" });
-    find(".curves").append(card);
     drawCurves(card, curve);
-  }
-});
+    return card;
+  });
+  return [element("section", { className: "curves" }, text("h2", "Curves", "unseen"), ...cards)];
+};

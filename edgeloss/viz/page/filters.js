@@ -5,9 +5,9 @@ const applyFilter = () => {
   image.keep = filtered();
   for (const name of [...image.levels.keys()]) if (!name.startsWith("contour")) image.levels.delete(name);
   const kept = image.keep?.reduce((sum, one) => sum + one, 0);
-  const parts = [...filter.ranges].map(([key, { text }]) => `${layerOf(key).name} ${text}`);
-  if (filter.pair) parts.push(filter.pair.map((label) => data.names[label] ?? "not finite").join(" → "));
-  const about = parts.length ? ` (${parts.join("; ")})` : "";
+  const limits = [...filter.ranges].map(([key, { text }]) => `${layerOf(key).name} ${text}`);
+  if (filter.pair) limits.push(filter.pair.map(nameOf).join(" → "));
+  const about = limits.length ? ` (${limits.join("; ")})` : "";
   find("#filter span").textContent = image.keep ? `${grouped(kept)} of ${grouped(image.keep.length)} pixels are shown${about}.` : "";
   find("#clear").hidden = !image.keep;
   redraw();
@@ -40,15 +40,10 @@ const updateLegend = () => {
 };
 
 const makeLegend = () => {
-  const { truth, prediction } = image.arrays;
-  const [counts, predicted] = [truth, prediction].map(countsOf);
-  const labels = [...data.names.keys()].filter((label) => counts[label] || predicted[label]);
-  const total = truth.values.length - counts[truth.none];
-  const entries = labels.map((label) => {
-    const name = data.names[label];
-    const box = element("input", { type: "checkbox", checked: true, ariaLabel: `Show ${name}` });
-    const share = element("small", { textContent: `${((100 * counts[label]) / Math.max(total, 1)).toFixed(1)} %` });
-    const only = element("button", { ariaPressed: "false", title: "Show this class alone, or all" }, swatch(data.colors[label]), name, share);
+  const entries = image.occurs.map(([label, count]) => {
+    const box = element("input", { type: "checkbox", checked: true, ariaLabel: `Show ${names[label]}` });
+    const share = text("small", `${((100 * count) / Math.max(image.pixels.valid, 1)).toFixed(1)} %`);
+    const only = element("button", { ariaPressed: "false", title: "Show this class alone, or all" }, swatch(colors[label]), names[label], share);
     box.addEventListener("change", () => {
       box.checked ? filter.hidden.delete(label) : filter.hidden.add(label);
       updateLegend();
@@ -57,7 +52,7 @@ const makeLegend = () => {
     only.addEventListener("click", () => {
       const all = only.ariaPressed === "true";
       filter.pair = null;
-      filter.hidden = new Set(all ? [] : labels.filter((other) => other !== label));
+      filter.hidden = new Set(all ? [] : image.occurs.map(([other]) => other).filter((other) => other !== label));
       updateLegend();
       applyFilter();
     });
@@ -65,9 +60,7 @@ const makeLegend = () => {
   });
   find("#legend").replaceChildren(...entries);
   const others = { right: "right", wrong: "wrong", void: "ignored", nothing: "no edge, zero gradient, far", loud: "not finite" };
-  find("#key").replaceChildren(
-    ...Object.entries(others).map(([name, meaning]) => element("li", {}, swatch(data.special[name]), meaning)),
-  );
+  find("#key").replaceChildren(...Object.entries(others).map(([name, meaning]) => element("li", {}, swatch(data.special[name]), meaning)));
 };
 
 // ---------------------------------------------------------------------------------------------------------- histograms

@@ -1,0 +1,63 @@
+// A gallery of thumbnails: sort the images, and show those of a class or name.
+
+const cardOf = ({ name, link, figures, lines }) => {
+  const shown = [element("div", { className: "shown" }, ...figures.map(figureOf)), text("strong", name)];
+  const values = lines.map(([title, value]) => element("div", {}, text("dt", title), text("dd", value)));
+  const head = link ? [element("a", { href: link }, ...shown)] : shown;
+  return element("li", { className: "card" }, ...head, element("dl", {}, ...values));
+};
+
+// The IoU of a class: of one network, or how much the second has more than the first.
+const changeOf = (iou, label) => {
+  const [first, last] = [iou[0][label], iou[iou.length - 1][label]];
+  return iou.length < 2 || first === null || last === null ? last : last - first;
+};
+
+parts.gallery = ({ title, text: content, items, sort = null, scores, classes }) => {
+  const cards = items.map(cardOf);
+  const gallery = element("ul", { className: items[0].figures.length > 1 ? "gallery pairs" : "gallery" }, ...cards);
+  if (!sort) {
+    gallery.classList.add("small");
+    return [element("section", { className: "card" }, text("h2", title), text("p", content, "hint"), gallery)];
+  }
+  const menu = (id, entries) => element("select", { id }, ...entries.map(([value, name]) => new Option(name, value)));
+  const by = menu("sort", [...sort, ["name", "name"]]);
+  const class_ = menu("class", [["", "all classes"], ...classes]);
+  const search = element("input", { id: "search", type: "search", size: 14 });
+  const order = element("button", { id: "order", ariaPressed: "false", textContent: "Reverse" });
+  const count = element("span", { id: "count", role: "status" });
+
+  // The worst come first; what is not finite is worst of the losses, and no score.
+  const comparison = (key) => {
+    if (key === "name") return (a, b) => items[a].name.localeCompare(items[b].name);
+    const value = (at) => (key === "mean_iou" && class_.value ? changeOf(items[at].iou, class_.value) : items[at].values[key]) ?? Infinity;
+    const sign = scores.includes(key) ? 1 : -1;
+    return (a, b) => (value(a) === value(b) ? a - b : sign * (value(a) - value(b)));
+  };
+  const arrange = () => {
+    const places = [...items.keys()].sort(comparison(by.value));
+    if (order.ariaPressed === "true") places.reverse();
+    gallery.append(...places.map((at) => cards[at]));
+    items.forEach(({ name, iou }, at) => {
+      const hasClass = !class_.value || iou.some((one) => one[class_.value] !== null);
+      cards[at].hidden = !hasClass || !name.toLowerCase().includes(search.value.toLowerCase());
+      for (const line of findAll("dl div", cards[at]))
+        line.classList.toggle("by", find("dt", line).textContent === by.selectedOptions[0].textContent);
+      find(".class", cards[at])?.remove();
+      const shown = iou.map((one) => percent(one[class_.value] ?? null)).join(" → ");
+      const line = [text("dt", `IoU of ${class_.selectedOptions[0].textContent}`), text("dd", shown)];
+      if (class_.value) find("dl", cards[at]).append(element("div", { className: "class" }, ...line));
+    });
+    const visible = cards.filter(({ hidden }) => !hidden).length;
+    count.textContent = visible < cards.length ? `${visible} of ${cards.length} images` : "";
+  };
+  for (const chooser of [by, class_]) chooser.addEventListener("change", arrange);
+  search.addEventListener("input", arrange);
+  order.addEventListener("click", () => {
+    order.ariaPressed = String(order.ariaPressed !== "true");
+    arrange();
+  });
+  arrange();
+  const label = (name, input) => element("label", {}, `${name} `, input);
+  return [element("div", { className: "toolbar" }, label("Sort by", by), order, label("Class", class_), label("Name", search), count), gallery];
+};

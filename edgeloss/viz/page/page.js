@@ -1,0 +1,24 @@
+// Fill the page.
+
+const pane = (side) => {
+  const made = find("#pane").content.cloneNode(true);
+  findAll(".unseen", made).forEach((name) => name.append(`, ${side}`));
+  return made;
+};
+
+parts.viewer = ({ loss }) => {
+  const made = find("#viewer-parts").content.cloneNode(true);
+  find("#loss", made).textContent = loss;
+  find(".panes", made).append(pane("left"), pane("right"));
+  return [made];
+};
+
+try {
+  find("h1").textContent = data.title;
+  find(".subtitle").textContent = data.subtitle;
+  find("nav").append(...data.links.map(([name, href]) => element("a", { href, textContent: name })));
+  for (const part of data.parts) if (part.text !== "" || part.rows) find(part.kind === "tiles" ? "header" : "main").append(...parts[part.kind](part));
+  find("footer").textContent = data.footer;
+} catch (error) {
+  fail(error);
+}

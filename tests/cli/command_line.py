@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import html.parser
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from page_data import parts_of
 from torch import Tensor
+
+from edgeloss.cli.commands import parse
 
 H, W, C = 24, 32, 3  # of the masks; predictions have half the resolution
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +30,18 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
+
+
+def options(pred: Path, mask: Path, *words: object) -> Namespace:
+    """Return the options of files and loss that a command line has."""
+    return parse(["diagnose", "--pred", str(pred), "--mask", str(mask), *map(str, words)])
+
+
+def gallery_items(path: Path) -> list[dict[str, Any]]:
+    """Return the images of an index or of a comparison, in their order."""
+    (gallery,) = parts_of(path.read_text("utf-8"), "gallery")
+    items: list[dict[str, Any]] = gallery["items"]
+    return items
 
 
 def process(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -60,24 +75,3 @@ def arguments(folder: Path, pred: str = "pred.npy") -> list[object]:
 
 def view_folders(folder: Path) -> list[object]:
     return ["view", "--image", folder / "images", "--mask", folder / "masks", "--pred", folder / "preds"]
-
-
-class Page(html.parser.HTMLParser):
-    """The links, pictures and cells of a page."""
-
-    def __init__(self, text: str) -> None:
-        """Read a page."""
-        super().__init__()
-        self.links: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "a" and (link := dict(attrs)["href"]) not in self.links:
-            self.links.append(str(link))
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.append(data)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command_line import C, H, W, half_logits, mask_array
+from command_line import C, H, W, half_logits, mask_array, options
 from PIL import Image
 from torch import Tensor
 
 from edgeloss import EdgeAwareLoss
-from edgeloss.cli.cases import Case, CaseFiles, Reader, find_cases
-from edgeloss.cli.options import FileOptions
-from edgeloss.io import InputError, PredictionKind
+from edgeloss.cli.cases import Case, Reader, find_cases
+from edgeloss.io import InputError
 
 
-def read(folder: Path, pred: str, **options: Any) -> Case:
-    files = CaseFiles("x", folder / pred, folder / "mask.png", None)
-    return Reader(**options).read(files)
+def read_case(given: Namespace) -> Case:
+    (files,) = find_cases(given)
+    return Reader(given).read(files)
+
+
+def read(folder: Path, pred: str, *words: object) -> Case:
+    return read_case(options(folder / pred, folder / "mask.png", *words))
 
 
 def write(path: Path, values: Tensor) -> None:
@@ -68,18 +71,18 @@ def test_infers_what_a_prediction_is(folder: Path, suffix: str, values: Tensor, 
 @pytest.mark.parametrize(
     ("values", "kind", "expected"),
     [
-        (torch.tensor([[-3.0, 2.0]]), None, [-3.0, 2.0]),  # [H, W]
-        (torch.tensor([[[-3.0, 2.0]]]), None, [-3.0, 2.0]),  # [1, H, W]
-        (torch.tensor([[0.25, 0.5]]), None, [-np.log(3), 0.0]),
+        (torch.tensor([[-3.0, 2.0]]), "auto", [-3.0, 2.0]),  # [H, W]
+        (torch.tensor([[[-3.0, 2.0]]]), "auto", [-3.0, 2.0]),  # [1, H, W]
+        (torch.tensor([[0.25, 0.5]]), "auto", [-np.log(3), 0.0]),
         (torch.tensor([[0.25, 0.5]]), "logits", [0.25, 0.5]),
     ],
 )
 def test_one_channel_is_one_logit_or_the_probability_of_class_1(
-    tmp_path: Path, values: Tensor, kind: PredictionKind | None, expected: list[float]
+    tmp_path: Path, values: Tensor, kind: str, expected: list[float]
 ) -> None:
     np.save(tmp_path / "pred.npy", values.numpy())
     Image.fromarray(np.array([[0, 1]], np.uint8)).save(tmp_path / "mask.png")
-    assert read(tmp_path, "pred.npy", kind=kind).logits.flatten().tolist() == pytest.approx(expected)
+    assert read(tmp_path, "pred.npy", "--pred-kind", kind).logits.flatten().tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -88,7 +91,7 @@ def test_a_probability_of_0_has_a_finite_logit(folder: Path, dtype: torch.dtype,
     ones = torch.ones(1, H, W, dtype=dtype)
     torch.save(torch.cat([ones, 0 * ones])[-channels:], folder / "pred.pt")
     Image.fromarray(np.ones((H, W), np.uint8)).save(folder / "mask.png")
-    case = read(folder, "pred.pt", kind="probabilities")
+    case = read(folder, "pred.pt", "--pred-kind", "probabilities")
     assert case.logits.isfinite().all()
     assert case.logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert EdgeAwareLoss()(case.logits, case.target) > 8  # more than -log of float16's smallest number, 6e-8
@@ -112,13 +115,13 @@ def test_reads_arrays_of_any_byte_order_and_precision(folder: Path) -> None:
 def test_label_under_void_is_not_read(folder: Path) -> None:
     labels = mask_array()
     Image.fromarray(labels).save(folder / "pred.png")
-    assert read(folder, "pred.png", num_classes=C).logits.argmax(1)[0, 1:].eq(torch.from_numpy(labels[1:])).all()
+    assert read(folder, "pred.png", "--classes", C).logits.argmax(1)[0, 1:].eq(torch.from_numpy(labels[1:])).all()
     labels[5, 7] = 255  # where the truth is known
     Image.fromarray(labels).save(folder / "pred.png")
     with pytest.raises(
         InputError, match=r"pred\.png: expected labels 0 to 2, but got 255 at 1 pixel, first at \[5, 7\]"
     ):
-        read(folder, "pred.png", num_classes=C)
+        read(folder, "pred.png", "--classes", C)
 
 
 @pytest.mark.parametrize(("region", "names"), [("1", None), ("1", "0 heart\n1 lung"), ("lung", "0 heart\n1 lung")])
@@ -131,12 +134,9 @@ def test_a_region_is_a_binary_case(tmp_path: Path, region: str, names: str | Non
     np.save(tmp_path / "pred.npy", pred)
     if names:
         (tmp_path / "classes.txt").write_text(names)
-    source = FileOptions(
-        tmp_path / "pred.npy", tmp_path / "mask.npy", region=region, classes=names and str(tmp_path / "classes.txt")
-    )
-    (files,) = find_cases(source)
-    reader = Reader.from_options(source)
-    case = reader.read(files)
+    words = ["--classes", tmp_path / "classes.txt"] if names else []
+    given = options(tmp_path / "pred.npy", tmp_path / "mask.npy", "--region", region, *words)
+    reader, case = Reader(given), read_case(given)
     assert (reader.num_classes, reader.names) == (2, ["other", "lung" if names else "1"])
     assert case.target.tolist() == [[[0, 1, 255]]]
     logits = case.logits[0]
@@ -158,17 +158,13 @@ def test_a_region_is_a_binary_case(tmp_path: Path, region: str, names: str | Non
 def test_regions_that_are_not_there(tmp_path: Path, region: str, message: str) -> None:
     np.save(tmp_path / "mask.npy", np.zeros((2, 1, 3), np.uint8))
     np.save(tmp_path / "pred.npy", np.zeros((3, 1, 3), np.float32))
-    source = FileOptions(tmp_path / "pred.npy", tmp_path / "mask.npy", region=region)
-    (files,) = find_cases(source)
     with pytest.raises(InputError, match=message):
-        Reader.from_options(source).read(files)
+        read_case(options(tmp_path / "pred.npy", tmp_path / "mask.npy", "--region", region))
 
 
 def test_a_region_of_a_picture_is_refused(folder: Path) -> None:
-    source = FileOptions(folder / "pred.npy", folder / "mask.png", region="1")
-    (files,) = find_cases(source)
     with pytest.raises(InputError, match=r"mask\.png: expected labels \[C, H, W\] of regions in one of \.npy"):
-        Reader.from_options(source).read(files)
+        read(folder, "pred.npy", "--region", 1)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +179,8 @@ def test_a_region_of_a_picture_is_refused(folder: Path) -> None:
 def test_remap_replaces_labels(tmp_path: Path, remap: str, stored: list[int], labels: list[int]) -> None:
     np.save(tmp_path / "mask.npy", np.array([stored], np.int16))
     np.save(tmp_path / "pred.npy", np.zeros((C, 1, len(stored)), np.float32))
-    source = FileOptions(tmp_path / "pred.npy", tmp_path / "mask.npy", remap=remap)
-    (files,) = find_cases(source)
-    assert Reader.from_options(source).read(files).target.tolist() == [[labels]]
+    given = options(tmp_path / "pred.npy", tmp_path / "mask.npy", "--remap", remap)
+    assert read_case(given).target.tolist() == [[labels]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from accessibility import Sized, violations
-from command_line import C, Run, mask_array, wrote
+from command_line import C, Run, gallery_items, mask_array, wrote
+from page_data import page_data, parts_of
 from PIL import Image
 
 
@@ -33,18 +34,22 @@ def test_one_page_has_both_networks(run: Run, folders: Path, two: list[object]) 
     assert ran.code == 0, ran.err
     assert re.fullmatch(wrote(output), ran.err)
     page = output.read_text("utf-8")
-    assert "<title>preds compared with better</title>" in page
-    gains, losses = page.split("Where better gains most")[1].split("Where better loses most")
-    assert re.findall("<h3>(.): ", gains) == ["c"]
-    assert re.findall("<h3>(.): ", losses) == ["b"]
-    assert gains.count("<img") == 6  # image, truth, both networks, and two differences
+    assert page_data(page)["title"] == "preds compared with better"
+    gains, losses = parts_of(page, "figures")
+    assert (gains["title"], losses["title"]) == tuple(
+        f"Where better {x} most boundary F1, 1 px" for x in ("gains", "loses")
+    )
+    assert [row["title"].split(": ")[0] for row in gains["rows"]] == ["c"]
+    assert [row["title"].split(": ")[0] for row in losses["rows"]] == ["b"]
+    assert len(gains["rows"][0]["figures"]) == 6  # image, truth, both networks, and two differences
+    assert [tiles["title"] for tiles in parts_of(page, "tiles")] == ["preds", "better"]
     figures = json.loads(ran.out)["images"]
     assert set(figures) == {"a", "b", "c"}
     before, after = figures["c"]
     assert before["boundary_f1_1px"] < after["boundary_f1_1px"] == 1.0
-    assert page.index("<strong>b</strong>") < page.index("<strong>a</strong>") < page.index("<strong>c</strong>")
+    assert [item["name"] for item in gallery_items(output)] == ["b", "a", "c"]
     ran = run(*two, "-o", output, "--names", "one", "<two>")
-    assert "one compared with &lt;two&gt;" in output.read_text("utf-8")
+    assert "<title>one compared with &lt;two&gt;</title>" in output.read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_the_page_sorts_by_what_is_gained(
     sized(390, 844, True)
     assert run(*two, "-o", folders / "compare.html").code == 0
     page = browse(folders / "compare.html")
-    script = "return findAll('#gallery li:not([hidden]) strong').map((one) => one.textContent)"
+    script = "return findAll('.gallery > li:not([hidden]) strong').map((one) => one.textContent)"
     assert page.execute_script(script) == ["b", "a", "c"]
     page.execute_script("find('#order').click()")
     assert page.execute_script(script) == ["c", "a", "b"]

@@ -15,21 +15,25 @@ import torch
 from command_line import ROOT, Run, arguments, process, wrote
 
 import edgeloss
-from edgeloss.cli.messages import with_clock
+from edgeloss.cli.cases import CaseFiles
+from edgeloss.cli.messages import with_progress
 
 
 @pytest.mark.parametrize("command", ["view", "metrics", "diagnose", "info"])
 def test_help_has_examples(run: Run, command: str) -> None:
     ran = run(command, "--help")
     assert ran.code == 0
-    assert f"  Examples:\n    edgeloss {command}" in ran.out  # one line each, not wrapped as prose
+    assert f"Examples:\n  edgeloss {command}" in ran.out  # one line each, not wrapped as prose
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mask", "mask.png"], "Missing option '--pred'"),
-        (["--width", 1, "--mask", "m.png", "--pred", "p.npy", "-o", "p.png"], "greater than or equal to 1.7"),
+        (["--mask", "mask.png"], "the following arguments are required: --pred"),
+        (
+            ["--width", 1, "--mask", "m.png", "--pred", "p.npy", "-o", "p.png"],
+            "argument --width: expected a number from 1.7 to inf, but got 1",
+        ),
     ],
 )
 def test_options_that_are_no_use_are_named(run: Run, words: list[object], message: str) -> None:
@@ -98,9 +102,9 @@ def test_torch_is_imported_where_it_is_needed() -> None:
 @pytest.mark.parametrize(
     ("slow", "start"),
     [
-        ("typer", "program"),
+        ("rich", "program"),
         ("torch", "module"),
-        pytest.param("typer", "module", marks=pytest.mark.slow),
+        pytest.param("rich", "module", marks=pytest.mark.slow),
         pytest.param("torch", "program", marks=pytest.mark.slow),
     ],
 )
@@ -124,14 +128,15 @@ def test_imports_can_be_interrupted(slow: str, start: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_one_picture_shows_the_time_on_a_terminal_only(
+def test_what_is_computed_is_shown_on_a_terminal_only(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with with_clock("a[b]\n.npy"):
-        pass
+    monkeypatch.setenv("COLUMNS", "100")
+    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), Path(), None)]):
+        said("maps, row 512 of 4000")
     shown = capsys.readouterr().err
-    assert ("a[b]\\n.npy" in shown) == is_terminal
-    assert ("0:00:00" in shown) == is_terminal
+    if is_terminal:
+        assert all(text in shown for text in ("a[b]\\n.npy: maps, row 512 of 4000", "0/1", "0:00:00"))
     assert is_terminal or not shown

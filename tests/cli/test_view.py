@@ -15,15 +15,22 @@ from command_line import C, H, Run, W, arguments, half_logits, mask_array, wrote
 from PIL import Image
 from torch import Tensor
 
-from edgeloss import EdgeAwareLoss, io, viz
+from edgeloss import EdgeAwareLoss, io
+from edgeloss.cli import pages
+from edgeloss.viz import compute_arrays
 from edgeloss.viz.drawing import TextFigure
 
 
 class Drawn(NamedTuple):
-    """The arguments of a panel."""
+    """What a panel would show."""
 
     logits: Tensor
     target: Tensor
+    criterion: EdgeAwareLoss
+    image: Tensor | None
+    names: list[str] | None
+    palette: list[io.Rgb] | None
+    title: str
     options: dict[str, Any]
 
 
@@ -31,12 +38,19 @@ class Drawn(NamedTuple):
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Drawn]:
     """Record the panels that would be drawn; test_view_writes_the_format_of_the_suffix draws them."""
     calls: list[Drawn] = []
+    examine = pages.examine_images
+    given: list[Any] = []
 
-    def note(logits: Tensor, target: Tensor, **options: Any) -> TextFigure:
-        calls.append(Drawn(logits, target, options))
+    def note_tensors(*tensors: Any, **options: Any) -> Any:
+        given[:] = tensors
+        return examine(*tensors, **options)
+
+    def note(arrays: Any, *look: Any, **options: Any) -> TextFigure:
+        calls.append(Drawn(*given, *look, options))
         return TextFigure(figsize=(1, 1))
 
-    monkeypatch.setattr(viz, "panel", note)
+    monkeypatch.setattr(pages, "examine_images", note_tensors)
+    monkeypatch.setattr(pages, "draw_panel", note)
     return calls
 
 
@@ -51,14 +65,15 @@ def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> Non
     (call,) = drawn
     assert torch.equal(call.logits[0], half_logits())
     assert torch.equal(call.target[0], torch.from_numpy(mask_array()).long())
-    assert call.options["image"].shape == (1, 3, H, W)
-    assert call.options["title"] == "pred: logits of 12 × 16 pixels, upsampled"
+    assert call.image is not None
+    assert call.image.shape == (1, 3, H, W)
+    assert call.title == "pred: logits of 12 × 16 pixels, upsampled"
     assert {name: call.options[name] for name in ("terms", "contours", "width")} == {
         "terms": True,
         "contours": False,
         "width": 3.3,
     }
-    criterion = call.options["criterion"]
+    criterion = call.criterion
     assert (criterion.radius, criterion.decay, criterion.power, criterion.same_side_weight) == (2, 1.5, -1.0, 0.25)
     assert (criterion.ignore_index, criterion.upsample) == (255, True)
 
@@ -66,7 +81,7 @@ def test_view_draws_the_panel(run: Run, folder: Path, drawn: list[Drawn]) -> Non
 def test_the_loss_has_its_defaults(run: Run, folder: Path, drawn: list[Drawn]) -> None:
     run("view", *arguments(folder), "-o", folder / "panel.png")
     options = drawn[0].options
-    assert options["criterion"].options() == EdgeAwareLoss(ignore_index=255, upsample=True).options()
+    assert drawn[0].criterion.options() == EdgeAwareLoss(ignore_index=255, upsample=True).options()
     assert {name: options[name] for name in ("terms", "contours", "width")} == {
         "terms": False,
         "contours": True,
@@ -91,9 +106,9 @@ def test_names_and_colors_come_from_files(run: Run, folder: Path, drawn: list[Dr
     options = ["--classes", folder / "classes.txt", "--palette", folder / "colors.txt"]
     assert run("view", *arguments(folder), "-o", folder / "panel.png", *options).code == 0
     (call,) = drawn
-    assert call.options["class_names"] == ["ground", "$box^$", "_bar"]
-    assert call.options["palette"] == [(1, 2, 3), (255, 0, 9), (10, 11, 12)]
-    assert call.options["criterion"].ignore_index == 9
+    assert call.names == ["ground", "$box^$", "_bar"]
+    assert call.palette == [(1, 2, 3), (255, 0, 9), (10, 11, 12)]
+    assert call.criterion.ignore_index == 9
 
 
 BINARY = np.where(mask_array() == 1, 255, 0).astype(np.uint8)
@@ -164,7 +179,7 @@ def test_reads_colors_and_named_arrays(run: Run, folder: Path, drawn: list[Drawn
     (call,) = drawn
     assert torch.equal(call.target[0], torch.from_numpy(mask_array()).long())
     assert torch.equal(call.logits[0], half_logits(2))
-    assert call.options["palette"] == [colors[c] for c in range(C)]
+    assert call.palette == [colors[c] for c in range(C)]
 
 
 def test_view_metrics_and_diagnose_take_a_region(run: Run, folder: Path, drawn: list[Drawn]) -> None:
@@ -175,10 +190,10 @@ def test_view_metrics_and_diagnose_take_a_region(run: Run, folder: Path, drawn: 
     (call,) = drawn
     assert torch.equal(call.logits, half_logits()[None, 1:2])
     assert torch.equal(call.target[0], torch.from_numpy(mask[1]).long())
-    assert call.options["class_names"] == ["other", "1"]
+    assert call.names == ["other", "1"]
     ran = run("metrics", *files, "--json", "--classes", 3)
     assert ran.code == 0, ran.err
-    expected = viz.compute_arrays(half_logits()[None, 1:2], call.target, EdgeAwareLoss(upsample=True)).prediction
+    expected = compute_arrays(half_logits()[None, 1:2], call.target, EdgeAwareLoss(upsample=True)).prediction
     right = float(((expected == 1) & (mask[1:2] == 1)).sum() / ((expected == 1) | (mask[1:2] == 1)).sum())
     assert right == pytest.approx(json.loads(ran.out)["classes"]["1"]["iou"], rel=1e-5)
     ran = run("diagnose", *files, "--json")

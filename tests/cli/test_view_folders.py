@@ -17,11 +17,14 @@ import numpy as np
 import pytest
 import torch
 from accessibility import Sized, violations
-from command_line import ROOT, C, H, Page, Run, W, view_folders, wrote
+from command_line import ROOT, C, H, Run, W, gallery_items, view_folders, wrote
 from PIL import Image
-from torch import Tensor
 
-from edgeloss import io, viz
+from edgeloss import io
+from edgeloss.cli import pages
+from edgeloss.viz import examined
+
+ITEMS = "data.parts.find(({ kind }) => kind === 'gallery').items"  # of an index in a browser
 
 
 @pytest.fixture
@@ -29,12 +32,16 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """Replace reports, which take a second each and megabytes, by their titles; return the links of each."""
     found: dict[str, dict[str, str]] = {}
 
-    def report(logits: Tensor, target: Tensor, *, title: str, links: dict[str, str], **options: Any) -> str:
-        found[title] = links
-        return title
+    def report(*shown: Any, links: dict[str, str], **options: Any) -> str:
+        found[shown[-1]] = links
+        return str(shown[-1])
 
-    monkeypatch.setattr(viz, "report", report)
+    monkeypatch.setattr(pages, "draw_report", report)
     return found
+
+
+def links(folder: Path) -> list[str]:
+    return [item["link"] for item in gallery_items(folder / "index.html")]
 
 
 def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: Path) -> None:
@@ -46,20 +53,26 @@ def test_folders_give_pages_and_an_index_highest_loss_first(run: Run, folders: P
     assert re.fullmatch(wrote(output / "index.html", 3), ran.err)
     assert [Path(page["page"]).name for page in json.loads(ran.out)["pages"]] == ["a.png", "b.png", "c.png"]
     assert sorted(path.name for path in output.iterdir()) == ["a.png", "b.png", "c.png", "index.html"]
-    page = Page((output / "index.html").read_text("utf-8"))
-    assert page.links == ["./c.png", "./a.png", "./b.png"]
-    edges = [float(page.texts[page.texts.index(name) + 2]) for name in ("c", "a", "b")]
+    assert links(output) == ["./c.png", "./a.png", "./b.png"]
+    items = gallery_items(output / "index.html")
+    edges = [float(dict(item["lines"])["edge loss"]) for item in items]
     assert edges == sorted(edges, reverse=True)
-    thumbnails = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
-    assert len(thumbnails) == 3
-    assert all(str(source).startswith("data:image/jpeg;base64,") for source in thumbnails)
+    assert all(item["figures"][0]["source"].startswith("data:image/jpeg;base64,") for item in items)
 
 
 def test_folders_give_reports(run: Run, folders: Path, linked: dict[str, dict[str, str]]) -> None:
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
     assert (folders / "pages" / "b.html").read_text("utf-8") == "b: logits"
     assert linked["b: logits"] == {"All images": "index.html", "← a": "a.html", "c →": "c.html"}
-    assert Page((folders / "pages" / "index.html").read_text("utf-8")).links[0] == "./c.html"
+    assert links(folders / "pages")[0] == "./c.html"
+
+
+def test_each_picture_is_examined_once(run: Run, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    examine = examined.examine
+    monkeypatch.setattr(examined, "examine", lambda *given, **more: seen.append(given) or examine(*given, **more))
+    assert run(*view_folders(folders), "-o", folders / "pages", "--dpi", 20, "--json").code == 0
+    assert len(seen) == 3
 
 
 @pytest.mark.usefixtures("linked")
@@ -68,7 +81,7 @@ def test_a_nan_loss_comes_first(run: Run, folders: Path) -> None:
     ran = run(*view_folders(folders), "-o", folders / "pages", "--format", "html")
     assert ran.code == 0
     assert "b.pt: 2304 of 2304 values are not finite" in ran.err
-    assert Page((folders / "pages" / "index.html").read_text("utf-8")).links == ["./b.html", "./c.html", "./a.html"]
+    assert links(folders / "pages") == ["./b.html", "./c.html", "./a.html"]
 
 
 @pytest.mark.usefixtures("linked")
@@ -80,10 +93,10 @@ def test_the_gallery_sorts_and_filters(
     Image.fromarray(np.ones((H, W), np.uint8)).save(folders / "masks" / "b.png")  # no pixel of class 0
     assert run(*view_folders(folders), "-o", folders / "pages", "--format", "html").code == 0
     page = browse(folders / "pages" / "index.html")
-    scores = page.execute_script("return data.rows.map(({ name, figures }) => [figures.boundary_f1_1px, name])")
+    scores = page.execute_script(f"return {ITEMS}.map(({{ name, values }}) => [values.boundary_f1_1px, name])")
 
     def shown() -> list[str]:
-        script = "return findAll('#gallery li:not([hidden]) strong').map((one) => one.textContent)"
+        script = "return findAll('.gallery > li:not([hidden]) strong').map((one) => one.textContent)"
         names: list[str] = page.execute_script(script)
         return names
 
@@ -95,7 +108,9 @@ def test_the_gallery_sorts_and_filters(
     assert shown() == [name for _, name in sorted(scores)]
     page.execute_script("find('#order').click()")
     assert shown() == [name for _, name in sorted(scores, reverse=True)]
-    occurring = page.execute_script("return data.rows.filter(({ iou }) => iou[0][0] !== null).map(({ name }) => name)")
+    occurring = page.execute_script(
+        f"return {ITEMS}.filter(({{ iou }}) => iou[0][0] !== null).map(({{ name }}) => name)"
+    )
     choose("#class", "0")
     assert sorted(shown()) == sorted(occurring)
     assert violations(page, axe) == []
@@ -118,20 +133,22 @@ NAMES = [
 
 
 @pytest.mark.usefixtures("linked")
-def test_names_with_markup_are_text(run: Run, folders: Path) -> None:
+def test_names_with_markup_are_text(run: Run, folders: Path, browse: Callable[[Path], Any]) -> None:
     for kind, suffix in {"images": "jpg", "masks": "png", "preds": "pt"}.items():
         for name in NAMES:
             (folders / kind / f"{name}.{suffix}").write_bytes((folders / kind / f"a.{suffix}").read_bytes())
     output = folders / "pages"
     assert run(*view_folders(folders), "-o", output, "--format", "html").code == 0
-    page = Page((output / "index.html").read_text("utf-8"))
-    linked = {urllib.parse.unquote(urllib.parse.urlsplit(link).path) for link in page.links}
+    targets = [urllib.parse.urlsplit(link) for link in links(output)]
+    linked = {urllib.parse.unquote(target.path) for target in targets}
     assert linked == {f"./{name}.html" for name in ["a", "b", "c", *NAMES]}
-    assert not any(urllib.parse.urlsplit(link).scheme for link in page.links)
+    assert not any(target.scheme for target in targets)
     assert all((output / path).is_file() for path in linked)
-    assert {name.replace("\n", "\\n") for name in NAMES} <= set(page.texts)
-    assert not any("onerror" in attrs for _, attrs in page.tags)
-    assert sum(tag == "img" for tag, _ in page.tags) == 3 + len(NAMES)
+    page = browse(output / "index.html")
+    shown = page.execute_script("return findAll('.gallery strong').map((one) => one.textContent)")
+    assert set(shown) == {"a", "b", "c", *(name.replace("\n", "\\n") for name in NAMES)}
+    assert page.execute_script("return document.images.length") == 3 + len(NAMES)
+    assert page.execute_script("return findAll('[onerror]').length") == 0
 
 
 @pytest.mark.usefixtures("linked")

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import base64
-import json
-import re
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from page_data import parts_of
 
 from edgeloss.viz.packing import FIRST_NUMBER
 
 
 def carried(page: str) -> dict[str, Any]:
-    """Return the numbers in a page."""
-    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert match is not None
-    data: dict[str, Any] = json.loads(match[1])
-    return data
+    """Return what the views of a page show."""
+    (viewer,) = parts_of(page, "viewer")
+    return viewer
 
 
 def raw_bytes(array: dict[str, Any]) -> list[bytes]:

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeloss import EdgeAwareLoss
+from edgeloss.viz.arrays import Arrays, Details, examine, read_scene, workers
+
 MARKUP = ["road", "<b>car</b>", "</script><script>document.title='caught'</script>"]
 
 
@@ -38,3 +41,13 @@ def large_image(kind: str) -> dict[str, Any]:
         logits = torch.randn(logits.shape, generator=generator)
     image = torch.rand(1, 3, 1024, 2048, generator=generator)
     return {"logits": logits, "target": target, "image": image}
+
+
+def examined(
+    logits: Tensor, target: Tensor, criterion: EdgeAwareLoss | None = None, **options: Any
+) -> tuple[Arrays, Details]:
+    """Examine a scene with its details."""
+    with workers() as pool:
+        arrays = examine(read_scene(logits, target, criterion), pool, **({"neighbors": 1} | options))
+    assert arrays.details is not None
+    return arrays, arrays.details

@@ -11,11 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from scenes import patches, scene
+from scenes import examined, patches, scene
 
 from edgeloss import EdgeAwareLoss
 from edgeloss.viz import arrays, compute_arrays, panel
-from edgeloss.viz.arrays import examine, read_scene
 
 
 def test_an_ignore_index_may_be_a_class() -> None:
@@ -77,8 +76,7 @@ def test_works_where_gradients_are_off(mode: Callable[[], AbstractContextManager
 def test_top_classes() -> None:
     logits, target = patches(classes=5, batch=2)
     logits[0, :, 8, 8] = torch.nan
-    computed, details = examine(read_scene(logits, target, None), neighbors=1)
-    assert details is not None
+    computed, details = examined(logits, target)
     classes, probabilities = np.concatenate([computed.prediction[None], details.others]), details.probabilities
     p = logits.softmax(1)
     best = p.nan_to_num(-1).topk(3, dim=1)
@@ -87,16 +85,14 @@ def test_top_classes() -> None:
     ok = ~p.isnan().any(1).numpy()
     np.testing.assert_array_equal(classes[:, ok], best.indices.movedim(1, 0).numpy()[:, ok])
     np.testing.assert_allclose(probabilities[:, ok], best.values.movedim(1, 0).numpy()[:, ok], rtol=1e-6)
-    details = examine(read_scene(logits[:, :1], (target > 0).long(), None), neighbors=1)[1]
-    assert details is not None
+    _, details = examined(logits[:, :1], (target > 0).long())
     assert len(details.probabilities) == 2  # one logit: two classes
 
 
 def test_a_class_of_probability_0_is_not_among_the_most_probable() -> None:
     logits, target = patches(classes=3)
     logits[:, :2] = -torch.inf
-    details = examine(read_scene(logits, target, EdgeAwareLoss(region_weight=0)), neighbors=1)[1]
-    assert details is not None
+    _, details = examined(logits, target, EdgeAwareLoss(region_weight=0))
     assert (details.others == -1).all()
     assert (details.probabilities[1:] == 0).all()
 
@@ -115,22 +111,41 @@ def test_the_gradient_of_the_region_term_is_a_part_of_that_of_the_loss() -> None
     assert (np.abs(full.gradient - without.gradient) <= full.region * (1 + 1e-4)).all()
 
 
+@pytest.mark.parametrize("classes", [3, 300])
+def test_the_first_of_equal_logits_is_the_class(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
+    monkeypatch.setattr(arrays, "_CHUNK", 3 * 8 * classes)
+    logits = torch.randn(1, classes, 12, 8).round()
+    logits[0, :, 3, 3] = torch.inf
+    _, target = patches(12, 8, classes=2)
+    criterion = EdgeAwareLoss(region_weight=0)
+    computed, details = examined(logits, target, criterion)
+    np.testing.assert_array_equal(computed.prediction[0], logits.max(1).indices[0])
+    np.testing.assert_array_equal(compute_arrays(logits, target, criterion).prediction, computed.prediction)
+    shown = details.probabilities[1:, 0][details.others[:, 0] >= 0]
+    assert (shown > 0).sum() == np.isfinite(shown).sum()
+
+
+def test_threads_do_not_change_what_torch_uses() -> None:
+    threads = torch.get_num_threads()
+    with arrays.workers() as pool:
+        assert pool.submit(torch.get_num_threads).result() == 1
+    assert torch.get_num_threads() == threads
+
+
 @pytest.mark.parametrize("options", [{}, {"decay": 2.0, "radius": 2}, {"upsample": True}, {"power": -1.0}])
 def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     logits, target = patches(61, 36)
     criterion = EdgeAwareLoss(**options)
     logits = logits[:, :, ::3, ::2] if criterion.upsample else logits
     said: list[str] = []
-    whole, details = examine(read_scene(logits, target, criterion), neighbors=1)
+    whole, details = examined(logits, target, criterion)
     monkeypatch.setattr(arrays, "_BAND", 3 * 36 * 7)
-    parts, found = examine(read_scene(logits, target, criterion), said.append, neighbors=1)
+    parts, found = examined(logits, target, criterion, said=said.append)
     steps = [text for text in said if text.startswith("maps, row ")]
     assert steps[0] == "maps, row 0 of 61"
     assert len(set(steps)) > 2
     np.testing.assert_array_equal(parts.prediction, whole.prediction)
     for name, values in whole.maps.items():
         np.testing.assert_allclose(parts.maps[name], values, rtol=1e-6)
-    assert details is not None
-    assert found is not None
     np.testing.assert_array_equal(found.others, details.others)
     np.testing.assert_allclose(found.probabilities, details.probabilities, rtol=1e-6)

@@ -98,7 +98,6 @@ def assert_pixels_are_square(figure: Figure, ratio: float) -> None:
 
 
 def test_a_row_of_pictures_has_as_few_free_places_as_possible() -> None:
-    """Their number is that of the columns times the rows, or one less with the key in the free place."""
     for with_image, terms, free in ((False, False, 1), (True, False, 0), (False, True, 0), (True, True, 0)):
         logits, target = scene(16, 20)
         figure = panel(logits, target, image=torch.rand(3, 16, 20) if with_image else None, terms=terms)
@@ -107,5 +106,3 @@ def test_a_row_of_pictures_has_as_few_free_places_as_possible() -> None:
             len({round(value) for value in values}) for values in zip(*((b.x0, b.y0) for b in places), strict=True)
         )
         assert columns * rows == len(places) + free
-        key = figure.legends[0].get_window_extent()
-        assert (key.x0 > places[-1].x1) == bool(free)

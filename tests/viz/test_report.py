@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from page_data import page_data
 from PIL import Image
 from report_page import carried, decoded, raw_codes
 from scenes import MARKUP, large_image, patches
@@ -16,8 +17,8 @@ from scenes import MARKUP, large_image, patches
 from edgeloss.metrics import boundary_f1
 from edgeloss.viz import compute_arrays, report
 from edgeloss.viz.coloring import error_picture
-from edgeloss.viz.packing import FIRST_NUMBER, IGNORED, OFF_EDGES, worst_places
-from edgeloss.viz.scores import compute_scores, shown_figures, small_jpeg
+from edgeloss.viz.packing import FIRST_NUMBER, IGNORED, OFF_EDGES
+from edgeloss.viz.scores import compute_scores, mistakes, shown_figures, small_jpeg, worst_places
 
 
 def test_the_page_holds_the_maps() -> None:
@@ -76,10 +77,33 @@ def test_the_worst_places_do_not_touch() -> None:
     losses[40:48, 80:84] = 0.5
     losses[0, 0] = 3
     losses[95, 119] = np.inf
-    places = worst_places(losses)
+    target = np.zeros(losses.shape, np.int64)
+    prediction = target.copy()
+    prediction[44, 70:90], prediction[40:50, 76] = 2, 1
+    places = worst_places(losses, target, prediction)
     assert [(place["row"], place["column"]) for place in places] == [(92, 116), (44, 76), (4, 4)]
     assert [place["sum"] for place in places] == [None, 64, 3]
-    assert worst_places(np.zeros((5, 5))) == []
+    assert [place["labels"] for place in places] == [[0], [0, 2], [0]]  # the most frequent mistake
+    assert all(0 <= place["top"] <= place["row"] < place["top"] + place["across"] <= 96 for place in places)
+    assert worst_places(np.zeros((5, 5)), target, prediction) == []
+
+
+def test_mistakes_are_counted() -> None:
+    logits, target = patches(classes=5)
+    logits[0, 0, 20, 30] = torch.nan
+    image = carried(report(logits, target))["images"][0]
+    prediction = logits.argmax(1).numpy()[0]
+    prediction[20, 30] = -1
+    valid = (target[0] >= 0).numpy()
+    wrong = (prediction != target[0].numpy()) & valid
+    assert image["pixels"] == {"valid": valid.sum(), "wrong": wrong.sum()}
+    assert image["occurs"] == [[k, int((target == k).sum())] for k in range(5)]
+    assert image["mistakes"] == mistakes(np.where(valid, target[0], -1), prediction)
+    for true, found, count in image["mistakes"]:
+        assert count == ((target[0].numpy() == true) & (prediction == found)).sum()
+    counts = [count for *_, count in image["mistakes"]]
+    assert len(counts) == 6
+    assert counts == sorted(counts, reverse=True)
 
 
 def test_markup_in_names_is_text() -> None:
@@ -106,15 +130,12 @@ def test_tiles_and_tables_are_those_of_each_image() -> None:
     logits[1] *= -1
     page = report(logits, target, names=["one", "<two>"])
     assert [image["name"] for image in carried(page)["images"]] == ["one", "<two>"]
-    parts = re.split(r'<div data-image="[01]"(?: hidden)?>', page)
-    for at, (tiles, table) in enumerate(zip(parts[1:3], parts[3:5], strict=True)):
+    for at, image in enumerate(carried(page)["images"]):
         alone = compute_arrays(logits[at], target[at])
         scores = compute_scores(alone.target, alone.prediction, 3)
-        for name, value in shown_figures(alone.terms | scores.means).items():
-            assert f"<dt>{name}</dt><dd>{value}</dd>" in tiles
-        assert "boundary F1, 1 px" in tiles
-        assert "region term" in tiles
-        assert f"<td>{scores.pixels[0]}</td><td>{scores.iou[0]:.1%}</td>" in table
+        assert dict(image["tiles"]["values"]) == shown_figures(alone.terms | scores.means)
+        assert {"boundary F1, 1 px", "region term"} <= dict(image["tiles"]["values"]).keys()
+        assert image["table"]["rows"][0][1:3] == [str(scores.pixels[0]), f"{scores.iou[0]:.1%}"]
 
 
 def test_a_class_that_is_never_right_has_an_iou_of_zero() -> None:
@@ -128,7 +149,7 @@ def test_a_thumbnail_marks_the_wrong_pixels() -> None:
     target = np.zeros((40, 60), dtype=np.int64)
     wrong = target.copy()
     wrong[:20] = 1
-    gray = np.full((40, 60, 3), 0.5)
+    gray = np.full((40, 60, 3), 128, np.uint8)
     for image in (gray, None):
         drawn = np.asarray(Image.open(io.BytesIO(small_jpeg(error_picture(target, wrong, image))))).astype(int)
         assert drawn.shape == (40, 60, 3)
@@ -136,9 +157,9 @@ def test_a_thumbnail_marks_the_wrong_pixels() -> None:
         assert drawn[30, 30, 0] <= drawn[30, 30, 2] + 5
 
 
-def test_links_are_shown_and_escaped() -> None:
+def test_links_are_to_files_next_to_the_page() -> None:
     page = report(*patches(), links={"<next>": "a b#:.html"})
-    assert '<a href="./a%20b%23%3A.html">&lt;next&gt;</a>' in page
+    assert page_data(page)["links"] == [["<next>", "./a%20b%23%3A.html"]]
 
 
 @pytest.mark.slow

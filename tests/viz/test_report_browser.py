@@ -17,6 +17,7 @@ from edgeloss import EdgeAwareLoss
 from edgeloss.viz import compute_arrays, distinct_colors
 from edgeloss.viz.coloring import color_maps, map_to_rgb
 from edgeloss.viz.palette import LOUD, RIGHT, VOID, WRONG
+from edgeloss.viz.scores import compute_scores
 
 
 def test_it_renders_with_no_network(opened: Opened) -> None:
@@ -43,7 +44,7 @@ def test_every_layer_shows_its_map(opened: Opened) -> None:
     page = opened(logits, target, criterion=criterion)
     computed = compute_arrays(logits, target, criterion)
     keys = ("cross_entropy", "edge", "gradient", "region", "same_side", "other_side")
-    expected = {key: map_to_rgb(drawn, 0) for key, drawn in zip(keys, color_maps(computed, terms=True), strict=True)}
+    expected = {key: map_to_rgb(drawn, 0) for key, drawn in zip(keys, color_maps(computed, keys), strict=True)}
     colors = 255 * np.vstack([distinct_colors(3), VOID])
     truth, prediction = computed.target[0], computed.prediction[0]
     expected["truth"] = np.rint(colors[truth])
@@ -334,9 +335,11 @@ def test_a_batch_is_shown_image_by_image_and_controls_work_meanwhile(opened: Ope
         }
     """)
     page.wait_for("return find('#wait').hidden && image.picture.naturalWidth === 36 && filter.hidden.size === 0")
-    assert page.run("return data.images.findIndex(({ worst }) => worst === image.worst)") == 2
+    assert page.run("return images.findIndex(({ worst }) => worst === image.worst)") == 2
     assert page.run("return [menus[0].value, menus[1].value]") == ["cross_entropy", "gradient"]
-    assert page.run("return findAll('[data-image]:not([hidden])').map((one) => one.dataset.image)") == ["2", "2"]
+    scores = compute_scores(target[2:].clamp(min=-1).numpy(), logits[2:].argmax(1).numpy(), 3)
+    assert page.run("return findAll('#scores tbody td').map((one) => one.textContent)")[0] == str(scores.pixels[0])
+    assert f"{scores.means['mean_iou']:.1%}" in page.run("return findAll('#tiles dd').map((one) => one.textContent)")
     assert page.run("return find('#slide').value") == "2"
     expected = np.rint(255 * np.vstack([distinct_colors(3), VOID])[compute_arrays(logits, target).target[2]])
     page._wait.until(lambda d: np.array_equal(page.layer("truth")[..., :3], expected))

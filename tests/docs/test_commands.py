@@ -67,16 +67,12 @@ def test_command(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_edgeloss(arguments: list[str]) -> None:
     """Parse the arguments of the command of the package."""
-    typer = pytest.importorskip("typer", reason="typer is not installed")
-    from edgeloss.cli.app import app
+    pytest.importorskip("rich", reason="rich is not installed")
+    from edgeloss.cli.commands import make_parser
 
-    group = typer.main.get_command(app)
-    if arguments[0].startswith("-"):
-        assert {*arguments} <= {option for parameter in group.params for option in parameter.opts} | {"--help"}
+    if arguments[0] in ("--help", "--version"):
         return
-    command = group.commands[arguments[0]]
-    with typer.Context(command) as context:
-        command.make_parser(context).parse_args(arguments[1:])
+    make_parser().parse_args(arguments)
 
 
 def check_script(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,13 @@ def imported(*names):
     print(*(name for name in names if name in sys.modules and name not in before))
 
 print([name for name in edgeloss.__all__ if not hasattr(edgeloss, name)])
-imported("cv2", "matplotlib", "omegaconf", "PIL", "rich", "scipy", "torchmetrics", "typer")
+imported("cv2", "matplotlib", "omegaconf", "PIL", "rich", "scipy", "torchmetrics")
 x = torch.randn(1, 3, 12, 12, requires_grad=True)
 edgeloss.EdgeAwareLoss()(x, torch.randint(3, (1, 12, 12))).backward()
 edgeloss.backends()
 imported("triton")
 
-absent = ["matplotlib", "torchmetrics", "typer"]
+absent = ["matplotlib", "rich", "torchmetrics"]
 sys.modules |= dict.fromkeys(absent)
 from edgeloss import cli, metrics
 y = torch.arange(4).view(1, 2, 2)
@@ -73,6 +73,6 @@ def test_only_what_is_used_is_imported_and_a_missing_extra_is_one_line(tmp_path:
         "1.0",  # the functions need no torchmetrics
         f"edgeloss.metrics.BoundaryF1 needs torchmetrics; {install_advice('metrics')}",
         f"edgeloss.viz needs matplotlib; {install_advice('viz')} None True",
-        f"edgeloss: error: the command needs typer; {install_advice('cli')}",
+        f"edgeloss: error: the command needs rich; {install_advice('cli')}",
         "matplotlib",
     ], ran.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from accessibility import Sized, violations
+from page_data import parts_of
 from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
@@ -61,10 +60,11 @@ def worst() -> list[tuple[ImageFigures, Any]]:
 
 def test_the_worst_images_are_thumbnails_of_their_errors(tmp_path: Path) -> None:
     page = write_run_page(tmp_path, [row_of(1)], CLASSES, worst()).read_text("utf-8")
-    cards = re.findall(r'href="#(worst-[01])"><img src="data:image/jpeg;base64,([^"]+)"', page)
-    assert [place for place, _ in cards] == ["worst-0", "worst-1"]
-    for place, encoded in cards:
-        assert f'<figure id="{place}"' in page
+    (gallery,), (figures,) = parts_of(page, "gallery"), parts_of(page, "figures")
+    assert [card["link"] for card in gallery["items"]] == ["#worst-0", "#worst-1"]
+    assert [f"#{figure['id']}" for figure in figures["rows"][0]["figures"]] == ["#worst-0", "#worst-1"]
+    for card in gallery["items"]:
+        encoded = card["figures"][0]["source"].removeprefix("data:image/jpeg;base64,")
         shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).astype(int)
         assert shown.shape == (16, 24, 3)
         assert (shown[..., 0] > shown[..., 2] + 60).any()  # wrong pixels in red
@@ -72,11 +72,10 @@ def test_the_worst_images_are_thumbnails_of_their_errors(tmp_path: Path) -> None
 
 def curves_of(path: Path) -> list[tuple[str, str, list[int], list[float | None]]]:
     """Return the title, name, epochs and values of each curve of a page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
-    assert found is not None
+    (part,) = parts_of(path.read_text("utf-8"), "curves")
     return [
         (curve["title"], one["name"], curve["epochs"], one["values"])
-        for curve in json.loads(found[1])["curves"]
+        for curve in part["curves"]
         for one in curve["series"]
     ]
 
@@ -96,10 +95,10 @@ def test_curves_hold_the_history_but_for_what_never_changes(tmp_path: Path) -> N
     titles = {title for title, *_ in curves}
     assert "Loss" in titles
     assert not titles & {"Weight of the edge terms", "Share of each term in the gradient"}
-    note = re.search(r"Constant, and not drawn: (.*?)\.</p>", path.read_text("utf-8"))
-    assert note is not None
-    assert "Weight of the edge terms, edge weight: 0.5" in note[1]
-    assert "Share of each term in the gradient, same side: 33.3%" in note[1]
+    (note,) = parts_of(path.read_text("utf-8"), "note")
+    assert note["text"].startswith("Constant, and not drawn: ")
+    assert "Weight of the edge terms, edge weight: 0.5" in note["text"]
+    assert "Share of each term in the gradient, same side: 33.3%" in note["text"]
 
 
 def test_terms_are_drawn_times_their_weights_and_a_gap_is_a_gap(tmp_path: Path) -> None:
@@ -135,8 +134,7 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     path = write_run_page(folder, [row_of(1)], CLASSES, worst(), config="</pre><img src=x>")
     page = path.read_text("utf-8")
     assert page.count("</script>") == 2  # those of the template
-    assert page.count("<img ") == 4
-    for markup in ("<i>", "<b>car", "<img src=x", 'x" onerror'):
+    for markup in ("<i>run", "<b>car", "<img src=x", 'x" onerror'):
         assert markup not in page
 
 
@@ -184,16 +182,17 @@ def test_it_renders_with_no_network(browse: Browse, tmp_path: Path) -> None:
     assert rows[0, 1].tolist() == [CLASSES[1], "76.0%", "–", "75.0%"]
     assert rows[1, 3].tolist() == ["mean", "40.0%", "20.0%", "–"]
 
+    assert page.execute_script("return document.images.length") == 4
     assert texts("figcaption b") == [HOSTILE, "plain"]
     assert "edge loss 3.25 · cross-entropy 0.5 · mean IoU 25.0%" in texts("figcaption")[0]
     assert "epochs: 4" in texts("pre")[0]
-    pictures = page.execute_script("return [...document.querySelectorAll('figure img')].map((one) => one.src)")
+    pictures = page.execute_script("return [...document.querySelectorAll('.figures img')].map((one) => one.src)")
     for source in pictures:
         kind, content = source.split(",")
         assert kind == "data:image/jpeg;base64"
         with Image.open(io.BytesIO(base64.b64decode(content))) as picture:
             assert picture.size[0] > 400
-    assert HOSTILE in page.execute_script("return document.querySelector('figure img').alt")
+    assert HOSTILE in page.execute_script("return document.querySelector('.figures img').alt")
 
 
 def test_a_single_epoch_is_best_and_last(browse: Browse, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def error_picture(target: _Array, prediction: _Array, image: _Array | None) -> n
     picture = np.empty((*target.shape, 3), np.uint8)
     picture[:] = color_bytes(RIGHT)
     if image is not None:
-        picture[:] = (0.15 * 255 + 0.7 / 3 * image.sum(-1, dtype=np.float32, keepdims=True)).astype(np.uint8)
+        picture[:] = (0.5 + 0.15 * 255 + 0.7 / 3 * image.sum(-1, dtype=np.float32, keepdims=True)).astype(np.uint8)
     picture[target != prediction] = color_bytes(WRONG)
     picture[target < 0] = color_bytes(VOID)
     return picture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgeloss.cli.cases import Case, CaseFiles, Reader
 from edgeloss.cli.messages import errors_named, printable, with_progress, write
@@ -21,6 +23,7 @@ from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.report import draw_report
 
 Said = Callable[[str], None]
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def make_criterion(options: Namespace, ignore_index: int) -> EdgeAwareLoss:
@@ -34,6 +37,22 @@ def make_criterion(options: Namespace, ignore_index: int) -> EdgeAwareLoss:
         return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss_options(options))
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse the memory of large arrays, which it would return to the system and clear at the next use."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(parameter, 2**30)
+
+
+class Written(NamedTuple):
+    """A page that was written, its size in bytes, and what it shows."""
+
+    path: Path
+    size: int
+    case: Case
+    examined: list[Examined]
 
 
 class Painter:
@@ -53,6 +72,7 @@ class Painter:
         self.criterion = make_criterion(options, self.reader.ignore_index)
         self._colors = None if options.palette is None else read_palette(options.palette)
         self._options = options
+        _keep_freed_memory()
 
     def examine(self, case: Case, said: Said, *, details: bool = False) -> list[Examined]:
         """Examine each picture of a case."""
@@ -83,19 +103,22 @@ class Painter:
             raise InputError(f"{path}: expected {classes} colors, but got none for class {', '.join(missing)}")
         return None if colors is None else [colors[c] for c in range(classes)]
 
-    def write(
-        self, files: CaseFiles, output: Path, said: Said, links: Mapping[str, str] | None = None
-    ) -> tuple[Item, dict[str, Any]]:
-        """Write the page of a case, and return what an index shows of it and what --json prints."""
+    def write(self, files: CaseFiles, output: Path, said: Said, links: Mapping[str, str] | None = None) -> Written:
+        """Write the page of a case."""
         said("reading")
         with errors_named(files.prediction):
             case = self.reader.read(files)
             content, examined = self.draw(case, output.suffix.lower(), links, said)
-            item = index_item(printable(case.name), examined, case.pictures(), output.name)
         write(output, content)
+        return Written(output, len(content), case, examined)
+
+    def describe(self, page: Written) -> tuple[Item, dict[str, Any]]:
+        """Return what an index shows of a page, and what --json prints."""
+        case = page.case
+        item = index_item(printable(case.name), page.examined, case.pictures(), page.path.name)
         iou = item.scores[0].iou.tolist()
         names = self.reader.names or [str(k) for k in range(len(iou))]
-        about = {"page": str(output), "bytes": len(content), "prediction": case.interpretation}
+        about = {"page": str(page.path), "bytes": page.size, "prediction": case.interpretation}
         return item, about | item.figures[0] | {"iou": dict(zip(names, iou, strict=False))}
 
 
@@ -110,7 +133,7 @@ def write_folder(cases: Sequence[CaseFiles], folder: Path, page_format: str, pai
     pages = [f"{files.name}.{page_format}" for files in cases]
     items, figures = [], []
     for at, (files, said) in enumerate(with_progress(cases)):
-        item, shown = painter.write(files, folder / pages[at], said, _links(pages, at))
+        item, shown = painter.describe(painter.write(files, folder / pages[at], said, _links(pages, at)))
         items.append(item)
         figures.append(shown)
     index = gallery(

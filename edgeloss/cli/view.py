@@ -68,8 +68,9 @@ def view(options: Namespace) -> None:
         page = output
         check_suffix(output, (*PICTURE_SUFFIXES, ".html"))
         for files, said in with_progress(cases):
-            _, figures = painter.write(files, output, said)
-        say_wrote(output, figures["bytes"])
+            written = painter.write(files, output, said)
+        say_wrote(output, written.size)
+        figures = painter.describe(written)[1] if options.as_json else {}
     if options.as_json:
         print_json(figures)
     if options.show:

@@ -183,20 +183,23 @@ def examine(
     """
     terms, gradient, region = _gradients(scene, said)
     whole: dict[str, npt.NDArray[Any]] = {}
-    found: list[Neighbors] = []
     scene.cells  # noqa: B018, which several threads would compute at once
-    bands = scene.bands()
-    parts = pool.map(lambda band: _examine_band(scene, band, neighbors), bands)
-    for (rows, _), (values, near) in zip(bands, parts, strict=True):
-        said(f"maps, row {rows.start} of {scene.y.shape[1]}")
+
+    def fill(band: tuple[slice, slice]) -> Neighbors | None:
+        values, near = _examine_band(scene, *band, neighbors)
         for name, part in values.items():
-            if name not in whole:
-                whole[name] = np.empty((*part.shape[:-2], *scene.y.shape[1:]), part.dtype)
-            whole[name][..., rows, :] = part
-        found += [] if near is None else [near]
+            if name not in whole:  # of several threads, one stores its array: np.empty writes nothing
+                whole.setdefault(name, np.empty((*part.shape[:-2], *scene.y.shape[1:]), part.dtype))
+            whole[name][..., band[0], :] = part
+        return near
+
+    bands, found = scene.bands(), []
+    for (rows, _), near in zip(bands, pool.map(fill, bands), strict=True):
+        said(f"maps, row {rows.stop} of {scene.y.shape[1]}")
+        found.append(near)
     details = None
     if neighbors:
-        joined = join_neighbors(found)
+        joined = join_neighbors(cast("list[Neighbors]", found))
         count = max(most_pairs // max(joined.nll.shape[1], 1), 1)
         joined = Neighbors(*(values[..., :count, :] for values in joined))
         details = Details(whole.pop("others"), whole.pop("probabilities"), joined)
@@ -214,10 +217,9 @@ def examine(
 
 @torch.no_grad()
 def _examine_band(
-    scene: Scene, band: tuple[slice, slice], neighbors: int
+    scene: Scene, rows: slice, around: slice, neighbors: int
 ) -> tuple[dict[str, npt.NDArray[Any]], Neighbors | None]:
     """Return the arrays of a band of rows by name, and the neighbors of its edge pixels if they are asked for."""
-    rows, around = band
     own = slice(rows.start - around.start, rows.stop - around.start)
     options = scene.criterion.options() | {"reduction": "sum", "region_weight": 0.0, "validate": "never"}
     x, y, valid = scene.logits_of(around), scene.y[:, around], scene.valid[:, around]

@@ -25,7 +25,7 @@ _EXACT_LAYERS = ("gradient", "region", "distance")  # whose small values matter:
 _LEVELS = 6, 3  # of zlib; of large pictures
 _BAND = 2**19  # pixels of the image
 _BLOCK = 2**14  # values
-_BLOCKS = 16  # sizes are estimated from as many blocks of rows, or from all of a small image
+_BLOCKS = 8  # sizes are estimated from as many blocks of rows, or from all of a small image
 _BINS = 60
 
 # Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.

@@ -142,7 +142,7 @@ def test_a_picture_may_be_looked_at_band_by_band(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arrays, "_BAND", 3 * 36 * 7)
     parts, found = examined(logits, target, criterion, said=said.append)
     steps = [text for text in said if text.startswith("maps, row ")]
-    assert steps[0] == "maps, row 0 of 61"
+    assert steps[-1] == "maps, row 61 of 61"
     assert len(set(steps)) > 2
     np.testing.assert_array_equal(parts.prediction, whole.prediction)
     for name, values in whole.maps.items():

@@ -188,8 +188,8 @@ def _jobs(image: Content, precision: Precision) -> dict[str, _Job]:
     on_edges = [int(starts[row]) for row in ends(len(edges))]
 
     def labels(values: _Array, numbers: int, at: Sequence[int] | None = None) -> _Job:
-        # The largest value of the type stands for -1.
-        dtype, at = np.uint8 if numbers <= 255 else np.uint16, at or ends(len(values))
+        # The largest value of the type stands for -1, and a page hides pixels by the one below.
+        dtype, at = np.uint8 if numbers <= 254 else np.uint16, at or ends(len(values))
         return lambda split: _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
 
     def floats(

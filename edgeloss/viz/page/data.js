@@ -33,7 +33,7 @@ let image; // the current one
 // bands of an array to draw it, and one band of each array for the values of a pixel.
 const openImage = (about) => {
   const { arrays: packed, picture } = about;
-  const opened = { ...about, arrays: {}, levels: new Map(), keep: null, picture: null, failures: {} };
+  const opened = { ...about, arrays: {}, levels: new Map(), paintings: {}, keep: null, picture: null, failures: {} };
   const stored = Object.keys(packed);
   const [height, width] = packed.truth.shape;
   const count = packed.truth.bands.length;

@@ -7,34 +7,45 @@ const rgba = (hex) => {
 };
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
 const scale = data.scale.map(rgba);
-const classColors = (absent) => {
-  const painted = new Uint32Array(65536).fill(rgba(absent));
-  painted.set(colors.map(rgba));
-  return painted;
-};
-const labelColors = { truth: classColors(data.special.void), prediction: classColors(data.special.loud) };
+const [RIGHT_PIXEL, WRONG_PIXEL] = [2, 3]; // next to HIDDEN and IGNORED, the codes of "right and wrong"
 const CONTOURS = { truth: "#ffffff", prediction: "#ff6b35" };
 
-// The color of each code.
-const valueColors = (layer) => {
-  const zero = layer.nothing === "zero" ? special.nothing : null;
-  const far = layer.nothing === "far" ? special.nothing : special.loud;
-  const painted = Uint32Array.from({ length: 65536 }, (_, code) => {
-    if (code >= NOT_FINITE) return code === NOT_FINITE ? far : special.loud;
-    const value = NUMBERS[code];
-    if (value === 0 && zero !== null) return zero;
-    const part = ((layer.log ? Math.log10(value) : value) - layer.low) / (layer.high - layer.low);
-    return scale[limited(Math.floor(part * scale.length), 0, scale.length - 1)];
-  });
-  [painted[HIDDEN], painted[IGNORED], painted[OFF_EDGES]] = [0, special.void, special.nothing];
-  return painted;
+// The color of each code or label of a layer.
+const paintingOf = (key) => {
+  const painting = new Uint32Array(65536);
+  const layer = layerOf(key);
+  const { none } = image.arrays[key] ?? {};
+  if (key === "picture") painting[HIDDEN] = special.void; // a veil
+  else if (key === "errors") {
+    const right = image.picture ? (special.right & 0xffffff) | (70 << 24) : special.right; // the image is seen there
+    [painting[IGNORED], painting[RIGHT_PIXEL], painting[WRONG_PIXEL]] = [special.void, right, special.wrong];
+  } else if (!layer) {
+    painting.set(colors.map(rgba));
+    painting[none] = key === "truth" ? special.void : special.loud;
+  } else {
+    const far = layer.nothing === "far" ? special.nothing : special.loud;
+    for (let code = FIRST; code < 65536; code++) {
+      const value = layer.log ? Math.log10(NUMBERS[code]) : NUMBERS[code];
+      const part = (value - layer.low) / (layer.high - layer.low);
+      painting[code] = scale[limited(Math.floor(part * scale.length), 0, scale.length - 1)];
+      if (code >= NOT_FINITE) painting[code] = code === NOT_FINITE ? far : special.loud;
+    }
+    if (layer.nothing === "zero") painting[FIRST] = special.nothing;
+    [painting[IGNORED], painting[OFF_EDGES]] = [special.void, special.nothing];
+  }
+  return painting;
 };
 
-// Halve the resolution. The largest of four values stays, so that thin edges do; of distances, the smallest.
-const halved = ({ values, rows, columns }, least) => {
+// Which of two codes stays where the resolution is halved. The largest, so that thin edges do; of distances, the
+// smallest. Of labels the first: an order of them has no meaning.
+const largest = (a, b) => (b > a ? b : a);
+const nearest = (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a);
+const first = (a) => a;
+const stays = (key) => (key === "distance" ? nearest : layerOf(key) ? largest : first);
+
+const halved = ({ values, rows, columns }, better) => {
   const [down, across] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
   const half = new values.constructor(down * across);
-  const better = least ? (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a) : (a, b) => (b > a ? b : a);
   for (let y = 0, to = 0; y < down; y++) {
     const [above, below] = [2 * y * columns, Math.min(2 * y + 1, rows - 1) * columns];
     for (let x = 0; x < across; x++, to++) {
@@ -47,21 +58,29 @@ const halved = ({ values, rows, columns }, least) => {
 };
 
 // Return an array at a level, each of half the resolution of the one before; made when it is first drawn.
-const levelOf = (name, level, make, least = false) => {
+const levelOf = (name, level, make, better) => {
   if (!image.levels.has(name)) image.levels.set(name, [make()]);
   const levels = image.levels.get(name);
-  while (levels.length <= level) levels.push(halved(levels[levels.length - 1], least));
+  while (levels.length <= level) levels.push(halved(levels[levels.length - 1], better));
   return levels[level];
 };
 
+// Return the codes or labels of a layer, those of pixels that do not pass the filter hidden.
 const visibleCodes = (key) => {
-  const { rows, columns, values } = image.arrays[key];
+  const { truth, prediction } = image.arrays;
+  const { rows, columns, values, none } = image.arrays[key] ?? truth;
   const { keep } = image;
-  if (!keep) return { rows, columns, values };
-  const grid = { rows, columns };
+  let codes = values;
+  if (key === "picture") codes = new Uint8Array(values.length).fill(IGNORED);
+  if (key === "errors") {
+    const code = (label, at) => (label === none ? IGNORED : label === prediction.values[at] ? RIGHT_PIXEL : WRONG_PIXEL);
+    codes = values.map(code);
+  }
+  if (!keep) return { rows, columns, values: codes };
+  const hidden = codes === values && none ? none - 1 : HIDDEN;
   const full = keep.length === values.length;
-  const kept = (at) => (full ? at : (([y, x]) => y * image.arrays.truth.columns + x)(pixelOf(grid, at)));
-  return { rows, columns, values: values.map((code, at) => (keep[kept(at)] ? code : HIDDEN)) };
+  const kept = (at) => (full ? at : (([y, x]) => y * truth.columns + x)(pixelOf({ rows, columns }, at)));
+  return { rows, columns, values: codes.map((code, at) => (keep[kept(at)] ? code : hidden)) };
 };
 
 // Mark the pixels whose right or lower neighbor has another label.
@@ -79,55 +98,13 @@ const contourOf = (key) => {
   return { rows, columns, values: found };
 };
 
-// The mean color of the labels in a block of up to 4 × 4 of its pixels: a mean of labels has no meaning.
-const meanColor = (colorAt, { rows, columns }, y, x, size) => {
-  const step = Math.max(1, size / 4);
-  let [red, green, blue, total, count] = [0, 0, 0, 0, 0];
-  for (let v = y * size; v < Math.min((y + 1) * size, rows); v += step)
-    for (let u = x * size; u < Math.min((x + 1) * size, columns); u += step) {
-      const color = colorAt(v * columns + u);
-      const alpha = color >>> 24;
-      red += alpha * (color & 255);
-      green += alpha * ((color >> 8) & 255);
-      blue += alpha * ((color >> 16) & 255);
-      total += alpha;
-      count++;
-    }
-  if (!total) return 0;
-  return ((total / count) << 24) | ((blue / total) << 16) | ((green / total) << 8) | (red / total);
-};
-
-const colorOf = (key) => {
-  const { truth, prediction } = image.arrays;
-  const { keep } = image;
-  const right = image.picture ? (special.right & 0xffffff) | (70 << 24) : special.right; // the image is seen there
-  if (key === "errors")
-    return (at) => {
-      if (keep && !keep[at]) return 0;
-      if (truth.values[at] === truth.none) return special.void;
-      return truth.values[at] === prediction.values[at] ? right : special.wrong;
-    };
-  if (key === "picture") return (at) => (keep && !keep[at] ? special.void : 0); // a veil
-  const { values } = image.arrays[key];
-  return (at) => (keep && !keep[at] ? 0 : labelColors[key][values[at]]);
-};
-
 // Return the colors of rows [y0, y1) and columns [x0, x1) of a layer at a level.
 const cells = (key, level, x0, y0, x1, y1) => {
   const painted = new ImageData(x1 - x0, y1 - y0);
   const pixels = new Uint32Array(painted.data.buffer);
-  const layer = layerOf(key);
-  if (layer) {
-    const painting = (layer.painting ??= valueColors(layer));
-    const { columns, values } = levelOf(key, level, () => visibleCodes(key), key === "distance");
-    for (let y = y0, to = 0; y < y1; y++) for (let x = x0; x < x1; x++) pixels[to++] = painting[values[y * columns + x]];
-  } else {
-    const color = colorOf(key);
-    const { columns } = gridOf(key);
-    for (let y = y0, to = 0; y < y1; y++)
-      for (let x = x0; x < x1; x++)
-        pixels[to++] = level ? meanColor(color, gridOf(key), y, x, 2 ** level) : color(y * columns + x);
-  }
+  const painting = (image.paintings[key] ??= paintingOf(key));
+  const { columns, values } = levelOf(key, level, () => visibleCodes(key), stays(key));
+  for (let y = y0, to = 0; y < y1; y++) for (let x = x0; x < x1; x++) pixels[to++] = painting[values[y * columns + x]];
   return painted;
 };
 
@@ -135,7 +112,7 @@ const contourCells = (key, level, x0, y0, x1, y1) => {
   const painted = new ImageData(x1 - x0, y1 - y0);
   const pixels = new Uint32Array(painted.data.buffer);
   const color = rgba(CONTOURS[key]);
-  const { columns, values } = levelOf(`contour ${key}`, level, () => contourOf(key));
+  const { columns, values } = levelOf(`contour ${key}`, level, () => contourOf(key), largest);
   for (let y = y0, to = 0; y < y1; y++)
     for (let x = x0; x < x1; x++, to++) if (values[y * columns + x]) pixels[to] = color;
   return painted;

@@ -1,53 +1,59 @@
 """Time the HTML report: to write it, and to open it in a browser.
 
-Writing is timed in CPU seconds of a process of its own, from tensors to the text of the page; opening from the start of
-the navigation until all views, tables and histograms are drawn and respond. Values of a pixel: from pointing at one
-whose part of the page has not been unpacked until they are shown. Logits vary slowly, as those of networks do, and have
-a quarter of the resolution of the image.
+Writing is the time of the command ``edgeloss view`` from its start to its end, from files to a file, by as many threads
+as the machine has cores; its memory is the most that it holds. Opening is timed from the start of the navigation until
+all views, tables and histograms are drawn and respond. Values of a pixel: from pointing at one whose part of the page
+has not been unpacked until they are shown. Logits vary slowly, as those of networks do, and have a quarter of the
+resolution of the image.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
-from edgeloss import EdgeAwareLoss
 from measure import alone, processor
 
 SIZES = ((512, 1024), (1024, 2048), (4000, 6000))
 POINT = "return showPixel(...arguments).then(() => performance.now())"
 
 
-def make_scene(height: int, width: int, classes: int) -> dict[str, Any]:
-    """Return the logits, labels and image of a scene."""
+def make_scene(folder: Path, height: int, width: int, classes: int) -> None:
+    """Write the logits, labels and image of a scene."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(1, classes, 8, 16, generator=generator)
     logits = 4 * F.interpolate(coarse, (height // 4, width // 4), mode="bicubic")
     target = F.interpolate(logits, (height, width), mode="nearest").argmax(1).roll(5, 2)
     image = F.interpolate(torch.rand(1, 3, height // 8, width // 8, generator=generator), (height, width))
-    return {"logits": logits, "target": target, "image": image}
+    np.save(folder / "logits.npy", logits[0].numpy())
+    Image.fromarray(target[0].to(torch.uint8).numpy()).save(folder / "labels.png")
+    Image.fromarray((255 * image[0]).to(torch.uint8).movedim(0, -1).numpy()).save(folder / "image.jpg", quality=90)
 
 
-def write_report(path: Path, height: int, width: int, classes: int) -> float:
-    """Write the report of a scene, and return the CPU seconds that it took."""
-    from edgeloss.viz import report
-
-    torch.set_num_threads(1)
-    scene = make_scene(height, width, classes)
-    start = time.process_time()
-    page = report(scene.pop("logits"), scene.pop("target"), **scene, criterion=EdgeAwareLoss(upsample=True))
-    seconds = time.process_time() - start
-    path.write_text(page, encoding="utf-8")
-    return seconds
+def write_report(folder: Path, height: int, width: int, classes: int) -> tuple[float, float]:
+    """Write ``report.html`` of a scene, and return the seconds and the gigabytes that the command took."""
+    make_scene(folder, height, width, classes)
+    files = {"--pred": "logits.npy", "--mask": "labels.png", "--image": "image.jpg", "-o": "report.html"}
+    words = [word for option, name in files.items() for word in (option, str(folder / name))]
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "edgeloss.cli", "view", *words, "--classes", str(classes)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    seconds = time.perf_counter() - start
+    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
 
 
 def start_browser() -> Any:  # noqa: ANN401
@@ -86,15 +92,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print a row per size."""
     driver = start_browser()
-    print(f"{processor()}, torch {torch.__version__}, {options.classes} classes, medians of {options.repeat}")
+    threads = f"{torch.get_num_threads()} threads"
+    print(
+        f"{processor()}, {threads}, torch {torch.__version__}, {options.classes} classes, medians of {options.repeat}"
+    )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         for size in options.sizes:
             height, width = map(int, size.split("x"))
-            seconds = alone(write_report, path, height, width, options.classes)
+            seconds, gigabytes = alone(write_report, Path(folder), height, width, options.classes)
             rounded = re.search(r"rounded to ([0-9.]+%)", path.read_text("utf-8"))
             megabytes = path.stat().st_size / 1e6
-            line = f"{size}: {seconds:.1f} s of CPU, {megabytes:.1f} MB, rounded to {rounded and rounded[1]}"
+            line = f"{size}: written in {seconds:.1f} s with {gigabytes:.1f} GB, {megabytes:.1f} MB"
+            line += f", rounded to {rounded and rounded[1]}"
             if driver is not None:
                 times = [open_report(driver, path, height, width) for _ in range(options.repeat)]
                 opened, pointed = (statistics.median(column) for column in zip(*times, strict=True))

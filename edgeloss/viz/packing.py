@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import bisect
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,6 @@ _EDGE_LAYERS = ("same_side", "other_side", "edge")
 _EXACT_LAYERS = ("gradient", "region", "distance")  # whose small values matter: they have no smallest step
 _LEVELS = 6, 3  # of zlib; of large pictures
 _BAND = 2**19  # pixels of the image
-_BLOCK = 2**14  # values
-_BLOCKS = 8  # sizes are estimated from as many blocks of rows, or from all of a small image
 _BINS = 60
 
 # Codes that are no numbers. They precede those of all numbers: the maximum of several pixels is that of their numbers.
@@ -45,27 +43,20 @@ class Precision(NamedTuple):
     """How exact the numbers behind the pixels are.
 
     Attributes:
-        bits: of a significand.
-        step: the smallest step of probabilities and losses.
-        classes: how many of the most probable classes are stored.
+        bits: of a significand, 1 to 8.
     """
 
     bits: int
-    step: float
-    classes: int
 
+    @property
+    def step(self) -> float:
+        """The smallest step of probabilities and losses."""
+        return 2.0 ** -{8: 13, 7: 10}.get(self.bits, self.bits + 2)
 
-# The first that keeps the page small enough is used.
-_PRECISIONS = (
-    Precision(8, 2.0**-13, 3),
-    Precision(7, 2.0**-10, 3),
-    Precision(6, 2.0**-8, 3),
-    Precision(5, 2.0**-7, 3),
-    Precision(4, 2.0**-6, 3),
-    Precision(3, 2.0**-5, 2),
-    Precision(2, 2.0**-4, 1),
-    Precision(1, 2.0**-3, 1),
-)
+    @property
+    def classes(self) -> int:
+        """How many of the most probable classes are stored."""
+        return min(max(self.bits - 1, 1), 3)
 
 
 class Content(NamedTuple):
@@ -82,149 +73,112 @@ class Content(NamedTuple):
     at: int
 
 
-_Split = Callable[[_Array, Sequence[int]], list[_Array]]  # an array, and where its bands end → the parts to store
-_Job = Callable[[_Split], "_Packed"]
+class _Stored(NamedTuple):
+    """An array of labels or of codes of floats: its kind and shape, and the functions that return its bands of rows."""
+
+    kind: str
+    shape: tuple[int, ...]
+    bands: list[partial[_Array]]
 
 
 def pack_images(images: Sequence[Content], room: int, pool: Executor) -> tuple[list[dict[str, Any]], Precision]:
-    """Return arrays and histograms of each image, by name, in the highest precision that fits.
+    """Return arrays and histograms of each image, by name, in a precision that fits.
 
     Args:
         images: to pack.
         room: how many bytes the arrays may take.
         pool: to pack arrays in.
     """
-
-    def fits(precision: Precision) -> bool:
-        samples = (job for image in images for job in _jobs(image, precision).values())
-        return sum(pool.map(_estimate, samples)) <= room
-
-    # Bisected: a coarser precision takes less room, and even an estimate takes time.
-    at = bisect.bisect_left(_PRECISIONS[:-1], True, key=fits)
-    for precision in _PRECISIONS[at:]:
-        packed = [_pack(image, precision, pool) for image in images]
-        if sum(len(band) for image in packed for array in image["arrays"].values() for band in array["bands"]) <= room:
-            break
-    return packed, precision
+    pixels = sum(image.arrays.target.size for image in images)
+    bits = max(8 - int(math.log2(max(pixels / LARGE, 1))), 1)  # what fits for the logits of a network
+    while True:
+        packed = [_pack(image, Precision(bits), pool) for image in images]
+        size = sum(len(band) for image in packed for array in image["arrays"].values() for band in array["bands"])
+        if size <= room or bits == 1:
+            return packed, Precision(bits)
+        bits = max(bits - (1 if size < 1.3 * room else 2), 1)
 
 
 def _pack(image: Content, precision: Precision, pool: Executor) -> dict[str, Any]:
     log = {layer.key: layer.log for layer in image.layers}
-    jobs = _jobs(image, precision)
+    arrays = _arrays(image, precision)
 
     def run(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        array = jobs[name](_bands)
-        packed = {"kind": array.kind, "shape": array.shape, "bands": array.compressed()}
-        if name not in log:
-            return packed, None
-        counts = sum(np.bincount(part.ravel(), minlength=2**16) for part in array.parts)
-        return packed, histogram(np.asarray(counts), log=log[name])
+        kind, shape, bands = arrays[name]
+        level, texts, counts = _LEVELS[math.prod(shape) > LARGE], [], np.zeros(2**16, np.int64)
+        for band in bands:
+            codes = band()
+            texts.append(_compressed(codes, kind, level))
+            if name in log:
+                counts += np.bincount(codes.ravel(), minlength=2**16)
+        bins = histogram(counts, log=log[name]) if name in log else None
+        return {"kind": kind, "shape": shape, "bands": texts}, bins
 
-    packed = dict(zip(jobs, pool.map(run, jobs), strict=True))  # zlib and NumPy let other threads run
+    packed = dict(zip(arrays, pool.map(run, arrays), strict=True))  # zlib and NumPy let other threads run
     return {
         "arrays": {name: array for name, (array, _) in packed.items()},
         "histograms": {name: bins for name, (_, bins) in packed.items() if name in log},
     }
 
 
-def _estimate(job: _Job) -> float:
-    """Return about how many bytes an array needs."""
-    packed = job(_sample)
-    return (
-        sum(map(len, packed.compressed())) * math.prod(packed.shape) / max(sum(part.size for part in packed.parts), 1)
-    )
+def _compressed(values: _Array, kind: str, level: int) -> str:
+    if kind == "float":
+        # All high bytes precede all low bytes: similar bytes are adjacent, and compress well.
+        values = np.stack([values >> 8, values & 255]).astype(np.uint8)
+    return base64.b64encode(zlib.compress(values.tobytes(), level)).decode()
 
 
-class _Packed(NamedTuple):
-    """An array to store, or a part of it: labels, or the codes of floats.
-
-    Attributes:
-        kind: uint8, uint16 or float.
-        shape: of the whole array.
-        parts: of the array, along its first axis.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    parts: list[_Array]
-
-    def compressed(self) -> list[str]:
-        level = _LEVELS[math.prod(self.shape) > LARGE]
-        return [base64.b64encode(zlib.compress(self._bytes(part), level)).decode() for part in self.parts]
-
-    def _bytes(self, values: _Array) -> bytes:
-        if self.kind == "float":
-            # All high bytes precede all low bytes: similar bytes are adjacent, and compress well.
-            values = np.stack([values >> 8, values & 255]).astype(np.uint8)
-        return values.tobytes()
-
-
-def _sample(values: _Array, _ends: Sequence[int]) -> list[_Array]:
-    """Return ``_BLOCKS`` blocks of rows, or all rows of a small array."""
-    rows = max(1, _BLOCK * len(values) // max(values.size, 1))
-    step = len(values) // (rows * _BLOCKS)
-    if step < 2:
-        return [values]
-    blocks = values[: _BLOCKS * step * rows].reshape(_BLOCKS, step * rows, *values.shape[1:])
-    return [blocks[:, :rows].reshape(-1, *values.shape[1:])]
-
-
-def _bands(values: _Array, ends: Sequence[int]) -> list[_Array]:
-    """Return bands of rows that end at ``ends``."""
-    return np.split(values, ends[:-1])
-
-
-def _jobs(image: Content, precision: Precision) -> dict[str, _Job]:
-    """Return, by name, what makes each array of an image, split in bands: a page unpacks those that it shows."""
-    (arrays, layers, number), (bits, step, count) = image, precision
+def _arrays(image: Content, precision: Precision) -> dict[str, _Stored]:
+    """Return the arrays of an image by name, in bands: a page unpacks those that it shows."""
+    arrays, layers, number = image
     details, edges = arrays.details, arrays.maps["edge_mask"][0]
     assert details is not None
-    bands = max(1, round(edges.size / _BAND))
+    count = max(1, round(edges.size / _BAND))
 
-    def ends(rows: int) -> list[int]:
-        return [rows * (band + 1) // bands for band in range(bands)]
+    def bands(rows: int) -> list[slice]:
+        return [slice(rows * band // count, rows * (band + 1) // count) for band in range(count)]
 
     starts = np.concatenate([[0], edges.sum(1).cumsum()])  # of the edge pixels of each row
-    on_edges = [int(starts[row]) for row in ends(len(edges))]
+    on_edges = [slice(int(starts[rows.start]), int(starts[rows.stop])) for rows in bands(len(edges))]
 
-    def labels(values: _Array, numbers: int, at: Sequence[int] | None = None) -> _Job:
+    def labels(values: _Array, numbers: int, at: Sequence[slice] | None = None) -> _Stored:
         # The largest value of the type stands for -1, and a page hides pixels by the one below.
-        dtype, at = np.uint8 if numbers <= 254 else np.uint16, at or ends(len(values))
-        return lambda split: _Packed(dtype.__name__, values.shape, [part.astype(dtype) for part in split(values, at)])
+        dtype = np.uint8 if numbers <= 254 else np.uint16
+        parts = [partial(values[part].astype, dtype) for part in at or bands(len(values))]
+        return _Stored(dtype.__name__, values.shape, parts)
 
     def floats(
-        values: _Array, step: float = step, at: Sequence[int] | None = None, special: Mapping[int, _Array] | None = None
-    ) -> _Job:
-        def job(split: _Split) -> _Packed:
-            cuts = at or ends(len(values))
-            parts = [encode(part, bits, step) for part in split(values, cuts)]
-            for code, mask in (special or {}).items():
-                for part, where in zip(parts, split(mask, cuts), strict=True):
-                    part[where] = code
-            return _Packed("float", values.shape, parts)
-
-        return job
+        values: _Array, step: float, special: Mapping[int, _Array], at: Sequence[slice] | None = None
+    ) -> _Stored:
+        parts = [
+            partial(encode, values[part], precision.bits, step, {code: mask[part] for code, mask in special.items()})
+            for part in at or bands(len(values))
+        ]
+        return _Stored("float", values.shape, parts)
 
     named = {"truth": arrays.target, "prediction": arrays.prediction}
-    jobs = {name: labels(values[0], arrays.classes) for name, values in named.items()}
-    for rank, probability in enumerate(details.probabilities[:count, 0]):
+    stored = {name: labels(values[0], arrays.classes) for name, values in named.items()}
+    for rank, probability in enumerate(details.probabilities[: precision.classes, 0]):
         if rank:  # rank 0 is the prediction
-            jobs[f"class_{rank}"] = labels(details.others[rank - 1, 0], arrays.classes)
-        jobs[f"probability_{rank}"] = floats(probability)
+            stored[f"class_{rank}"] = labels(details.others[rank - 1, 0], arrays.classes)
+        stored[f"probability_{rank}"] = floats(probability, precision.step, {})
     for layer in layers:
         special = {OFF_EDGES: ~edges} if layer.key in _EDGE_LAYERS else {}
-        least = 0 if layer.key in _EXACT_LAYERS else step
-        jobs[layer.key] = floats(layer.raw[number], least, special=special | {IGNORED: layer.void[number]})
+        step = 0 if layer.key in _EXACT_LAYERS else precision.step
+        stored[layer.key] = floats(layer.raw[number], step, special | {IGNORED: layer.void[number]})
     near = details.neighbors
     for name, axis in zip(("down", "right"), near.step, strict=True):
-        jobs[name] = labels(axis.T.astype(np.int32) + REACH, REACH, on_edges)
-    return jobs | {"nll": floats(near.nll.T, at=on_edges), "share": floats(near.share.T, at=on_edges)}
+        stored[name] = labels(axis.T.astype(np.int32) + REACH, REACH, on_edges)
+    return stored | {
+        name: floats(values.T, precision.step, {}, on_edges)
+        for name, values in (("nll", near.nll), ("share", near.share))
+    }
 
 
 # -------------------------------------------------------------------------------------------------------------- codes
 
 
-def encode(values: _Array, bits: int, step: float) -> _Array:
+def encode(values: _Array, bits: int, step: float, special: Mapping[int, _Array] | None = None) -> _Array:
     """Convert numbers ≥ 0 to codes in their order, with nan last.
 
     A code is the exponent of float32 and 8 bits of the significand, of which ``bits`` are used, plus ``FIRST_NUMBER``.
@@ -233,6 +187,7 @@ def encode(values: _Array, bits: int, step: float) -> _Array:
         values: floating, of any shape.
         bits: of the significand, at most 8.
         step: round values below 1 to its multiples; 0 does not.
+        special: masks of the pixels that have a code that is no number, by the code.
 
     Returns:
         uint16, in the shape of the values.
@@ -250,7 +205,10 @@ def encode(values: _Array, bits: int, step: float) -> _Array:
     drop = 23 - bits
     # Rounding may carry into the exponent; inf has no significand to round, and nan keeps its quiet bit.
     code = (raw + np.uint32(1 << (drop - 1))) >> np.uint32(drop) << np.uint32(8 - bits)
-    return np.asarray(code + FIRST_NUMBER, dtype=np.uint16)
+    codes = np.asarray(code + FIRST_NUMBER, dtype=np.uint16)
+    for replaced, mask in (special or {}).items():
+        codes[mask] = replaced
+    return codes
 
 
 def decode(codes: _Array) -> npt.NDArray[np.float32]:

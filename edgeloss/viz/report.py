@@ -168,17 +168,8 @@ def _about_image(examined: Examined, names: Sequence[str], colors: Sequence[str]
 
 def _about_layer(layer: ColoredMap, index: int) -> dict[str, Any]:
     """Return what the menus and the colors of a layer need."""
-    return {
-        "key": layer.key,
-        "name": layer.name,
-        "stats": layer.stats[index],
-        "low": layer.low,
-        "high": layer.high,
-        "log": layer.log,
-        "unit": layer.unit,
-        "extend": layer.extend,
-        "nothing": _NOTHING.get(layer.key, "off the edges"),
-    }
+    about = {name: getattr(layer, name) for name in ("key", "name", "low", "high", "log", "unit", "extend")}
+    return about | {"stats": layer.stats[index], "nothing": _NOTHING.get(layer.key, "off the edges")}
 
 
 def _footer(precision: Precision, examined: Sequence[Arrays]) -> str:

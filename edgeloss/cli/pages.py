@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +21,6 @@ from edgeloss.viz.panel import draw_panel
 from edgeloss.viz.report import draw_report
 
 Said = Callable[[str], None]
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def make_criterion(options: Namespace, ignore_index: int) -> EdgeAwareLoss:
@@ -37,13 +34,6 @@ def make_criterion(options: Namespace, ignore_index: int) -> EdgeAwareLoss:
         return EdgeAwareLoss(ignore_index=ignore_index, upsample=True, **stateless, **loss_options(options))
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc reuse the memory of large arrays, which it would return to the system and clear at the next use."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(parameter, 2**30)
 
 
 class Written(NamedTuple):
@@ -72,7 +62,6 @@ class Painter:
         self.criterion = make_criterion(options, self.reader.ignore_index)
         self._colors = None if options.palette is None else read_palette(options.palette)
         self._options = options
-        _keep_freed_memory()
 
     def examine(self, case: Case, said: Said, *, details: bool = False) -> list[Examined]:
         """Examine each picture of a case."""

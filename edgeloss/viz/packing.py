@@ -90,7 +90,7 @@ def pack_images(images: Sequence[Content], room: int, pool: Executor) -> tuple[l
         pool: to pack arrays in.
     """
     pixels = sum(image.arrays.target.size for image in images)
-    bits = max(8 - int(math.log2(max(pixels / LARGE, 1))), 1)  # what fits for the logits of a network
+    bits = max(8 - int(1.2 * math.log2(max(pixels / LARGE, 1))), 1)  # fits for logits that vary slowly, as of networks
     while True:
         packed = [_pack(image, Precision(bits), pool) for image in images]
         size = sum(len(band) for image in packed for array in image["arrays"].values() for band in array["bands"])

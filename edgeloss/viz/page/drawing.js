@@ -8,14 +8,15 @@ const rgba = (hex) => {
 const special = Object.fromEntries(Object.entries(data.special).map(([name, hex]) => [name, rgba(hex)]));
 const scale = data.scale.map(rgba);
 const [RIGHT_PIXEL, WRONG_PIXEL] = [2, 3]; // next to HIDDEN and IGNORED, the codes of "right and wrong"
-const CONTOURS = { truth: "#ffffff", prediction: "#ff6b35" };
+const CONTOURS = { "contour truth": "#ffffff", "contour prediction": "#ff6b35" };
 
 // The color of each code or label of a layer.
 const paintingOf = (key) => {
   const painting = new Uint32Array(65536);
   const layer = layerOf(key);
   const { none } = image.arrays[key] ?? {};
-  if (key === "picture") painting[HIDDEN] = special.void; // a veil
+  if (key in CONTOURS) painting.fill(rgba(CONTOURS[key]), 1);
+  else if (key === "picture") painting[HIDDEN] = special.void; // a veil
   else if (key === "errors") {
     const right = image.picture ? (special.right & 0xffffff) | (70 << 24) : special.right; // the image is seen there
     [painting[IGNORED], painting[RIGHT_PIXEL], painting[WRONG_PIXEL]] = [special.void, right, special.wrong];
@@ -41,7 +42,7 @@ const paintingOf = (key) => {
 const largest = (a, b) => (b > a ? b : a);
 const nearest = (a, b) => (b >= FIRST && (a < FIRST || b < a) ? b : a);
 const first = (a) => a;
-const stays = (key) => (key === "distance" ? nearest : layerOf(key) ? largest : first);
+const stays = (key) => (key === "distance" ? nearest : layerOf(key) || key in CONTOURS ? largest : first);
 
 const halved = ({ values, rows, columns }, better) => {
   const [down, across] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
@@ -57,11 +58,12 @@ const halved = ({ values, rows, columns }, better) => {
   return { values: half, rows: down, columns: across };
 };
 
-// Return an array at a level, each of half the resolution of the one before; made when it is first drawn.
-const levelOf = (name, level, make, better) => {
-  if (!image.levels.has(name)) image.levels.set(name, [make()]);
-  const levels = image.levels.get(name);
-  while (levels.length <= level) levels.push(halved(levels[levels.length - 1], better));
+// Return a layer at a level, each of half the resolution of the one before; made when it is first drawn.
+const levelOf = (key, level) => {
+  const make = () => (key in CONTOURS ? contourOf(key.slice("contour ".length)) : visibleCodes(key));
+  if (!image.levels.has(key)) image.levels.set(key, [make()]);
+  const levels = image.levels.get(key);
+  while (levels.length <= level) levels.push(halved(levels[levels.length - 1], stays(key)));
   return levels[level];
 };
 
@@ -83,17 +85,15 @@ const visibleCodes = (key) => {
   return { rows, columns, values: codes.map((code, at) => (keep[kept(at)] ? code : hidden)) };
 };
 
-// Mark the pixels whose right or lower neighbor has another label.
-const contourOf = (key) => {
-  const { rows, columns, values, none } = image.arrays[key];
+// The pixels at a contour: 1 where the right neighbor has another label, plus 2 where the lower one has.
+const contourOf = (name) => {
+  const { rows, columns, values, none } = image.arrays[name];
   const found = new Uint8Array(values.length);
+  const differ = (a, b) => a !== b && a !== none && b !== none;
   for (let y = 0, at = 0; y < rows; y++)
     for (let x = 0; x < columns; x++, at++) {
-      const own = values[at];
-      if (own === none) continue;
-      const right = x + 1 < columns ? values[at + 1] : own;
-      const below = y + 1 < rows ? values[at + columns] : own;
-      found[at] = (right !== own && right !== none) || (below !== own && below !== none);
+      if (x + 1 < columns && differ(values[at], values[at + 1])) found[at] = 1;
+      if (y + 1 < rows && differ(values[at], values[at + columns])) found[at] += 2;
     }
   return { rows, columns, values: found };
 };
@@ -103,38 +103,27 @@ const cells = (key, level, x0, y0, x1, y1) => {
   const painted = new ImageData(x1 - x0, y1 - y0);
   const pixels = new Uint32Array(painted.data.buffer);
   const painting = (image.paintings[key] ??= paintingOf(key));
-  const { columns, values } = levelOf(key, level, () => visibleCodes(key), stays(key));
+  const { columns, values } = levelOf(key, level);
   for (let y = y0, to = 0; y < y1; y++) for (let x = x0; x < x1; x++) pixels[to++] = painting[values[y * columns + x]];
-  return painted;
-};
-
-const contourCells = (key, level, x0, y0, x1, y1) => {
-  const painted = new ImageData(x1 - x0, y1 - y0);
-  const pixels = new Uint32Array(painted.data.buffer);
-  const color = rgba(CONTOURS[key]);
-  const { columns, values } = levelOf(`contour ${key}`, level, () => contourOf(key), largest);
-  for (let y = y0, to = 0; y < y1; y++)
-    for (let x = x0; x < x1; x++, to++) if (values[y * columns + x]) pixels[to] = color;
   return painted;
 };
 
 // Draw the borders of the visible pixels as lines, where pixels are large enough to lie between them.
 const LINES_FROM = 4;
 const drawContour = (context, { left, top, dots }, key) => {
-  const { rows, columns, values, none } = image.arrays[key];
+  const { rows, columns, values } = levelOf(key, 0);
   const [x0, y0] = [Math.max(Math.floor(left), 0), Math.max(Math.floor(top), 0)];
   const x1 = Math.min(Math.ceil(left + context.canvas.width / dots), columns);
   const y1 = Math.min(Math.ceil(top + context.canvas.height / dots), rows);
-  const [differ, path] = [(a, b) => a !== b && a !== none && b !== none, new Path2D()];
+  const path = new Path2D();
   const line = (x, y, across, down) => {
     path.moveTo((x - left) * dots, (y - top) * dots);
     path.lineTo((x + across - left) * dots, (y + down - top) * dots);
   };
   for (let y = y0; y < y1; y++)
     for (let x = x0; x < x1; x++) {
-      const at = y * columns + x;
-      if (x + 1 < columns && differ(values[at], values[at + 1])) line(x + 1, y, 0, 1);
-      if (y + 1 < rows && differ(values[at], values[at + columns])) line(x, y + 1, 1, 0);
+      if (values[y * columns + x] & 1) line(x + 1, y, 0, 1);
+      if (values[y * columns + x] & 2) line(x, y + 1, 1, 0);
     }
   context.lineCap = "square";
   for (const [color, width] of [["#0009", 3.5], [CONTOURS[key], 2]]) {
@@ -145,10 +134,11 @@ const drawContour = (context, { left, top, dots }, key) => {
 
 const scratch = document.createElement("canvas");
 
-// Draw the visible part of a grid. A frame is the place of the canvas: its left and top in pixels of the image, and how
+// Draw the visible part of a layer. A frame is the place of the canvas: its left and top in pixels of the image, and how
 // many dots of the screen a pixel takes.
-const drawGrid = (context, frame, grid, paint, opacity = 1) => {
+const drawGrid = (context, frame, key, opacity = 1) => {
   const { truth } = image.arrays;
+  const grid = gridOf(key);
   const dots = frame.dots * (truth.columns / grid.columns);
   const level = Math.max(0, Math.ceil(Math.log2(1 / dots) - 1e-9));
   const cell = 2 ** level * (truth.columns / grid.columns); // its size in pixels of the image
@@ -159,7 +149,7 @@ const drawGrid = (context, frame, grid, paint, opacity = 1) => {
   const x1 = limited(Math.ceil((frame.left + width / frame.dots) / cell), x0 + 1, Math.ceil(grid.columns / 2 ** level));
   const y1 = limited(Math.ceil((frame.top + height / frame.dots) / cellDown), y0 + 1, Math.ceil(grid.rows / 2 ** level));
   [scratch.width, scratch.height] = [x1 - x0, y1 - y0];
-  scratch.getContext("2d").putImageData(paint(level, x0, y0, x1, y1), 0, 0);
+  scratch.getContext("2d").putImageData(cells(key, level, x0, y0, x1, y1), 0, 0);
   context.globalAlpha = opacity;
   context.imageSmoothingEnabled = false;
   const [left, top] = [(x0 * cell - frame.left) * frame.dots, (y0 * cellDown - frame.top) * frame.dots];
@@ -182,11 +172,6 @@ const drawLayer = (context, frame, key, { opacity = 1, contours = [] } = {}) => 
   context.clearRect(0, 0, context.canvas.width, context.canvas.height);
   const alone = key === "picture";
   if (image.picture) drawPicture(context, frame, image.keep && !alone ? 0.35 : 1);
-  if (!alone || image.keep) {
-    const paint = (...window) => cells(key, ...window);
-    drawGrid(context, frame, gridOf(key), paint, alone ? 0.85 : image.picture ? opacity : 1);
-  }
-  for (const name of contours)
-    if (frame.dots >= LINES_FROM) drawContour(context, frame, name);
-    else drawGrid(context, frame, image.arrays.truth, (...window) => contourCells(name, ...window));
+  if (!alone || image.keep) drawGrid(context, frame, key, alone ? 0.85 : image.picture ? opacity : 1);
+  for (const name of contours) (frame.dots >= LINES_FROM ? drawContour : drawGrid)(context, frame, `contour ${name}`);
 };

@@ -44,8 +44,8 @@ def make_scene(folder: Path, height: int, width: int, classes: int) -> None:
     Image.fromarray((255 * image[0]).to(torch.uint8).movedim(0, -1).numpy()).save(folder / "image.jpg", quality=90)
 
 
-def write_report(folder: Path, height: int, width: int, classes: int) -> tuple[float, float]:
-    """Write ``report.html`` of a scene, and return the seconds and the gigabytes that the command took."""
+def write_report(folder: Path, height: int, width: int, classes: int) -> tuple[float, float, float]:
+    """Write ``report.html`` of a scene, and return the seconds, CPU seconds and gigabytes that the command took."""
     make_scene(folder, height, width, classes)
     files = {"--pred": "logits.npy", "--mask": "labels.png", "--image": "image.jpg", "-o": "report.html"}
     words = [word for option, name in files.items() for word in (option, str(folder / name))]
@@ -53,7 +53,8 @@ def write_report(folder: Path, height: int, width: int, classes: int) -> tuple[f
     command = [sys.executable, "-m", "edgeloss.cli", "view", *words, "--classes", str(classes)]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     seconds = time.perf_counter() - start
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6
 
 
 def start_browser() -> Any:  # noqa: ANN401
@@ -100,10 +101,10 @@ def run(options: argparse.Namespace) -> None:
         path = Path(folder) / "report.html"
         for size in options.sizes:
             height, width = map(int, size.split("x"))
-            seconds, gigabytes = alone(write_report, Path(folder), height, width, options.classes)
+            seconds, of_cpu, gigabytes = alone(write_report, Path(folder), height, width, options.classes)
             rounded = re.search(r"rounded to ([0-9.]+%)", path.read_text("utf-8"))
             megabytes = path.stat().st_size / 1e6
-            line = f"{size}: written in {seconds:.1f} s with {gigabytes:.1f} GB, {megabytes:.1f} MB"
+            line = f"{size}: written in {seconds:.1f} s, {of_cpu:.1f} s of CPU, {gigabytes:.1f} GB, {megabytes:.1f} MB"
             line += f", rounded to {rounded and rounded[1]}"
             if driver is not None:
                 times = [open_report(driver, path, height, width) for _ in range(options.repeat)]

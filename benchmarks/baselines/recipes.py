@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
-from edgeloss.neighborhoods import find_edges
 
 Options = dict[str, Any]
 
@@ -115,11 +114,10 @@ def _smoothed(
     return weighted_mean(values, (target != ignore_index) if pixel_weight is None else pixel_weight)
 
 
-def ours(
+def _ours(
     logits: Tensor,
     target: Tensor,
     *,
-    progress: Progress,
     ignore_index: int,
     edge_class_weight: Tensor | None = None,
     edge_weight: float = 1.0,
@@ -128,36 +126,8 @@ def ours(
     radius: int = 1,
     power: float = 0.0,
     decay: float | None = None,
-    spacing: Sequence[float] | None = None,
-    start: float = 0.0,
-    final_edge_weight: float | None = None,
-    k: float = 0.0,
 ) -> Tensor:
-    """Compute EdgeAwareLoss, optionally with a schedule and the control's weights.
-
-    Args:
-        logits: [B, C, H, W].
-        target: [B, H, W].
-        progress: of the training.
-        ignore_index: the ignored label.
-        edge_class_weight: this and the options up to ``decay`` are those of EdgeAwareLoss.
-        edge_weight: weight of the edge terms.
-        other_side_weight: weight of O.
-        same_side_weight: weight of S.
-        radius: of the neighborhood.
-        power: exponent of the mean.
-        decay: distance over which a weight falls by e.
-        spacing: size of a voxel along each axis, in the unit of ``decay``.
-        start: fraction of the steps that use cross-entropy alone.
-        final_edge_weight: edge_weight changes linearly to it, from ``start`` to the last step; None keeps it.
-        k: additional weight of edge pixels, in the cross-entropy, too.
-    """
-    done = progress.step / progress.steps
-    if done < start:
-        edge_weight = 0.0
-    elif final_edge_weight is not None:
-        edge_weight += (final_edge_weight - edge_weight) * (done - start) / (1 - start)
-    valid = target != ignore_index
+    """Compute EdgeAwareLoss as a function, without a region term."""
     return edge_aware_loss(
         logits,
         target,
@@ -169,8 +139,6 @@ def ours(
         radius=radius,
         power=power,
         decay=decay,
-        spacing=spacing,
-        pixel_weight=1 + k * find_edges(target, valid, (1,) * (target.dim() - 1)).float() if k else None,
     )
 
 
@@ -338,7 +306,7 @@ _LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
     "unet": (_unet, "CE with U-Net weights"),
     "relaxed": (_relaxed, "CE with relaxed labels"),
     "svls": (_smoothed, "CE with SVLS"),
-    "ours": (ours, "edgeloss"),
+    "ours": (_ours, "edgeloss"),
     "module": (Module, "EdgeAwareLoss()"),
     "batch_balanced": (_batch_balanced, "edgeloss balanced by batch"),
     "shifted": (_shifted, "edgeloss on shifted edges"),
@@ -364,12 +332,18 @@ TITLES = {name: title for name, (_, title) in _LOSSES.items()}
 DEFAULT_K = {"weighted": 4.0, "random": 4.0}
 # Options of earlier versions, which rows and names of their runs have, with the values that left them out.
 REMOVED: dict[str, Options] = {
-    "ours": {"false_edge_weight": 0.0, "false_edge_start": 0.0},
+    "ours": {
+        "false_edge_weight": 0.0,
+        "false_edge_start": 0.0,
+        "start": 0.0,
+        "final_edge_weight": None,
+        "k": 0.0,
+    },
     "module": {"false_edge_weight": 0.0, "old_focus": 0},  # 1: the weight of the edge terms as in version 0.2
 }
 # Parameters that are computed from the labels.
 FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}
-COMPUTED = ("ignore_index", "progress", "edge_class_weight", "pixel_weight", "spacing", *FROM_LABELS)
+COMPUTED = ("ignore_index", "progress", "edge_class_weight", "pixel_weight", *FROM_LABELS)
 
 
 def defaults(name: str) -> Options:
@@ -417,6 +391,13 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
     return {key: value for key, value in known.items() if key not in removed or value != removed[key]}
 
 
+def loss_title(loss: str, options: Options) -> str:
+    """Return a loss as tables name it: its title, and options that are not defaults."""
+    known = defaults(loss)
+    changed = ", ".join(f"{key} {value:g}" for key, value in options.items() if value != known.get(key, value))
+    return TITLES[loss] + (f" ({changed})" if changed else "")
+
+
 def make(
     name: str,
     options: Mapping[str, Any],
@@ -424,7 +405,6 @@ def make(
     *,
     targets: Iterable[Tensor] = (),
     num_classes: int = 0,
-    spacing: Sequence[float] | None = None,
     device: str = "cpu",
 ) -> Loss:
     """Return the loss: a function of logits [B, C, *S], labels and progress.
@@ -437,7 +417,6 @@ def make(
         ignore_index: the ignored label.
         targets: label maps [1, *S] to compute class weights and frequencies from.
         num_classes: number of classes C.
-        spacing: size of a voxel along each axis, for losses that measure distances.
         device: of the logits.
     """
     options = completed(name, options)
@@ -454,8 +433,6 @@ def make(
     options |= {key: FROM_LABELS[key](targets, num_classes, ignore_index).to(device) for key in counted}
     if "edge_class_weight" in parameters:
         options["edge_class_weight"] = balanced
-    if "spacing" in parameters:
-        options["spacing"] = spacing
     k = options.pop("k", 0.0) if "pixel_weight" in parameters else 0.0
     if isinstance(RECIPES[name], type):  # it has state
         return RECIPES[name](ignore_index=ignore_index, **options).to(device)

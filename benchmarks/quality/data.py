@@ -27,21 +27,11 @@ def read_labels(data: Path) -> tuple[list[str], int]:
     return classes, 255 if void is None else void
 
 
-def open_folder(
-    root: Path,
-    num_classes: int,
-    void: int,
-    *,
-    masks: str = "masks",
-    **options: Any,  # noqa: ANN401
-) -> Samples:
-    """Open a folder of volumes, or one with images/ and masks/ of this or another name.
-
-    The options are those of the data set.
-    """
+def open_folder(root: Path, num_classes: int, void: int, **options: Any) -> Samples:  # noqa: ANN401
+    """Open a folder of volumes, or one with images/ and masks/; the options are those of the data set."""
     if any(root.glob("*.npz")):
         return VolumeFolder(root, num_classes=num_classes, ignore_index=void, **options)
-    pairs = pair_folders(root / "images", root / masks)
+    pairs = pair_folders(root / "images", root / "masks")
     return SegmentationDataset(Split(pairs, [str(c) for c in range(num_classes)], void), **options)
 
 
@@ -53,36 +43,26 @@ def augmentation(run: Run) -> Augment | VolumeAugment:
 
 def training_set(run: Run, place: Place, **options: Any) -> tuple[Samples, np.ndarray]:  # noqa: ANN401
     """Open the training images of a run, and return the indices of those to train on."""
-    classes, void = read_labels(place.data_of(run))
-    root = place.data_of(run) / "train"
-    dataset = open_folder(root, len(classes), void, masks=run.masks, size=run.size, **options)
+    dataset = _open(run, place, "train", **options)
     return dataset, split_training(run, len(dataset))[0]
 
 
-def scored_set(run: Run, place: Place) -> Samples:
-    """Open the images to score a run on; with held-out images, they are some of the training images."""
-    classes, void = read_labels(place.data_of(run))
-    root = place.data_of(run) / "train" if run.held_out else place.split_of(run)
-    return open_folder(root, len(classes), void, size=run.size)
+def scored_set(run: Run, place: Place) -> tuple[Samples, np.ndarray]:
+    """Open the images to score a run on, which may be some of the training images, and return their indices."""
+    dataset = _open(run, place, "train" if run.held_out else "val")
+    return dataset, split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
 
 
 def scored_batches(run: Run, place: Place) -> list[tuple[Tensor, Tensor]]:
     """Load the images to score a run on, and their labels."""
-    dataset = scored_set(run, place)
-    index = split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
+    dataset, index = scored_set(run, place)
     # Images of their own sizes do not fit in a batch.
     return [load_batch(dataset, part) for part in split_indices(index, 8 if run.size else 1)]
 
 
-def voxel_shape(samples: Samples) -> tuple[float, ...] | None:
-    """Return the size of a voxel along each axis in units of the smallest, for losses and metrics.
-
-    Radii and decays then stay numbers of pixels. None for images, cubes, and volumes of unknown spacing.
-    """
-    spacing = samples.spacing if isinstance(samples, VolumeFolder) else None
-    if spacing is None or min(spacing) == max(spacing):
-        return None
-    return tuple(size / min(spacing) for size in spacing)
+def _open(run: Run, place: Place, part: str, **options: Any) -> Samples:  # noqa: ANN401
+    classes, void = read_labels(place.root / run.data)
+    return open_folder(place.root / run.data / part, len(classes), void, size=run.size, **options)
 
 
 def split_training(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:

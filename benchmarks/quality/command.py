@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from baselines.recipes import TITLES
+from baselines.recipes import RECIPES
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import read_labels, scored_batches, scored_set
@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     offsets = command("offsets", "score finished runs at logits - t · log u, for several t", offsets, NETWORKS)
     offsets.set_defaults(results=[RESULTS / "offsets.jsonl"])
     crops = command("crops", "draw where one loss is sharper", ("plan", "--losses", "--output"), NETWORKS)
-    crops.set_defaults(losses=[TITLES[name] for name in ("ce", "weighted", "module")], results=[RESULTS])
+    crops.set_defaults(losses=[RECIPES[name].title for name in ("ce", "weighted", "module")], results=[RESULTS])
     crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     crops.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
     ahead = "the crops at these percentiles, by how far the last loss is ahead of the first (default: 100 50 0)"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from baselines.recipes import TITLES
+from baselines.recipes import RECIPES
 from pictures import save_figure
 from quality.scores import METRICS, SHOWN, scale_of
 from quality.tables import BASELINE, Summary, by_loss
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OURS = (TITLES["ours"], TITLES["module"])
+OURS = (RECIPES["ours"].title, RECIPES["module"].title)
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # also for color-blind readers
 MARKERS = "soD^vX"
 

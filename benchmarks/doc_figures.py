@@ -187,15 +187,17 @@ def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summar
     return {row["loss"]: row for row in summarize(rows, baseline)}
 
 
-def quality(data: str, loss: str, baseline: str = BASELINE) -> Summary:
-    """Return the summary of a loss on one of the five data sets."""
-    return summaries(rows_of("quality-sets.yaml", "quality.jsonl")[data], baseline)[loss]
+@cache
+def quality(data: str, baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of one of the five data sets by loss."""
+    return summaries(rows_of("quality-sets.yaml", "quality.jsonl")[data], baseline)
 
 
-def pretrained(loss: str, baseline: str = BASELINE) -> Summary:
-    """Return the summary of a loss with the pretrained network, in the first setting of its plan."""
+@cache
+def pretrained(baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of the pretrained network by loss, in the first setting of its plan."""
     rows, *_ = rows_of("quality-pretrained.yaml", "pretrained.jsonl").values()
-    return summaries(rows, baseline)[loss]
+    return summaries(rows, baseline)
 
 
 def scores(summary: Summary) -> str:
@@ -227,15 +229,15 @@ def gains(summary: Summary) -> str:
 
 def sets_row(data: str) -> str:
     """Return a row of the five data sets: classes, seeds and scores of the three losses."""
-    found = [quality(data, loss) for loss in (BASELINE, CONTROL, OURS)]
+    found = [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)]
     seeds = ", ".join(str(len(summary["seeds"])) for summary in found)
     return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, found))}"
 
 
 def readme_table() -> list[str]:
     """Return the scores of three losses, the last one's bold where all intervals exclude 0."""
-    sets = {"camvid, pretrained network": [pretrained(loss) for loss in (BASELINE, RIVAL, NEW)]}
-    sets |= {data: [quality(data, loss) for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
+    sets = {"camvid, pretrained network": [pretrained()[loss] for loss in (BASELINE, RIVAL, NEW)]}
+    sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
     rows = []
     for data, found in sets.items():
         cells = [*map(scores, found)]
@@ -272,24 +274,24 @@ def trained_table(plan: str, *results: str) -> list[str]:
 
 def gain_sentences() -> list[str]:
     """Return what pages say in words: how far the default is ahead on two data sets, and pretrained."""
-    scratch = f"{points(quality('camvid', OURS))} points on CamVid and {points(quality('sstem', OURS))} on ssTEM"
+    scratch = f"{points(quality('camvid')[OURS])} points on CamVid and {points(quality('sstem')[OURS])} on ssTEM"
     return [scratch, *pretrained_sentences()]
 
 
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
-    return [f"{points(pretrained(NEW))} points with a pretrained network"]
+    return [f"{points(pretrained()[NEW])} points with a pretrained network"]
 
 
 def control_sentences() -> list[str]:
     """Return how far the control is behind on CamVid."""
-    behind = quality("camvid", OURS, CONTROL)["differences"]["f1_1"]["mean"]
+    behind = quality("camvid", CONTROL)[OURS]["differences"]["f1_1"]["mean"]
     return [f"On CamVid the control is {100 * behind:.1f} points of F1 behind"]
 
 
 def holm_sentences() -> list[str]:
     """Return the largest p-value of cross-entropy and the rival next to the default, adjusted for their number."""
-    compared = (pretrained(loss, NEW)["differences"] for loss in (BASELINE, RIVAL))
+    compared = (pretrained(NEW)[loss]["differences"] for loss in (BASELINE, RIVAL))
     largest = max(differences[name]["p_holm"] for differences in compared for name in MAIN[:2])
     return [f"both p-values, by Holm's method, are {largest:.3f} or less"]
 
@@ -297,7 +299,7 @@ def holm_sentences() -> list[str]:
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
-    ahead, ratio = quality("camvid", OURS)["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
+    ahead, ratio = quality("camvid")[OURS]["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
     what = (
         "of boundary F1 (1 px) on CamVid, next to cross-entropy, over five seeds of version 0.2",
         "of `F.cross_entropy`, forward and backward, for 19 classes on a CPU; no GPU has run it yet",
@@ -363,7 +365,7 @@ FIGURES = {
     "gains": Figures(
         f"{OF_PLAN}/quality-sets.yaml",
         "quality.jsonl",
-        {"docs/quality.md": lambda: gains_table("data", (f"{d} | {gains(quality(d, OURS))}" for d in CLASSES))},
+        {"docs/quality.md": lambda: gains_table("data", (f"{d} | {gains(quality(d)[OURS])}" for d in CLASSES))},
     ),
     "region": Figures(
         f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
@@ -371,7 +373,7 @@ FIGURES = {
         {
             "docs/quality.md": lambda: gains_table(
                 "data | `region_weight=0`:",
-                (f"{d} | {scores(quality(d, NO_REGIONS))} | {gains(quality(d, OURS, NO_REGIONS))}" for d in CLASSES),
+                (f"{d} | {scores(quality(d)[NO_REGIONS])} | {gains(quality(d, NO_REGIONS)[OURS])}" for d in CLASSES),
             )
         },
     ),
@@ -396,7 +398,7 @@ FIGURES = {
         "pretrained.jsonl",
         {
             "docs/quality.md": lambda: gains_table(
-                "next to", (f"{loss} | {gains(pretrained(NEW, loss))}" for loss in (BASELINE, RIVAL))
+                "next to", (f"{loss} | {gains(pretrained(loss)[NEW])}" for loss in (BASELINE, RIVAL))
             )
         },
         {"docs/quality.md": holm_sentences},

@@ -14,7 +14,7 @@ from baselines.recipes import RECIPES
 from quality import ROOT
 from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import read_labels, scored_batches, scored_set
-from quality.offsets import OFFSETS, report, sweep
+from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
 from quality.runs import Place, key_of, pick, read_plan
 from quality.scores import METRICS, SHOWN
@@ -184,7 +184,7 @@ def do_offsets(options: argparse.Namespace) -> None:
     results = group(sweep(runs, place_of(options)))
     for settings, rows in results.items():
         print(f"{settings}\n\n{report(rows, options.baseline)}")
-    plot_offsets(results, OFFSETS, options.output / "quality-offsets.png")
+    plot_offsets(results, options.output / "quality-offsets.png")
 
 
 @torch.no_grad()

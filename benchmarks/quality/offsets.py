@@ -42,7 +42,7 @@ def log_balance(run: Run, place: Place) -> Tensor:
 
 
 @torch.no_grad()
-def scores_at(run: Run, place: Place, log_u: Tensor, offsets: Sequence[float] = OFFSETS) -> dict[str, list[float]]:
+def scores_at(run: Run, place: Place, log_u: Tensor, offsets: Sequence[float]) -> dict[str, list[float]]:
     """Compute the scores POINTS of a finished run at each offset."""
     classes, void = read_labels(place.root / run.data)
     network = load_network(run, place)
@@ -94,7 +94,7 @@ def _row_of(run: Run, place: Place, log_u: Tensor) -> Row:
         },
         "classes": read_labels(place.root / run.data)[0],
         "offsets": list(OFFSETS),
-        "scores": scores_at(run, place, log_u),
+        "scores": scores_at(run, place, log_u, OFFSETS),
     }
 
 

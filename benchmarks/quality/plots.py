@@ -70,7 +70,8 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
                 color, marker = drawn[row["loss"]]
                 difference = row["differences"][name]
                 values = [100 * value for value in difference["values"]]
-                axis.plot([100 * end for end in difference["interval"] or values], [y, y], color=color, linewidth=2)
+                ends = difference["interval"] or (difference["mean"],) * 2
+                axis.plot([100 * end for end in ends], [y, y], color=color, linewidth=2)
                 axis.plot(values, [y] * len(values), ".", color=color, markersize=4, alpha=0.6)
                 axis.plot(100 * difference["mean"], y, marker, color=color, markersize=6)
                 most = max(most, *map(abs, values), 0.0)
@@ -107,7 +108,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
     save_with_legend(figure, drawn, path)
 
 
-def plot_offsets(groups: Mapping[str, Sequence[Row]], offsets: Sequence[float], path: Path) -> None:
+def plot_offsets(groups: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw precision against recall of borders, a line over the offsets for each loss, with one panel per group.
 
     A point is the mean over the seeds; the marker is at t = 0.
@@ -116,15 +117,16 @@ def plot_offsets(groups: Mapping[str, Sequence[Row]], offsets: Sequence[float], 
     drawn = looks(loss for rows in groups.values() for loss in by_loss(rows))
     for axis, rows in zip(axes, groups.values(), strict=True):
         for loss, own in by_loss(rows).items():
+            offsets = own[0]["offsets"]
             precision, recall = (
                 [statistics.fmean(row["scores"][name][row["offsets"].index(t)] * 100 for row in own) for t in offsets]
                 for name in ("precision_1", "recall_1")
             )
             color, marker = drawn[loss]
             axis.plot(recall, precision, ".-", color=color, linewidth=1)
-            zero = list(offsets).index(0)
+            zero = offsets.index(0)
             axis.plot(recall[zero], precision[zero], marker, color=color, markersize=9)
         axis.set_xlabel("recall of borders at 1 px, %")
     axes[0].set_ylabel("precision of borders at 1 px, %")
-    figure.suptitle(f"logits - t · log u, t from {min(offsets):g} to {max(offsets):g}, marker at 0", fontsize=9)
+    figure.suptitle("logits - t · log u, a point per t, marker at 0", fontsize=9)
     save_with_legend(figure, drawn, path)

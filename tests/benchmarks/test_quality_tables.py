@@ -7,23 +7,18 @@ import math
 import pytest
 from sample_results import RESULTS, result_of
 
-from quality.intervals import holm, interval, p_value
-from quality.tables import markdown, summarize
+from quality.tables import compare, holm, markdown, summarize
 
 
-def test_interval() -> None:
+def test_interval_and_p_value() -> None:
     # 0.03, 0.04, 0.02: deviation 0.01, and t of two degrees of freedom is 4.302653.
-    low, high = interval([0.03, 0.04, 0.02])
-    assert low == pytest.approx(0.03 - 4.302653 * 0.01 / math.sqrt(3))
-    assert high == pytest.approx(0.03 + 4.302653 * 0.01 / math.sqrt(3))
-    assert interval([0.03]) is None
-
-
-def test_p_value() -> None:
+    found = compare([0.03, 0.04, 0.02])
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert found["interval"] == pytest.approx((0.03 - half, 0.03 + half))
     # t = 0.03 / (0.01 / √3) = 5.196152; for two degrees of freedom p = 1 - t / √(t² + 2)
-    assert p_value([0.03, 0.04, 0.02]) == pytest.approx(1 - math.sqrt(27 / 29))
-    assert p_value([0.03]) is None
-    assert [p_value([0.5, 0.5]), p_value([0.0, 0.0])] == [0, 1]
+    assert found["p"] == pytest.approx(1 - math.sqrt(27 / 29))
+    assert compare([0.03]) == {"values": [0.03], "mean": 0.03, "interval": None, "p": None}
+    assert [compare([0.5, 0.5])["p"], compare([0.0, 0.0])["p"]] == [0, 1]
 
 
 def test_holm() -> None:

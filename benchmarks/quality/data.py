@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,12 @@ def training_set(run: Run, place: Place, **options: Any) -> tuple[Samples, np.nd
     """Open the training images of a run, and return the indices of those to train on."""
     dataset = _open(run, place, "train", **options)
     return dataset, split_training(run, len(dataset))[0]
+
+
+def read_targets(run: Run, place: Place) -> Iterator[Tensor]:
+    """Read the labels [1, *S] of the images that a run is trained on."""
+    dataset, chosen = training_set(run, place)
+    return (dataset.labels(int(i))[None] for i in chosen)
 
 
 def scored_set(run: Run, place: Place) -> tuple[Samples, np.ndarray]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight
-from quality.data import read_labels, scored_batches, training_set
+from quality.data import read_labels, read_targets, scored_batches, training_set
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, evaluate
 from quality.tables import by_loss, markdown, title_of
@@ -36,9 +36,7 @@ POINTS = (CRITERION, "precision_1", "recall_1", "boundary_iou_005", "miou")
 def log_balance(run: Run, place: Place) -> Tensor:
     """Compute log u [C] of the balanced edge class weights of the labels that a run is trained on."""
     classes, void = read_labels(place.root / run.data)
-    dataset, chosen = training_set(run, place)
-    targets = (dataset.labels(int(i))[None] for i in chosen)
-    return balanced_edge_class_weight(targets, len(classes), ignore_index=void).log()
+    return balanced_edge_class_weight(read_targets(run, place), len(classes), ignore_index=void).log()
 
 
 @torch.no_grad()

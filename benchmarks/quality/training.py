@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from baselines.common import at_size
 from baselines.recipes import Module, Progress, make
 from measure import INSTRUCTIONS, processes, processor
-from quality.data import augmentation, load_batch, read_labels, scored_batches, split_indices, training_set
+from quality.data import (
+    augmentation,
+    load_batch,
+    read_labels,
+    read_targets,
+    scored_batches,
+    split_indices,
+    training_set,
+)
 from quality.efficientnet import EfficientUNet
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS, SHOWN, evaluate, thin_class
@@ -66,7 +74,7 @@ class Training:
             run.loss,
             run.options,
             self.void,
-            targets=(self.train_set.labels(int(i))[None] for i in self.chosen),
+            targets=read_targets(run, place),
             num_classes=len(self.classes),
             device=place.device,
         )

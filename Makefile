@@ -174,7 +174,7 @@ build/katex/dist/katex.min.js:
 
 .PHONY: docs-tools
 docs-tools: setup build/katex/dist/katex.min.js
-	@$(BIN)/python -c 'import ipykernel, jupytext, material, mkdocstrings, nbconvert' 2>/dev/null || { \
+	@$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || { \
 		echo "==> installing what builds the site" && $(INSTALL) -r pyproject.toml --extra docs; }
 
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from quality import ROOT
 from quality.command import RESULTS
-from quality.runs import Run, key_of, read_plan
+from quality.runs import read_plan
 from quality.scores import scale_of
-from quality.tables import BASELINE, Summary, pixels, summarize
+from quality.tables import BASELINE, Summary, rows_of, summarize
 from result_table import Row, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
@@ -164,22 +164,10 @@ def gpu_table() -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- quality
 
 
-def setting_of(run: Run) -> str:
-    """Return the data set of a run, with its size and what it starts from where a plan has several."""
-    if run.network == "unet":
-        return run.data
-    return f"{run.data} {pixels(run.size or ())}" + ", from scratch" * (not run.pretrained)
-
-
 @cache
-def rows_of(plan: str, *results: str) -> dict[str, list[Row]]:
+def results_of(plan: str, *results: str) -> dict[str, list[Row]]:
     """Return the rows of a plan's runs by their setting, in the order of the plan."""
-    done = {key_of(row): row for row in read_rows(*(RESULTS / name for name in results))}
-    sets: dict[str, list[Row]] = {}
-    for run in read_plan(ROOT / "configs" / plan):
-        if run.key in done:
-            sets.setdefault(setting_of(run), []).append(done[run.key])
-    return sets
+    return rows_of([RESULTS / name for name in results], read_plan(ROOT / "configs" / plan))
 
 
 def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summary]:
@@ -190,13 +178,13 @@ def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summar
 @cache
 def quality(data: str, baseline: str = BASELINE) -> dict[str, Summary]:
     """Return the summaries of one of the five data sets by loss."""
-    return summaries(rows_of("quality-sets.yaml", "quality.jsonl")[data], baseline)
+    return summaries(results_of("quality-sets.yaml", "quality.jsonl")[data], baseline)
 
 
 @cache
 def pretrained(baseline: str = BASELINE) -> dict[str, Summary]:
     """Return the summaries of the pretrained network by loss, in the first setting of its plan."""
-    rows, *_ = rows_of("quality-pretrained.yaml", "pretrained.jsonl").values()
+    rows, *_ = results_of("quality-pretrained.yaml", "pretrained.jsonl").values()
     return summaries(rows, baseline)
 
 
@@ -256,7 +244,7 @@ def trained_table(plan: str, *results: str) -> list[str]:
     """Return the mean scores of a plan's losses over the seeds that the default was trained with."""
     names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
     cells = []
-    for setting, rows in rows_of(plan, *results).items():
+    for setting, rows in results_of(plan, *results).items():
         seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] == "module"}
         found = summaries(row for row in rows if row["run"]["seed"] in seeds)
         if len(found) == 1:  # nothing to compare with yet

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure time and memory: of the loss, of other losses, of a training step, of the metrics, of the HTML report.
+"""Measure time and memory: of the loss, of other losses, of a training step, of the HTML report.
 
 Without the name of a mode, `speed.py` measures the loss. Each row of the printed table is one of the results, which
 `--output` adds to a file.
@@ -19,7 +19,7 @@ import torch
 
 from measure import INSTRUCTIONS, processor
 from result_table import Row, add_rows
-from timing import losses, metrics, pages, peers, step
+from timing import losses, pages, peers, step
 
 EXAMPLES = """\
 examples:
@@ -28,10 +28,9 @@ examples:
   python benchmarks/speed.py --case "2 classes" binary --rounds 24
   python benchmarks/speed.py peers --masks ../shared/camvid/val/masks
   python benchmarks/speed.py step --masks ../shared/camvid/train/masks
-  python benchmarks/speed.py metrics --masks ../shared/camvid/val/masks --threads 2
   python benchmarks/speed.py pages --sizes 512x1024
 """
-MODES = {"loss": losses, "peers": peers, "step": step, "metrics": metrics, "pages": pages}
+MODES = {"loss": losses, "peers": peers, "step": step, "pages": pages}
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -49,7 +48,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         mode.add_argument("--output", type=Path, metavar="FILE.jsonl", help="add the figures to a table of results")
         if module is not pages:
             about = "label masks to tile, *.png (default: generated)"
-            mode.add_argument("--masks", type=Path, metavar="DIR", required=module is metrics, help=about)
+            mode.add_argument("--masks", type=Path, metavar="DIR", help=about)
         module.add_options(mode)
     return parser.parse_args(words)
 

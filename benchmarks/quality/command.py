@@ -16,9 +16,9 @@ from quality.crops import Split, at_percentiles, plot_crops, summary, windows
 from quality.data import read_labels, scored_batches, scored_set
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
-from quality.runs import Place, key_of, pick, read_plan
+from quality.runs import Place, key_of, pick, read_plan, run_of
 from quality.scores import METRICS, SHOWN
-from quality.tables import BASELINE, by_data, group, markdown, read_results, summarize, title_of
+from quality.tables import BASELINE, markdown, rows_of, summarize
 from quality.training import execute, load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
@@ -110,7 +110,7 @@ OPTIONS = {
     },
     "--device": {"default": "cpu", "help": "default: %(default)s"},
     "--threads": {"type": int, "default": 1, "help": "threads per run (default: %(default)s)"},
-    "--split": {"metavar": "NAME", "help": "val, or held-out for the trials (default: all)"},
+    "--split": {"choices": ("val", "held-out"), "default": "val", "help": "held-out for trials (default: %(default)s)"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "only the losses and settings of this plan (default: all)"},
     "--losses": {
         "nargs": "+",
@@ -149,14 +149,16 @@ def do_merge(options: argparse.Namespace) -> None:
         add_rows(options.results[0], rows, key_of)
 
 
-def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row]]:
-    """Read the results of `table` and `plot`: with a plan those of its losses and of others, by title."""
-    plan = read_plan(options.plan) if options.plan else []
-    chosen = {*others, *(pick(plan, options.losses) if options.losses else (run.title for run in plan))}
-    results = read_results(options.results, options.split, plan)
-    return {
-        settings: [row for row in rows if not plan or title_of(row) in chosen] for settings, rows in results.items()
-    }
+def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Row]]:
+    """Read the results of `table` and `plot`, of the chosen losses and the baseline."""
+    if options.plan:
+        runs = read_plan(options.plan, held_out=options.split == "held-out")
+    else:
+        runs = [run for run in map(run_of, read_rows(*options.results)) if run.split == options.split]
+    if options.losses:
+        chosen = {baseline, *pick(runs, options.losses)}
+        runs = [run for run in runs if run.title in chosen]
+    return rows_of(options.results, runs)
 
 
 def do_table(options: argparse.Namespace) -> None:
@@ -166,7 +168,7 @@ def do_table(options: argparse.Namespace) -> None:
 
 def do_plot(options: argparse.Namespace) -> None:
     """Draw the results."""
-    sets = by_data(read_chosen(options, BASELINE))
+    sets = read_chosen(options, BASELINE)
     if options.curve:
         plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
         return
@@ -181,7 +183,8 @@ def do_offsets(options: argparse.Namespace) -> None:
     if options.losses:
         chosen = pick(runs, options.losses)
         runs = [run for run in runs if run.title in chosen]
-    results = group(sweep(runs, place_of(options)))
+    sweep(runs, place_of(options))
+    results = rows_of(options.results, runs)
     for settings, rows in results.items():
         print(f"{settings}\n\n{report(rows, options.baseline)}")
     plot_offsets(results, options.output / "quality-offsets.png")

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,34 +51,22 @@ def scores_at(run: Run, place: Place, log_u: Tensor, offsets: Sequence[float]) -
     return {name: [at[name] for at in scores] for name in POINTS}
 
 
-def sweep(runs: Sequence[Run], place: Place) -> list[Row]:
-    """Score the finished runs at all offsets, add their rows to the table, and return the rows.
-
-    A run that has a row is not scored again.
-
-    Raises:
-        CheckpointError: if no run is finished.
-    """
-    table = {key_of(row): row for row in read_rows(place.results)}
-    balances: dict[Any, Tensor] = {}
-    rows = []
+def sweep(runs: Sequence[Run], place: Place) -> None:
+    """Score the finished runs at all offsets, and add their rows to the table; a run that has one is left out."""
+    table, balances = {key_of(row) for row in read_rows(place.results)}, {}
     for number, run in enumerate(runs, start=1):
-        row = table.get(run.key)
-        if row is None:
-            start, same = time.perf_counter(), (run.data, run.split, run.settings)
-            if same not in balances:
-                balances[same] = log_balance(run, place)
-            try:
-                row = _row_of(run, place, balances[same])
-            except CheckpointError as error:
-                print(f"left out: {error}", file=sys.stderr)
-                continue
-            add_rows(place.results, [row], key_of)
-            print(f"{number}/{len(runs)}  {run.data}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
-        rows.append(row)
-    if not rows:
-        raise CheckpointError(f"--state: expected finished runs of the plan, but got none in {place.state}")
-    return rows
+        if run.key in table:
+            continue
+        start, same = time.perf_counter(), (run.data, run.split, run.settings)
+        if same not in balances:
+            balances[same] = log_balance(run, place)
+        try:
+            row = _row_of(run, place, balances[same])
+        except CheckpointError as error:
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        add_rows(place.results, [row], key_of)
+        print(f"{number}/{len(runs)}  {run.data}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
 def _row_of(run: Run, place: Place, log_u: Tensor) -> Row:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines.recipes import RECIPES, loss_title
-from quality.runs import Run, run_of
+from quality.runs import Run, key_of, run_of
 from quality.scores import METRICS, scale_of
 from result_table import Row, read_rows
 
@@ -27,68 +27,38 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def read_results(paths: Sequence[Path], split: str | None = None, plan: Iterable[Run] = ()) -> dict[str, list[Row]]:
-    """Read results, grouped by their settings.
+def rows_of(paths: Iterable[Path], runs: Iterable[Run] = ()) -> dict[str, list[Row]]:
+    """Read the results of some runs, or all, by their data sets, in the order of the runs.
 
-    Args:
-        paths: tables of results.
-        split: only results of this split.
-        plan: only results with the settings of these runs, if there are any.
-
-    Returns:
-        The results by a sentence on their settings and split, in the order of the plan.
+    Results of other settings have names of their own: the size of a pretrained network, epochs where some differ.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or names do not tell settings apart.
     """
-    plan = [*plan]
-    planned = {run.settings for run in plan}
-    rows = [
-        row
-        for row in read_rows(*paths)
-        if split in (None, row["split"]) and (not planned or run_of(row).settings in planned)
-    ]
-    order = {name: n for n, name in enumerate(dict.fromkeys(run.data for run in plan))}
-    rows.sort(key=lambda row: order.get(row["run"]["data"], len(order)))
-    if not rows:
-        of_split, tables = f" of split {split}" if split else "", ", ".join(map(str, paths))
-        raise ValueError(f"--results: expected results of `plan`{of_split}, but got none in {tables}")
-    return group(rows)
-
-
-def group(results: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group results by a sentence on their settings and split."""
-    grouped = defaultdict(list)
-    for result in results:
-        grouped[describe(result)].append(result)
-    return dict(grouped)
-
-
-def describe(result: Row) -> str:
-    """Return the settings and the split of a result as a sentence."""
-    run, images = run_of(result), result["images"]
-    size = "their own sizes" if run.size is None else pixels(run.size)
-    crops = f", in {run.crops} crops of {pixels(run.crop)} per epoch" if run.crop else ""
-    network = f"U-Net of width {run.width}" if run.network == "unet" else run.network + ", pretrained" * run.pretrained
-    return (
-        f"{run.data}, {run.split}: {images['train']} images at {size} for training{crops},"
-        f" {images['evaluated']} for these scores; {run.epochs} epochs in batches of {run.batch},"
-        f" {network}, learning rate {run.lr:g}, {run.precision}"
-    )
-
-
-def pixels(size: tuple[int, ...]) -> str:
-    """Return a size as width × height."""
-    return " × ".join(map(str, reversed(size)))
-
-
-def by_data(results: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
-    """Name groups of results by their data sets, or by their settings where several have the same data set."""
-    names = [rows[0]["run"]["data"] for rows in results.values()]
-    return {
-        settings if names.count(name) > 1 else name: rows
-        for name, (settings, rows) in zip(names, results.items(), strict=True)
+    rows = {key_of(row): row for row in read_rows(*paths)}
+    grouped: dict[Any, list[Run]] = defaultdict(list)
+    for run in [*runs] or map(run_of, rows.values()):
+        if run.key in rows:
+            grouped[run.data, run.split, run.settings].append(run)
+    names = [setting_of(of_setting[0]) for of_setting in grouped.values()]
+    named = {
+        name + (f", {of_setting[0].epochs} epochs" if names.count(name) > 1 else ""): [
+            rows[run.key] for run in of_setting
+        ]
+        for name, of_setting in zip(names, grouped.values(), strict=True)
     }
+    if not named or len(named) < len(grouped):
+        what = "of one setting per data set; pass --plan" if named else "of these runs; train them with `plan`"
+        raise ValueError(f"--results: expected results {what}, but got {', '.join(map(str, paths))}")
+    return named
+
+
+def setting_of(run: Run) -> str:
+    """Return the data set of a run, with its size and what it starts from where a plan has several."""
+    if run.network == "unet":
+        return run.data
+    size = " × ".join(map(str, reversed(run.size or ())))
+    return f"{run.data} {size}" + ", from scratch" * (not run.pretrained)
 
 
 def title_of(result: Row) -> str:
@@ -182,7 +152,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
-    rows = [(data, row) for data, rows in by_data(results).items() for row in summarize(rows, baseline)]
+    rows = [(data, row) for data, rows in results.items() for row in summarize(rows, baseline)]
     heads = [METRICS[name] for name in metrics]
     scores = [[data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)] for data, row in rows]
     differences = [

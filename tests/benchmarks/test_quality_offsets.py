@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from quality.command import main
 from quality.offsets import POINTS, at_offsets, best_offsets, log_balance, report, scores_at, sweep
 from quality.runs import Place, Run
 from result_table import Row, read_rows
-from segkit.checkpoint import CheckpointError, load_checkpoint
+from segkit.checkpoint import load_checkpoint
 
 
 def row_of(loss: str, seed: int, *f1: float, **options: float) -> Row:
@@ -73,7 +72,5 @@ def test_command(
     rows = read_rows(table)
     assert [(row["split"], row["images"]) for row in rows] == [("val", {"train": 10, "evaluated": 3})] * 2
     assert (tmp_path / "quality-offsets.png").read_bytes().startswith(b"\x89PNG")
-    nowhere = Place(Path("nowhere"), table, Path("nowhere"))
-    assert sweep([ce], nowhere) == [json.loads(json.dumps(row)) for row in rows if row["run"]["loss"] == "ce"]
-    with pytest.raises(CheckpointError, match="--state: expected finished runs of the plan, but got none in"):
-        sweep([replace(ce, seed=1)], replace(place, results=tmp_path / "none.jsonl"))
+    sweep([ce], Place(Path("nowhere"), table, Path("nowhere")))
+    assert read_rows(table) == rows

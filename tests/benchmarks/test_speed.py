@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import label_maps
 import measure
@@ -77,13 +75,6 @@ def test_a_step_has_its_loss_in_it(tmp_path: Path) -> None:
     (row,) = read_rows(path)
     assert 0 < row["loss_seconds"] < row["step_seconds"]
     assert row["loss_share"] == row["loss_seconds"] / row["step_seconds"]
-
-
-def test_metrics_of_shifted_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) // 32).save(tmp_path / "a.png")
-    assert speed.main(["metrics", "--masks", str(tmp_path), "--classes", "2", "--rounds", "1"]) == 0
-    names = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if "radius 5" in line]
-    assert names == ["| Boundary F1, radius 5", "| trimap IoU, radius 5"]
 
 
 def test_enqueuing_a_run_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

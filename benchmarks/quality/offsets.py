@@ -121,6 +121,6 @@ def report(rows: Sequence[Row], baseline: str) -> str:
         f"best {METRICS[CRITERION]}, chosen on the same images: {listed}": best,
     }
     return "\n".join(
-        f"**{title}**\n\n{markdown({title: at_offsets(rows, chosen)}, baseline, POINTS)}"
+        f"**{title}**\n\n{markdown({rows[0]['run']['data']: at_offsets(rows, chosen)}, baseline, POINTS)}"
         for title, chosen in parts.items()
     )

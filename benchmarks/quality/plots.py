@@ -26,9 +26,10 @@ MARKERS = "soD^vX"
 
 def looks(losses: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the color and marker of each loss, the same in every figure."""
-    others = dict.fromkeys(loss for loss in losses if loss != BASELINE)
-    drawn = {loss: (COLORS[n % len(COLORS)], MARKERS[n % len(MARKERS)]) for n, loss in enumerate(others)}
-    return {BASELINE: ("black", "o"), **drawn}
+    drawn = dict.fromkeys(losses)
+    others = [loss for loss in drawn if loss != BASELINE]
+    shown = {loss: (COLORS[n % len(COLORS)], MARKERS[n % len(MARKERS)]) for n, loss in enumerate(others)}
+    return {loss: shown.get(loss, ("black", "o")) for loss in drawn}
 
 
 def make_figure(titles: Iterable[str], width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
@@ -59,7 +60,6 @@ def plot_sets(sets: Mapping[str, Sequence[Summary]], path: Path) -> None:
     A dot is one seed. The axes are scaled to the dots: the interval of two seeds is often many times as wide.
     """
     drawn = looks(row["loss"] for rows in sets.values() for row in rows if row["differences"])
-    del drawn[BASELINE]
     losses = list(drawn)
     figure, axes = make_figure((METRICS[name] for name in SHOWN), 4, 1.6 + 0.22 * len(sets) * (len(losses) + 1))
     for axis, name in zip(axes, SHOWN, strict=True):
@@ -104,6 +104,7 @@ def plot_curves(sets: Mapping[str, Sequence[Row]], name: str, path: Path) -> Non
                 low, high = [*map(min, values)], [*map(max, values)]
                 axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
         axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel(METRICS.get(name, name) + ", %" * (scale_of(name) == 100))
     save_with_legend(figure, drawn, path)
 

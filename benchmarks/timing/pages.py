@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,13 +53,14 @@ def write_report(path: Path, height: int, width: int, classes: int, threads: int
 
 
 def start_browser() -> Any:  # noqa: ANN401
-    """Start a headless Chromium."""
+    """Start a headless Chromium; without these paths selenium would look for one on the network."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1500,1000"):
         options.add_argument(argument)
-    return webdriver.Chrome(options=options)
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
 
 def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float, float]:  # noqa: ANN401

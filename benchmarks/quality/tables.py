@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines.recipes import RECIPES, loss_title
-from quality.runs import Run, key_of, run_of
+from quality.runs import Run, key_of
 from quality.scores import METRICS, scale_of
 from result_table import Row, read_rows
 
@@ -27,8 +27,8 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def rows_of(paths: Iterable[Path], runs: Iterable[Run] = ()) -> dict[str, list[Row]]:
-    """Read the results of some runs, or all, by their data sets, in the order of the runs.
+def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
+    """Read the results of some runs by their data sets, in the order of the runs.
 
     Results of other settings have names of their own: the size of a pretrained network, epochs where some differ.
 
@@ -37,16 +37,13 @@ def rows_of(paths: Iterable[Path], runs: Iterable[Run] = ()) -> dict[str, list[R
     """
     rows = {key_of(row): row for row in read_rows(*paths)}
     grouped: dict[Any, list[Run]] = defaultdict(list)
-    for run in [*runs] or map(run_of, rows.values()):
-        if run.key in rows:
+    for key, run in {run.key: run for run in runs}.items():
+        if key in rows:
             grouped[run.data, run.split, run.settings].append(run)
-    names = [setting_of(of_setting[0]) for of_setting in grouped.values()]
-    named = {
-        name + (f", {of_setting[0].epochs} epochs" if names.count(name) > 1 else ""): [
-            rows[run.key] for run in of_setting
-        ]
-        for name, of_setting in zip(names, grouped.values(), strict=True)
-    }
+    names, named = [setting_of(found[0]) for found in grouped.values()], {}
+    for name, found in zip(names, grouped.values(), strict=True):
+        longer = f"{name}, {found[0].epochs} epochs" if names.count(name) > 1 else name
+        named[longer] = [rows[run.key] for run in found]
     if not named or len(named) < len(grouped):
         what = "of one setting per data set; pass --plan" if named else "of these runs; train them with `plan`"
         raise ValueError(f"--results: expected results {what}, but got {', '.join(map(str, paths))}")

@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def target(match: re.Match[str]) -> str:
         start, path = match.groups()
         path = path.removeprefix("../")
-        module = path.removesuffix(".py").replace("/", ".")
+        module = path.removesuffix(".py").replace("/", ".").removesuffix(".loss")  # whose class the package exports
         if path.startswith("docs/"):
             path = path.removeprefix("docs/")
         elif path == "CHANGELOG.md":

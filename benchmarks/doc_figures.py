@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from statistics import fmean
@@ -165,9 +165,9 @@ def gpu_table() -> list[str]:
 
 
 @cache
-def results_of(plan: str, *results: str) -> dict[str, list[Row]]:
+def results_of(plan: str, *results: str, held_out: bool = False) -> dict[str, list[Row]]:
     """Return the rows of a plan's runs by their setting, in the order of the plan."""
-    return rows_of([RESULTS / name for name in results], read_plan(ROOT / "configs" / plan))
+    return rows_of([RESULTS / name for name in results], read_plan(ROOT / "configs" / plan, held_out=held_out))
 
 
 def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summary]:
@@ -240,12 +240,12 @@ def gains_table(first: str, rows: Iterable[str]) -> list[str]:
     return table(f"{first} | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:", rows)
 
 
-def trained_table(plan: str, *results: str) -> list[str]:
-    """Return the mean scores of a plan's losses over the seeds that the default was trained with."""
+def trained_table(plan: str, *results: str, held_out: bool = False) -> list[str]:
+    """Return the mean scores of a plan's losses over the seeds that edgeloss was trained with."""
     names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
     cells = []
-    for setting, rows in results_of(plan, *results).items():
-        seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] == "module"}
+    for setting, rows in results_of(plan, *results, held_out=held_out).items():
+        seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] in ("module", "ours")}
         found = summaries(row for row in rows if row["run"]["seed"] in seeds)
         if len(found) == 1:  # nothing to compare with yet
             continue
@@ -387,6 +387,15 @@ FIGURES = {
         },
         {"docs/quality.md": holm_sentences},
     ),
+}
+TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out images
+FIGURES |= {
+    f"trial of {name}": Figures(
+        f"python benchmarks/quality.py table --split held-out --plan configs/quality-{name}.yaml",
+        "quality.jsonl",
+        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", "quality.jsonl", held_out=True)},
+    )
+    for name in TRIALS
 }
 
 

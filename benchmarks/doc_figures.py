@@ -154,8 +154,8 @@ def gpu_table() -> list[str]:
             ratios = [f"{cell['microseconds']:.0f} ({cell['ratio']:.2f})" for cell in others]
             ours = sum(others[0]["kernels"].values())
             cells.append(
-                f"{row['name']} | {row['logits']} {dtype} | {first['microseconds']:.0f} | {' | '.join([*ratios, ''][:3])}"
-                f" | {ours:.0f} | {others[0]['host_microseconds'] / 1e3:.1f}"
+                f"{row['name']} | {row['logits']} {dtype} | {first['microseconds']:.0f}"
+                f" | {' | '.join([*ratios, ''][:3])} | {ours:.0f} | {others[0]['host_microseconds'] / 1e3:.1f}"
             )
     heads = "case | logits | cross-entropy: | default: | `region_weight=0`: | compiled cross-entropy:"
     return table(f"{heads} | kernels: | to enqueue, ms:", cells)

@@ -26,7 +26,7 @@ from edgeloss.metrics.functional import (
     iou_from_counts,
     label_maps,
 )
-from quality.data import read_labels, scored_batches, scored_set, training_set, voxel_shape
+from quality.data import read_labels, read_targets, scored_batches, scored_set, training_set, voxel_shape
 from quality.runs import Place, Run, key_of
 from quality.scores import METRICS
 from quality.tables import markdown, title_of
@@ -44,9 +44,7 @@ POINTS = (CRITERION, "precision_1", "recall_1", "boundary_iou_005", "miou")
 def log_balance(run: Run, place: Place) -> Tensor:
     """Compute log u [C] of the balanced edge class weights of the labels that a run is trained on."""
     classes, void = read_labels(place.data_of(run))
-    dataset, chosen = training_set(run, place)
-    targets = (dataset.labels(int(i))[None] for i in chosen)
-    return balanced_edge_class_weight(targets, len(classes), ignore_index=void).log()
+    return balanced_edge_class_weight(read_targets(run, place), len(classes), ignore_index=void).log()
 
 
 @torch.no_grad()

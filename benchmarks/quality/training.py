@@ -25,6 +25,7 @@ from quality.data import (
     augmentation,
     load_batch,
     read_labels,
+    read_targets,
     scored_batches,
     scored_set,
     split_indices,
@@ -78,7 +79,7 @@ class Training:
             run.loss,
             run.options,
             self.void,
-            targets=(self.train_set.labels(int(i))[None] for i in self.chosen),
+            targets=read_targets(run, place),
             num_classes=len(self.classes),
             spacing=voxel_shape(self.train_set),
             device=place.device,
@@ -162,7 +163,7 @@ class Training:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Load the batches of an epoch: `crops` passes over the images, each in its own order with its own samples."""
         for number in range(self.epoch * self.run.crops, (self.epoch + 1) * self.run.crops):
-            self.train_set.set_epoch(number)
+            self.train_set.epoch = number
             order = np.random.default_rng((self.run.seed, number)).permutation(self.chosen)
             for index in split_indices(order, self.run.batch):
                 yield load_batch(self.train_set, index, self.place.device)

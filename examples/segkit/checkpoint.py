@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from edgeloss.io import InputError, atomic_write, check_file
+from edgeloss.io import InputError, atomic_write
 from segkit.model import UNet
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(InputError):
     """A checkpoint that is missing or can't be used; the message has one line."""
 
 
@@ -47,14 +47,9 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
         CheckpointError: if the file is missing, damaged, or not a checkpoint.
     """
     try:
-        check_file(path)
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: expected a checkpoint, but there is no such file") from error
-    except InputError as error:
-        raise CheckpointError(str(error)) from error
-    except PermissionError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
     except Exception as error:  # a damaged file can make the unpickler raise anything
         raise CheckpointError(f"{path}: expected a checkpoint, but got a damaged or another file") from error
     if not isinstance(checkpoint, dict) or not {"model", "state_dict"} & checkpoint.keys():

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from edgeloss.io import InputError
-from segkit.data import AugmentedDataset
+from segkit.data import SegmentationDataset
 
 
 class MicroBatch(NamedTuple):
@@ -60,7 +60,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: AugmentedDataset,
+        dataset: SegmentationDataset,
         batch_size: int,
         workers: int,
         *,
@@ -80,22 +80,20 @@ class Batches:
 
     def __len__(self) -> int:
         """Return the number of micro-batches of an epoch."""
-        return sum(map(len, self._steps(np.arange(len(self.dataset)))))
+        return sum(map(len, self._steps([*range(len(self.dataset))])))
 
-    def _steps(self, order: np.ndarray[Any, Any]) -> list[list[list[int]]]:
-        """Return the images of each micro-batch of each step."""
-        starts = range(0, len(order), self.batch_size)
-        return [self._split(order[start : start + self.batch_size].tolist()) for start in starts]
-
-    def _split(self, batch: list[int]) -> list[list[int]]:
-        """Return the images of a batch that this process takes, in micro-batches.
+    def _steps(self, order: list[int]) -> list[list[list[int]]]:
+        """Return the images of each micro-batch of each step that this process takes.
 
         Every process gets the same number of micro-batches, since each waits for the others once per micro-batch; where
         there are too few images, some are empty.
         """
         rank, world = self.process
-        parts = min(self.accumulate, math.ceil(len(batch) / world))
-        return [batch[rank::world][part::parts] for part in range(parts)]
+        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        counts = [min(self.accumulate, math.ceil(len(batch) / world)) for batch in batches]
+        return [
+            [b[rank::world][part::count] for part in range(count)] for b, count in zip(batches, counts, strict=True)
+        ]
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Read one epoch.
@@ -105,10 +103,10 @@ class Batches:
         """
         epoch, done = self.position()  # here, not when the iterator is made: Lightning restores its counters later
         count, dataset = len(self.dataset), self.dataset
+        dataset.epoch = epoch
         order = np.arange(count) if self.seed is None else np.random.default_rng((self.seed, epoch)).permutation(count)
-        dataset.set_epoch(epoch)
         skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
-        steps = self._steps(order)[skipped:]
+        steps = self._steps(order.tolist())[skipped:]
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             dataset,
             batch_sampler=[part or [0] for step in steps for part in step],
@@ -120,26 +118,20 @@ class Batches:
         )
         loaded = iter(loader)
         try:
-            for i, step in enumerate(steps):
+            for number, step in enumerate(steps, start=skipped):
                 parts = list(islice(loaded, len(step)))
                 for indices, (_, labels) in zip(step, parts, strict=True):
                     if not indices:
                         labels.fill_(dataset.ignore_index)
-                images = min(self.batch_size, count - (skipped + i) * self.batch_size)
-                for k, (indices, (pixels, labels)) in enumerate(zip(step, parts, strict=True)):
+                images = min(self.batch_size, count - number * self.batch_size)
+                step_labels: list[Tensor] | None = [labels for _, labels in parts]
+                for indices, (pixels, labels) in zip(step, parts, strict=True):
                     names = [dataset.names[index] for index in indices]
-                    step_labels = None if k else [part[1] for part in parts]
                     yield MicroBatch(pixels, labels, names, step_labels, len(step), images)
+                    step_labels = None
         except (OSError, ValueError) as error:
             # A worker's error comes with the worker's traceback, whose last line has the type and the message.
             raise InputError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: `position` is what a resumed run needs, and Lightning warns about loaders without state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load nothing."""
 
 
 def mixed_seed(*numbers: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,12 @@ from edgeloss import EdgeAwareLoss
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
-from segkit.scores import LossFigures, flatten, gradient_shares, total_loss, validation_metrics
+from segkit.scores import flatten, gradient_shares, loss_figures, predicted_labels, total_loss, validation_metrics
+
+TERMS = ("cross_entropy", "same_side", "other_side", "region")
+FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, "edge", "edge_fraction")]
+FIGURES += ["train/loss", "lr", "edge_weight", *(f"train/gradient_share/{name}" for name in TERMS)]
+FIGURES += ["val/accuracy", "val/edge_accuracy", "val/interior_accuracy"]
 
 
 class SegmentationModule(LightningModule):
@@ -86,10 +92,7 @@ class SegmentationModule(LightningModule):
         self._normalizer: tuple[Tensor, Tensor] | None = None
         self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
         # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
-        names = ("loss", "cross_entropy", "same_side", "other_side", "edge", "region", "edge_fraction")
-        shares = tuple(f"gradient_share/{name}" for name in ("cross_entropy", "same_side", "other_side", "region"))
-        self.means = nn.ModuleDict({name: _persistent_mean() for name in (*names, "lr", "edge_weight", *shares)})
-        self.figures = LossFigures(loss)
+        self.means = nn.ModuleDict({name: _mean() for name in FIGURES})
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -126,23 +129,27 @@ class SegmentationModule(LightningModule):
 
     def _log_step(self, batch: MicroBatch, logits: Tensor, terms: dict[str, Tensor], batch_idx: int) -> None:
         """Add the figures of a micro-batch to the means of the epoch."""
-        valid = (batch.labels != self.criterion.ignore_index).sum()
-        weights = dict.fromkeys(terms, batch.step_images / batch.parts) | {"edge_fraction": valid}
-        figures = {name: value if name == "edge_fraction" else value * batch.parts for name, value in terms.items()}
-        figures["loss"] = total_loss(figures, self.criterion, self.full_edge_weight)
-        figures |= {"lr": self.optimizers().param_groups[0]["lr"], "edge_weight": self.criterion.current_edge_weight}
+        criterion, fraction = self.criterion, terms.pop("edge_fraction")
+        figures = {name: term * batch.parts for name, term in terms.items()}
+        figures["loss"] = total_loss(figures, criterion, self.full_edge_weight)
         if self.shares_every and batch_idx % (self.shares_every * self.trainer.accumulate_grad_batches) == 0:
-            shares = gradient_shares(self.criterion, logits, batch.labels)
+            shares = gradient_shares(criterion, logits, batch.labels)
             figures |= {f"gradient_share/{name}": share for name, share in shares.items()}
-        for name, figure in figures.items():
-            if name == "region" and not self.criterion.region_weight:
-                continue
-            value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()
-            self.means[name].update(
-                value.where(value.isfinite(), torch.nan), weights.get(name, batch.step_images / batch.parts)
-            )
-            key = name if name in ("lr", "edge_weight") else f"train/{name}"
-            self.log(key, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+        figures = {f"train/{name}": figure for name, figure in figures.items()}
+        figures |= {"lr": self.optimizers().param_groups[0]["lr"], "edge_weight": criterion.current_edge_weight}
+        weighted = {name: (figure, batch.step_images / batch.parts) for name, figure in figures.items()}
+        weighted["train/edge_fraction"] = fraction, (batch.labels != criterion.ignore_index).sum()
+        self._add(weighted)
+        for name in weighted:
+            if self.means[name].update_called:
+                self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+
+    def _add(self, figures: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add figures and their weights to the means of the epoch, but for a region term that the loss does not have."""
+        for name, (figure, weight) in figures.items():
+            if not name.endswith("/region") or self.criterion.region_weight:
+                value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()
+                self.means[name].update(value.where(value.isfinite(), torch.nan), weight)
 
     # ----------------------------------------------------------------------------------------------------- validation
 
@@ -153,15 +160,21 @@ class SegmentationModule(LightningModule):
     def validation_step(self, batch: MicroBatch, batch_idx: int) -> None:
         """Count a batch."""
         with torch.autocast(self.device.type, enabled=False):
-            self.scores.update(self.figures(self(batch.images), batch.labels), batch.labels)
+            logits = self(batch.images)
+            figures = loss_figures(self.criterion, logits, batch.labels)
+            self._add({f"val/{name}": figure for name, figure in figures.items()})
+            self.scores.update(predicted_labels(logits, batch.labels), batch.labels)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the figures of the whole set; those that it has nothing to measure for are left out."""
-        figures = self.figures.compute() | flatten(self.scores.compute(), self.classes)
-        figures = {f"val/{name}": value for name, value in figures.items() if value is not None}
-        self.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
-        self.figures.reset()
-        self.scores.reset()
+        """Log the figures of the whole set; those that it has nothing to measure for are nan."""
+        means = {name: mean for name, mean in self.means.items() if name.startswith("val/") and mean.update_called}
+        figures = {name.removeprefix("val/"): mean.compute() for name, mean in means.items()}
+        known = {name: figure for name, figure in figures.items() if not figure.isnan()}
+        figures["loss"] = total_loss(known, self.criterion, self.full_edge_weight)
+        figures |= flatten(self.scores.compute(), self.classes)
+        self.log_dict({f"val/{name}": figure for name, figure in figures.items()})
+        for metric in (*means.values(), self.scores):
+            metric.reset()
 
     # ------------------------------------------------------------------------------------------------------ optimizer
 
@@ -186,7 +199,7 @@ class SegmentationModule(LightningModule):
         }
 
 
-def _persistent_mean() -> MeanMetric:
+def _mean() -> MeanMetric:
     mean = MeanMetric(nan_strategy="ignore")
     mean.persistent(True)
     return mean

@@ -199,5 +199,6 @@ def quiet() -> None:
         ".*isinstance.treespec, LeafSpec.*",
         ".*`srun` command.*",
         ".*lr_scheduler.step.*",
+        ".*your dataloader is not resumable.*",  # it continues at the trainer's position
     ):
         warnings.filterwarnings("ignore", message)

@@ -77,9 +77,7 @@ def open_network(path: str | Path) -> tuple[UNet, dict[str, Any]]:
         weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         network.load_state_dict(weights)
         int(about["ignore_index"]), about["data"].get("size")
-    except KeyError as error:
-        raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got one without {error}") from error
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise CheckpointError(f"{path}: expected a checkpoint of this network, but got another: {reason}") from error
+        raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got another: {reason}") from error
     return network.eval(), about

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeloss.io import IMAGE_SUFFIXES, PALETTES, VOID_INDEX, InputError, check_file, files_by_stem, read_classes
+from edgeloss.viz import distinct_colors
 
 
 class Pair(NamedTuple):
@@ -116,10 +117,12 @@ def find(layout: str, root: str | Path, split: str, *, classes: str | Path | Non
     return Split(pairs, found, VOID_INDEX if void is None else void, about.labels)
 
 
-def colors(layout: str) -> npt.NDArray[np.uint8] | None:
-    """Return the class colors of a data set's own tools, [C, 3] in sRGB, or None if it has none."""
-    palette = PALETTES.get(layout, {})
-    return np.array([rgb for k, rgb in palette.items() if k != VOID_INDEX], dtype=np.uint8) if palette else None
+def colors(layout: str, count: int) -> npt.NDArray[np.uint8]:
+    """Return the colors of classes, [count, 3] in sRGB: those of a data set's own tools, or distinct ones."""
+    palette = PALETTES.get(layout)
+    if palette is None:
+        return np.round(distinct_colors(count) * 255).astype(np.uint8)
+    return np.array([palette[k] for k in range(count)], dtype=np.uint8)
 
 
 def volumes(folder: Path) -> list[Pair]:

@@ -145,7 +145,7 @@ class SegmentationModule(LightningModule):
                 self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
 
     def _add(self, figures: Mapping[str, tuple[Any, Any]]) -> None:
-        """Add figures and their weights to the means of the epoch, but for a region term that the loss does not have."""
+        """Add figures and their weights to the means of the epoch, without a region term that has no weight."""
         for name, (figure, weight) in figures.items():
             if not name.endswith("/region") or self.criterion.region_weight:
                 value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()

@@ -207,7 +207,7 @@ def test_a_stopped_run_continues_with_the_same_bits(
 
 
 def assert_same(resumed: Path, whole: Path) -> None:
-    """Compare the end of two runs, and their figures but for shares of the gradient, which are measured now and then."""
+    """Compare the end of two runs, and all figures but shares of the gradient, which are measured now and then."""
     torch.testing.assert_close(state_of(resumed), state_of(whole), rtol=0, atol=0)
     kept = ([{k: v for k, v in row.items() if "share" not in k} for row in metrics_of(f)] for f in (resumed, whole))
     assert next(kept) == next(kept)

@@ -182,26 +182,12 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def normalize(image: Pixels) -> Tensor:
-    """Convert pixels to the input of the network.
-
-    Args:
-        image: RGB in 0..255, [H, W, 3].
-
-    Returns:
-        Float32 [3, H, W], normalized by `MEAN` and `STD`.
-    """
+    """Convert RGB in 0..255, [H, W, 3], to the input of a network: float32 [3, H, W], normalized by `MEAN` and `STD`."""
     return torch.from_numpy(np.ascontiguousarray(_standardize(_unit(image)).transpose(2, 0, 1)))
 
 
 def denormalize(image: Tensor) -> Tensor:
-    """Undo `normalize`, up to the range.
-
-    Args:
-        image: Normalized images, [..., 3, H, W].
-
-    Returns:
-        RGB in [0, 1], of the same shape.
-    """
+    """Undo `normalize` of images [..., 3, H, W]; return RGB in [0, 1], of the same shape."""
     mean, std = (image.new_tensor(v)[:, None, None] for v in (MEAN, STD))
     return (image * std + mean).clamp(0, 1)
 

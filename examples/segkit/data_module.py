@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from lightning import LightningDataModule
 
@@ -70,17 +70,8 @@ class SegmentationData(LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         """Return the training batches, from the place that the trainer is at."""
-        accumulate = self.trainer.accumulate_grad_batches
-        return self._batches(self.train_set, seed=self.seed, accumulate=accumulate, position=self._position)
+        return Batches(self.train_set, self.batch_size, self.workers, self.trainer, seed=self.seed)
 
     def val_dataloader(self) -> Batches:
         """Return the validation batches, in the order of the files."""
-        return self._batches(self.val_set)
-
-    def _batches(self, dataset: SegmentationDataset, **options: Any) -> Batches:  # noqa: ANN401
-        process = self.trainer.global_rank, self.trainer.world_size
-        return Batches(dataset, self.batch_size, self.workers, process=process, **options)
-
-    def _position(self) -> tuple[int, int]:
-        """Return the epoch, from 1, and the micro-batches of it that are done."""
-        return self.trainer.current_epoch + 1, self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        return Batches(self.val_set, self.batch_size, self.workers, self.trainer)

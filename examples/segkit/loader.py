@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from lightning import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
@@ -42,41 +43,37 @@ class MicroBatch(NamedTuple):
 class Batches:
     """Micro-batches of a data set, in an order that depends on a seed and the epoch only.
 
-    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. Before each epoch,
-    `position` gives the place to begin at, so a resumed run skips what it has done without reading it.
+    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. A resumed run skips the
+    steps that the trainer has done without reading them.
 
     Args:
         dataset: Images and labels.
         batch_size: Images per step, over all processes; the last batch may have fewer.
         workers: Processes that read ahead; 0 reads in this one.
-        seed: Seed of the order; None keeps the order of the data set.
-        accumulate: Micro-batches per batch and process.
-        position: Returns the epoch, and the micro-batches of it that are done.
-        process: The number of this process, and how many there are.
+        trainer: The trainer that reads them.
+        seed: Seed of the order of training; None for validation, in the order of the data set and at once.
 
     Raises:
         ValueError: A batch has too few images for all processes and micro-batches.
     """
 
     def __init__(
-        self,
-        dataset: SegmentationDataset,
-        batch_size: int,
-        workers: int,
-        *,
-        seed: int | None = None,
-        accumulate: int = 1,
-        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        process: tuple[int, int] = (0, 1),
+        self, dataset: SegmentationDataset, batch_size: int, workers: int, trainer: Trainer, *, seed: int | None = None
     ) -> None:
         """Store the options."""
-        if seed is not None and batch_size < accumulate * process[1]:
+        self.dataset, self.batch_size, self.workers, self.trainer, self.seed = (
+            dataset,
+            batch_size,
+            workers,
+            trainer,
+            seed,
+        )
+        self.accumulate = 1 if seed is None else trainer.accumulate_grad_batches
+        if seed is not None and batch_size < self.accumulate * trainer.world_size:
             raise ValueError(
-                f"data.batch_size: expected at least accumulate_grad_batches × processes = {accumulate} ×"
-                f" {process[1]} images, but got {batch_size}"
+                f"data.batch_size: expected at least accumulate_grad_batches × processes = {self.accumulate} ×"
+                f" {trainer.world_size} images, but got {batch_size}"
             )
-        self.dataset, self.batch_size, self.workers = dataset, batch_size, workers
-        self.seed, self.accumulate, self.position, self.process = seed, accumulate, position, process
 
     def __len__(self) -> int:
         """Return the number of micro-batches of an epoch."""
@@ -88,24 +85,26 @@ class Batches:
         Every process gets the same number of micro-batches, since each waits for the others once per micro-batch; where
         there are too few images, some are empty.
         """
-        rank, world = self.process
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
-        counts = [min(self.accumulate, math.ceil(len(batch) / world)) for batch in batches]
-        return [
-            [b[rank::world][part::count] for part in range(count)] for b, count in zip(batches, counts, strict=True)
-        ]
+        steps, world = [], self.trainer.world_size
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            parts = min(self.accumulate, math.ceil(len(batch) / world))
+            steps.append([batch[self.trainer.global_rank :: world][part::parts] for part in range(parts)])
+        return steps
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Read one epoch.
+        """Read one epoch, or what the trainer has left of it.
 
         Raises:
             InputError: A file can't be used.
         """
-        epoch, done = self.position()  # here, not when the iterator is made: Lightning restores its counters later
-        count, dataset = len(self.dataset), self.dataset
-        dataset.epoch = epoch
-        order = np.arange(count) if self.seed is None else np.random.default_rng((self.seed, epoch)).permutation(count)
-        skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
+        dataset, count = self.dataset, len(self.dataset)
+        order, skipped = np.arange(count), 0
+        if self.seed is not None:  # here, not when the iterator is made: Lightning restores its counters later
+            dataset.epoch = self.trainer.current_epoch + 1
+            order = np.random.default_rng((self.seed, dataset.epoch)).permutation(count)
+            done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
         steps = self._steps(order.tolist())[skipped:]
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             dataset,
@@ -114,7 +113,7 @@ class Batches:
             collate_fn=_collate,
             pin_memory=torch.cuda.is_available(),
             # Not the global generator: what workers draw depends on the seed, the epoch and the worker only.
-            generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, epoch)),
+            generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, dataset.epoch)),
         )
         loaded = iter(loader)
         try:

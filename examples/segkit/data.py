@@ -182,7 +182,7 @@ class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def normalize(image: Pixels) -> Tensor:
-    """Convert RGB in 0..255, [H, W, 3], to the input of a network: float32 [3, H, W], normalized by `MEAN` and `STD`."""
+    """Convert RGB in 0..255, [H, W, 3], to float32 [3, H, W], normalized by `MEAN` and `STD`."""
     return torch.from_numpy(np.ascontiguousarray(_standardize(_unit(image)).transpose(2, 0, 1)))
 
 

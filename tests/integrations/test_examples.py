@@ -23,25 +23,29 @@ def example(name: str) -> Any:
     return runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
 
 
+def run_processes(script: str, count: int, *options: str) -> list[float]:
+    """Run an example in several processes, and return the losses that it prints."""
+    # accelerate launch starts one process where there is no accelerator.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    command += [str(FOLDER / script), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [float(loss) for loss in re.findall(rf"^{count} processes, .*: loss (\S+)", done.stdout, re.MULTILINE)]
+
+
 def test_accelerate_loop() -> None:
     """Four batches accumulated in each of two processes train as one batch."""
     require("accelerate")
-    outputs = [run_accelerate(processes=1, accumulated=1), run_accelerate(processes=2, accumulated=4)]
-    whole, parts = ([float(loss) for loss in re.findall(r"loss (\S+)", output)] for output in outputs)
+    whole, parts = (run_processes("accelerate_loop.py", n, f"--accumulated={a}") for n, a in ((1, 1), (2, 4)))
     assert len(whole) == 3
     assert whole[2] < 0.5 * whole[0]
     assert parts == pytest.approx(whole, rel=1e-3)
 
 
-def run_accelerate(*, processes: int, accumulated: int) -> str:
-    # accelerate launch starts one process where there is no accelerator.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command += [str(FOLDER / "accelerate_loop.py"), f"--accumulated={accumulated}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"{processes} processes" in done.stdout
-    return done.stdout
+def test_fsdp() -> None:
+    (loss,) = run_processes("fsdp.py", 2)
+    assert loss < 0.6  # it begins at about 4, and the region term does not reach 0
 
 
 def test_fastai_learner() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,15 +131,11 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         weights["region"] = "region_weight"
     squares = []
     for kept in weights.values():
-        term = copy.copy(criterion)
-        term.edge_weight = criterion.options()["edge_weight"]
-        term.training = False  # the step has counted its edge pixels
-        for name in weights.values():
-            if name != kept:
-                setattr(term, name, 0.0)
+        others = {name: 0.0 for name in weights.values() if name != kept}
         leaf = logits.clone().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(term(leaf, target), leaf)
+            loss = edge_aware_loss(leaf, target, **criterion.options() | others)
+        (gradient,) = torch.autograd.grad(loss, leaf)
         squares.append(torch.linalg.vector_norm(gradient).double().square())
     totals = torch.stack(squares)
     if dist.is_initialized():

@@ -52,12 +52,9 @@ def test_validation_metrics_are_those_of_the_whole_set() -> None:
     assert figures["miou"] == pytest.approx(sum(figures[f"iou/{name}"] for name in "abc") / 3)
     assert all(figures[f"{kind}/never"].isnan() for kind in BY_CLASS)
     assert figures.keys() == {"miou", *expected} | {f"{kind}/{name}" for kind in BY_CLASS for name in CLASSES}
-
-
-def test_nothing_to_measure_is_none() -> None:
-    found = validation_metrics(4, VOID)
+    found.reset()
     found.update(torch.zeros(1, 8, 8, dtype=torch.int64), torch.full((1, 8, 8), VOID))
-    assert all(figure.isnan() for figure in flatten(found.compute(), CLASSES).values())
+    assert all(figure.isnan() for figure in flatten(found.compute(), CLASSES).values())  # there is nothing to measure
 
 
 @pytest.mark.parametrize("options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"decay": 2.0}])
@@ -76,27 +73,19 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
     assert found == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)
 
 
-def test_shares_of_terms_without_a_gradient() -> None:
-    logits, target = scene()
-    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0, region_weight=0.0), logits, target)
-    assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
-    nothing = gradient_shares(EdgeAwareLoss(ignore_index=VOID), logits, torch.full_like(target, VOID))
-    assert set(nothing.values()) == {0.0}
-
-
-def test_shares_leave_everything_as_it_is() -> None:
+def test_shares_leave_everything_as_it_is_and_may_be_0() -> None:
     logits, target = scene()
     logits = logits.half().requires_grad_()
     criterion = EdgeAwareLoss(ignore_index=VOID, sync_normalizer=True)
     before, state = criterion.options(), copy.deepcopy(criterion.state_dict())
-    found = gradient_shares(criterion, logits, target)
     with torch.no_grad():
-        assert gradient_shares(criterion, logits, target) == found
-    assert sum(found.values()) == pytest.approx(1)
+        assert sum(gradient_shares(criterion, logits, target).values()) == pytest.approx(1)
     assert logits.grad is None
     assert criterion.options() == before
-    assert criterion.training
     torch.testing.assert_close(criterion.state_dict(), state, rtol=0, atol=0)  # the step counts
+    assert set(gradient_shares(criterion, logits, torch.full_like(target, VOID)).values()) == {0.0}
+    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0, region_weight=0.0), logits, target)
+    assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
 
 
 def mean_figures(criterion: EdgeAwareLoss, *batches: tuple[Tensor, Tensor]) -> dict[str, float]:

@@ -13,10 +13,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.options import Options
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
-from segkit.scores import flatten, gradient_shares, loss_figures, predicted_labels, total_loss, validation_metrics
+from segkit.scores import flatten, gradient_shares, loss_figures, predicted_labels, validation_metrics
 
 TERMS = ("cross_entropy", "same_side", "other_side", "region")
 FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, "edge", "edge_fraction")]
@@ -86,6 +87,8 @@ class SegmentationModule(LightningModule):
             loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
         self.criterion = loss.train()
         self.full_edge_weight = loss.edge_weight
+        weights = Options.from_attributes(loss).term_weights()
+        self.weights = {name: weight for name, weight in weights.items() if weight}
         self._edge_weight = partial(edge_weight, weight=loss.edge_weight, kind=edge_schedule, warmup=edge_warmup)
         self._optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
         self._warmup, self._power = warmup, power
@@ -131,7 +134,7 @@ class SegmentationModule(LightningModule):
         """Add the figures of a micro-batch to the means of the epoch."""
         criterion, fraction = self.criterion, terms.pop("edge_fraction")
         figures = {name: term * batch.parts for name, term in terms.items()}
-        figures["loss"] = total_loss(figures, criterion, self.full_edge_weight)
+        figures["loss"] = self._loss(figures)
         if self.shares_every and batch_idx % (self.shares_every * self.trainer.accumulate_grad_batches) == 0:
             shares = gradient_shares(criterion, logits, batch.labels)
             figures |= {f"gradient_share/{name}": share for name, share in shares.items()}
@@ -143,6 +146,10 @@ class SegmentationModule(LightningModule):
         for name in weighted:
             if self.means[name].update_called:
                 self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+
+    def _loss(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss that is made of terms, with the edge weight in full."""
+        return torch.stack([weight * terms[name] for name, weight in self.weights.items() if name in terms]).sum()
 
     def _add(self, figures: Mapping[str, tuple[Any, Any]]) -> None:
         """Add figures and their weights to the means of the epoch, without a region term that has no weight."""
@@ -169,8 +176,7 @@ class SegmentationModule(LightningModule):
         """Log the figures of the whole set; those that it has nothing to measure for are nan."""
         means = {name: mean for name, mean in self.means.items() if name.startswith("val/") and mean.update_called}
         figures = {name.removeprefix("val/"): mean.compute() for name, mean in means.items()}
-        known = {name: figure for name, figure in figures.items() if not figure.isnan()}
-        figures["loss"] = total_loss(known, self.criterion, self.full_edge_weight)
+        figures["loss"] = self._loss({name: figure for name, figure in figures.items() if not figure.isnan()})
         figures |= flatten(self.scores.compute(), self.classes)
         self.log_dict({f"val/{name}": figure for name, figure in figures.items()})
         for metric in (*means.values(), self.scores):

@@ -102,12 +102,6 @@ def predicted_labels(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.argmax(1)
 
 
-def total_loss(terms: Mapping[str, Any], criterion: EdgeAwareLoss, edge_weight: float) -> Any:  # noqa: ANN401
-    """Return the loss that is made of terms, with a weight of the edge terms."""
-    weights = {"cross_entropy": criterion.ce_weight, "edge": edge_weight, "region": criterion.region_weight}
-    return sum(weights[name] * value for name, value in terms.items() if weights.get(name))
-
-
 def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the share of each term of the loss in the gradient of the logits.
 

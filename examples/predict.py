@@ -44,8 +44,8 @@ def compute_logits(network: UNet, pixels: npt.NDArray[np.uint8], size: Any, opti
     image = normalize(resize(pixels, *(size or (height, width))))[None].to(options.device)
 
     def predict(windows: Tensor) -> Tensor:
-        logits = network(windows.contiguous(memory_format=torch.channels_last))
-        return F.interpolate(logits, windows.shape[2:], mode="bilinear")
+        logits: Tensor = network(windows.contiguous(memory_format=torch.channels_last))
+        return logits
 
     if options.window is None:
         logits = predict(image)

@@ -17,7 +17,7 @@ from edgeloss.options import Options
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
-from segkit.scores import flatten, gradient_shares, loss_figures, predicted_labels, validation_metrics
+from segkit.scores import flatten, gradient_shares, loss_figures, validation_metrics
 
 TERMS = ("cross_entropy", "same_side", "other_side", "region")
 FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, "edge", "edge_fraction")]
@@ -38,7 +38,6 @@ class SegmentationModule(LightningModule):
         dims: 2 for images, 3 for volumes.
         width: Channels at full resolution, a multiple of 8; doubled at each level.
         levels: Number of resolutions.
-        output_stride: Image pixels per logit along each axis: 1, 2, 4 ...; the loss upsamples the logits.
         channels_last: Use this memory format, in which convolutions are faster.
         compile: Compile the network with torch.compile.
         lr: Peak learning rate of AdamW.
@@ -59,7 +58,6 @@ class SegmentationModule(LightningModule):
         dims: int = 2,
         width: int = 16,
         levels: int = 5,
-        output_stride: int = 1,
         channels_last: bool = True,
         compile: bool = False,  # noqa: A002  (an option's name)
         lr: float = 0.003,
@@ -74,14 +72,13 @@ class SegmentationModule(LightningModule):
         """Build the network."""
         super().__init__()
         self.classes, self.shares_every, self.seed = classes, shares_every, seed
-        self.options = {"width": width, "levels": levels, "output_stride": output_stride}
-        self.options |= {"dims": dims, "in_channels": 3 if dims == 2 else 1}
+        self.options = {"width": width, "levels": levels, "dims": dims, "in_channels": 3 if dims == 2 else 1}
         formats = {2: torch.channels_last, 3: torch.channels_last_3d}
         self.memory_format = formats[dims] if channels_last else torch.contiguous_format
         self.network = UNet(len(classes), **self.options).to(memory_format=self.memory_format)
         if compile:
             self.network.compile()
-        loss.ignore_index, loss.upsample, loss.sync_normalizer = ignore_index, True, True
+        loss.ignore_index, loss.sync_normalizer = ignore_index, True
         loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
         if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # averages of weights need its final size
             loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
@@ -99,7 +96,7 @@ class SegmentationModule(LightningModule):
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits [B, C, *S / output_stride] of images [B, K, *S]."""
+        """Return the logits [B, C, *S] of images [B, K, *S]."""
         logits: Tensor = self.network(images.contiguous(memory_format=self.memory_format))
         return logits
 
@@ -170,7 +167,7 @@ class SegmentationModule(LightningModule):
             logits = self(batch.images)
             figures = loss_figures(self.criterion, logits, batch.labels)
             self._add({f"val/{name}": figure for name, figure in figures.items()})
-            self.scores.update(predicted_labels(logits, batch.labels), batch.labels)
+            self.scores.update(logits.argmax(1), batch.labels)
 
     def on_validation_epoch_end(self) -> None:
         """Log the figures of the whole set; those that it has nothing to measure for are nan."""

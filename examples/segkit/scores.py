@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassJaccardIndex
@@ -74,7 +73,7 @@ def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> di
 
     Args:
         criterion: the loss; with ``reduction="mean"``.
-        logits: [B, C, *S], of the size of the labels or smaller.
+        logits: [B, C, *S].
         labels: [B, *S].
 
     Returns:
@@ -85,21 +84,13 @@ def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> di
     _, terms = edge_aware_loss(logits, labels, **options, return_terms=True)
     names = ("weight", "edge_class_weight", "ignore_index", "radius")
     weight, edges = normalizers(labels, **{name: options[name] for name in names})
-    border = loss_maps(logits, labels, ignore_index=criterion.ignore_index, upsample=True).edge_mask
-    valid, correct = labels != criterion.ignore_index, predicted_labels(logits, labels) == labels
+    border = loss_maps(logits, labels, ignore_index=criterion.ignore_index).edge_mask
+    valid, correct = labels != criterion.ignore_index, logits.argmax(1) == labels
     weights = dict.fromkeys(terms, edges) | {"cross_entropy": weight, "region": weight, "edge_fraction": valid.sum()}
     figures = {name: (term, torch.as_tensor(weights[name])) for name, term in terms.items()}
     for name, where in {"accuracy": valid, "edge_accuracy": border, "interior_accuracy": valid & ~border}.items():
         figures[name] = (correct & where).sum() / where.sum(), where.sum()
     return figures
-
-
-def predicted_labels(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the most likely classes, at the size of the labels."""
-    if logits.shape[2:] != labels.shape[1:]:
-        mode = "trilinear" if labels.dim() == 4 else "bilinear"
-        logits = F.interpolate(logits.float(), labels.shape[1:], mode=mode)
-    return logits.argmax(1)
 
 
 def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) -> dict[str, float]:

@@ -98,12 +98,11 @@ def find(layout: str, root: str | Path, split: str, *, classes: str | Path | Non
     root = root / about.within if (root / about.within).is_dir() else root
     part = {"split": split, "aug": "Aug" if split in ("trainaug", "train_aug") else ""}
     images, masks, names = (root / path.format(**part) for path in (about.images, about.masks, about.names))
-    void: int | None = VOID_INDEX
-    found = list(about.classes)
-    if not found:
-        found, void = read_classes(root / "classes.txt" if classes is None else classes)
     pairs = pair_folders(images, masks, names if about.names else None, about.ends) if about.masks else volumes(images)
-    return Split(pairs, found, VOID_INDEX if void is None else void, about.labels)
+    if about.classes:
+        return Split(pairs, list(about.classes), labels=about.labels)
+    listed, void = read_classes(root / "classes.txt" if classes is None else classes)
+    return Split(pairs, listed, VOID_INDEX if void is None else void)
 
 
 def colors(layout: str, count: int) -> npt.NDArray[np.uint8]:

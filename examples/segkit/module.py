@@ -122,6 +122,8 @@ class SegmentationModule(LightningModule):
         logits = self(batch.images)
         with torch.autocast(self.device.type, enabled=False):
             loss, terms = self.criterion(logits, batch.labels, normalizer=self._normalizer, return_terms=True)
+        if not self.criterion.region_weight:
+            del terms["region"]
         if self.last_step is None or self.last_step[2].isfinite():
             self.last_step = batch, logits.detach(), loss.detach()
         self._log_step(batch, logits, terms, batch_idx)
@@ -129,31 +131,29 @@ class SegmentationModule(LightningModule):
 
     def _log_step(self, batch: MicroBatch, logits: Tensor, terms: dict[str, Tensor], batch_idx: int) -> None:
         """Add the figures of a micro-batch to the means of the epoch."""
-        criterion, fraction = self.criterion, terms.pop("edge_fraction")
-        figures = {name: term * batch.parts for name, term in terms.items()}
-        figures["loss"] = self._loss(figures)
+        criterion, share = self.criterion, batch.step_images / batch.parts
+        figures = {f"train/{name}": (term * batch.parts, share) for name, term in terms.items()}
+        valid = (batch.labels != criterion.ignore_index).sum()
+        figures["train/edge_fraction"] = terms["edge_fraction"], valid
+        figures["train/loss"] = self._loss(terms) * batch.parts, share
+        figures["lr"] = self.optimizers().param_groups[0]["lr"], share
+        figures["edge_weight"] = criterion.current_edge_weight, share
         if self.shares_every and batch_idx % (self.shares_every * self.trainer.accumulate_grad_batches) == 0:
             shares = gradient_shares(criterion, logits, batch.labels)
-            figures |= {f"gradient_share/{name}": share for name, share in shares.items()}
-        figures = {f"train/{name}": figure for name, figure in figures.items()}
-        figures |= {"lr": self.optimizers().param_groups[0]["lr"], "edge_weight": criterion.current_edge_weight}
-        weighted = {name: (figure, batch.step_images / batch.parts) for name, figure in figures.items()}
-        weighted["train/edge_fraction"] = fraction, (batch.labels != criterion.ignore_index).sum()
-        self._add(weighted)
-        for name in weighted:
-            if self.means[name].update_called:
-                self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+            figures |= {f"train/gradient_share/{name}": (value, share) for name, value in shares.items()}
+        self._add(figures)
+        for name in figures:
+            self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
 
-    def _loss(self, terms: Mapping[str, Tensor]) -> Tensor:
+    def _loss(self, terms: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
         """Return the loss that is made of terms, with the edge weight in full."""
-        return torch.stack([weight * terms[name] for name, weight in self.weights.items() if name in terms]).sum()
+        return sum(weight * terms[name] for name, weight in self.weights.items() if name in terms)
 
     def _add(self, figures: Mapping[str, tuple[Any, Any]]) -> None:
-        """Add figures and their weights to the means of the epoch, without a region term that has no weight."""
+        """Add figures and their weights to the means of the epoch."""
         for name, (figure, weight) in figures.items():
-            if not name.endswith("/region") or self.criterion.region_weight:
-                value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()
-                self.means[name].update(value.where(value.isfinite(), torch.nan), weight)
+            value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()
+            self.means[name].update(value.where(value.isfinite(), torch.nan), weight)
 
     # ----------------------------------------------------------------------------------------------------- validation
 

@@ -88,6 +88,8 @@ def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> di
     valid, correct = labels != criterion.ignore_index, logits.argmax(1) == labels
     weights = dict.fromkeys(terms, edges) | {"cross_entropy": weight, "region": weight, "edge_fraction": valid.sum()}
     figures = {name: (term, torch.as_tensor(weights[name])) for name, term in terms.items()}
+    if not criterion.region_weight:
+        del figures["region"]
     for name, where in {"accuracy": valid, "edge_accuracy": border, "interior_accuracy": valid & ~border}.items():
         figures[name] = (correct & where).sum() / where.sum(), where.sum()
     return figures

@@ -79,7 +79,7 @@ def test_figures_are_those_of_the_network(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--data.root=nowhere", "nowhere/classes.txt: No such file or directory"),
+        ("--data.root=nowhere", "nowhere/train/images: No such file or directory"),
         ("--model.loss.edge_weight=-1", "edge_weight: expected"),
         ("--guard.in_a_row=0", "expected limit >= 0 and in_a_row >= 1, but got 4 and 0"),
     ],

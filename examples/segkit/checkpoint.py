@@ -1,5 +1,6 @@
 """Checkpoints, written completely or not at all."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,10 @@ def save_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
     Raises:
         InputError: if the file can't be written; an earlier one remains unchanged.
     """
+    content = io.BytesIO()
+    torch.save(dict(checkpoint), content)
     with atomic_write(path) as file:
-        try:
-            torch.save(dict(checkpoint), file)
-        except RuntimeError as error:  # of closing the archive, after that of writing it
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from error
-            raise
+        file.write(content.getbuffer())
 
 
 def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:

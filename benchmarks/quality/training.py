@@ -150,7 +150,7 @@ class Training:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Load the batches of an epoch: `crops` passes over the images, each in its own order with its own samples."""
         for number in range(self.epoch * self.run.crops, (self.epoch + 1) * self.run.crops):
-            self.train_set.set_epoch(number)
+            self.train_set.epoch = number
             order = np.random.default_rng((self.run.seed, number)).permutation(self.chosen)
             for index in split_indices(order, self.run.batch):
                 yield load_batch(self.train_set, index, self.place.device)

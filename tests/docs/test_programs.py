@@ -31,6 +31,7 @@ def stand_ins(folder: Path) -> dict[str, Any]:
     images, model = torch.rand(2, 3, 24, 32), nn.Conv2d(3, 11, 3, padding=1)
     loader = [(images, labels)]
     (folder / "train").mkdir()
+    (folder / "classes.txt").write_text("0 background\n1 body\n2 head\n")
     volume = np.random.default_rng(0).normal(size=(40, 50, 40)).astype(np.float32)
     np.savez(folder / "train" / "a.npz", image=volume, label=(volume > 1).astype(np.uint8), spacing=[2.0, 1.0, 1.0])
     return found | {

@@ -1,15 +1,16 @@
 """Time the HTML report: to write it, and to open it in a browser.
 
-Writing is the time of the command ``edgeloss view`` from its start to its end, from files to a file, by as many threads
-as the machine has cores; its memory is the most that it holds. Opening is timed from the start of the navigation until
-all views, tables and histograms are drawn and respond. Values of a pixel: from pointing at one whose part of the page
-has not been unpacked until they are shown. Logits vary slowly, as those of networks do, and have a quarter of the
-resolution of the image.
+Writing is the time of the command ``edgeloss view`` from its start to its end, from files to a file, with its CPU
+seconds and the most memory that it holds; opening is timed from the start of the navigation until all views, tables and
+histograms are drawn and respond. Values of a pixel: from pointing at one whose part of the page has not been unpacked
+until they are shown. Logits vary slowly, as those of networks do, and have a quarter of the resolution of the image. The
+browser is Chromium with its driver.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import resource
 import shutil
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +28,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from measure import alone, processor
+from measure import alone
+from result_table import Row
 
-SIZES = ((512, 1024), (1024, 2048), (4000, 6000))
+SIZES = ["512x1024", "1024x2048", "4000x6000"]
 POINT = "return showPixel(...arguments).then(() => performance.now())"
 
 
@@ -44,31 +47,28 @@ def make_scene(folder: Path, height: int, width: int, classes: int) -> None:
     Image.fromarray((255 * image[0]).to(torch.uint8).movedim(0, -1).numpy()).save(folder / "image.jpg", quality=90)
 
 
-def write_report(folder: Path, height: int, width: int, classes: int) -> tuple[float, float, float]:
+def write_report(folder: Path, height: int, width: int, classes: int, threads: int) -> dict[str, float]:
     """Write ``report.html`` of a scene, and return the seconds, CPU seconds and gigabytes that the command took."""
     make_scene(folder, height, width, classes)
     files = {"--pred": "logits.npy", "--mask": "labels.png", "--image": "image.jpg", "-o": "report.html"}
     words = [word for option, name in files.items() for word in (option, str(folder / name))]
     start = time.perf_counter()
     command = [sys.executable, "-m", "edgeloss.cli", "view", *words, "--classes", str(classes)]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    seconds = time.perf_counter() - start
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=environment)
+    seconds, usage = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"written": seconds, "of_cpu": usage.ru_utime + usage.ru_stime, "gigabytes": usage.ru_maxrss / 1e6}
 
 
 def start_browser() -> Any:  # noqa: ANN401
-    """Start a headless Chromium, or return None where there is none."""
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        return None
+    """Start a headless Chromium; without these paths selenium would look for one on the network."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
+    options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1500,1000"):
         options.add_argument(argument)
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
 
 def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float, float]:  # noqa: ANN401
@@ -84,32 +84,20 @@ def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this mode."""
-    sizes = [f"{height}x{width}" for height, width in SIZES]
-    parser.add_argument("--sizes", nargs="+", default=sizes, metavar="HxW", help="(default: %(default)s)")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="HxW", help="(default: %(default)s)")
     parser.add_argument("--classes", type=int, default=19, help="(default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, help="times to open a page; the median counts")
+    parser.set_defaults(rounds=3)  # times to open a page
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print a row per size."""
-    driver = start_browser()
-    threads = f"{torch.get_num_threads()} threads"
-    print(
-        f"{processor()}, {threads}, torch {torch.__version__}, {options.classes} classes, medians of {options.repeat}"
-    )
-    with TemporaryDirectory() as folder:
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row per size."""
+    with TemporaryDirectory() as folder, start_browser() as driver:
         path = Path(folder) / "report.html"
         for size in options.sizes:
             height, width = map(int, size.split("x"))
-            seconds, of_cpu, gigabytes = alone(write_report, Path(folder), height, width, options.classes)
+            written = alone(write_report, Path(folder), height, width, options.classes, options.threads)
             rounded = re.search(r"rounded to ([0-9.]+%)", path.read_text("utf-8"))
-            megabytes = path.stat().st_size / 1e6
-            line = f"{size}: written in {seconds:.1f} s, {of_cpu:.1f} s of CPU, {gigabytes:.1f} GB, {megabytes:.1f} MB"
-            line += f", rounded to {rounded and rounded[1]}"
-            if driver is not None:
-                times = [open_report(driver, path, height, width) for _ in range(options.repeat)]
-                opened, pointed = (statistics.median(column) for column in zip(*times, strict=True))
-                line += f"; opens in {opened:.1f} s, values of a pixel in {pointed:.2f} s"
-            print(line, flush=True)
-    if driver is not None:
-        driver.quit()
+            times = [open_report(driver, path, height, width) for _ in range(options.rounds)]
+            opened, pointed = map(statistics.median, zip(*times, strict=True))
+            about = {"megabytes": path.stat().st_size / 1e6, "rounded": rounded[1] if rounded else ""}
+            yield {"case": size, **written, **about, "opened": opened, "values_of_a_pixel": pointed}

@@ -3,8 +3,8 @@
 Writing is the time of the command ``edgeloss view`` from its start to its end, from files to a file, with its CPU
 seconds and the most memory that it holds; opening is timed from the start of the navigation until all views, tables and
 histograms are drawn and respond. Values of a pixel: from pointing at one whose part of the page has not been unpacked
-until they are shown. Logits vary slowly, as those of networks do, and have a quarter of the resolution of the image. The
-browser is Chromium with its driver.
+until they are shown. Logits vary slowly, as those of networks do, and have a quarter of the resolution of the image.
+The browser is Chromium with its driver.
 """
 
 from __future__ import annotations

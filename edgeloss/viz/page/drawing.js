@@ -52,7 +52,7 @@ const halved = ({ values, rows, columns }, better) => {
     for (let x = 0; x < across; x++, to++) {
       const [left, right] = [2 * x, Math.min(2 * x + 1, columns - 1)];
       const upper = better(values[above + left], values[above + right]);
-      half[to] = better(upper, better(values[below + left], values[below + right]));
+      half[to] = better === first ? upper : better(upper, better(values[below + left], values[below + right]));
     }
   }
   return { values: half, rows: down, columns: across };

@@ -3,10 +3,8 @@
 
 Every number is a call: its logits, labels, options, dtypes and memory layouts follow from it. Loss, terms and gradient
 of the fused kernels and of the reference, and in some calls the maps of the reference, are compared with oracle.py. A
-call fails where one differs by more roundings than are allowed, or raises an error. The exit status is then 1.
-
-Errors are in roundings of float32, or of float64 for float64 logits, of the units that docs/loss.md describes. A
-gradient of half precision may differ by half a unit of its last place more: it is rounded once.
+call fails where one differs by more roundings than are allowed, as roundings.py counts them, or raises an error. The exit
+status is then 1.
 
   make fuzz MINUTES=60 JOBS=2                               as long as you like
   python tests/fuzz/fuzz.py --first 0 --count 1e6 --jobs 2  a million calls in two processes
@@ -23,20 +21,20 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from oracle import Answer, solve
+from roundings import KINDS, LIMITS, Case, compare, laid_out, run
+from oracle import Answer
 from torch import Tensor
 
 from edgeloss import library
 from edgeloss.functional import edge_aware_loss
 from edgeloss.options import Backend
 
-KINDS = ("loss", "terms", "gradient", "maps")  # of results
-LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
 AT_ONCE = 40  # calls of a process between two messages
 SLOW = 150  # pixels, from which on windows are at most of radius 3
 SIZES = {  # bounds of the size along each axis, and how often they are drawn; where all reach 7 there are regions
@@ -72,31 +70,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if INTERPRETED:
     CHOICES |= {"power": {0.0: 1}, "reduction": {"mean": 5, "sum": 2}}
 BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
+LAYOUTS = ["channels last", "transposed", "padded", *["contiguous"] * 3]
 Rng = np.random.Generator
 Key = tuple[str, str, str]  # dtype of the logits, whether the region term takes part, backend
 Row = tuple[Key, dict[str, float], list[str]]  # of a call and a backend: the errors, and what failed
 Table = dict[Key, dict[str, float]]  # the numbers of calls and failures, and the largest errors
-
-
-@dataclass
-class Case:
-    """A call of the loss, and what is asked of it: a gradient, terms, the maps of the reference."""
-
-    x: Tensor
-    y: Tensor
-    options: dict[str, Any]
-    upstream: Tensor
-    unread: float  # the value of logits that the loss does not depend on
-    has_gradient: bool
-    returns: tuple[str, ...]  # of maps and terms; maps of the reference alone
-
-    def __str__(self) -> str:
-        """Return a line for each argument."""
-        lines = {name: value for name, value in (vars(self) | self.options).items() if name != "options"}
-        for name, value in lines.items():
-            if isinstance(value, Tensor) and value.numel() > 1:
-                lines[name] = f"{value.dtype} {list(value.shape)} {value.stride()}, {value.min():g} to {value.max():g}"
-        return "\n".join(f"{name}: {value}" for name, value in lines.items())
 
 
 # ------------------------------------------------------------------------------------------------------------ the calls
@@ -205,12 +183,7 @@ def make_windows(rng: Rng, size: list[int]) -> dict[str, Any]:
 
 def lay_out(rng: Rng, values: Tensor) -> Tensor:
     """Return the same values in another memory layout."""
-    kind = rng.integers(6)
-    if kind == 0 and values.dim() > 3:
-        return values.movedim(1, -1).contiguous().movedim(-1, 1)
-    if kind == 1 and values.dim() > 1:
-        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return torch.cat([values, values], -1)[..., : values.shape[-1]] if kind == 2 else values.contiguous()
+    return laid_out(values, LAYOUTS[rng.integers(len(LAYOUTS))])
 
 
 # ------------------------------------------------------------------------------------------------------- the comparison
@@ -219,54 +192,7 @@ def lay_out(rng: Rng, values: Tensor) -> Tensor:
 def solved(number: int) -> tuple[Case, Answer]:
     """Return the call of a number, and the answer of the oracle."""
     case = make_case(number)
-    options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in case.options.items()}
-    upstream = case.upstream.numpy()
-    return case, solve(case.x.double().numpy(), case.y.long().numpy(), options, upstream, upstream.dtype)
-
-
-def run(case: Case, is_read: np.ndarray, backend: str) -> dict[str, Any]:
-    """Return what a backend does, by kind."""
-    x = torch.empty_strided(case.x.shape, case.x.stride(), dtype=case.x.dtype).copy_(case.x)
-    x[~torch.from_numpy(is_read)] = case.unread
-    x.requires_grad_(case.has_gradient)
-    asked = [kind for kind in case.returns if kind == "terms" or backend == "reference"]
-    result = edge_aware_loss(x, case.y, **case.options, backend=backend, **{f"return_{kind}": True for kind in asked})
-    found = dict(zip(["loss", *asked], result if asked else [result], strict=True))
-    return found | ({"gradient": torch.autograd.grad(found["loss"], x, case.upstream)[0]} if case.has_gradient else {})
-
-
-def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, float]:
-    """Return the largest error of each kind of result, in roundings; infinite where something is missing."""
-    wide, errors = torch.finfo(case.upstream.dtype), {}
-    for kind, values in found.items():
-        right = getattr(answer, kind)
-        right = right if isinstance(right, dict) else {kind: right}
-        values = values._asdict() if kind == "maps" else values if kind == "terms" else {kind: values}
-        values = {name: v.detach().double().numpy() for name, v in values.items() if v is not None}
-        errors[kind] = 0.0 if right.keys() == values.keys() or not case.y.numel() else math.inf
-        for name in right.keys() & values.keys():
-            value, (exact, unit) = values[name], right[name]
-            with np.errstate(invalid="ignore"):  # infinite distances are equal
-                off = np.where(value == exact, 0, np.abs(value - exact))
-            off = beyond_rounding(case, answer, value) if kind == "gradient" else off
-            # Of a product, before a factor multiplies it: of a gradient, that may be all that arrives.
-            factors = np.abs(case.upstream.numpy()) if kind == "gradient" else 1
-            underflow = wide.tiny * max(np.max(factors, initial=1), np.max(unit, initial=0))
-            ratio = off / (unit * wide.eps + underflow)
-            errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
-    return errors
-
-
-def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndarray:
-    """Return the error of a gradient but for its last rounding, and for what may be lost."""
-    stored = torch.finfo(case.x.dtype)
-    gradient, exact = (np.clip(values, -stored.max, stored.max) for values in (gradient, answer.gradient[0]))
-    off = np.abs(gradient - exact) - answer.lost
-    if stored.bits == 16:
-        _, exponent = np.frexp(np.maximum(np.abs(gradient), np.abs(exact)))
-        off -= np.maximum(np.ldexp(np.longdouble(stored.eps), exponent - 2), stored.tiny * stored.eps / 2)
-    off = np.where(answer.is_rough & np.isfinite(off), 0, off)
-    return np.where(answer.is_read | (gradient == 0), off, np.inf)
+    return case, case.answer()
 
 
 def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
@@ -276,7 +202,8 @@ def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
     library.interprets = INTERPRETED
     for backend in backends:
         try:
-            errors = compare(case, answer, run(case, answer.is_read, backend))
+            asked = replace(case, returns=tuple(k for k in case.returns if k == "terms" or backend == "reference"))
+            errors = compare(case, answer, run(asked, answer.is_read, partial(edge_aware_loss, backend=backend)))
             failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]
         except Exception as error:  # every one is a failure of this call
             errors, failed = {}, [f"{type(error).__name__}: {error}"]

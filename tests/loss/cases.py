@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from roundings import Case, laid_out
 from pairwise import pairwise
 from torch import Tensor
 
 IGNORED = 255
-
-SIZES = [(1, 1), (1, 9), (9, 1), (7, 7), (12, 15), (3, 5, 6), (7, 8, 10), (34, 65), (3, 300)]
-SMALL = [(1, 7), (6, 1), (5, 6), (7, 22), (12, 15), (2, 3, 4)]
-CLASSES = [1, 2, 3, 4, 5, 19, 150, "multilabel"]
-LAYOUTS = ["channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped", "unaligned"]
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 PARTS: dict[str, dict[str, float]] = {
     "defaults": {},
     "region": {"region_weight": 3.0},
@@ -28,10 +24,15 @@ PARTS: dict[str, dict[str, float]] = {
 }
 
 
+# Of each property of a case; the first value is the default.
 VALUES: dict[str, list[Any]] = {
+    "size": [(12, 15), (1, 1), (1, 9), (9, 1), (7, 7), (3, 5, 6), (7, 8, 10), (34, 65), (3, 300)],
+    "classes": [3, 1, 2, 4, 5, 19, 150, "multilabel"],
+    "dtype": [torch.float64, torch.float32, torch.bfloat16, torch.float16],
     "labels": ["blocks", "noise", "line", "one class", "all ignored"],
     "logits": ["normal", "right", "large", "offset", "extreme", "extremely wrong"],
-    "layout": ["contiguous", *LAYOUTS],
+    "layout": ["contiguous", "channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped"]
+    + ["unaligned"],
     "target": [torch.int64, torch.int32, torch.int16, torch.uint8],
     "target_layout": ["contiguous", "transposed", "reversed", "expanded", "sliced"],
     "ignore_index": [IGNORED, -100, None, 1],
@@ -45,85 +46,59 @@ VALUES: dict[str, list[Any]] = {
     "resolution": ["same", "integer ratio", "any ratio", "one axis"],
     "parts": [*PARTS],
 }
+Row = namedtuple("Row", VALUES, defaults=[values[0] for values in VALUES.values()])
 
 
-class Row(NamedTuple):
-    """What a case is made of, a value of each of the lists above."""
-
-    size: tuple[int, ...]
-    classes: int | str
-    dtype: torch.dtype
-    labels: str
-    logits: str
-    layout: str
-    target: torch.dtype
-    target_layout: str
-    ignore_index: int | None
-    radius: str = "1"
-    power: float = 0.0
-    field: str = "none"
-    weights: str = "none"
-    pixels: str = "none"
-    label_smoothing: float = 0.0
-    reduction: str = "mean"
-    resolution: str = "same"
-    parts: str = "defaults"
-
-
-class Case(NamedTuple):
-    """The arguments of a call.
-
-    Attributes:
-        logits: of the dtype and layout of the case.
-        target: as logits.
-        options: keywords of ``edge_aware_loss``; the tensors among them are of float64.
-        unread: the logits that nothing may read, a bool mask of them.
-    """
-
-    logits: Tensor
-    target: Tensor
-    options: dict[str, Any]
-    unread: Tensor
-
-
-def rows(sizes: list[tuple[int, ...]], classes: list[int | str], dtypes: list[torch.dtype], **lists: Any) -> list[Row]:
-    """Return rows of these values, and of those of all other fields unless ``lists`` has them."""
-    names = [name for name in Row._fields[3:] if name not in lists]
-    axes = {"size": sizes, "classes": classes, "dtype": dtypes, **{name: VALUES[name] for name in names}, **lists}
-    return [Row(**dict(zip(axes, row, strict=True))) for row in pairwise(*axes.values(), exhaustive=False)]
+def rows(**lists: Any) -> list[Row]:
+    """Return rows of these values, and of those above for all other properties."""
+    return [Row(*row) for row in pairwise(*(VALUES | lists).values(), exhaustive=False)]
 
 
 # Many classes around a pixel; windows wider than a row of pixels that is computed at once; more classes than pixels.
-_MANY = Row((12, 15), 150, torch.float32, "noise", "normal", "contiguous", torch.int64, "contiguous", IGNORED, "15")
-_MANY = _MANY._replace(field="decay")
-_WIDE = _MANY._replace(size=(3, 300), classes=3, labels="line", radius="150", field="none")
+_MANY = Row(classes=150, dtype=torch.float32, labels="noise", radius="15", field="decay")
+_WIDE = Row(size=(3, 300), dtype=torch.float32, labels="line", radius="150")
 ROWS = [
-    *rows(SIZES, CLASSES, DTYPES),
+    *rows(),
     *(row._replace(power=power) for row in (_MANY, _WIDE) for power in (0.0, -1.0)),
-    _MANY._replace(classes=1000, radius="1", dtype=torch.float64),
-    _MANY._replace(size=(34, 65), classes=19, radius="9", field="none"),
+    Row(classes=1000, labels="noise", field="decay"),
+    Row(size=(34, 65), classes=19, dtype=torch.float32, labels="noise", radius="9"),
 ]
-# Where loops over pixels take little time, and where their differences have digits.
+# Pixels that are sure of a class, of a wrong one for a share of them: which share, and by how much a logit leads.
+ROWS += rows(
+    size=[(7, 8), (10, 13), (2, 3, 4)],
+    classes=[1, 2, 3, 19, 150, "multilabel"],
+    dtype=[torch.float64, torch.float32, torch.bfloat16],
+    labels=["blocks", "noise", "line"],
+    logits=[(share, gap) for share in (0.0, 0.3) for gap in (12.0, 20.0, 60.0, 200.0, 1e30)],
+    layout=["contiguous"],
+    target=[torch.int64],
+    target_layout=["contiguous"],
+    resolution=["same"],
+    parts=["defaults", "region", "no cross-entropy", "no edges", "all"],
+)
+# Where loops over pixels take little time.
 SMALL_ROWS = rows(
-    SMALL, [1, 2, 3, 5, "multilabel"], [torch.float64], power=[0.0, 1.0, -1.0, 0.3], logits=["normal", "right", "large"]
+    size=[(1, 7), (6, 1), (5, 6), (7, 22), (12, 15), (2, 3, 4)],
+    classes=[1, 2, 3, 5, "multilabel"],
+    dtype=[torch.float64],
+    power=[0.0, 1.0, -1.0, 0.3],
+    logits=["normal", "right", "large"],
 )
 # Volumes, and images that end behind or with their last region, of which some lack a class.
-_REGIONS = Row((7, 8, 10), 3, torch.float64, "line", "right", "contiguous", torch.int64, "contiguous", IGNORED)
-_REGIONS = _REGIONS._replace(parts="region")
 SMALL_ROWS += [
-    _REGIONS,
-    _REGIONS._replace(size=(9, 7, 11), classes=1, labels="blocks", logits="normal"),
-    _REGIONS._replace(size=(16, 11), classes=4, labels="blocks", pixels="pixel_weight"),
-    _REGIONS._replace(size=(7, 9), classes=2, labels="noise"),
+    Row(size=(7, 8, 10), labels="line", logits="right", parts="region"),
+    Row(size=(9, 7, 11), classes=1, parts="region"),
+    Row(size=(16, 11), classes=4, logits="right", pixels="pixel_weight", parts="region"),
+    Row(size=(7, 9), classes=2, labels="noise", logits="right", parts="region"),
 ]
 # The kernels of GPUs in Triton's interpreter, which takes seconds for each: a few of what they serve.
 TRITON_ROWS = [
     *rows(
-        [(7, 8), (12, 14)],
-        [1, 2, 4, "multilabel"],
-        [torch.float32, torch.bfloat16, torch.float64],
+        size=[(7, 8), (12, 14)],
+        classes=[1, 2, 4, "multilabel"],
+        dtype=[torch.float32, torch.bfloat16, torch.float64],
         labels=["noise", "blocks"],
-        logits=["normal", "right", "extremely wrong"],
+        logits=["normal", (0.0, 20.0), (0.3, 200.0), "extremely wrong"],
         layout=["contiguous", "channels last", "transposed"],
         target=[torch.int64, torch.uint8],
         target_layout=["contiguous"],
@@ -135,9 +110,13 @@ TRITON_ROWS = [
         parts=["region", "all"],
     ),
     _MANY._replace(size=(7, 9), classes=19, radius="2"),
-    Row((7, 8, 10), 2, torch.float32, "blocks", "right", "reversed", torch.int32, "transposed", -100, parts="region"),
-    Row((2, 3, 4), 3, torch.float64, "noise", "normal", "sliced", torch.int16, "expanded", 1, resolution="any ratio"),
-]
+    Row(
+        size=(7, 8, 10), classes=2, dtype=torch.float32, logits="right", layout="reversed", target=torch.int32,
+        target_layout="transposed", ignore_index=-100, parts="region",
+    ),
+    Row(size=(2, 3, 4), labels="noise", layout="sliced", target=torch.int16, target_layout="expanded", ignore_index=1,
+        resolution="any ratio"),
+]  # fmt: skip
 
 
 def make_case(row: Row) -> Case:
@@ -147,8 +126,9 @@ def make_case(row: Row) -> Case:
     channels = 3 if multilabel else int(row.classes)
     low, size = _sizes(row)
     lead = (2, channels) if multilabel else (2,)
-    y = _labels(row, (*lead, *size), 2 if multilabel else max(2, channels))
-    x = _logits(row, y, (2, channels, *low)).to(row.dtype)
+    count = 2 if multilabel else max(2, channels)
+    y = _labels(row, (*lead, *size), count)
+    x = _logits(row, y, (2, channels, *low), count).to(row.dtype)
     ignore_index = IGNORED if row.ignore_index == -100 and row.target == torch.uint8 else row.ignore_index
     if ignore_index is None:
         y[y == IGNORED] = 0
@@ -172,28 +152,8 @@ def make_case(row: Row) -> Case:
         options["decay"] = 1.3
     if row.field == "spacing":
         options["spacing"] = [0.7, 1.5, 0.4][: len(size)]
-    return Case(x, y, options, unread_logits(x, valid if multilabel else valid[:, None]))
-
-
-def unread_logits(x: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits that no valid pixel needs, also by interpolation; valid is [B, C, *S] or [B, 1, *S].
-
-    A position on a low-resolution pixel may be rounded to one beside it, which reads the next pixel too.
-    """
-    read = valid.double()
-    for axis, (low, high) in enumerate(zip(x.shape[2:], valid.shape[2:], strict=True), start=2):
-        place = ((torch.arange(high) + 0.5).double() * low / high - 0.5).clamp(0, low - 1)
-        apart = (place[:, None] - torch.arange(low)).abs()
-        read = ((read.movedim(axis, -1) @ (apart < 1 + 1e-6 * (low != high)).double()) > 0).double().movedim(-1, axis)
-    return (read == 0).expand(x.shape)
-
-
-def with_unread(case: Case, value: float) -> Case:
-    """Return the case with a value at all logits that nothing may read, in the same layout unless elements overlap."""
-    logits = case.logits.masked_fill(case.unread, value)
-    if 0 not in case.logits.stride():
-        logits = torch.empty_strided(logits.shape, case.logits.stride(), dtype=logits.dtype).copy_(logits)
-    return case._replace(logits=logits)
+    upstream = torch.rand(y.shape if row.reduction == "none" else (), dtype=torch.float64) + 0.5
+    return Case(x, y, options, upstream if row.dtype == torch.float64 else upstream.float())
 
 
 def interpolated(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -228,20 +188,19 @@ def _labels(row: Row, shape: tuple[int, ...], count: int) -> Tensor:
     return y
 
 
-def _logits(row: Row, y: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _logits(row: Row, y: Tensor, shape: tuple[int, ...], count: int) -> Tensor:
     x = torch.randn(shape, dtype=torch.float64)
     if row.logits == "large":
         x *= 30
     if row.resolution != "same":
         return x * 3
-    label = torch.where(y == IGNORED, 0, y)
-    if y.dim() == x.dim():
-        is_label = label
-    elif shape[1] == 1:
-        is_label = label[:, None]
-    else:
-        is_label = torch.zeros_like(x).scatter_(1, label[:, None], 1.0)
+    share, gap = row.logits if isinstance(row.logits, tuple) else (0.0, 0.0)
+    label = (torch.where(y == IGNORED, 0, y) + (torch.rand(y.shape) < share)) % count
+    is_binary = y.dim() == x.dim() or shape[1] == 1
+    is_label = label.view(shape) if is_binary else torch.zeros_like(x).scatter_(1, label[:, None], 1.0)
     right = 2 * is_label - 1
+    if gap:
+        return x + gap * (right if is_binary else is_label) * (torch.rand(is_label[:, :1].shape) > share / 2)
     if row.logits.startswith("extreme"):
         top = torch.finfo(row.dtype).max if row.dtype == torch.float16 else 1e30
         return right * (top if row.logits == "extreme" else -top)
@@ -273,25 +232,3 @@ def _tensors(row: Row, valid: Tensor, channels: int) -> dict[str, Any]:
     if row.field == "distance":
         given["distance"] = 3 * torch.rand(valid.shape, dtype=torch.float64)
     return given
-
-
-def laid_out(values: Tensor, layout: str) -> Tensor:
-    """Return values [B, ..., *S] in another memory layout; an expanded one repeats some of them."""
-    if layout == "channels last":
-        return values.to(memory_format=torch.channels_last if values.dim() == 4 else torch.channels_last_3d)
-    if layout == "transposed":
-        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if layout == "reversed":  # the first axis is the nearest in memory, as in Fortran
-        return values.permute(*reversed(range(values.dim()))).contiguous().permute(*reversed(range(values.dim())))
-    if layout == "expanded":
-        return values[:1].expand(values.shape)
-    if layout == "constant":
-        return values[..., :1].expand(values.shape)
-    if layout == "cropped":
-        channels = values.shape[1]
-        return F.pad(torch.cat([values] * 3, 1), [1, 1])[:, channels : 2 * channels, ..., 1:-1]
-    if layout == "unaligned":  # to the length of a vector
-        return values.new_empty(values.numel() + 3)[3:].view(values.shape).copy_(values)
-    if layout == "sliced":
-        return torch.stack([values, values], -1).flatten(-2)[..., ::2]
-    return values

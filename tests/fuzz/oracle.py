@@ -28,6 +28,7 @@ class Answer(NamedTuple):
     terms: dict[str, tuple[Array, Array]]
     maps: dict[str, tuple[Array, Array]]
     gradient: tuple[Array, Array]
+    by_softmax: Array  # what a derivative p - 1 of the label adds to the unit of the gradient, which kernels don't form
     lost: Array  # the part of the gradient that may be missing: what underflows, or is interpolated to the next pixel
     is_read: Array  # the logits that the loss depends on; the gradient of others is exactly 0
     is_rough: bool  # roundings of the exponents decide which neighbor counts in the gradient
@@ -338,7 +339,7 @@ class Image:
         return result[:3], result[3]
 
     def gradient(self, ce: Array, edge: Array, region: Array) -> list[Array]:
-        """Return the gradient [C, *S'], its unit, what may be lost, and whether the logits are read.
+        """Return the gradient [C, *S'], its unit, what p - 1 adds to it, what may be lost, and whether logits are read.
 
         ``ce`` and ``edge`` are the factors of these terms of each pixel, ``region`` that of the sum over classes.
         """
@@ -350,20 +351,23 @@ class Image:
         passing = np.stack([*away, away[2] * depth])[(slice(None), *self.across)]
         rows, starts = np.unique(self.across[0], return_index=True)
         rest[:, rows] = np.add.reduceat(passing[..., None] * self.rest, starts, 1) if len(rows) else 0
-        through = toward.sum(2, keepdims=True) * p
-        result = through[0] - toward[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
-        of_p = through[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
-        unit = toward[2] + (through[2] + away[2] + rest[2]) * depth + rest[3]
+        others = of_others(p)
+        through, kept = p * np.stack([*map(of_others, toward)]), toward * others
+        result = through[0] - kept[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
+        of_p = through[1] + kept[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
+        unit = toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
         unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
-        lost = np.where(p < self.least, of_p, 0) + (same_0 + other_0).sum(1, keepdims=True)
+        lost = np.where(p < self.least, of_p, 0) + np.where(others < self.least, kept[1], 0)
+        lost += (same_0 + other_0).sum(1, keepdims=True)
         lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))
-        result, unit, lost, mass = (
+        result, unit, by_softmax, lost, mass = (
             np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
-            for values in (result, unit, lost, toward[1] + of_p)
+            for values in (result, unit, toward[2] * (1 + depth), lost, toward[1] + of_p)
         )
         back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
-        lost = along_axes(lost - mass, back) + along_axes(mass, moved)  # what is interpolated to the next pixel
-        return [along_axes(result, back), along_axes(unit, back), lost, np.broadcast_to(self.is_read, lost.shape)]
+        result, unit, by_softmax, lost = (along_axes(values, back) for values in (result, unit, by_softmax, lost))
+        lost += along_axes(mass, moved) - along_axes(mass, back)  # what is interpolated to the next pixel
+        return [result, unit, by_softmax, lost, np.broadcast_to(self.is_read, lost.shape)]
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
@@ -395,7 +399,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) ->
             terms = {name: total + per[name] * parts[name].sum(1) for name, total in terms.items()}
             losses.append(sum(factor * parts[name] for name, factor in factors.items()))
             gradients.append(i.gradient(factors["cross_entropy"] * up * i.v, factors["edge"] * up * i.vu, of_region))
-    loss, (gradient, unit, lost, is_read) = joined(losses, y.shape)[:2], joined(gradients, x.shape)
+    loss, (gradient, unit, by_softmax, lost, is_read) = joined(losses, y.shape)[:2], joined(gradients, x.shape)
     edges, valid = sum(i.is_edge.sum() for i in images), sum(i.valid.sum() for i in images)
     terms["edge_fraction"] = np.full(2, edges / max(1, valid))
     maps = {name: joined([i.maps[name] for i in images], y.shape) for name in (images[0].maps if images else ())}
@@ -404,6 +408,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) ->
         terms={name: tuple(value) for name, value in terms.items()},
         maps={name: tuple(values) for name, values in maps.items()},
         gradient=(gradient, unit),
+        by_softmax=by_softmax,
         lost=lost,
         is_read=is_read > 0,
         is_rough=any(i.condition * np.finfo(dtype).eps > 1e-3 for i in images),
@@ -413,7 +418,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) ->
 
 def joined(parts: list[Any], shape: Sequence[int]) -> Array:
     """Return several arrays of each image as those of the call; zeros without images."""
-    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((4, *shape), WIDE)
+    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((5, *shape), WIDE)
 
 
 def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any) -> list[list[Image]]:

@@ -109,8 +109,15 @@ def run(case: Case, is_read: np.ndarray, loss: Callable[..., Any]) -> dict[str, 
     return found
 
 
-def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, float]:
-    """Return the largest error of each kind of result, in roundings; infinite where it is not of the right kind."""
+def compare(case: Case, answer: Answer, found: dict[str, Any], *, by_torch: bool) -> dict[str, float]:
+    """Return the largest error of each kind of result, in roundings; infinite where it is not of the right kind.
+
+    Args:
+        case: the call.
+        answer: of the oracle.
+        found: what a loss returned, by kind.
+        by_torch: whether it is plain PyTorch, whose derivative of a softmax is p - 1 for the label.
+    """
     wide, errors = torch.finfo(case.upstream.dtype), {}
     for kind, values in found.items():
         right = getattr(answer, kind)
@@ -123,6 +130,7 @@ def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, floa
         errors[kind] = 0.0 if is_right else math.inf
         for name in right.keys() & values.keys():
             value, (exact, unit) = values[name].double().numpy(), right[name]
+            unit = unit + answer.by_softmax if kind == "gradient" and by_torch else unit
             with np.errstate(invalid="ignore"):  # infinite distances are equal
                 off = np.where(value == exact, 0, np.abs(value - exact))
             off = beyond_rounding(case, answer, value) if kind == "gradient" else off

@@ -31,12 +31,14 @@ class Column(NamedTuple):
         """Return whether the kernels are those of GPUs."""
         return self.interpreted or self.device != "cpu"
 
+    def is_plain(self, options: dict[str, Any]) -> bool:
+        """Return whether plain PyTorch serves a call: kernels return sums only, and those of GPUs are for power 0."""
+        no_kernels = options.get("reduction") == "none" or (self.on_gpu and options.get("power"))
+        return self.backend == "reference" or bool(no_kernels)
+
     def loss(self, x: Tensor, y: Tensor, **options: Any) -> Any:
         """Return the loss of logits and labels on the device of the column."""
-        backend = self.backend
-        # Kernels return sums only, and those of GPUs are for power 0.
-        if options.get("reduction") == "none" or (self.on_gpu and options.get("power")):
-            backend = "auto" if backend == "fused" else backend
+        backend = "auto" if self.is_plain(options) and self.backend == "fused" else self.backend
         library.interprets = self.interpreted
         options = {name: self.place(value) for name, value in options.items()}
         try:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
 
 import brute_force
 import pytest
@@ -43,19 +41,19 @@ def solved(row: Row) -> tuple[Case, Answer]:
     return case, case.answer()
 
 
-def check(row: Row, loss: Callable[..., Any], *more: str) -> None:
-    """Compare what a loss returns with the answer of the oracle, whatever the logits are that nothing may read."""
+def check(row: Row, column: Column, *more: str) -> None:
+    """Compare the results of a column with the answer of the oracle, whatever the logits are that nothing may read."""
     case, answer = solved(row)
     for unread, returns in CALLS:
-        found = run(replace(case, unread=unread, returns=(*more, *returns)), answer.is_read, loss)
-        errors = compare(case, answer, found)
+        found = run(replace(case, unread=unread, returns=(*more, *returns)), answer.is_read, column.loss)
+        errors = compare(case, answer, found, by_torch=column.is_plain(case.options))
         assert max(errors.values()) <= SLACK * LIMITS[case.upstream.dtype], f"{errors}, in roundings, of {row}"
 
 
 @each_column
 @pytest.mark.parametrize("row", AGREEING, ids=[*range(len(AGREEING))])
 def test_every_column_agrees_with_long_doubles(row: Row, column: Column) -> None:
-    check(row, column.loss, *["maps"] * (column == Column("reference")))
+    check(row, column, *["maps"] * (column == Column("reference")))
 
 
 @pytest.mark.parametrize("row", WITH_POWER, ids=[*range(len(WITH_POWER))])
@@ -63,7 +61,7 @@ def test_the_edge_terms_of_cuda_agree(row: Row, stepped: SimpleNamespace, monkey
     solved(row)
     monkeypatch.setattr(fused, "operators", stepped)
     monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
-    check(row, Column("reference").loss)
+    check(row, Column("reference"))
 
 
 @pytest.mark.parametrize("row", SMALL_ROWS, ids=[*range(len(SMALL_ROWS))])
@@ -82,5 +80,5 @@ def test_long_doubles_agree_with_loops(row: Row) -> None:
         "terms": {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()},
         "maps": {name: torch.from_numpy(values) for name, values in maps.items()},
     }
-    errors = compare(case, answer._replace(maps={name: answer.maps[name] for name in maps}), found)
+    errors = compare(case, answer._replace(maps={name: answer.maps[name] for name in maps}), found, by_torch=True)
     assert max(errors.values()) <= LOOSE, f"{errors}, in roundings, of {row}"

@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests", "tests/loss"))
+sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests", "tests/loss", "tests/fuzz"))
 
 from cases import TRITON_ROWS, make_case  # noqa: E402
+from roundings import with_unread  # noqa: E402
 
 import gpu_model  # noqa: E402
 from check_gpu import FORMS  # noqa: E402
@@ -148,8 +149,8 @@ def agreement(place: Place) -> Tasks:
 
     def run(row: Any) -> Row:  # noqa: ANN401
         case = make_case(row)
-        exact, (dtype, target) = case.logits.double().masked_fill(case.unread, 0.0), (case.logits.dtype, case.target)
-        value, gradient = results(case.logits, target, case.options, place.device, "fused")
+        exact, (dtype, target) = with_unread(case, case.answer().is_read).double(), (case.x.dtype, case.y)
+        value, gradient = results(case.x, target, case.options, place.device, "fused")
         true_value, true_gradient = results(exact, target, case.options, "cpu", "reference")
         bound = 1e-10 if dtype == torch.float64 else 2e-5
         bound *= 1 + float(exact.abs().max()) * case.options["upsample"]  # interpolation rounds in proportion

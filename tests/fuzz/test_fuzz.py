@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import fuzz
 import pytest
 from torch import Tensor
 
-from edgeloss import backends, fused, reference
+from edgeloss import backends
 from edgeloss.functional import edge_aware_loss
 from edgeloss.options import Backend
 
@@ -35,14 +34,6 @@ def test_calls_have_regions_and_labels_of_each_class() -> None:
 @pytest.mark.parametrize("number", [*NUMBERS, *FOUND])
 def test_a_call_passes(number: int) -> None:
     assert not failures(number)
-
-
-def test_calls_pass_with_the_edge_terms_of_cuda(stepped: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "operators", stepped)
-    monkeypatch.setattr(reference, "edge_terms", fused.gathered_terms)
-    with_power = [number for number in range(2 * len(NUMBERS)) if fuzz.make_case(number).options["power"]]
-    assert len(with_power) > len(NUMBERS) / 2
-    assert not [reason for number in with_power for reason in failures(number, "reference")]
 
 
 def is_found(wrong_loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -3,8 +3,8 @@
 
 Every number is a call: its logits, labels, options, dtypes and memory layouts follow from it. Loss, terms and gradient
 of the fused kernels and of the reference, and in some calls the maps of the reference, are compared with oracle.py. A
-call fails where one differs by more roundings than are allowed, as roundings.py counts them, or raises an error. The exit
-status is then 1.
+call fails where one raises an error or differs by more than is allowed, as roundings.py counts it. The exit status is
+then 1.
 
   make fuzz MINUTES=60 JOBS=2                               as long as you like
   python tests/fuzz/fuzz.py --first 0 --count 1e6 --jobs 2  a million calls in two processes
@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from roundings import KINDS, LIMITS, Case, compare, laid_out, run
 from oracle import Answer
+from roundings import KINDS, LIMITS, Case, compare, laid_out, run
 from torch import Tensor
 
 from edgeloss import library

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Case:
     upstream: Tensor
     unread: float = 0.0
     has_gradient: bool = True
-    returns: tuple[str, ...] = field(default=())
+    returns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return a line for each argument."""
@@ -55,15 +55,19 @@ class Case:
                 lines[name] = f"{value.dtype} {list(value.shape)} {value.stride()}, {value.min():g} to {value.max():g}"
         return "\n".join(f"{name}: {value}" for name, value in lines.items())
 
-    def answer(self) -> Answer:
-        """Return the answer of the oracle."""
+    def arguments(self) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """Return logits, labels and all options as arrays and numbers, with a radius and a spacing per axis."""
         options = DEFAULTS | self.options
         options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in options.items()}
         for name in ("radius", "spacing"):
             value = options[name] or 1.0
             options[name] = value if isinstance(value, (list, tuple)) else [value] * (self.x.dim() - 2)
+        return self.x.double().numpy(), self.y.long().numpy(), options
+
+    def answer(self) -> Answer:
+        """Return the answer of the oracle."""
         upstream = self.upstream.numpy()
-        return solve(self.x.double().numpy(), self.y.long().numpy(), options, upstream, upstream.dtype)
+        return solve(*self.arguments(), upstream, upstream.dtype)
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:

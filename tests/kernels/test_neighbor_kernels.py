@@ -151,7 +151,9 @@ def test_extremes_are_near_the_reference(dtype: torch.dtype, kind: str, kernels:
 
 
 @each_kind
-@pytest.mark.parametrize(("gap", "dtype"), [(gap, torch.float32) for gap in (40.0, 1e3, 1e8)] + [(1e30, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("gap", "dtype"), [(gap, torch.float32) for gap in (40.0, 1e3, 1e8)] + [(1e30, torch.bfloat16)]
+)
 def test_gradient_at_any_gap(gap: float, dtype: torch.dtype, kind: str, device: str) -> None:
     # The neighbor is sure of class 0. Others share what is taken from it, as by a softmax over those that are chosen.
     others = torch.tensor([0.3, -2.0, 0.3, 1.7, -0.4], dtype=dtype)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from roundings import Case, laid_out
 from pairwise import pairwise
+from roundings import Case, laid_out
 from torch import Tensor
 
 IGNORED = 255
@@ -24,6 +24,7 @@ PARTS: dict[str, dict[str, float]] = {
 }
 
 
+LAYOUTS = ["channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped", "unaligned"]
 # Of each property of a case; the first value is the default.
 VALUES: dict[str, list[Any]] = {
     "size": [(12, 15), (1, 1), (1, 9), (9, 1), (7, 7), (3, 5, 6), (7, 8, 10), (34, 65), (3, 300)],
@@ -31,8 +32,7 @@ VALUES: dict[str, list[Any]] = {
     "dtype": [torch.float64, torch.float32, torch.bfloat16, torch.float16],
     "labels": ["blocks", "noise", "line", "one class", "all ignored"],
     "logits": ["normal", "right", "large", "offset", "extreme", "extremely wrong"],
-    "layout": ["contiguous", "channels last", "transposed", "reversed", "expanded", "constant", "sliced", "cropped"]
-    + ["unaligned"],
+    "layout": ["contiguous", *LAYOUTS],
     "target": [torch.int64, torch.int32, torch.int16, torch.uint8],
     "target_layout": ["contiguous", "transposed", "reversed", "expanded", "sliced"],
     "ignore_index": [IGNORED, -100, None, 1],

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import brute_force
+import numpy as np
 import pytest
 import torch
-from cases import ROWS, SMALL_ROWS, TRITON_ROWS, Row, interpolated, make_case
+from cases import PARTS, ROWS, SMALL_ROWS, TRITON_ROWS, Row, interpolated, make_case
 from columns import INTERPRETED, Column, each_column
-from roundings import LIMITS, Case, compare, run
 from oracle import Answer
 from pairwise import EXHAUSTIVE
+from roundings import LIMITS, Case, compare, run
 from torch import Tensor
 
-from edgeloss import fused, reference
+from edgeloss import fused, reference, weights
+from edgeloss.functional import edge_weights
 
 # Triton's kernels are for power 0, and return sums.
 OF_SUMS = [row for row in ROWS + SMALL_ROWS if row.power == 0 and row.reduction != "none"]
@@ -31,7 +35,7 @@ if EXHAUSTIVE or (os.environ.get("CI") == "true" and not INTERPRETED):
 # The kernels of nvcc are for other powers, and no column of this suite.
 WITH_POWER = [] if INTERPRETED else [row for row in ROWS + SMALL_ROWS if row.power]
 SLACK = 2  # times the limits of the fuzzer, which draws fewer classes for large images
-LOOSE = 10**6  # roundings of loops, which subtract and exponentiate without care
+LOOSE = 1e-10  # loops subtract and exponentiate without care
 
 
 @cache
@@ -64,21 +68,76 @@ def test_the_edge_terms_of_cuda_agree(row: Row, stepped: SimpleNamespace, monkey
     check(row, Column("reference"))
 
 
+# -------------------------------------------------------------------------------------------------------------- loops
+
+
 @pytest.mark.parametrize("row", SMALL_ROWS, ids=[*range(len(SMALL_ROWS))])
-def test_long_doubles_agree_with_loops(row: Row) -> None:
+def test_maps_of_long_doubles_are_those_of_loops(row: Row) -> None:
     case, answer = solved(row)
+    x, y, options = case.arguments()
+    multilabel, size = options["multilabel"], y.shape[2 - x.ndim :]
+    x = interpolated(torch.from_numpy(np.where(answer.is_read, x, 0)), size).numpy()
+    given = {name: options[name] for name in ("ignore_index", "power", "decay", "spacing", "label_smoothing")}
+    given["radius"] = tuple(min(r, n) for r, n in zip(options["radius"], size, strict=True))
+    for image in np.ndindex(y.shape[: 1 + multilabel]):
+        weight = np.ones(max(2, x.shape[1])) if options["weight"] is None else options["weight"]
+        weight = np.broadcast_to(weight[image[1:]] if multilabel and weight.ndim > 1 else weight, max(2, x.shape[1]))
+        distance = None if options["distance"] is None else options["distance"][image]
+        maps = brute_force.maps(
+            x[image][None] if multilabel else x[image], y[image], weight=weight.tolist(), distance=distance, **given
+        )
+        for name, values in maps.items():
+            exact, unit = (part[image] for part in answer.maps[name])
+            assert (abs(values - exact) <= LOOSE * (unit + 1)).all(), f"{name} of {row}"
+
+
+@pytest.mark.parametrize("row", [row for row in SMALL_ROWS if "region_weight" in PARTS[row.parts]])
+def test_regions_of_long_doubles_are_those_of_loops(row: Row) -> None:
+    case = make_case(row)
+    given = {name: case.options[name] for name in ("ignore_index", "multilabel")}
     size = case.y.shape[2 - case.x.dim() :]
-    x = case.x.masked_fill(~torch.from_numpy(answer.is_read.copy()), 0.0)
-    options = {name: value.numpy() if isinstance(value, Tensor) else value for name, value in case.options.items()}
-    x = interpolated(x, size) if options.pop("upsample") else x
-    radius = options.pop("radius")
-    radius = [radius] * len(size) if isinstance(radius, int) else radius
-    options["radius"] = tuple(min(r, n) for r, n in zip(radius, size, strict=True))
-    loss, terms, maps = brute_force.loss(x.numpy(), case.y.long().numpy(), **options)
-    found = {
-        "loss": torch.from_numpy(loss),
-        "terms": {name: torch.tensor(term, dtype=torch.float64) for name, term in terms.items()},
-        "maps": {name: torch.from_numpy(values) for name, values in maps.items()},
-    }
-    errors = compare(case, answer._replace(maps={name: answer.maps[name] for name in maps}), found, by_torch=True)
-    assert max(errors.values()) <= LOOSE, f"{errors}, in roundings, of {row}"
+    for x, y in zip(interpolated(case.x, size).split(1), case.y.split(1), strict=True):
+        answer = Case(x, y, {"region_weight": 1.0, **given}, torch.ones((), dtype=torch.float64)).answer()
+        expected = brute_force.region(x[0].numpy(), y[0].numpy(), **given)
+        assert float(answer.terms["region"][0]) == pytest.approx(expected, rel=1e-9, abs=1e-11)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def of_weights(x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
+    """Return the mean of the edge terms by the weights that labels give to pixels."""
+    names = (
+        "edge_class_weight",
+        "ignore_index",
+        "multilabel",
+        "radius",
+        "decay",
+        "spacing",
+        "pixel_weight",
+        "distance",
+    )
+    given = {name: options[name] for name in names if name in options}
+    multilabel = options["multilabel"]
+    a, n, k, b, total = edge_weights(y, x.shape[1] if multilabel else max(2, x.shape[1]), **given)
+    x = x.flatten(0, 1)[:, None] if multilabel else x
+    x = torch.cat([torch.zeros_like(x), x], 1) if x.shape[1] == 1 else x
+    assert ((n * x.shape[1] + k).diff() > 0).all()  # each pair once
+    log_p = x.movedim(1, -1).flatten(0, -2).log_softmax(1)
+    own = a.flatten().nonzero().squeeze(1)
+    same_side = torch.dot(a.flatten()[own], log_p[own, y.flatten()[own].long()])
+    other_side = torch.dot(b, log_p[n].scatter(1, k[:, None], -torch.inf).logsumexp(1))
+    sums = options.get("same_side_weight", 1.0) * same_side + options.get("other_side_weight", 1.0) * other_side
+    return -options.get("edge_weight", 1.0) * sums / total.clamp(min=1e-300)
+
+
+@pytest.mark.parametrize("row", [row for row in SMALL_ROWS if row.power == 0])
+def test_weights_from_labels_give_the_edge_terms(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "PART", 3 if math.prod(row.size) < 50 else weights.PART)  # pairs at a time
+    pixels = "none" if row.pixels == "normalizer" else "pixel_weight"
+    case = make_case(row._replace(logits="normal", resolution="same", reduction="mean", pixels=pixels))
+    case.options |= {"ce_weight": 0.0, "region_weight": 0.0}
+    answer = case.answer()
+    found = run(case, answer.is_read, lambda x, y, **options: of_weights(x, y, options))
+    errors = compare(case, answer, found, by_torch=True)
+    assert max(errors.values()) <= 1e6, f"{errors}, in roundings, of {row}"

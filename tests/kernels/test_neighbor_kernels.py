@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from edgeloss import fused, inputs, library, reference
-from edgeloss.functional import edge_aware_loss, loss_maps, neighbor_nll
+from edgeloss.functional import edge_aware_loss, neighbor_nll
 from edgeloss.neighbor_nll import by_kernels
 
 each_kind = pytest.mark.parametrize("kind", ["index", "several classes"])
@@ -114,17 +114,6 @@ def test_the_line(row: tuple[Any, ...], device: str) -> None:
     (expected,) = torch.autograd.grad(expected, exact, upstream)
     rtol = max(rtol, 2 * torch.finfo(dtype).eps)
     torch.testing.assert_close(gradient.double(), expected, rtol=rtol, atol=atol)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_other_side_is_the_line_with_flipped_one_hot(weighted: bool, device: str) -> None:
-    x, y = torch.randn(3, 2, 6, 7, dtype=torch.float64, device=device) * 3, torch.randint(2, (3, 6, 7), device=device)
-    field = torch.rand(3, 6, 7, dtype=torch.float64, device=device) * 4
-    own: dict[str, Any] = {"decay": 1.5, "distance": field} if weighted else {}
-    w = (-field / 1.5).exp() if weighted else torch.ones_like(field)
-    weight = neighbors(w, (1, 1)) * (neighbors(y, (1, 1)) != y[:, None])
-    expected = loss_maps(x, y, power=1.0, **own).other_side
-    torch.testing.assert_close(neighbor_nll(x, 1 - y, weight), expected, rtol=1e-12, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------- the kernels alone

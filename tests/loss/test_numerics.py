@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import interpolated
-from columns import Column, each_column
+from columns import Column, each_column, interpolated
 from pairwise import pairwise
 from torch import Tensor
 

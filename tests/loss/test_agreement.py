@@ -72,7 +72,7 @@ TRITON_ROWS = rows(
     **ON_GPU,
 )
 # Some of them at every change, as each takes seconds.
-OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 2 if os.environ.get("CI") == "true" else 10]
+OF_TRITON = TRITON_ROWS if EXHAUSTIVE else TRITON_ROWS[:: 4 if os.environ.get("CI") == "true" else 20]
 AGREEING = OF_TRITON if INTERPRETED else ROWS + SMALL_ROWS
 # Logits that nothing may read, and what is asked of a call: outside CI some, as each is a call more.
 CALLS: list[tuple[float, tuple[str, ...]]] = [(torch.nan, ()), (-torch.inf, ("terms",))]

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/fuzz"))
+sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/fuzz"))
 
 from calls import ON_GPU, random_case  # noqa: E402
 from roundings import with_unread  # noqa: E402
@@ -52,6 +52,7 @@ CHECKED = ["19 classes", "19 classes, bfloat16", "150 classes, upsampled", "2 cl
 SCALE = 65536.0  # that of a new GradScaler
 CALLS = 30  # random ones, of which errors are in proportion to the largest element
 CHOICES = {"logits": {"normal": 1, "sure": 1}, "gap": {20.0: 1, 60.0: 1}, "distance": {None: 1}, "upstream": {1.0: 1}}
+CHOICES |= {"size": {((7, 8), (9, 14)): 2, ((7, 7), (7, 8), (8, 10)): 1}, "channels": {1: 1, 2: 1, 4: 1, 19: 1}}
 CHOICES |= {"unread": {0.0: 1}, "batch": {2: 1}, "weight": {False: 1}, "pixel_weight": {False: 1}}
 COMPILED = ["19 classes", "150 classes"]  # cases that are compared with compiled cross-entropy, which takes long
 REPEATS = 5  # of a step whose kernels are timed one by one

@@ -355,7 +355,8 @@ class Image:
         through, kept = p * np.stack([*map(of_others, toward)]), toward * others
         result = through[0] - kept[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
         of_p = through[1] + kept[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
-        unit = toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
+        # 1 - p of the label passes through a sum, a logarithm and an exponential, which are rounded too.
+        unit = 4 * toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
         unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
         lost = np.where(p < self.least, of_p, 0) + np.where(others < self.least, kept[1], 0)
         lost += (same_0 + other_0).sum(1, keepdims=True)

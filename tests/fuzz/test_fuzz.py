@@ -80,3 +80,10 @@ def test_a_wrong_gradient_is_found(change: Callable[..., Tensor], monkeypatch: p
         return (change(x, result[0], again[0]), *result[1:]) if many else change(x, result, again)
 
     assert is_found(wrong, monkeypatch)
+
+
+def test_a_derivative_of_p_minus_1_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: Tensor, y: Tensor, **options: Any) -> Any:
+        return edge_aware_loss(x, y, **options | {"backend": "reference"})
+
+    assert is_found(wrong, monkeypatch)

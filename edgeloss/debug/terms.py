@@ -45,13 +45,16 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
     maps = cast("reduction.TermMaps", evaluation.maps)
     place, v = reduction.places_of_labels(inputs.labels()[0], inputs.tables), inputs.pixel_weight
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
-    weighted = (maps.cross_entropy, v), (maps.same_side, vu), (maps.other_side, vu)
-    totals = [reference.weighted_total(*pair) for pair in weighted]
-    totals.append(torch.dot(*region.evaluate(inputs)[1]) if options.region_weight else torch.zeros(()))
-    rows = reduction.scalars(evaluation.sums)
-    denominators = reduction.shared_denominators(rows, evaluation.sums, inputs, options)
-    values = reduction.term_values(totals, denominators, rows, options)
-    return {name: values[name] for name, weight in options.term_weights().items() if weight}
+    w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, inputs, options)
+    totals = {
+        "cross_entropy": (reference.weighted_total(maps.cross_entropy, v), w),
+        "same_side": (reference.weighted_total(maps.same_side, vu), e),
+        "other_side": (reference.weighted_total(maps.other_side, vu), e),
+    }
+    if options.region_weight:
+        totals["region"] = torch.dot(*region.evaluate(inputs)[1]), w
+    weights = options.term_weights()
+    return {name: total * reduction.ratio(1.0, whole) for name, (total, whole) in totals.items() if weights[name]}
 
 
 def blame_term(terms: Node, logits: Tensor) -> Finding:

@@ -1,6 +1,6 @@
 """A call of the loss, and how far what it returns is from the answer of oracle.py.
 
-Errors are in roundings of float32, or of float64 for float64 logits, of the units that docs/loss.md describes. A
+Errors are in roundings of float32, or of float64 for float64 logits, of the units that oracle.py has. A
 gradient of half precision may differ by half a unit of its last place more: it is rounded once.
 """
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -69,6 +70,13 @@ struct Averages {
   int64_t row(int64_t slice, int64_t y) const { return (slice * size.height + y) * size.width; }
 };
 
+// Whether four labels are c.
+inline bool is_run(const int16_t* label, int16_t c) {
+  uint64_t four;
+  std::memcpy(&four, label, sizeof(four));
+  return four == 0x0001000100010001u * static_cast<uint16_t>(c);
+}
+
 // The passes over the slabs.
 template <typename A>
 struct Passes {
@@ -121,13 +129,15 @@ struct Passes {
     const int64_t width = call.g.width, averages_of_row = z ? averages.size.width : 0;
     for (int64_t x = 0, end; x < width; x = end) {
       const int16_t c = label[x];
-      for (end = x + 1; end < width && label[end] == c;) ++end;
+      for (end = x + 1; end + 4 <= width && is_run(label + end, c);) end += 4;
+      while (end < width && label[end] == c) ++end;
       if (c < 0) continue;
       counts[c] += end - x;
-      for (int64_t k = average_of(x); k < averages_of_row && kPool * k - 1 < end; ++k) {
-        const int64_t first = std::max(kPool * k - 1, x), last = std::min(kPool * k + kPool - 1, end);
-        z[c * averages.count + k] += static_cast<A>(last - first);
-      }
+      const int64_t first = average_of(x), last = average_of(end - 1);
+      A* of_class = z + c * averages.count;
+      for (int64_t k = first; k < std::min(last + 1, averages_of_row); ++k) of_class[k] += static_cast<A>(kPool);
+      if (first < averages_of_row) of_class[first] -= static_cast<A>(x - (kPool * first - 1));
+      if (last < averages_of_row) of_class[last] -= static_cast<A>(kPool * last + kPool - 1 - end);
     }
   }
 

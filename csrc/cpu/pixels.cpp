@@ -11,18 +11,13 @@ namespace {
 
 // Compilers vectorize a choice for AVX2 where what is chosen from has been read before it.
 
-// w = weight(y), where weight may be null for ones; 0 where y is no class.
+// w = weight(y); 0 where y is no class.
 template <typename A>
 EDGELOSS_INLINE void weights_of(const A* weight, const int32_t* y, int64_t n, A* w) {
-  if (weight) {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      const A of_y = weight[y[j] < 0 ? 0 : y[j]];
-      w[j] = y[j] < 0 ? A(0) : of_y;
-    }
-  } else {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : A(1);
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A of_y = weight[y[j] < 0 ? 0 : y[j]];
+    w[j] = y[j] < 0 ? A(0) : of_y;
   }
 }
 
@@ -48,11 +43,11 @@ double weighted_sum(const A* value, const A* weight, int64_t n) {
     int any = 0;  // mostly there is no edge nearby
     for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
     if (!any) return 0.0;
-    double product[kTile];
+    A product[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      const double each = static_cast<double>(value[j]) * static_cast<double>(weight[j]);
-      product[j] = weight[j] == A(0) ? 0 : each;
+      const A each = value[j] * weight[j];
+      product[j] = weight[j] == A(0) ? A(0) : each;
     }
     return sum_in_parts(product, n);
   });
@@ -64,10 +59,12 @@ void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, con
   vectorized<A>([=, weight = smoothing.weight, own = A(1) - smoothing.smoothing, uniform = smoothing.of_others(),
                  total = smoothing.total]() EDGELOSS_LOOP {
     const int64_t n = tile.n;
-    A w[kTile];
-    weights_of(weight, y, n, w);
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) ce[j] *= w[j];
+    if (weight) {
+      A w[kTile];
+      weights_of(weight, y, n, w);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) ce[j] *= w[j];
+    }
     if (uniform == A(0)) return;
     A every[kTile];
     EDGELOSS_INDEPENDENT
@@ -140,13 +137,15 @@ void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::v
     A scale[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
+    const bool is_pair = tile.classes == 2;
     for (int64_t of = 0; of < count; ++of) {
       const int32_t k = c[of];
       const A* x = tile.x + k * tile.ld + first;
       A* sum = out + of * ld;
       EDGELOSS_INDEPENDENT
       for (int64_t j = 0; j < n; ++j) {
-        const A p = exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j], others = A(1) - p, away = -p;
+        const A e = is_pair ? (x[j] == m[j] ? A(1) : r[j]) : exp_negative(x[j] - m[j]);
+        const A p = e * scale[j], of_rest = r[j] * scale[j], others = A(1) - p, away = -p;
         const A complement = is_likely(x[j], m[j], r[j]) ? of_rest : others;
         const A residual = y[j] == k ? complement : away;
         sum[j] += y[j] < 0 ? A(0) : residual;
@@ -171,31 +170,22 @@ EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>&
   const int64_t n = pixels.tile.n;
   const int32_t* y = pixels.y;
   const A everywhere = factors.cross_entropy, of_y = A(1) - smoothing.smoothing, uniform = smoothing.of_others();
+  const A of_same = factors.same, of_other = factors.other, total = smoothing.total;
+  const A *v = pixels.weight ? pixels.weight : kOnes<A>.values, *same = pixels.same ? pixels.same : kZeros<A>;
+  const A* other = pixels.other ? pixels.other : kZeros<A>;
   A *own = out.own, *rest = out.rest, *spread = out.spread;
-  weights_of(smoothing.weight, y, n, own);
-  if (pixels.weight) {
-    const A* v = pixels.weight;
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      const A value = everywhere * v[j];
-      spread[j] = y[j] < 0 ? A(0) : value;
-    }
+  if (smoothing.weight) {
+    weights_of(smoothing.weight, y, n, own);
   } else {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) spread[j] = y[j] < 0 ? A(0) : everywhere;
+    std::fill_n(own, n, A(1));
   }
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    own[j] *= spread[j] * of_y;
-    spread[j] *= uniform;
-    rest[j] = spread[j] * smoothing.total;
+    const A value = everywhere * v[j], of_pixel = y[j] < 0 ? A(0) : value;
+    own[j] = own[j] * of_pixel * of_y + (of_same * same[j] + of_other * other[j]);
+    spread[j] = of_pixel * uniform;
+    rest[j] = spread[j] * total;
   }
-  const auto add = [&](const A* weight, A factor) EDGELOSS_LOOP {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) own[j] += factor * weight[j];
-  };
-  if (pixels.same) add(pixels.same, factors.same);
-  if (pixels.other) add(pixels.other, factors.other);
 }
 
 // The gradient of two classes, of which the second has the slope; that of the first is its opposite.

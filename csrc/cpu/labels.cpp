@@ -108,6 +108,28 @@ EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* off
   }
 }
 
+// Makes of D and D' of a group u / D and u / D', which are 0 but for edge pixels, and of u of other pixels -1.
+template <int64_t kBytes, typename A>
+EDGELOSS_INLINE void divide(const WideLabel<A>* label, const TwoSides<A>& sums, A* u) {
+  using Numbers = typename VectorOf<A, kBytes>::type;
+  using Mask = typename VectorOf<WideLabel<A>, kBytes>::type;
+  for (int64_t lane = 0; lane < kGroup; lane += kBytes / static_cast<int64_t>(sizeof(A))) {
+    Mask y;
+    Numbers same, across, weight;
+    std::memcpy(&y, label + lane, kBytes);
+    std::memcpy(&same, sums.same + lane, kBytes);
+    std::memcpy(&across, sums.across + lane, kBytes);
+    std::memcpy(&weight, u + lane, kBytes);
+    const Mask is_edge = (y >= Mask{}) & (across > Numbers{}), has_same = is_edge & (same > Numbers{});
+    same = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / same) & has_same);
+    across = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / across) & is_edge);
+    weight = is_edge ? weight : Numbers{} - A(1);
+    std::memcpy(sums.same + lane, &same, kBytes);
+    std::memcpy(sums.across + lane, &across, kBytes);
+    std::memcpy(u + lane, &weight, kBytes);
+  }
+}
+
 template <typename A>
 TwoSides<A> moved(const TwoSides<A>& sides, int64_t i) {
   return {sides.same + i, sides.across + i};
@@ -243,15 +265,14 @@ void EdgeWindows<A>::load(const LabelMap<A>& map) {
   offsets_.clear();
   if (static_cast<int64_t>(label_.size()) < box_.count) {
     label_.resize(box_.count);
-    numbers_.resize(5 * box_.count);
-    is_edge_.resize(box_.count);
+    numbers_.resize(6 * box_.count);
   }
   A* numbers = numbers_.data();
   w_ = numbers;
   sums_ = {numbers + box_.count, numbers + 2 * box_.count};
   given_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
+  u_ = numbers + 5 * box_.count;
   std::fill_n(sums_.same, 2 * box_.count, A(0));
-  std::fill_n(is_edge_.data(), box_.count, uint8_t(0));
   const int64_t* r = g_.radius;
   const Region rows = {{edges_.first[0] - r[0], edges_.first[1] - r[1]}, {edges_.last[0] + r[0], edges_.last[1] + r[1]}};
   for_each_row(rows, [&](int64_t z, int64_t y) {
@@ -336,7 +357,9 @@ void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups,
     for_each_found(flags, n, [&](int64_t group) {
       const int64_t i = at + group * kGroup;
       const int32_t place = slab_.place(g_.width, z, y, block.first[2] + group * kGroup);
-      for_each_found(&is_edge_[i], kGroup, [&](int64_t j) { list_others(i + j, place + static_cast<int32_t>(j), *others); });
+      for (int32_t j = 0; j < kGroup; ++j) {
+        if (u_[i + j] >= A(0)) list_others(i + j, place + j, *others);
+      }
     });
   });
 }
@@ -440,31 +463,28 @@ void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
   for_each_flagged(edges_, edge_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
     const int64_t at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
     const auto* label = label_.data() + at;
-    A* u = given_.same + at;  // where nothing is given yet
-    std::fill_n(u, groups_ * kGroup, A(1));
-    if (map.pixel_weight) std::copy_n(map.pixel_weight + start, g_.width, u);
-    vectorized<A>([=, class_weight = map.class_weight, same = sums_.same + at, across = sums_.across + at,
-                   is_edge = is_edge_.data() + at, n = groups_]() EDGELOSS_LOOP {
+    A* u = u_ + at;
+    std::fill_n(u, groups_ * kGroup, A(-1));
+    for_each_found(groups, groups_, [&](int64_t group) {
+      for (int64_t x = group * kGroup; x < std::min((group + 1) * kGroup, g_.width); ++x) {
+        const A v = map.pixel_weight ? map.pixel_weight[start + x] : A(1);
+        u[x] = map.class_weight && label[x] >= 0 ? v * map.class_weight[label[x]] : v;
+      }
+    });
+    vectorized_by_size<A>([=, sums = moved(sums_, at), n = groups_](auto bytes) EDGELOSS_LOOP {
       for_each_found(groups, n, [&](int64_t group) EDGELOSS_LOOP {
-        const int64_t first = group * kGroup, last = first + kGroup;
-        for (int64_t i = first; class_weight && i < last; ++i) u[i] *= class_weight[label[i] < 0 ? 0 : label[i]];
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = first; i < last; ++i) {
-          const A d_same = same[i], d_across = across[i], of_same = u[i] / d_same, of_across = u[i] / d_across;
-          const bool counts = (label[i] >= 0) & (d_across > A(0));
-          same[i] = (counts & (d_same > A(0))) ? of_same : A(0);
-          across[i] = counts ? of_across : A(0);
-          is_edge[i] = counts;
-        }
+        const int64_t i = group * kGroup;
+        divide<decltype(bytes)::value>(label + i, moved(sums, i), u + i);
       });
     });
     const bool is_inside = slab_.first_slice <= z && z < slab_.last_slice && slab_.first_row <= y && y < slab_.last_row;
     if (!totals || !is_inside) return;
     for_each_found(groups, groups_, [&](int64_t group) {
-      for_each_found(&is_edge_[at + group * kGroup], kGroup, [&](int64_t j) {
-        ++totals->counts[label[group * kGroup + j]];
-        totals->weight += static_cast<double>(u[group * kGroup + j]);
-      });
+      for (int64_t x = group * kGroup; x < (group + 1) * kGroup; ++x) {
+        if (u[x] < A(0)) continue;
+        ++totals->counts[label[x]];
+        totals->weight += static_cast<double>(u[x]);
+      }
     });
   });
 }

@@ -154,9 +154,8 @@ class EdgeWindows {
   Flags edge_groups_, near_groups_;      // where edge pixels may be, and what they give may be
   Box box_;                              // of the numbers of pixels that follow
   std::vector<WideLabel<A>> label_;
-  Flags is_edge_;
   std::vector<A> numbers_;
-  A* w_;                                   // 0 where a pixel does not count
+  A *w_, *u_;                              // w is 0 where a pixel does not count, u -1 where no edge pixel is
   TwoSides<A> sums_, given_;               // D and D', then u / D and u / D' of edge pixels; what these give
   std::vector<int64_t> offsets_;  // of neighbors
   std::vector<size_t> newest_;    // of each class, its last place in a list

@@ -137,15 +137,23 @@ void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::v
     A scale[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
-    const bool is_pair = tile.classes == 2;
+    if (tile.classes == 2) {  // the second class alone: its share is 1 or r of 1 + r
+      const A* x = tile.x + tile.ld + first;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A top = scale[j], rest = r[j] * top, p = x[j] == m[j] ? top : rest, q = x[j] == m[j] ? rest : top;
+        const A away = -p, residual = y[j] == 1 ? q : away;
+        out[j] += y[j] < 0 ? A(0) : residual;
+      }
+      return;
+    }
     for (int64_t of = 0; of < count; ++of) {
       const int32_t k = c[of];
       const A* x = tile.x + k * tile.ld + first;
       A* sum = out + of * ld;
       EDGELOSS_INDEPENDENT
       for (int64_t j = 0; j < n; ++j) {
-        const A e = is_pair ? (x[j] == m[j] ? A(1) : r[j]) : exp_negative(x[j] - m[j]);
-        const A p = e * scale[j], of_rest = r[j] * scale[j], others = A(1) - p, away = -p;
+        const A p = exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j], others = A(1) - p, away = -p;
         const A complement = is_likely(x[j], m[j], r[j]) ? of_rest : others;
         const A residual = y[j] == k ? complement : away;
         sum[j] += y[j] < 0 ? A(0) : residual;

@@ -25,6 +25,25 @@ inline uint8_t bits_of_flags(const uint8_t* flags) {
   return static_cast<uint8_t>(bytes * 0x0102040810204080u >> 56);
 }
 
+// Whether each label of a row differs from the next one. A function of its own, as bytes may alias what a lambda holds.
+EDGELOSS_INLINE void find_steps(const int16_t* row, int64_t width, uint8_t* differs) {
+  EDGELOSS_INDEPENDENT
+  for (int64_t x = 0; x < width - 1; ++x) differs[x] = row[x] != row[x + 1];
+}
+
+// Adds to the bits of each of n groups those of the ones beside it, up to so many pixels away.
+EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16_t* sums) {
+  std::copy_n(bits, n, sums);
+  for (int64_t d = 1; (d - 1) * kGroup < reach && d < n; ++d) {
+    const int64_t pixels = std::min(reach - (d - 1) * kGroup, kGroup);
+    const int16_t behind = (1 << (pixels - 1)) - 1, before = 0xff00 >> pixels & 0xff;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n - d; ++i) sums[i] |= bits[i + d] & behind;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = d; i < n; ++i) sums[i] |= bits[i - d] & before;
+  }
+}
+
 // Σ in[i + j · step] over 0 ≤ j < length, for each i, by sums of 2, 4, 8, ... numbers: no difference of two sums, which
 // would lose small weights next to large ones. Returns where they are.
 template <typename A>
@@ -81,30 +100,36 @@ EDGELOSS_INLINE const A* sums_around(const Box& box, const int64_t* radius, cons
   return sides;
 }
 
-// Sums over the neighbors of a group of pixels: of from.same of those of the pixel's class, and, with Both, of
-// from.across of the others. Pixels that do not count have 0 in both.
-template <bool Both, int64_t kBytes, typename A>
+// Sums over the neighbors of a group of pixels: of from.same of those of the pixel's class, and of from.across of the
+// others. Pixels that do not count have 0 in both. Lists: also the class of the others, or kIgnored if there are several.
+template <bool Lists, int64_t kBytes, typename A>
 EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* offsets, int64_t count,
-                                   const TwoSides<A>& from, const TwoSides<A>& to) {
+                                   const TwoSides<A>& from, const TwoSides<A>& to, WideLabel<A>* other) {
   using Numbers = typename VectorOf<A, kBytes>::type;
   using Mask = typename VectorOf<WideLabel<A>, kBytes>::type;
   for (int64_t lane = 0; lane < kGroup; lane += kBytes / static_cast<int64_t>(sizeof(A))) {
-    Mask own, neighbor, number;
+    Mask own, neighbor, number, in_all = ~Mask{}, in_any = {};
     Numbers same = {}, across = {};
     std::memcpy(&own, label + lane, kBytes);
     for (int64_t n = 0; n < count; ++n) {
       const int64_t i = lane + offsets[n];
       std::memcpy(&neighbor, label + i, kBytes);
-      std::memcpy(&number, from.same + i, kBytes);
       const Mask is_own = neighbor == own;
+      std::memcpy(&number, from.same + i, kBytes);
       same += reinterpret_cast<Numbers>(number & is_own);
-      if constexpr (Both) {
-        std::memcpy(&number, from.across + i, kBytes);
-        across += reinterpret_cast<Numbers>(number & ~is_own);
+      std::memcpy(&number, from.across + i, kBytes);
+      across += reinterpret_cast<Numbers>(number & ~is_own);
+      if constexpr (Lists) {  // the bits of the others' classes, of which kIgnored has all
+        in_all &= neighbor | is_own;
+        in_any |= (neighbor + 1) & ~is_own;
       }
     }
     std::memcpy(to.same + lane, &same, kBytes);
-    if constexpr (Both) std::memcpy(to.across + lane, &across, kBytes);
+    std::memcpy(to.across + lane, &across, kBytes);
+    if constexpr (Lists) {
+      in_all |= in_any != in_all + 1;  // two classes k have a smaller one in all, and a larger k + 1 in any
+      std::memcpy(other + lane, &in_all, kBytes);
+    }
   }
 }
 
@@ -184,34 +209,23 @@ Region EdgeWindows<A>::expanded(const Region& region) const {
 // The first label of each group, and the steps from one label to another that are near it in its row.
 template <typename A>
 void EdgeWindows<A>::compare(const int16_t* label) {
-  const int64_t width = g_.width, n = groups_;
+  const int64_t width = g_.width, n = groups_, r = g_.radius[2];
   const int64_t rows = (all_.last[0] - all_.first[0]) * (all_.last[1] - all_.first[1]);
   for (auto* of_groups : {&first_, &steps_[0], &steps_[1]}) of_groups->resize(rows * n);
   std::vector<int16_t> bits(n);
   int64_t at = 0;
   for_each_row(all_, [&](int64_t z, int64_t y) {
     const int16_t* row = label + (z * g_.height + y) * width;
-    vectorized([=, differs = differs_.data()]() EDGELOSS_LOOP {
-      EDGELOSS_INDEPENDENT
-      for (int64_t x = 0; x < width - 1; ++x) differs[x] = row[x] != row[x + 1];
+    vectorized([=, differs = differs_.data(), first = &first_[at], bits = bits.data(), near = &steps_[0][at],
+                far = &steps_[1][at]]() EDGELOSS_LOOP {
+      find_steps(row, width, differs);
+      for (int64_t i = 0; i < n; ++i) {
+        first[i] = row[i * kGroup];
+        bits[i] = bits_of_flags(differs + i * kGroup);
+      }
+      spread(bits, n, r, near);
+      spread(bits, n, 2 * r, far);
     });
-    for (int64_t i = 0; i < n; ++i) {
-      first_[at + i] = row[i * kGroup];
-      bits[i] = bits_of_flags(&differs_[i * kGroup]);
-    }
-    for (int64_t reach = 1; reach <= 2; ++reach) {
-      vectorized([=, bits = bits.data(), steps = &steps_[reach - 1][at], along = reach * g_.radius[2]]() EDGELOSS_LOOP {
-        std::copy_n(bits, n, steps);
-        for (int64_t d = 1; (d - 1) * kGroup < along && d < n; ++d) {  // groups beside
-          const int64_t pixels = std::min(along - (d - 1) * kGroup, kGroup);
-          const int16_t behind = (1 << (pixels - 1)) - 1, before = 0xff00 >> pixels & 0xff;
-          EDGELOSS_INDEPENDENT
-          for (int64_t i = 0; i < n - d; ++i) steps[i] |= bits[i + d] & behind;
-          EDGELOSS_INDEPENDENT
-          for (int64_t i = d; i < n; ++i) steps[i] |= bits[i - d] & before;
-        }
-      });
-    }
     at += n;
   });
 }
@@ -220,24 +234,26 @@ void EdgeWindows<A>::compare(const int16_t* label) {
 template <typename A>
 bool EdgeWindows<A>::find_groups(const Region& region, int64_t reach, Flags& found) {
   const int64_t far = reach * g_.radius[0], wide = reach * g_.radius[1], n = groups_;
-  const auto at = [&](int64_t z, int64_t y) {
-    return ((z - all_.first[0]) * (all_.last[1] - all_.first[1]) + y - all_.first[1]) * n;
+  const auto at = [n, all = all_](int64_t z, int64_t y) {
+    return ((z - all.first[0]) * (all.last[1] - all.first[1]) + y - all.first[1]) * n;
   };
   found.resize((region.last[0] - region.first[0]) * (region.last[1] - region.first[1]) * n + kGroup);
   uint8_t* flags = found.data();
   int16_t any = 0;
   std::vector<int16_t> several(n);
   for_each_row(region, [&](int64_t z, int64_t y) {
-    std::fill_n(several.data(), n, int16_t(0));
-    for (int64_t v = std::max<int64_t>(0, z - far); v < std::min(g_.depth, z + far + 1); ++v) {
-      for (int64_t u = std::max<int64_t>(0, y - wide); u < std::min(g_.height, y + wide + 1); ++u) {
-        vectorized([=, own = &first_[at(z, y)], other = &first_[at(v, u)], steps = &steps_[reach - 1][at(v, u)],
-                    several = several.data()]() EDGELOSS_LOOP {
+    const int64_t first_slice = std::max<int64_t>(0, z - far), last_slice = std::min(g_.depth, z + far + 1);
+    const int64_t first_row = std::max<int64_t>(0, y - wide), last_row = std::min(g_.height, y + wide + 1);
+    vectorized([=, own = &first_[at(z, y)], first = first_.data(), steps = steps_[reach - 1].data(),
+                several = several.data()]() EDGELOSS_LOOP {
+      std::fill_n(several, n, int16_t(0));
+      for (int64_t v = first_slice; v < last_slice; ++v) {
+        for (int64_t row = at(v, first_row); row < at(v, last_row); row += n) {
           EDGELOSS_INDEPENDENT
-          for (int64_t i = 0; i < n; ++i) several[i] |= (other[i] ^ own[i]) | steps[i];
-        });
+          for (int64_t i = 0; i < n; ++i) several[i] |= (first[row + i] ^ own[i]) | steps[row + i];
+        }
       }
-    }
+    });
     for (int64_t i = 0; i < n; ++i) {
       *flags++ = several[i] != 0;
       any |= several[i];
@@ -265,6 +281,7 @@ void EdgeWindows<A>::load(const LabelMap<A>& map) {
   offsets_.clear();
   if (static_cast<int64_t>(label_.size()) < box_.count) {
     label_.resize(box_.count);
+    other_.resize(box_.count);
     numbers_.resize(6 * box_.count);
   }
   A* numbers = numbers_.data();
@@ -341,15 +358,17 @@ void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups,
   for_each_flagged(block, groups, [&](int64_t z, int64_t y, const uint8_t* flags) {
     const int64_t at = box_.at(z, y, block.first[2]);
     vectorized_by_size<A>([=, label = label_.data(), offsets = offsets_.data(), count = neighbors_,
-                           both = !others](auto bytes)
+                           lists = others != nullptr, other = other_.data()](auto bytes)
                               EDGELOSS_LOOP {
                                 constexpr int64_t kBytes = decltype(bytes)::value;
                                 for_each_found(flags, n, [&](int64_t group) EDGELOSS_LOOP {
                                   const int64_t i = at + group * kGroup;
-                                  if (both) {
-                                    add_neighbors<true, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i));
+                                  if (lists) {
+                                    add_neighbors<true, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i),
+                                                                other + i);
                                   } else {
-                                    add_neighbors<false, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i));
+                                    add_neighbors<false, kBytes>(label + i, offsets, count, moved(from, i),
+                                                                 moved(to, i), other);
                                   }
                                 });
                               });
@@ -358,13 +377,18 @@ void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups,
       const int64_t i = at + group * kGroup;
       const int32_t place = slab_.place(g_.width, z, y, block.first[2] + group * kGroup);
       for (int32_t j = 0; j < kGroup; ++j) {
-        if (u_[i + j] >= A(0)) list_others(i + j, place + j, *others);
+        if (u_[i + j] < A(0)) continue;
+        if (other_[i + j] < 0) {
+          list_others(i + j, place + j, *others);
+        } else {
+          others->push_back({place + j, static_cast<int32_t>(other_[i + j]), to.across[i + j] * w_[i + j]});
+        }
       }
     });
   });
 }
 
-// What a pixel gets by class, neighbor by neighbor. Only edge pixels have one of another class.
+// What a pixel gets from edge pixels of several classes, neighbor by neighbor.
 template <typename A>
 void EdgeWindows<A>::list_others(int64_t i, int32_t place, Others& others) {
   const size_t first = others.size();

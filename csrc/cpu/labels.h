@@ -153,7 +153,7 @@ class EdgeWindows {
   std::vector<int16_t> first_, steps_[2];  // of each group: its first label; a bit per step in reach of 1 or 2 windows
   Flags edge_groups_, near_groups_;      // where edge pixels may be, and what they give may be
   Box box_;                              // of the numbers of pixels that follow
-  std::vector<WideLabel<A>> label_;
+  std::vector<WideLabel<A>> label_, other_;  // other_: the class across the edge, kIgnored if there are several
   std::vector<A> numbers_;
   A *w_, *u_;                              // w is 0 where a pixel does not count, u -1 where no edge pixel is
   TwoSides<A> sums_, given_;               // D and D', then u / D and u / D' of edge pixels; what these give

@@ -100,13 +100,12 @@ struct Passes {
     const int64_t base = slab.image * g.pixels;
     const int64_t slice = average_of(slab.first_slice);
     A* z = averages.exist() && slice < averages.size.depth ? averages.z.get() + averages.map(slab.image, 0) : nullptr;
-    int32_t y_tile[kTile];
     for_each_row(slab, [&](int64_t depth, int64_t y) {
       const int64_t first = base + (depth * g.height + y) * g.width;
       int16_t* label = call.label + first;
       for (int64_t x = 0; x < g.width; x += kTile) {
         const int64_t n = std::min(kTile, g.width - x);
-        sums[i][Row::kWrong] += static_cast<double>(read_labels(target, first + x, n, label + x, y_tile));
+        sums[i][Row::kWrong] += static_cast<double>(read_labels(target, first + x, n, label + x));
       }
       const int64_t band = average_of(y);
       A* row = z && band < averages.size.height ? z + averages.row(slice, band) : nullptr;
@@ -198,7 +197,7 @@ struct Passes {
       EdgeTotals totals;
       space.windows.form(call.label_map(slab.image), slab, weights, &totals);
       of[Row::kEdgeWeight] = totals.weight;
-      for (size_t c = 0; c < totals.counts.size(); ++c) {
+      for (int64_t c = 0; c < g.classes; ++c) {
         if (totals.counts[c] == 0) continue;
         of[Row::kEdges] += static_cast<double>(totals.counts[c]);
         __atomic_fetch_add(&edge_counts[g.table(slab.image) + c], totals.counts[c], __ATOMIC_RELAXED);

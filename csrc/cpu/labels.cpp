@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "window_sums.h"
+
 namespace edgeloss {
 namespace {
 
@@ -42,62 +44,6 @@ EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16
     EDGELOSS_INDEPENDENT
     for (int64_t i = d; i < n; ++i) sums[i] |= bits[i - d] & before;
   }
-}
-
-// Σ in[i + j · step] over 0 ≤ j < length, for each i, by sums of 2, 4, 8, ... numbers: no difference of two sums, which
-// would lose small weights next to large ones. Returns where they are.
-template <typename A>
-EDGELOSS_INLINE const A* window_sums(const A* in, int64_t count, int64_t step, int64_t length, A* part, A* sum) {
-  if (length == 1) return in;
-  std::memcpy(part, in, count * sizeof(A));
-  int64_t covered = 0;
-  for (int64_t reach = 1;; reach *= 2) {
-    if (length & reach) {
-      const A* from = part + covered * step;
-      const int64_t n = count - (covered + reach - 1) * step;
-      if (covered == 0) {
-        std::memcpy(sum, from, n * sizeof(A));
-      } else {
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) sum[i] += from[i];
-      }
-      covered += reach;
-    }
-    if (covered == length) return sum;
-    const int64_t n = count - (2 * reach - 1) * step, shift = reach * step;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) part[i] += part[i + shift];
-  }
-}
-
-// The sums of `chosen` over the window of each pixel of a box but those of its margins, without the pixel itself. Axis
-// by axis: along the line through the pixel, what is before and behind it; along the window's other lines, everything.
-// numbers: room for 6 · count.
-template <typename A>
-EDGELOSS_INLINE const A* sums_around(const Box& box, const int64_t* radius, const A* chosen, A* numbers) {
-  A *part = numbers, *sum = part + box.count, *of_axes = sum + box.count;
-  const A *sides = nullptr, *all = chosen;
-  const int last_axis = radius[0] ? 0 : radius[1] ? 1 : 2;
-  for (int axis = 2; axis >= 0; --axis) {
-    const int64_t r = radius[axis], step = box.step[axis], first = r * step, last = box.count - first;
-    if (r == 0) continue;
-    const A* window = window_sums(all, box.count, step, r, part, sum);
-    const A *before = window - first, *behind = window + step;
-    A *new_sides = of_axes + axis % 2 * box.count, *new_all = new_sides + 2 * box.count;
-    if (sides) {
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = first; i < last; ++i) new_sides[i] = sides[i] + (before[i] + behind[i]);
-    } else {
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = first; i < last; ++i) new_sides[i] = before[i] + behind[i];
-    }
-    sides = new_sides;
-    if (axis == last_axis) break;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = first; i < last; ++i) new_all[i] = all[i] + (before[i] + behind[i]);
-    all = new_all;
-  }
-  return sides;
 }
 
 // Sums over the neighbors of a group of pixels: of from.same of those of the pixel's class, and of from.across of the
@@ -163,7 +109,7 @@ TwoSides<A> moved(const TwoSides<A>& sides, int64_t i) {
 }  // namespace
 
 template <typename A>
-EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), newest_(g.classes) {
+EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), ones_(g.classes, A(1)), newest_(g.classes) {
   const int64_t* r = g.radius;
   neighbors_ = (2 * r[0] + 1) * (2 * r[1] + 1) * (2 * r[2] + 1) - 1;
   groups_ = (g.width + kGroup - 1) / kGroup;
@@ -174,7 +120,7 @@ EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), newest_(g.classes) {
 template <typename A>
 void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals) {
   if (weights) weights->clear();
-  if (totals) totals->counts.assign(g_.classes, 0);
+  if (totals) totals->counts.assign(g_.classes + 1, 0);
   if (neighbors_ == 0) return;
   slab_ = slab;
   inner_ = {{slab.first_slice, slab.first_row, 0}, {slab.last_slice, slab.last_row, g_.width}};
@@ -441,7 +387,7 @@ void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, 
         }
       });
     }
-    return vectorized<A>([=, r = g_.radius]() EDGELOSS_LOOP { return sums_around(box, r, chosen, chosen + box.count); });
+    return vectorized<A>([=, r = g_.radius]() EDGELOSS_LOOP { return sums_around(box.count, box.step, r, chosen, chosen + box.count); });
   };
   for_each_row(block, [&](int64_t z, int64_t y) {
     std::fill_n(to.same + box_.at(z, y, block.first[2]), n, A(0));
@@ -484,15 +430,16 @@ void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, 
 // Makes of D and D' what edge pixels give to each pixel on either side, and counts those of the slab.
 template <typename A>
 void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
+  const A* class_weight = map.class_weight ? map.class_weight : ones_.data();
   for_each_flagged(edges_, edge_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
     const int64_t at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
     const auto* label = label_.data() + at;
     A* u = u_ + at;
     std::fill_n(u, groups_ * kGroup, A(-1));
     for_each_found(groups, groups_, [&](int64_t group) {
-      for (int64_t x = group * kGroup; x < std::min((group + 1) * kGroup, g_.width); ++x) {
-        const A v = map.pixel_weight ? map.pixel_weight[start + x] : A(1);
-        u[x] = map.class_weight && label[x] >= 0 ? v * map.class_weight[label[x]] : v;
+      const int64_t first = group * kGroup, last = std::min(first + kGroup, g_.width);
+      for (int64_t x = first; x < last; ++x) {
+        u[x] = (map.pixel_weight ? map.pixel_weight[start + x] : A(1)) * class_weight[std::max<int64_t>(label[x], 0)];
       }
     });
     vectorized_by_size<A>([=, sums = moved(sums_, at), n = groups_](auto bytes) EDGELOSS_LOOP {
@@ -505,9 +452,9 @@ void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
     if (!totals || !is_inside) return;
     for_each_found(groups, groups_, [&](int64_t group) {
       for (int64_t x = group * kGroup; x < (group + 1) * kGroup; ++x) {
-        if (u[x] < A(0)) continue;
-        ++totals->counts[label[x]];
-        totals->weight += static_cast<double>(u[x]);
+        const bool is_edge = u[x] >= A(0);
+        ++totals->counts[is_edge ? label[x] : g_.classes];
+        totals->weight += is_edge ? static_cast<double>(u[x]) : 0;
       }
     });
   });

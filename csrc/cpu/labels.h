@@ -52,7 +52,7 @@ struct EdgeWeights {
 // What counts for the edge pixels of a slab.
 struct EdgeTotals {
   double weight = 0;            // Σ_E u
-  std::vector<int64_t> counts;  // of edge pixels, per class
+  std::vector<int64_t> counts;  // of edge pixels, per class; then of others
 };
 
 // What the weights of an image come from.
@@ -146,6 +146,7 @@ class EdgeWindows {
   void write(EdgeWeights<A>& weights) const;
 
   const Geometry& g_;
+  std::vector<A> ones_;  // in place of class weights
   int64_t neighbors_, groups_, columns_;  // of a window; of a row; of a block
   Slab slab_;
   Region inner_, edges_, all_;           // the slab, the edge pixels that its weights come from, and what these see

@@ -207,9 +207,9 @@ struct Passes {
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
     space.regions.start(slab, g);
-    const bool rereads = !space.regions.classes.empty();
+    const int64_t reread = static_cast<int64_t>(space.regions.classes.size());
     const Smoothing<A> smoothing = call.smoothing(slab.image);
-    space.tiles.for_each(slab, weights, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    space.tiles.for_each(slab, weights, 4 * reread > g.classes, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       A* m = call.state.m ? call.state.m + at.start : own_m;
       A* r = call.state.m ? call.state.r + at.start : own_r;
@@ -217,7 +217,7 @@ struct Passes {
       of[Row::kCrossEntropy] += terms.cross_entropy;
       of[Row::kSameSide] += terms.same;
       of[Row::kOtherSide] += terms.other;
-      if (!rereads) return;
+      if (reread == 0) return;
       space.regions.for_each_part(pixels.tile.n, at, [&](int64_t j, int64_t n, A* row) {
         add_residuals(pixels, m, r, space.regions.classes, j, n, row, space.regions.class_step());
       });

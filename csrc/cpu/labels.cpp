@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kColumns = 64;   // of a block, at least
 constexpr int64_t kPerClass = 48;  // neighbors that take as long to look at as the sums over windows of a class
-constexpr int16_t kSeveral = -2;   // in place of a label
 
 template <typename T, int64_t kBytes>
 struct VectorOf {
@@ -47,7 +46,8 @@ EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16
 }
 
 // Sums over the neighbors of a group of pixels: of from.same of those of the pixel's class, and of from.across of the
-// others. Pixels that do not count have 0 in both. Lists: also the class of the others, or kIgnored if there are several.
+// others. Pixels that do not count have 0 in both. Lists: also the class of the others, or kIgnored if there are
+// several.
 template <bool Lists, int64_t kBytes, typename A>
 EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* offsets, int64_t count,
                                    const TwoSides<A>& from, const TwoSides<A>& to, WideLabel<A>* other) {
@@ -237,25 +237,26 @@ void EdgeWindows<A>::load(const LabelMap<A>& map) {
   u_ = numbers + 5 * box_.count;
   std::fill_n(sums_.same, 2 * box_.count, A(0));
   const int64_t* r = g_.radius;
-  const Region rows = {{edges_.first[0] - r[0], edges_.first[1] - r[1]}, {edges_.last[0] + r[0], edges_.last[1] + r[1]}};
+  const Region rows = {{edges_.first[0] - r[0], edges_.first[1] - r[1]},
+                       {edges_.last[0] + r[0], edges_.last[1] + r[1]}};
   for_each_row(rows, [&](int64_t z, int64_t y) {
     const bool is_inside = 0 <= z && z < g_.depth && 0 <= y && y < g_.height;
     const int64_t n = is_inside ? g_.width : 0, at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
-    vectorized<A>([=, from = map.label + start, d = map.field ? map.field + start : nullptr,
-                   per_decay = map.per_decay, label = label_.data() + at, w = w_ + at, left = r[2],
-                   right = box_.step[1] - r[2] - n]() EDGELOSS_LOOP {
-      std::fill_n(label - left, left, WideLabel<A>(kIgnored));
-      std::fill_n(label + n, right, WideLabel<A>(kIgnored));
-      std::fill_n(w - left, left, A(0));
-      std::fill_n(w + n, right, A(0));
-      EDGELOSS_INDEPENDENT
-      for (int64_t x = 0; x < n; ++x) label[x] = from[x];
-      EDGELOSS_INDEPENDENT
-      for (int64_t x = 0; x < n; ++x) {
-        const A of_field = d ? exp_negative(-d[x] * per_decay) : A(1);
-        w[x] = from[x] < 0 ? A(0) : of_field;
-      }
-    });
+    vectorized<A>([=, from = map.label + start, d = map.field ? map.field + start : nullptr, per_decay = map.per_decay,
+                   label = label_.data() + at, w = w_ + at, left = r[2], right = box_.step[1] - r[2] - n]()
+                      EDGELOSS_LOOP {
+                        std::fill_n(label - left, left, WideLabel<A>(kIgnored));
+                        std::fill_n(label + n, right, WideLabel<A>(kIgnored));
+                        std::fill_n(w - left, left, A(0));
+                        std::fill_n(w + n, right, A(0));
+                        EDGELOSS_INDEPENDENT
+                        for (int64_t x = 0; x < n; ++x) label[x] = from[x];
+                        EDGELOSS_INDEPENDENT
+                        for (int64_t x = 0; x < n; ++x) {
+                          const A of_field = d ? exp_negative(-d[x] * per_decay) : A(1);
+                          w[x] = from[x] < 0 ? A(0) : of_field;
+                        }
+                      });
   });
 }
 
@@ -304,20 +305,17 @@ void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups,
   for_each_flagged(block, groups, [&](int64_t z, int64_t y, const uint8_t* flags) {
     const int64_t at = box_.at(z, y, block.first[2]);
     vectorized_by_size<A>([=, label = label_.data(), offsets = offsets_.data(), count = neighbors_,
-                           lists = others != nullptr, other = other_.data()](auto bytes)
-                              EDGELOSS_LOOP {
-                                constexpr int64_t kBytes = decltype(bytes)::value;
-                                for_each_found(flags, n, [&](int64_t group) EDGELOSS_LOOP {
-                                  const int64_t i = at + group * kGroup;
-                                  if (lists) {
-                                    add_neighbors<true, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i),
-                                                                other + i);
-                                  } else {
-                                    add_neighbors<false, kBytes>(label + i, offsets, count, moved(from, i),
-                                                                 moved(to, i), other);
-                                  }
-                                });
-                              });
+                           lists = others != nullptr, other = other_.data()](auto bytes) EDGELOSS_LOOP {
+      constexpr int64_t kBytes = decltype(bytes)::value;
+      for_each_found(flags, n, [&](int64_t group) EDGELOSS_LOOP {
+        const int64_t i = at + group * kGroup;
+        if (lists) {
+          add_neighbors<true, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i), other + i);
+        } else {
+          add_neighbors<false, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i), other);
+        }
+      });
+    });
     if (!others) return;
     for_each_found(flags, n, [&](int64_t group) {
       const int64_t i = at + group * kGroup;
@@ -387,7 +385,8 @@ void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, 
         }
       });
     }
-    return vectorized<A>([=, r = g_.radius]() EDGELOSS_LOOP { return sums_around(box.count, box.step, r, chosen, chosen + box.count); });
+    return vectorized<A>([=, r = g_.radius]()
+                             EDGELOSS_LOOP { return sums_around(box.count, box.step, r, chosen, chosen + box.count); });
   };
   for_each_row(block, [&](int64_t z, int64_t y) {
     std::fill_n(to.same + box_.at(z, y, block.first[2]), n, A(0));
@@ -397,14 +396,14 @@ void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, 
     const A* sums = sums_of(k, from.same);
     for_each_row(block, [&](int64_t z, int64_t y) {
       const int64_t at = box_.at(z, y, block.first[2]);
-      vectorized<A>([=, label = label_.data() + at, same = to.same + at,
-                     sum = sums + box.at(z, y, block.first[2])]() EDGELOSS_LOOP {
-        EDGELOSS_INDEPENDENT
-        for (int64_t j = 0; j < n; ++j) {
-          const A value = sum[j], before = same[j];
-          same[j] = label[j] == k ? value : before;
-        }
-      });
+      vectorized<A>([=, label = label_.data() + at, same = to.same + at, sum = sums + box.at(z, y, block.first[2])]()
+                        EDGELOSS_LOOP {
+                          EDGELOSS_INDEPENDENT
+                          for (int64_t j = 0; j < n; ++j) {
+                            const A value = sum[j], before = same[j];
+                            same[j] = label[j] == k ? value : before;
+                          }
+                        });
     });
     if (from.across != from.same) sums = sums_of(k, from.across);
     for_each_row(block, [&](int64_t z, int64_t y) {

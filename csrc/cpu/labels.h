@@ -146,21 +146,21 @@ class EdgeWindows {
   void write(EdgeWeights<A>& weights) const;
 
   const Geometry& g_;
-  std::vector<A> ones_;  // in place of class weights
+  std::vector<A> ones_;                   // in place of class weights
   int64_t neighbors_, groups_, columns_;  // of a window; of a row; of a block
   Slab slab_;
-  Region inner_, edges_, all_;           // the slab, the edge pixels that its weights come from, and what these see
-  Flags differs_;                        // of a row: whether a pixel and the next one have other labels
+  Region inner_, edges_, all_;             // the slab, the edge pixels that its weights come from, and what these see
+  Flags differs_;                          // of a row: whether a pixel and the next one have other labels
   std::vector<int16_t> first_, steps_[2];  // of each group: its first label; a bit per step in reach of 1 or 2 windows
-  Flags edge_groups_, near_groups_;      // where edge pixels may be, and what they give may be
-  Box box_;                              // of the numbers of pixels that follow
+  Flags edge_groups_, near_groups_;        // where edge pixels may be, and what they give may be
+  Box box_;                                // of the numbers of pixels that follow
   std::vector<WideLabel<A>> label_, other_;  // other_: the class across the edge, kIgnored if there are several
   std::vector<A> numbers_;
-  A *w_, *u_;                              // w is 0 where a pixel does not count, u -1 where no edge pixel is
-  TwoSides<A> sums_, given_;               // D and D', then u / D and u / D' of edge pixels; what these give
+  A *w_, *u_;                     // w is 0 where a pixel does not count, u -1 where no edge pixel is
+  TwoSides<A> sums_, given_;      // D and D', then u / D and u / D' of edge pixels; what these give
   std::vector<int64_t> offsets_;  // of neighbors
   std::vector<size_t> newest_;    // of each class, its last place in a list
-  std::vector<int32_t> classes_;           // of a block
+  std::vector<int32_t> classes_;  // of a block
   std::vector<A> sums_of_class_;
 };
 

@@ -20,15 +20,6 @@ constexpr int64_t kTile = 256;  // pixels at most: their statistics stay in the 
 
 template <typename A>
 constexpr A kZeros[kTile] = {};
-template <typename A>
-struct Ones {
-  A values[kTile];
-  constexpr Ones() : values() {
-    for (A& value : values) value = 1;
-  }
-};
-template <typename A>
-constexpr Ones<A> kOnes;
 
 // ---------------------------------------------------------------------------------------------------------- precisions
 

@@ -34,13 +34,12 @@ EDGELOSS_INLINE const A* window_sums(const A* in, int64_t count, int64_t step, i
   }
 }
 
-// The sums of `chosen` over the window of each pixel of a box, with so many steps along each axis, without the pixel itself; not of
-// its margins. Axis
-// by axis: along the line through the pixel, what is before and behind it; along the window's other lines, everything.
-// numbers: room for 6 · count.
+// The sums of `chosen` over the window of each pixel of a box, with so many steps along each axis, without the pixel
+// itself; not of its margins. Axis by axis: along the line through the pixel, what is before and behind it; along the
+// window's other lines, everything. numbers: room for 6 · count.
 template <typename A>
 EDGELOSS_INLINE const A* sums_around(int64_t count, const int64_t* steps, const int64_t* radius, const A* chosen,
-                                       A* numbers) {
+                                     A* numbers) {
   A *part = numbers, *sum = part + count, *of_axes = sum + count;
   const A *sides = nullptr, *all = chosen;
   const int last_axis = radius[0] ? 0 : radius[1] ? 1 : 2;

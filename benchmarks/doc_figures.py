@@ -8,22 +8,20 @@ formed here. Without an option, this compares and reports what differs.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from quality import ROOT
-from quality.arguments import RESULTS
-from quality.command import read_plan
-from quality.runs import Run, key_of
+from quality.command import RESULTS
+from quality.runs import read_plan
 from quality.scores import scale_of
-from quality.tables import BASELINE, Summary, by_data, read_results, summarize
+from quality.tables import BASELINE, Summary, rows_of, summarize
 from result_table import Row, read_rows
 from timing.losses import CASES, NAMES, OTHERS
 
@@ -36,15 +34,7 @@ RIVAL, NEW = "CE + Dice (weight 2, k 12, class_balance 1)", "EdgeAwareLoss()"  #
 MAIN = ("f1_1", "boundary_iou_005", "miou")
 CLASSES = {"camvid": 11, "sstem": 5, "topomortar": 2, "dsb2018": 2, "hippocampus": 3}
 
-Pages = dict[str, Callable[[], list[str]]]  # by page, the lines of a table or the sentences
-
-
-class Gain(NamedTuple):
-    """Differences of a loss with the same seeds, and the interval of their mean."""
-
-    values: list[float]
-    low: float
-    high: float
+Lines = Callable[[], list[str]]
 
 
 class Figures(NamedTuple):
@@ -59,8 +49,8 @@ class Figures(NamedTuple):
 
     command: str
     results: str
-    tables: Pages = {}  # noqa: RUF012
-    sentences: Pages = {}  # noqa: RUF012
+    tables: dict[str, Lines] = {}  # noqa: RUF012
+    sentences: dict[str, Lines] = {}  # noqa: RUF012
 
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:
@@ -79,40 +69,29 @@ def table(heads: str, rows: Iterable[str]) -> list[str]:
 
 @cache
 def speed() -> dict[str, Row]:
-    """Return the rows of the loss's time by case, all of one machine and version."""
+    """Return the rows of the loss's time by case, all of one machine."""
     rows = read_rows(RESULTS / "speed.jsonl")
-    machines = {(row["kernels"], *(row["machine"][k] for k in ("processor", "instructions", "torch"))) for row in rows}
+    machines = {tuple(row["machine"][k] for k in ("processor", "instructions", "torch")) for row in rows}
     if len(machines) != 1:
-        raise ValueError(
-            f"speed.jsonl: expected the rows of one machine and version, but got {sorted(machines)}; delete the others"
-        )
+        raise ValueError(f"speed.jsonl: expected the rows of one machine, but got {machines}; delete the others")
     by_case = {row["case"]: row for row in rows}
     return {case.name: by_case[case.name] for cases in CASES.values() for case in cases if case.name in by_case}
 
 
 def ratios(case: str) -> str:
     """Return the ratios of a case as cells."""
-    ratio = speed()[case]["ratio"]
-    return f"{ratio['EdgeAwareLoss']:.2f} | {ratio['region_weight=0']:.2f}"
+    return " | ".join(f"{speed()[case]['ratio'][name]:.2f}" for name in NAMES[1:])
 
 
-def speed_table() -> list[str]:
-    """Return the table of common cases."""
-    rows = [row for row in speed().values() if not row["case"].startswith("noise")]
-    held = [", ".join(f"{size / 1e6:.1f}" for size in row["held_bytes"].values()) for row in rows]
-    cells = (f"{r['case']} | {r['logits']} {r['dtype']} | {ratios(r['case'])}" for r in rows)
-    return table(
-        "case | logits | default: | `region_weight=0`: | held, MB:", map(" | ".join, zip(cells, held, strict=True))
-    )
-
-
-def cliffs_table() -> list[str]:
-    """Return the table of cases where nearly every pixel is an edge pixel."""
-    rows = [row for row in speed().values() if row["case"].startswith("noise")]
-    return table(
-        "random labels | logits | default: | `region_weight=0`:",
-        (f"{r['case']} | {r['logits']} {r['dtype']} | {ratios(r['case'])}" for r in rows),
-    )
+def cases_table(first: str, group: str, *, held: bool) -> list[str]:
+    """Return the table of a group of cases."""
+    rows = []
+    for case in CASES[group]:
+        row = speed()[case.name]
+        held_bytes = ", ".join(f"{size / 1e6:.1f}" for size in row["held_bytes"].values())
+        cells = [case.name, f"{row['logits']} {row['dtype']}", ratios(case.name), *[held_bytes] * held]
+        rows.append(" | ".join(cells))
+    return table(f"{first} | logits | default: | `region_weight=0`:" + " | held, MB:" * held, rows)
 
 
 SHORT = {
@@ -125,41 +104,44 @@ SHORT = {
 }
 
 
-def machine() -> tuple[str, str]:
-    """Return what the times depend on, as pages name it: the processor, and torch."""
+def machine(*more: str) -> str:
+    """Return what the times depend on, as pages name it."""
     about = speed()["19 classes"]["machine"]
-    return f"{about['processor']} with {about['instructions']}", f"torch {about['torch']}"
-
-
-def speed_sentences() -> list[str]:
-    """Return the machine of the tables, in full."""
-    about = speed()["19 classes"]["machine"]
-    processor, torch = machine()
-    return [f"{processor}, {about['cores']} cores, {about['threads']} threads, {torch}"]
+    return ", ".join(
+        [
+            f"{about['processor']} with {about['instructions']}",
+            *(f"{about[name]} {name}" for name in more),
+            f"torch {about['torch']}",
+        ]
+    )
 
 
 def held() -> tuple[float, float]:
     """Return the bytes per pixel that cross-entropy and the loss keep from forward to backward."""
     row = speed()["19 classes"]
     pixels = prod(row["logits"]) / row["logits"][1]
-    plain, ours = (row["held_bytes"][name] / pixels for name in ("cross-entropy", "EdgeAwareLoss"))
+    plain, ours = (row["held_bytes"][name] / pixels for name in NAMES[:2])
     return plain, ours
 
 
 def memory_sentences() -> list[str]:
     """Return the machine of the short table, and what the loss keeps per pixel."""
     plain, ours = held()
-    return [
-        ", ".join(machine()),
-        f"19 classes keep {ours:.0f} bytes per pixel, where cross-entropy keeps {plain:.0f}",
-    ]
+    return [machine(), f"19 classes keep {ours:.0f} bytes per pixel, where cross-entropy keeps {plain:.0f}"]
 
 
 def step_sentences() -> list[str]:
     """Return what a training step takes."""
-    result = json.loads((RESULTS / "training.json").read_text())
-    share, seconds = result["loss_share"], result["step_seconds"]
+    (row,) = read_rows(RESULTS / "step.jsonl")
+    share, seconds = row["loss_share"], row["step_seconds"]
     return [f"A step of 4 images takes {seconds:.2f} s, of which the loss takes {100 * share:.1f} %"]
+
+
+def peers_table() -> list[str]:
+    """Return time and memory of every loss alone, the fastest first."""
+    rows = sorted(read_rows(RESULTS / "peers.jsonl"), key=lambda row: row["ratio"])
+    cells = (f"{r['case']} | {r['milliseconds']:.1f} | {r['ratio']:.2f} | {r['megabytes']:.1f}" for r in rows)
+    return table("loss | ms: | × CE: | MB:", cells)
 
 
 def gpu_table() -> list[str]:
@@ -172,10 +154,10 @@ def gpu_table() -> list[str]:
             ratios = [f"{cell['microseconds']:.0f} ({cell['ratio']:.2f})" for cell in others]
             ours = sum(others[0]["kernels"].values())
             cells.append(
-                f"{row['logits']} {dtype} | {first['microseconds']:.0f} | {' | '.join([*ratios, ''][:3])}"
-                f" | {ours:.0f} | {others[0]['host_microseconds'] / 1e3:.1f}"
+                f"{row['name']} | {row['logits']} {dtype} | {first['microseconds']:.0f}"
+                f" | {' | '.join([*ratios, ''][:3])} | {ours:.0f} | {others[0]['host_microseconds'] / 1e3:.1f}"
             )
-    heads = "logits | cross-entropy: | default: | `region_weight=0`: | compiled cross-entropy:"
+    heads = "case | logits | cross-entropy: | default: | `region_weight=0`: | compiled cross-entropy:"
     return table(f"{heads} | kernels: | to enqueue, ms:", cells)
 
 
@@ -183,113 +165,115 @@ def gpu_table() -> list[str]:
 
 
 @cache
-def quality(baseline: str = BASELINE) -> dict[str, dict[str, Summary]]:
-    """Return the summaries of the five data sets, by data set and loss."""
-    plan = read_plan(ROOT / "configs" / "quality-sets.yaml")
-    sets = by_data(read_results([RESULTS / "quality.jsonl"], "val", plan))
-    return {data: {row["loss"]: row for row in summarize(rows, baseline)} for data, rows in sets.items()}
+def results_of(plan: str, *results: str, held_out: bool = False) -> dict[str, list[Row]]:
+    """Return the rows of a plan's runs by their setting, in the order of the plan."""
+    return rows_of([RESULTS / name for name in results], read_plan(ROOT / "configs" / plan, held_out=held_out))
 
 
-def scores(data: str, loss: str) -> str:
-    """Return the mean scores of a loss."""
-    return scores_of(quality()[data][loss])
+def summaries(rows: Iterable[Row], baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of results of one setting by loss."""
+    return {row["loss"]: row for row in summarize(rows, baseline)}
 
 
-def scores_of(summary: Summary) -> str:
+@cache
+def quality(data: str, baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of one of the five data sets by loss."""
+    return summaries(results_of("quality-sets.yaml", "quality.jsonl")[data], baseline)
+
+
+@cache
+def pretrained(baseline: str = BASELINE) -> dict[str, Summary]:
+    """Return the summaries of the pretrained network by loss, in the first setting of its plan."""
+    rows, *_ = results_of("quality-pretrained.yaml", "pretrained.jsonl").values()
+    return summaries(rows, baseline)
+
+
+def scores(summary: Summary) -> str:
     """Return the mean scores of a summary."""
     return " / ".join(f"{summary['scores'][name][0] * scale_of(name):.1f}" for name in MAIN)
 
 
-def gain(data: str, name: str, loss: str = OURS, baseline: str = BASELINE) -> Gain:
-    """Return the differences of a loss to the baseline, in points."""
-    return gain_of(quality(baseline)[data][loss], name)
+def points(summary: Summary) -> str:
+    """Return the mean differences of a summary, in points."""
+    return " / ".join(f"{100 * summary['differences'][name]['mean']:.1f}" for name in MAIN)
 
 
-def gain_of(summary: Summary, name: str) -> Gain:
-    """Return the differences of a summary in a score, in points."""
-    difference = summary["differences"][name]
-    return Gain([100 * value for value in difference["values"]], *(100 * end for end in difference["interval"]))
+def interval(summary: Summary, name: str) -> tuple[float, float]:
+    """Return the interval of the mean difference in a score, in points."""
+    low, high = (100 * end for end in summary["differences"][name]["interval"])
+    return low, high
 
 
 def gains(summary: Summary) -> str:
     """Return the differences in all scores as cells: mean, interval and seeds, bold where the interval excludes 0."""
     cells = []
     for name in MAIN:
-        values, low, high = gain_of(summary, name)
+        values = [100 * value for value in summary["differences"][name]["values"]]
+        low, high = interval(summary, name)
         mean = f"**{fmean(values):+.1f}**" if low > 0 or high < 0 else f"{fmean(values):+.1f}"
         cells.append(f"{mean} [{low:.1f}, {high:.1f}] ({', '.join(f'{value:.1f}' for value in values)})")
     return " | ".join(cells).replace("-0.0", "0.0")
 
 
-def seeds(data: str) -> str:
-    """Return the numbers of seeds of the three losses."""
-    return ", ".join(str(len(quality()[data][loss]["seeds"])) for loss in (BASELINE, CONTROL, OURS))
+def sets_row(data: str) -> str:
+    """Return a row of the five data sets: classes, seeds and scores of the three losses."""
+    found = [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)]
+    seeds = ", ".join(str(len(summary["seeds"])) for summary in found)
+    return f"{data} | {CLASSES[data]} | {seeds} | {' | '.join(map(scores, found))}"
 
 
-def quality_rows(data: str) -> str:
-    """Return the scores of the three losses as cells."""
-    return " | ".join(scores(data, loss) for loss in (BASELINE, CONTROL, OURS))
-
-
-def readme_row(data: str, summaries: dict[str, Summary], losses: tuple[str, str, str]) -> str:
+def readme_table() -> list[str]:
     """Return the scores of three losses, the last one's bold where all intervals exclude 0."""
-    plain, rival, ours = (scores_of(summaries[loss]) for loss in losses)
-    clear = all(gain_of(summaries[losses[-1]], name).low > 0 for name in MAIN)
-    return f"{data} | {CLASSES[data.split(',')[0]]} | {plain} | {rival} | {f'**{ours}**' if clear else ours}"
+    sets = {"camvid, pretrained network": [pretrained()[loss] for loss in (BASELINE, RIVAL, NEW)]}
+    sets |= {data: [quality(data)[loss] for loss in (BASELINE, CONTROL, OURS)] for data in CLASSES}
+    rows = []
+    for data, found in sets.items():
+        cells = [*map(scores, found)]
+        if all(interval(found[-1], name)[0] > 0 for name in MAIN):
+            cells[-1] = f"**{cells[-1]}**"
+        rows.append(f"{data} | {CLASSES[data.split(',')[0]]} | {' | '.join(cells)}")
+    return table("data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:", rows)
 
 
-def quality_sentences() -> list[str]:
-    """Return what pages say of the five data sets in words."""
-    camvid, sstem = (
-        " / ".join(f"{fmean(gain(data, name).values):.1f}" for name in MAIN) for data in ("camvid", "sstem")
-    )
-    return [f"{camvid} points on CamVid and {sstem} on ssTEM"]
+def gains_table(first: str, rows: Iterable[str]) -> list[str]:
+    """Return a table of differences."""
+    return table(f"{first} | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:", rows)
 
 
-def control_sentences() -> list[str]:
-    """Return how far the control is behind on CamVid."""
-    return [f"On CamVid the control is {fmean(gain('camvid', 'f1_1', OURS, CONTROL).values):.1f} points of F1 behind"]
-
-
-def trained_table(plan: str, *results: str) -> list[str]:
-    """Return the mean scores of a plan's losses over the seeds that the default was trained with."""
+def trained_table(plan: str, *results: str, held_out: bool = False) -> list[str]:
+    """Return the mean scores of a plan's losses over the seeds that edgeloss was trained with."""
     names = ("f1_1", "precision_1", "recall_1", "boundary_iou_005", "miou", "ece_edge")
-    done = {key_of(row): row for row in read_rows(*(RESULTS / name for name in results))}
-    sets: dict[str, list[tuple[Run, Row]]] = {}
-    for run in read_plan(ROOT / "configs" / plan):
-        if f"{run.slug}-val" in done:
-            sets.setdefault(setting_of(run), []).append((run, done[f"{run.slug}-val"]))
     cells = []
-    for setting, rows in sets.items():
-        if len({run.title for run, _ in rows}) == 1:  # nothing to compare with yet
+    for setting, rows in results_of(plan, *results, held_out=held_out).items():
+        seeds = {row["run"]["seed"] for row in rows if row["run"]["loss"] in ("module", "ours")}
+        found = summaries(row for row in rows if row["run"]["seed"] in seeds)
+        if len(found) == 1:  # nothing to compare with yet
             continue
-        seeds = {run.seed for run, _ in rows if run.loss == "module"}
-        of_loss: dict[str, list[Row]] = {}
-        for run, row in rows:
-            if run.seed in seeds:
-                of_loss.setdefault(run.title, []).append(row["metrics"])
-        for loss, metrics in of_loss.items():
-            means = [[m[name] for m in metrics if m.get(name) is not None] for name in names]  # earlier runs lack some
-            f1, precision, recall, *others = (f"{100 * fmean(values):.1f}" if values else "" for values in means)
-            cells.append(f"{setting} | {loss} | {len(metrics)} | {f1} ({precision}, {recall}) | {' | '.join(others)}")
+        titles = dict.fromkeys(run.title for run in read_plan(ROOT / "configs" / plan))
+        for loss in (title for title in titles if title in found):
+            means = [found[loss]["scores"].get(name) for name in names]  # earlier runs lack some
+            f1, precision, recall, *others = (f"{100 * mean[0]:.1f}" if mean else "" for mean in means)
+            count = len(found[loss]["seeds"])
+            cells.append(f"{setting} | {loss} | {count} | {f1} ({precision}, {recall}) | {' | '.join(others)}")
     return table(
         "data | loss | seeds: | boundary F1 (precision, recall): | Boundary IoU: | mIoU: | ECE at edges:", cells
     )
 
 
-@cache
-def pretrained(baseline: str = BASELINE) -> dict[str, Summary]:
-    """Return the summaries of the pretrained network on CamVid in the first size of its plan, by loss."""
-    first, *others = read_plan(ROOT / "configs" / "quality-pretrained.yaml")
-    plan = [first, *(run for run in others if setting_of(run) == setting_of(first))]
-    (rows,) = by_data(read_results([RESULTS / "pretrained.jsonl"], "val", plan)).values()
-    return {row["loss"]: row for row in summarize(rows, baseline)}
-
-
 def pretrained_sentences() -> list[str]:
     """Return how far the default is ahead of cross-entropy on CamVid with a pretrained network."""
-    means = " / ".join(f"{fmean(gain_of(pretrained()[NEW], name).values):.1f}" for name in MAIN)
-    return [f"{means} points with a pretrained network"]
+    return [f"{points(pretrained()[NEW])} points with a pretrained network"]
+
+
+def readme_sentences() -> list[str]:
+    """Return that, how far it is ahead on two data sets, and how far the control is behind on CamVid."""
+    behind = 100 * quality("camvid", CONTROL)[OURS]["differences"]["f1_1"]["mean"]
+    camvid, sstem = (points(quality(data)[OURS]) for data in ("camvid", "sstem"))
+    return [
+        *pretrained_sentences(),
+        f"{camvid} points on CamVid and {sstem} on ssTEM",
+        f"On CamVid the control is {behind:.1f} points of F1 behind",
+    ]
 
 
 def holm_sentences() -> list[str]:
@@ -299,52 +283,37 @@ def holm_sentences() -> list[str]:
     return [f"both p-values, by Holm's method, are {largest:.3f} or less"]
 
 
-def setting_of(run: Run) -> str:
-    """Return the data set of a run, with its size and what it starts from where a plan has several."""
-    if run.network == "unet":
-        return run.data
-    size = " × ".join(map(str, reversed(run.size or ())))
-    return f"{run.data} {size}" + ", from scratch" * (not run.pretrained)
-
-
-def cost_table() -> list[str]:
-    """Return time and memory of every loss alone."""
-    measured = json.loads((RESULTS / "quality-cost.json").read_text())["losses"]
-    cells = (f"{c['milliseconds']:.1f} | {c['ratio']:.2f} | {c['megabytes']:.1f}" for c in measured.values())
-    return table("loss | ms: | × CE: | MB:", map(" | ".join, zip(measured, cells, strict=True)))
-
-
 def landing_table() -> list[str]:
     """Return three figures, each above what it is."""
     plain, ours = held()
-    points, ratio = fmean(gain("camvid", "f1_1").values), speed()["19 classes"]["ratio"]["EdgeAwareLoss"]
-    heads = f"{points:+.1f} points | {ratio:.2f} × the time | {ours:.0f} bytes per pixel"
+    ahead, ratio = quality("camvid")[OURS]["differences"]["f1_1"]["mean"], speed()["19 classes"]["ratio"][NAMES[1]]
     what = (
         "of boundary F1 (1 px) on CamVid, next to cross-entropy, over five seeds of version 0.2",
-        "of `F.cross_entropy`, forward and backward, for 19 classes on a CPU; no GPU has run it yet",
+        "of `F.cross_entropy`, forward and backward, for 19 classes on a CPU",
         f"from forward to backward, for 19 classes; cross-entropy keeps {plain:.0f}",
     )
+    heads = f"{100 * ahead:+.1f} points | {ratio:.2f} × the time | {ours:.0f} bytes per pixel"
     return table(heads, [" | ".join(what)])
 
 
-HEADS = "cross-entropy: | control: | `EdgeAwareLoss()`"
+MASKS = "--masks ../shared/camvid/val/masks"
+OF_PLAN = "python benchmarks/quality.py table --split val --plan configs"
 FIGURES = {
     "speed": Figures(
-        "python benchmarks/speed.py --masks ../shared/camvid/val/masks --threads 2 --table --cliffs"
-        " --output benchmarks/results/speed.jsonl",
+        f"python benchmarks/speed.py {MASKS} --threads 2 --table --cliffs --output benchmarks/results/speed.jsonl",
         "speed.jsonl",
         {
-            "docs/performance.md": speed_table,
+            "docs/performance.md": lambda: cases_table("case", "table", held=True),
             "README.md": lambda: table(
                 "logits | `EdgeAwareLoss()`: | `region_weight=0`:", (f"{SHORT[c]} | {ratios(c)}" for c in SHORT)
             ),
         },
-        {"docs/performance.md": speed_sentences, "README.md": memory_sentences},
+        {"docs/performance.md": lambda: [machine("cores", "threads")], "README.md": memory_sentences},
     ),
     "cliffs": Figures(
-        "python benchmarks/speed.py --masks ../shared/camvid/val/masks --threads 2 --cliffs",
+        f"python benchmarks/speed.py {MASKS} --threads 2 --cliffs",
         "speed.jsonl",
-        {"docs/performance.md": cliffs_table},
+        {"docs/performance.md": lambda: cases_table("random labels", "cliffs", held=False)},
     ),
     "gpu": Figures(
         "python benchmarks/gpu_day.py --workers 14 --output benchmarks/results/gpu.jsonl",
@@ -352,30 +321,25 @@ FIGURES = {
         {"docs/performance.md": gpu_table},
     ),
     "step": Figures(
-        "python benchmarks/speed.py step --masks ../shared/camvid/val/masks --output benchmarks/results/training.json",
-        "training.json",
+        f"python benchmarks/speed.py step {MASKS} --output benchmarks/results/step.jsonl",
+        "step.jsonl",
         sentences={"docs/training.md": step_sentences},
     ),
+    "cost": Figures(
+        f"python benchmarks/speed.py peers {MASKS} --output benchmarks/results/peers.jsonl",
+        "peers.jsonl",
+        {"docs/quality-peers.md": peers_table},
+    ),
     "sets": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
+        f"{OF_PLAN}/quality-sets.yaml",
         "quality.jsonl",
         {
-            "README.md": lambda: table(
-                "data | classes: | cross-entropy: | rival: | `EdgeAwareLoss()`:",
-                [
-                    readme_row("camvid, pretrained network", pretrained(), (BASELINE, RIVAL, NEW)),
-                    *(readme_row(data, quality()[data], (BASELINE, CONTROL, OURS)) for data in CLASSES),
-                ],
-            ),
+            "README.md": readme_table,
             "docs/quality.md": lambda: table(
-                f"data | classes: | seeds: | {HEADS}:",
-                (f"{data} | {CLASSES[data]} | {seeds(data)} | {quality_rows(data)}" for data in CLASSES),
+                "data | classes: | seeds: | cross-entropy: | control: | `EdgeAwareLoss()`:", map(sets_row, CLASSES)
             ),
         },
-        sentences={
-            "README.md": lambda: [*quality_sentences(), *control_sentences()],
-            "docs/settings.md": quality_sentences,
-        },
+        {"README.md": readme_sentences},
     ),
     "landing": Figures(
         "python benchmarks/doc_figures.py --list",  # the commands of "sets" and "speed"
@@ -383,23 +347,17 @@ FIGURES = {
         {"docs/README.md": landing_table},
     ),
     "gains": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml",
+        f"{OF_PLAN}/quality-sets.yaml",
         "quality.jsonl",
-        {
-            "docs/quality.md": lambda: table(
-                "data | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
-                (f"{data} | {gains(quality()[data][OURS])}" for data in CLASSES),
-            )
-        },
+        {"docs/quality.md": lambda: gains_table("data", (f"{d} | {gains(quality(d)[OURS])}" for d in CLASSES))},
     ),
     "region": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-sets.yaml"
-        ' --baseline "EdgeAwareLoss() (region_weight 0)"',
+        f'{OF_PLAN}/quality-sets.yaml --baseline "{NO_REGIONS}"',
         "quality.jsonl",
         {
-            "docs/quality.md": lambda: table(
-                "data | `region_weight=0`: | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
-                (f"{data} | {scores(data, NO_REGIONS)} | {gains(quality(NO_REGIONS)[data][OURS])}" for data in CLASSES),
+            "docs/quality.md": lambda: gains_table(
+                "data | `region_weight=0`:",
+                (f"{d} | {scores(quality(d)[NO_REGIONS])} | {gains(quality(d, NO_REGIONS)[OURS])}" for d in CLASSES),
             )
         },
     ),
@@ -409,35 +367,35 @@ FIGURES = {
         "offsets.jsonl",
     ),
     "rivals": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-rivals.yaml"
-        " --results benchmarks/results/quality.jsonl benchmarks/results/rivals.jsonl",
+        f"{OF_PLAN}/quality-rivals.yaml --results benchmarks/results/quality.jsonl benchmarks/results/rivals.jsonl",
         "rivals.jsonl",
         {"docs/quality.md": lambda: trained_table("quality-rivals.yaml", "quality.jsonl", "rivals.jsonl")},
     ),
     "pretrained": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-pretrained.yaml"
-        " --results benchmarks/results/pretrained.jsonl",
+        f"{OF_PLAN}/quality-pretrained.yaml --results benchmarks/results/pretrained.jsonl",
         "pretrained.jsonl",
         {"docs/quality.md": lambda: trained_table("quality-pretrained.yaml", "pretrained.jsonl")},
-        sentences=dict.fromkeys(("README.md", "docs/quality.md", "docs/settings.md"), pretrained_sentences),
+        {"docs/quality.md": pretrained_sentences},
     ),
     "ahead": Figures(
-        "python benchmarks/quality.py table --split val --plan configs/quality-pretrained.yaml"
-        " --results benchmarks/results/pretrained.jsonl --baseline BASELINE",
+        f"{OF_PLAN}/quality-pretrained.yaml --results benchmarks/results/pretrained.jsonl --baseline BASELINE",
         "pretrained.jsonl",
         {
-            "docs/quality.md": lambda: table(
-                "next to | boundary F1 1 px: | Boundary IoU 0.005: | mIoU:",
-                (f"{baseline} | {gains(pretrained(baseline)[NEW])}" for baseline in (BASELINE, RIVAL)),
+            "docs/quality.md": lambda: gains_table(
+                "next to", (f"{loss} | {gains(pretrained(loss)[NEW])}" for loss in (BASELINE, RIVAL))
             )
         },
-        sentences={"docs/quality.md": holm_sentences},
+        {"docs/quality.md": holm_sentences},
     ),
-    "cost": Figures(
-        "python benchmarks/quality.py cost --masks ../shared/camvid/val/masks",
-        "quality-cost.json",
-        {"docs/quality-peers.md": cost_table},
-    ),
+}
+TRIALS = ("focus", "region", "terms", "study")  # plans of runs on held-out images
+FIGURES |= {
+    f"trial of {name}": Figures(
+        f"python benchmarks/quality.py table --split held-out --plan configs/quality-{name}.yaml",
+        "quality.jsonl",
+        {"docs/tried.md": partial(trained_table, f"quality-{name}.yaml", "quality.jsonl", held_out=True)},
+    )
+    for name in TRIALS
 }
 
 

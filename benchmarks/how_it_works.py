@@ -11,9 +11,9 @@ White lines are the borders of the labels, gray pixels are ignored.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
@@ -57,17 +57,25 @@ def make_logits(labels: Tensor) -> Tensor:
     return (blurred + 0.02).log()
 
 
-def place(axes: Axes, labels: Tensor, title: str) -> None:
-    """Draw the borders of the labels over a map, and its title."""
-    draw_borders(axes, find_borders(labels.where(labels != IGNORED, -1).numpy()), "white", 0.6)
-    axes.set(xticks=[], yticks=[], title=title)
+def make_figure() -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with three places for maps."""
+    figure = Figure(figsize=(10, 2.7), layout="constrained")
+    return figure, figure.subplots(1, 3, subplot_kw={"xticks": [], "yticks": [], "facecolor": VOID})
+
+
+def show_map(axes: Axes, values: Tensor, title: str, top: float | None = None, labels: Tensor | None = None) -> None:
+    """Draw a map [H, W] from 0 to the top, with the borders of the labels over it."""
+    axes.figure.colorbar(axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=top), ax=axes)
+    axes.set(title=title)
+    if labels is not None:
+        draw_borders(axes, find_borders(labels.where(labels != IGNORED, -1).numpy()), "white", 0.6)
 
 
 def show_labels(axes: Axes, labels: Tensor) -> None:
     """Draw labels [H, W] in the colors of their classes."""
     colors = torch.tensor([*distinct_colors(CLASSES).tolist(), VOID])
     axes.imshow(colors[labels.where(labels != IGNORED, CLASSES)].numpy())
-    axes.set(xticks=[], yticks=[], title="labels")
+    axes.set(title="labels")
 
 
 def draw_weights(labels: Tensor) -> Figure:
@@ -75,14 +83,11 @@ def draw_weights(labels: Tensor) -> Figure:
     weights = edge_weights(labels[None], CLASSES, ignore_index=IGNORED)
     other = torch.zeros(labels.numel(), dtype=torch.float64).index_add_(0, weights.pixel, weights.other_side)
     void = labels == IGNORED
-    figure = Figure(figsize=(10, 2.7), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = make_figure()
     show_labels(axes[0], labels)
     for shown, title, values in ((axes[1], "A", weights.same_side[0]), (axes[2], "Σ B", other.view_as(labels))):
         shown.imshow(torch.where(void[..., None], torch.tensor(VOID), torch.tensor(NOTHING)).numpy())
-        picture = shown.imshow(values.masked_fill(values == 0, torch.nan).numpy(), cmap="viridis", vmin=0)
-        figure.colorbar(picture, ax=shown)
-        place(shown, labels, title)
+        show_map(shown, values.masked_fill(values == 0, torch.nan), title, labels=labels)
     return figure
 
 
@@ -110,15 +115,10 @@ def draw_step(labels: Tensor) -> Figure:
         "a step by the edge terms": step(logits, labels, ce_weight=0.0),
     }
     top = max(change.nan_to_num().abs().max().item() for change in changes.values())
-    figure = Figure(figsize=(10, 2.7), layout="constrained")
-    axes = figure.subplots(1, 3)
-    figure.colorbar(axes[0].imshow(before.numpy(), cmap="viridis", vmin=0, vmax=1), ax=axes[0])
-    place(axes[0], labels, "probability of the label")
+    figure, axes = make_figure()
+    show_map(axes[0], before, "probability of the label", 1, labels)
     for shown, (title, change) in zip(axes[1:], changes.items(), strict=True):
-        figure.colorbar(shown.imshow(change.numpy(), cmap="viridis", vmin=0, vmax=top), ax=shown)
-        place(shown, labels, title)
-    for shown in axes:
-        shown.set_facecolor(VOID)
+        show_map(shown, change, title, top, labels)
     return figure
 
 
@@ -140,13 +140,11 @@ def draw_regions(labels: Tensor) -> Figure:
     inner = of_prediction @ of_prediction.T + noise * torch.eye(9, dtype=torch.float64)
     residual = of_labels - torch.linalg.solve(inner, of_prediction @ of_labels.T).T @ of_prediction
     left = residual[4].abs().view(z.shape[0] - 2, z.shape[1] - 2)  # of the average in the middle of a region
-    figure = Figure(figsize=(10, 2.7), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = make_figure()
     titles = ("averages of the labels, z", "averages of the prediction, q", "what q leaves open of z")
     for shown, title, values in zip(axes, titles, (z, q, F.pad(left, [1] * 4)), strict=True):
-        figure.colorbar(shown.imshow(np.asarray(values), cmap="viridis", vmin=0, vmax=z.max()), ax=shown)
+        show_map(shown, values, title, z.max().item())
         shown.add_patch(Rectangle((21.5, 5.5), 3, 3, fill=False, edgecolor="white"))
-        shown.set(xticks=[], yticks=[], title=title)
     return figure
 
 

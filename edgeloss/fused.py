@@ -16,7 +16,7 @@ from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers, is_evenly_spac
 from edgeloss.inputs import Inputs, check_labels, is_checked, result_dtype, widest
 from edgeloss.neighborhoods import FAR, clipped
 from edgeloss.options import NO_POWER, Options
-from edgeloss.reduction import TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
+from edgeloss.reduction import REGION, TERM_ROWS, Evaluation, Regions, Scalars, SumRow, scalar, vector
 from edgeloss.region import POOL, SIDE
 from edgeloss.triton import operators as triton_operators
 
@@ -167,9 +167,9 @@ class _EdgeLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         state = ctx.saved_tensors  # with autograd: torch.utils.checkpoint computes them again
-        slope = scalar(grad)
-        *terms, region = (slope * factor for factor in ctx.factors)
-        given = vector(terms, ctx.region_weight), ctx.region_weight * region if ctx.region_weight.numel() else None
+        slope, factors, weight = scalar(grad), ctx.factors, ctx.region_weight
+        slopes = slope * factors if isinstance(factors, Tensor) else vector([slope * x for x in factors], weight)
+        given = slopes[:REGION], weight * slopes[REGION] if weight.numel() else None
         if torch.is_grad_enabled():  # the operator refuses to be differentiated twice
             return _only(_gradient(ctx, state, *given), 6)
         with torch._C._AutoDispatchBelowAutograd():

@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -91,11 +92,11 @@ def check() -> None:
 _WRONG: dict[torch.device, Tensor] = {}  # out-of-range labels of calls that nobody waited for, 0-d
 
 
-def record_wrong(count: Tensor) -> None:
-    """Add a number of out-of-range labels, 0-d, to those that :func:`check` reports."""
-    if count.device not in _WRONG:
-        _WRONG[count.device] = torch.zeros_like(count)
-    _WRONG[count.device] += count
+def recorded_wrong(device: torch.device) -> Tensor:
+    """Return the number of out-of-range labels that :func:`check` reports, 0-d float64, to add others to it."""
+    if device not in _WRONG:
+        _WRONG[device] = torch.zeros((), dtype=torch.float64, device=device)
+    return _WRONG[device]
 
 
 def gathers(logits: Tensor, power: float) -> bool:
@@ -106,6 +107,15 @@ def gathers(logits: Tensor, power: float) -> bool:
 def uses_triton(logits: Tensor) -> bool:
     """Return whether the kernels of a call of the loss are those of Triton."""
     return logits.is_cuda or interprets
+
+
+def step_kernels(values: Tensor) -> ModuleType | None:
+    """Return the kernels for the numbers of a step, which lie where values do; None where torch computes with them."""
+    if not uses_triton(values) or type(values) is not Tensor or torch.compiler.is_compiling() or _why_no_triton():
+        return None
+    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
+        return None
+    return importlib.import_module("edgeloss.triton.step")
 
 
 def why_not_fused(

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from edgeloss import library
 from edgeloss.inputs import Inputs, result_dtype, widest
 from edgeloss.options import Options
 
@@ -34,6 +35,7 @@ class SumRow(IntEnum):
 
 
 TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.WEIGHT)  # the rows that are terms of the loss
+REGION = 3  # the place of the region term after those of the sums, in ``Options.term_weights``
 DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.VALID)  # W and Σ_E v · u
 
 
@@ -123,15 +125,22 @@ def reduce(
     """
     sums, of_pixels, _, regions, attach = evaluation
     rows, dtype = scalars(sums), result_dtype(inputs.logits)
-    denominators = shared_denominators(rows, sums, inputs, options)
-    totals = term_totals(sums.unbind() if attach is None else rows, regions)
+    denominators, kernels = shared_denominators(rows, sums, inputs, options), library.step_kernels(sums)
+    totals: Scalars = ()
+    if terms or attach is None or kernels is None:
+        totals = term_totals(sums.unbind() if attach is None else rows, regions)
     shown = None if of_pixels is None else loss_maps(of_pixels, options)
     if options.reduction == "none" and shown is not None:
         loss = inputs.as_given(total_map(shown, inputs, options, edge_scale, regions)).to(dtype)
+    elif attach is None:
+        loss = weighted_sum(totals, term_factors(denominators, options, edge_scale), sums, dtype)
     else:
-        factors = term_factors(denominators, options, edge_scale)
-        loss = weighted_sum(totals, factors, sums, dtype)
-        loss = loss if attach is None else attach(loss, factors)
+        if kernels is None:
+            factors = term_factors(denominators, options, edge_scale)
+            loss = weighted_sum(totals, factors, sums, dtype)
+        else:
+            loss, factors = kernels.weigh(sums, regions, denominators, options, edge_scale, dtype)
+        loss = attach(loss, factors)
     if not maps and not terms:
         return loss
     result: list[Tensor | LossMaps | Terms] = [loss]
@@ -295,14 +304,18 @@ def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Scalars:
         classes: C ≥ 2.
     """
     _, same_side, other_side, _, e, *_ = scalars(sums)
-    uniform = _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
-    weight = options.other_side_weight + options.same_side_weight
+    uniform, weight = uniform_edge_term(classes, options), options.other_side_weight + options.same_side_weight
     added = [_edge_term(other_side, same_side, options), e * uniform, e * weight]
     if not is_shared(options):
         return added
     total = vector(added, sums)
     dist.all_reduce(total)
     return scalars(total)
+
+
+def uniform_edge_term(classes: int, options: Options) -> float:
+    """Return what an edge pixel adds for a uniform prediction of C ≥ 2 classes."""
+    return _edge_term(math.log(classes / (classes - 1)), math.log(classes), options)
 
 
 def fold_step(edge_sums: Tensor) -> Scalars:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from edgeloss import library
 from edgeloss.inputs import RUNNING, widest
 from edgeloss.options import Options
 from edgeloss.reduction import (
@@ -22,6 +23,7 @@ from edgeloss.reduction import (
     fold_step,
     is_shared,
     new_edge_sums,
+    uniform_edge_term,
     vector,
     write,
 )
@@ -158,16 +160,15 @@ class StatefulLoss(nn.Module):
         """Return u of the next step."""
         if not self._is_running():
             return cast("Tensor | None", self.edge_class_weight)
-        counts = self.edge_counts
-        return balanced_weight(counts, steps=self.counted_steps) if counts.shape[0] else None
+        counts = self._counts()
+        return None if counts is None else balanced_weight(counts, steps=self.counted_steps)
 
     def _focus(self) -> tuple[Tensor | float | None, Scalars]:
         """Return f, None for 1, and the sums that it comes from, of the steps so far."""
-        if not self.edge_focus:
+        sums = self._sums()
+        if sums is None:
             return None, ()
-        if "edge_sums" not in self._buffers:  # edge_focus was 0 so far
-            self.register_buffer("edge_sums", new_edge_sums())
-        folded = fold_step(self.edge_sums)
+        folded = fold_step(sums)
         return edge_focus_scale(folded[0], self.edge_focus), folded
 
     def _step_of_call(self, target: Tensor, *, is_part: bool) -> tuple[Step, bool]:
@@ -191,8 +192,29 @@ class StatefulLoss(nn.Module):
             step = self._open_step.repeat(target)
             # It need not come after the last step that has counted.
             return step._replace(folded=None if _has_counted() else self._focus()[1]), may_count
-        own = None if is_part else Step(self._class_weight(), *self._focus())
-        return self._open_step.take(target, own), may_count
+        return self._open_step.take(target, None if is_part else self._next_step()), may_count
+
+    def _next_step(self) -> Step:
+        """Return what the next step takes from those before it."""
+        counts, kept = self._counts(), self._sums()
+        like = counts if kept is None else kept
+        kernels = None if like is None else library.step_kernels(like)
+        if kernels is None:
+            return Step(self._class_weight(), *self._focus())
+        u, scale, folded = kernels.begin(counts, None if counts is None else self.counted_steps, kept, self.edge_focus)
+        return Step(self._class_weight() if counts is None else u, scale, folded)
+
+    def _counts(self) -> Tensor | None:
+        """Return the counts of the steps so far; None where nothing was counted."""
+        return self.edge_counts if self._is_running() and self.edge_counts.shape[0] else None
+
+    def _sums(self) -> Tensor | None:
+        """Return the sums of the steps so far; None without ``edge_focus``."""
+        if not self.edge_focus:
+            return None
+        if "edge_sums" not in self._buffers:  # edge_focus was 0 so far
+            self.register_buffer("edge_sums", new_edge_sums())
+        return self.edge_sums
 
     def _begin_parts(self, edge_class_weight: Tensor | None, pixels: int) -> None:
         """Begin a step of several calls, with so many labels in all."""
@@ -220,11 +242,20 @@ class StatefulLoss(nn.Module):
         """
         if step.folded is None:
             return
-        sums, errors = evaluation.sums, edge_error_sums(evaluation.sums, options, classes) if self.edge_focus else ()
-        if self.edge_focus and self.edge_sums.device != sums.device:  # in the first call of a module that was not moved
-            self.edge_sums = self.edge_sums.to(sums, non_blocking=True)
+        sums, counts, kept, kernels = evaluation.sums, self._counts(), self._sums(), None
+        if kept is not None and kept.device != sums.device:  # in the first call of a module that was not moved
+            self.edge_sums = kept = kept.to(sums, non_blocking=True)
         if part is None:
             self._open_step.begin()
+            is_known = counts is not None or not self._is_running()
+            kernels = library.step_kernels(sums) if is_known and not is_shared(options) else None
+        if kernels is not None:
+            counted = None if counts is None else self.counted_steps
+            of_call, uniform = evaluation.edge_counts, uniform_edge_term(classes, options)
+            kernels.end(sums, counts, of_call, counted, kept, step.folded, options, uniform)
+            return
+        errors = edge_error_sums(sums, options, classes) if self.edge_focus else ()
+        if part is None:
             self._begin_step(step.folded, errors)
         else:
             self._open_step.end_part(part)

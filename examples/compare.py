@@ -10,16 +10,16 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from edgeloss.integrations.run_page import Row
+from edgeloss.integrations.run_page import Row, is_share, shown
 from edgeloss.io import check_file
 
-# What is drawn: a key of metrics.json, its title, and whether it is a share, shown in percent.
-CURVES = (
-    ("val/miou", "validation: mean IoU", True),
-    ("val/edge_accuracy", "validation: accuracy on edge pixels", True),
-    ("val/edge", "validation: mean edge term", False),
-    ("train/edge", "training: mean edge term", False),
-)
+# What is drawn: a key of metrics.json, and its title.
+CURVES = {
+    "val/miou": "validation: mean IoU",
+    "val/edge_accuracy": "validation: accuracy on edge pixels",
+    "val/edge": "validation: mean edge term",
+    "train/edge": "training: mean edge term",
+}
 
 
 def read_history(folder: Path) -> list[Row]:
@@ -41,14 +41,14 @@ def draw(runs: dict[str, list[Row]]) -> Figure:
     """Draw one picture per curve, with one line per run."""
     figure = Figure(figsize=(13, 3), layout="constrained")
     all_axes = figure.subplots(1, len(CURVES))
-    for axes, (key, title, is_share) in zip(all_axes, CURVES, strict=True):
+    for axes, (key, title) in zip(all_axes, CURVES.items(), strict=True):
         for name, epochs in runs.items():
             values = [float("nan") if row.get(key) is None else row[key] for row in epochs]
             axes.plot([row["epoch"] for row in epochs], values, marker=".", label=name)
         axes.set_title(title, fontsize="medium")
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if is_share:
+        if is_share(key):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -58,16 +58,10 @@ def draw(runs: dict[str, list[Row]]) -> Figure:
 
 def table(runs: dict[str, list[Row]]) -> str:
     """Return a Markdown table of the first and the last epoch of each run."""
-    lines = [
-        "| run | epochs | " + " | ".join(title for _, title, _ in CURVES) + " |",
-        "|---|---|" + "---|" * len(CURVES),
-    ]
+    lines = [f"| run | epochs | {' | '.join(CURVES.values())} |", f"|---|---|{'---|' * len(CURVES)}"]
     for name, epochs in runs.items():
-        cells = [name, str(len(epochs))]
-        for key, _, is_share in CURVES:
-            ends = (epochs[0].get(key), epochs[-1].get(key))
-            cells.append(" → ".join("none" if v is None else f"{v:.1%}" if is_share else f"{v:.4f}" for v in ends))
-        lines.append("| " + " | ".join(cells) + " |")
+        ends = (" → ".join(shown(key, row.get(key)) for row in (epochs[0], epochs[-1])) for key in CURVES)
+        lines.append(f"| {name} | {len(epochs)} | {' | '.join(ends)} |")
     return "\n".join(lines)
 
 

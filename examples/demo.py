@@ -9,11 +9,9 @@ networks, by the command edgeloss), curves.png and report.html.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,17 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 from rich.console import Console
 from rich.table import Column, Table
 from scipy.ndimage import distance_transform_edt
 
 import compare
-import predict
 from edgeloss.integrations.run_page import Row
-from edgeloss.io import VOID_INDEX, read_classes, read_image
-from segkit.checkpoint import open_network
+from edgeloss.io import VOID_INDEX, read_classes
 
 ROOT = Path(__file__).resolve().parents[1]
 # The folders of the two runs, and the option that differs.
@@ -46,28 +41,17 @@ SCORES = {
     "val/boundary_f1_1": "boundary F1, 1 px",
     "val/edge_accuracy": "accuracy at edges",
 }
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # not loaded in a forked process
-
-
-def end_with_parent() -> None:
-    """In a new process, receive SIGTERM as soon as the parent ends, even if that is killed; on Linux only."""
-    if LIBC is not None:
-        LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def train(name: str, output: Path, overrides: Sequence[str]) -> int:
-    """Run train.py in a process of one thread, print a short line per epoch, and return its exit code."""
-    command = [sys.executable, "examples/train.py", "fit", "--config", "configs/shapes.yaml"]
-    command += [f"--trainer.default_root_dir={output / name}"]
+    """Run train.py in a process of one thread, print a short line per epoch, and return its exit code.
+
+    A training whose demo was killed ends by itself with its next line, which nobody reads.
+    """
+    command = [sys.executable, "examples/train.py", "fit", "--config", "configs/shapes.yaml", *COMMON, *RUNS[name]]
+    command += [f"--trainer.default_root_dir={output / name}", *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        [*command, *COMMON, *RUNS[name], *overrides],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=end_with_parent,
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             figures = re.findall(r"^epoch \S+|train loss \S+|mIoU \S+|boundary IoU \S+", line)
@@ -87,39 +71,26 @@ def score_table(runs: dict[str, Row]) -> Table:
     return table
 
 
-def edgeloss(*words: object) -> str:
-    """Run the command edgeloss, and return what it prints."""
-    command = [sys.executable, "-m", "edgeloss.cli", *map(str, words)]
+def run_python(*words: object) -> str:
+    """Run a program of Python, and return what it prints."""
+    command = [sys.executable, *map(str, words)]
     ran = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return ran.stdout
 
 
-@torch.inference_mode()
-def label_images(run: Path, images: Path) -> None:
-    """Write the logits and labels of images by the network of a run."""
-    network, _ = open_network(run / "last.ckpt")
-    options = argparse.Namespace(scale=None, window=None, device="cpu")
-    for kind in ("logits", "labels"):
-        (run / kind).mkdir(exist_ok=True)
-    for path in sorted(images.iterdir()):
-        logits = predict.compute_logits(network, read_image(path).permute(1, 2, 0).numpy(), None, options)
-        np.save(run / "logits" / f"{path.stem}.npy", logits.numpy())
-        Image.fromarray(logits.argmax(0).to(torch.uint8).numpy()).save(run / "labels" / f"{path.stem}.png")
-
-
 def write_pages(output: Path) -> None:
     """Write the page that compares both networks on the validation images, and a page about one of the images."""
-    data = output / "data"
+    data, found = output / "data", [output / name / "probabilities" for name in RUNS]
+    images, masks, classes = data / "val" / "images", data / "val" / "masks", ("--classes", data / "classes.txt")
     for name in RUNS:
-        label_images(output / name, data / "val" / "images")
-    first, second = (output / name / "logits" for name in RUNS)
-    given = "--image", data / "val" / "images", "--mask", data / "val" / "masks", "--classes", data / "classes.txt"
-    written = edgeloss("compare", first, second, *given, "--names", *RUNS, "--json", "-o", output / "comparison.html")
-    images = json.loads(written)["images"]
-    gains = {name: (after["mean_iou"] or 0) - (before["mean_iou"] or 0) for name, (before, after) in images.items()}
+        given = "--checkpoint", output / name / "last.ckpt", "--images", images, "-o", output / name, "--device", "cpu"
+        run_python("examples/predict.py", *given, "--probabilities")
+    given = "--image", images, "--mask", masks, *classes, "--names", *RUNS, "--json", "-o", output / "comparison.html"
+    scores = json.loads(run_python("-m", "edgeloss.cli", "compare", *found, *given))["images"]
+    gains = {name: (after["mean_iou"] or 0) - (before["mean_iou"] or 0) for name, (before, after) in scores.items()}
     shown = sorted(gains, key=gains.__getitem__)[len(gains) // 2]
-    one = "--image", data / "val" / "images" / f"{shown}.png", "--mask", data / "val" / "masks" / f"{shown}.png"
-    edgeloss("view", "--pred", second / f"{shown}.npy", *one, *given[4:], "-o", output / "report.html")
+    given = "--image", images / f"{shown}.png", "--mask", masks / f"{shown}.png", *classes, "-o", output / "report.html"
+    run_python("-m", "edgeloss.cli", "view", "--pred", found[1] / f"{shown}.npy", *given)
 
 
 def count_speckles(labels: Path, masks: Path, wire: int) -> int:

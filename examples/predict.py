@@ -30,9 +30,8 @@ from rich.progress import track
 from torch import Tensor
 
 from edgeloss.io import IMAGE_SUFFIXES, InputError, atomic_write, files_by_stem, read_image
-from edgeloss.viz import distinct_colors
 from segkit import layouts
-from segkit.checkpoint import CheckpointError, open_network
+from segkit.checkpoint import open_network
 from segkit.data import normalize, resize
 from segkit.model import UNet
 
@@ -45,8 +44,8 @@ def compute_logits(network: UNet, pixels: npt.NDArray[np.uint8], size: Any, opti
     image = normalize(resize(pixels, *(size or (height, width))))[None].to(options.device)
 
     def predict(windows: Tensor) -> Tensor:
-        logits = network(windows.contiguous(memory_format=torch.channels_last))
-        return F.interpolate(logits, windows.shape[2:], mode="bilinear")
+        logits: Tensor = network(windows.contiguous(memory_format=torch.channels_last))
+        return logits
 
     if options.window is None:
         logits = predict(image)
@@ -79,15 +78,13 @@ def predict(options: argparse.Namespace) -> Iterator[Path]:
     network.to(options.device)
     classes, size = about["classes"], about["data"].get("size")
     if len(classes) > 256 or about["network"]["dims"] != 2:
-        raise CheckpointError(f"{options.checkpoint}: expected a network for images, of at most 256 classes")
+        raise InputError(f"{options.checkpoint}: expected a network for images, of at most 256 classes")
     if options.window is not None and options.scale is None and size is not None:
         raise InputError(
             f"--window: expected --scale too, since training resized all images to {size[0]} × {size[1]}; give the"
             " factor by which it resized them, or 1 to keep their size"
         )
-    colors = layouts.colors(about["data"].get("layout", ""))
-    if colors is None:
-        colors = np.round(distinct_colors(len(classes)) * 255).astype(np.uint8)
+    colors = layouts.colors(about["data"].get("layout", ""), len(classes))
     kinds = {"labels": True, "overlays": options.overlay, "probabilities": options.probabilities}
     for kind in (kind for kind, wanted in kinds.items() if wanted):
         (options.output / kind).mkdir(parents=True, exist_ok=True)
@@ -130,10 +127,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.scale is not None and not 0 < options.scale < float("inf"):
         parser.error(f"--scale: expected a factor > 0, but got {options.scale}")
-    if options.window is not None and min(options.window) < 1:
-        parser.error(f"--window: expected height and width >= 1, but got {options.window}")
-    if not 0 <= options.overlap < 1:
-        parser.error(f"--overlap: expected a share in [0, 1), but got {options.overlap}")
     return options
 
 
@@ -144,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         shown = track(predict(options), "labeling", console=console, transient=True, disable=not console.is_terminal)
         console.print(f"{sum(1 for _ in shown)} images: {options.output}")
-    except (CheckpointError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"predict.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

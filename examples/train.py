@@ -14,8 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from segkit.checkpoint import CheckpointError
-from segkit.guard import NonFiniteLossError
 from segkit.run import run
 
 
@@ -23,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train, and turn a user's error into one line."""
     try:
         run(None if arguments is None else list(arguments))
-    except (CheckpointError, NonFiniteLossError, OSError, ValueError) as error:
+    except (FloatingPointError, OSError, ValueError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,20 +1,14 @@
-"""Check that a built library uses only the stable interfaces of torch, Python and the system.
-
-python tools/check_abi.py [library]
-"""
+"""Check that a built library uses only the stable interfaces of torch, Python and the system."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
 
 # torch comes as libtorch_cpu and libc10 in every build. CUDA's runtime is linked statically, and what is of
 # libtorch_cuda is looked up at run time: a library linked to either would not load with a CPU build of torch.
@@ -59,36 +53,3 @@ def unversioned(library: Path) -> list[str]:
             and symbol["st_info"]["bind"] != "STB_WEAK"
             and versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
         )
-
-
-def newest_versions(library: Path) -> dict[str, str]:
-    """Return the newest version that it needs of each: GLIBC, GLIBCXX, CXXABI, GCC."""
-    versions: dict[str, list[list[int]]] = defaultdict(list)
-    with library.open("rb") as file:
-        for section in ELFFile(file).iter_sections():
-            if isinstance(section, GNUVerNeedSection):
-                for _, entries in section.iter_versions():
-                    for entry in entries:
-                        name, _, version = entry.name.partition("_")
-                        versions[name].append([int(part) for part in version.split(".")])
-    return {name: ".".join(map(str, max(of_name))) for name, of_name in sorted(versions.items())}
-
-
-def main() -> None:
-    """Print the audit of a library, by default that of the installed package; fail on any problem."""
-    if len(sys.argv) > 1:
-        library = Path(sys.argv[1])
-    else:
-        package = importlib.util.find_spec("edgeloss")
-        if package is None or package.origin is None:
-            raise SystemExit("check_abi: edgeloss is not installed")
-        library = Path(package.origin).with_name("_C.abi3.so")
-    print(f"{library}\nneeds {', '.join(needed(library))}")
-    print("at least", ", ".join(f"{name} {version}" for name, version in newest_versions(library).items()))
-    if found := problems(library):
-        raise SystemExit("\n".join(["check_abi: the library uses more than the stable ABI:", *found]))
-    print("and only the stable ABI of torch, and Python's from 3.10 on")
-
-
-if __name__ == "__main__":
-    main()

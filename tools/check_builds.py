@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import progress
@@ -48,7 +49,6 @@ STATE = "import edgeloss; print(edgeloss.__file__, edgeloss.backends()['cpu'])"
 
 def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -> None:
     """Build the CPU kernels with these flags, and run tests over them."""
-    start = time.monotonic()
     print(f"==> {name}: building the CPU kernels", flush=True)
     site = Path("build", name).resolve()
     shutil.rmtree(site, ignore_errors=True)  # the objects are elsewhere, and stay
@@ -56,10 +56,8 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     # PYTHONPATH: setup.py finds its own modules there, as it does under pip.
     build = [sys.executable, "setup.py", "build", "--build-lib", str(site)]
     progress.run(build, {**os.environ, **variables, "PYTHONPATH": "tools"})
-    # PYTHONSAFEPATH: the working directory holds edgeloss too. Without CI, slow tests are left out.
-    env = {key: value for key, value in os.environ.items() if key != "CI"}
-    env |= {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    options = ["-n", "auto", "--dist", "worksteal"]
+    # PYTHONSAFEPATH: the working directory holds edgeloss too.
+    env, options = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}, []
     if sanitized:
         print(f"==> {name}: building the CUDA kernels for the host", flush=True)
         env |= {"CXX": f"g++ {SANITIZERS}", "LD_PRELOAD": preload("libasan.so", "libubsan.so")} | SANITIZER_OPTIONS
@@ -69,13 +67,18 @@ def check(name: str, flags: str, tests: list[str], *, sanitized: bool = False) -
     state = subprocess.run([sys.executable, "-c", STATE], env=env, capture_output=True, text=True)
     if state.stdout.split() != [f"{site}/edgeloss/__init__.py", "available"]:
         raise SystemExit(f"check_builds: the library in {site} does not load: {state.stdout}{state.stderr}")
+    run_tests(name, [*options, *tests], env)
+
+
+def run_tests(name: str, words: list[str], env: Mapping[str, str]) -> None:
+    """Run pytest in an environment, without slow tests."""
     print(f"==> {name}: running the tests", flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests], env=env, preexec_fn=progress.end_with_parent
-    )
+    start, env = time.monotonic(), {key: value for key, value in env.items() if key != "CI"}
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *words]
+    code = subprocess.run(command, env=env | {"OMP_NUM_THREADS": "1"}, preexec_fn=progress.end_with_parent).returncode
     print(f"==> {name}: {time.monotonic() - start:.0f} s", flush=True)
-    if done.returncode:
-        raise SystemExit(done.returncode)
+    if code:
+        raise SystemExit(code)
 
 
 def preload(*runtimes: str) -> str:
@@ -95,14 +98,9 @@ def build_stepped(compiler: str) -> str:
 
 def check_contracted() -> None:
     """Run the tests of the stepped kernels with products and sums in one operation."""
-    print("==> contracted: building the CUDA kernels for the host, and running the tests", flush=True)
+    print("==> contracted: building the CUDA kernels for the host", flush=True)
     build_stepped(CONTRACTED)
-    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *STEPPED_TESTS]
-    env = {key: value for key, value in os.environ.items() if key != "CI"}
-    if code := subprocess.run(
-        command, env=env | {"CXX": CONTRACTED, "OMP_NUM_THREADS": "1"}, preexec_fn=progress.end_with_parent
-    ).returncode:
-        raise SystemExit(code)
+    run_tests("contracted", STEPPED_TESTS, {**os.environ, "CXX": CONTRACTED})
 
 
 def check_races() -> None:

@@ -180,8 +180,6 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
             times *= NEAR * RARE  # it looks for the classes around pixels
     elif node.kind == "skip" and len(outside) == 1 and kernel in NEAR_TILES:
         times = NEAR_TILES[kernel]
-    elif node.kind == "skip" and kernel == "averages":  # those of a class
-        times = min(1.0, PRESENT / case.classes)
     elif node.kind == "skip" and kernel in ("forward", "backward"):
         if any("STG" in line for part in (node, *node.inner) for line in part.own):  # the gradient
             times = 1.0
@@ -192,22 +190,30 @@ def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -
 
 def row_parts(case: Case) -> int:
     """Return into how many parts edgeloss/triton/region.py divides the rows of averages."""
-    return 4 + math.ceil((case.averages[0] - 4) / 56)
+    return 4 + math.ceil((case.averages[0] - 4) / 28)
 
 
 def trips(case: Case, kernel: str, loop: Node) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
     known = {"weigh_pixels": 3, "products": rows + 2, "solve": 18, "slopes": rows + 4, "read_labels": IN_TILE}
+    known["collect"] = math.ceil(case.pixels / 64 / 4096)  # of sums of programs, 4096 at once
     if kernel in known:
         return known[kernel]
+    of_image = 1 if case.classes == 2 else min(case.classes, PRESENT)  # maps of averages
     numbers = {int(found[1], 16) for line in loop.own if (found := re.search(r"ISETP.*, (0x[0-9a-f]+),", line))}
     whole = case.classes // UNROLLED
+    if kernel == "averages":
+        return 3 if 3 in numbers else of_image  # groups of pixels of a cell
+    if kernel == "backward" and not numbers:
+        return math.ceil(of_image / UNROLLED)
+    if case.classes - UNROLLED in numbers:  # as many at a time
+        return math.ceil(case.classes / UNROLLED)
     if case.classes in numbers or (case.classes < UNROLLED and not numbers & {3, 9}):
         return case.classes
     if UNROLLED * (whole - 1) in numbers:
         return whole
-    return 3 if 3 in numbers else 9  # groups of pixels of a cell; the neighbors of a pixel
+    return 9  # the neighbors of a pixel
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -229,6 +235,8 @@ def work(case: Case, kernel: str) -> tuple[float, float]:
         "weigh_pixels": (pixels / 128, pixels * (13 + first)),
         "forward": (pixels / block, logits + pixels * (10 + first + kept)),
         "averages": (pixels / 9 / 32, logits * min(1, PRESENT / case.classes) + pixels * kept + averages * 5),
+        "collect": (8 * (8 + case.batch), pixels * (24 / 64 + 40 / 512)),
+        "weigh": (1, 0.0),
         "products": (of_rows, averages * 5),
         "solve": (of_maps * 4, 0.0),
         "slopes": (of_rows, averages * 9),

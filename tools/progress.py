@@ -20,40 +20,9 @@ from collections.abc import Mapping, Sequence
 
 # A directory of packages that the machine's pip is set to look in, but that lacks this package.
 NOISE = re.compile(r"WARNING: Location .* is ignored: it is neither a file nor a directory")
-# What setup.py reports, and what pip and the compilers complain of.
+# What setup.py reports, what uv installs, and what they, pip and the compilers complain of.
 SHOWN = re.compile(r"edgeloss: |ERROR|WARNING|DEPRECATION|Installed \d+ package|\S+: (fatal error|error|warning): ")
-WIDTH = 100
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-class Progress:
-    """Prints what is worth showing of pip's output: names of packages side by side, other lines as they are."""
-
-    def __init__(self) -> None:
-        """Start at the beginning of a line."""
-        self._column = 0
-
-    def show(self, line: str) -> None:
-        """Print a line of pip's output, or leave it out."""
-        if found := re.match(r"Collecting ([\w.-]+)", line):
-            self._add(found[1])
-        elif found := re.match(r"Installing collected packages: (.*)", line):
-            count = len(found[1].split(", "))
-            self.print(f"installing {count} package{'s' if count > 1 else ''}")
-        elif SHOWN.match(line) and not NOISE.match(line):
-            self.print(line.removeprefix("edgeloss: "))
-
-    def print(self, line: str) -> None:
-        """Print a line of its own."""
-        print("\n" if self._column else "", f"    {line}", sep="", flush=True)
-        self._column = 0
-
-    def _add(self, word: str) -> None:
-        if self._column + len(word) > WIDTH:
-            print()
-            self._column = 0
-        print(" " if self._column else "    ", word, sep="", end="", flush=True)
-        self._column += len(word) + 1
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -62,21 +31,22 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
     Raises:
         SystemExit: if it fails, with its whole output.
     """
-    start, progress, log = time.monotonic(), Progress(), []
+    start, log = time.monotonic(), []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, env=env, **pipes, text=True, preexec_fn=end_with_parent) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 log.append(line)
-                progress.show(line.strip())
+                shown = line.strip()
+                if SHOWN.match(shown) and not NOISE.match(shown):
+                    print(f"    {shown.removeprefix('edgeloss: ')}", flush=True)
         except BaseException:  # a signal ends the command too
             process.kill()
             raise
     if process.returncode:
-        progress.print("failed; the whole output:")
-        raise SystemExit("".join(log))
-    progress.print(f"done in {time.monotonic() - start:.0f} s")
+        raise SystemExit("".join(["    failed; the whole output:\n", *log]))
+    print(f"    done in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def end_with_parent() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from baselines.soft_labels import relaxed_cross_entropy, smoothed_cross_entropy
 from baselines.unet_weights import unet_weights
 from edgeloss import EdgeAwareLoss
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
-from edgeloss.neighborhoods import find_edges
 
 Options = dict[str, Any]
 
@@ -47,134 +47,108 @@ class Progress(NamedTuple):
 Loss = Callable[[Tensor, Tensor, Progress], Tensor]
 
 
-def _ce(logits: Tensor, target: Tensor, *, ignore_index: int) -> Tensor:
-    return cross_entropy(logits, target, ignore_index)
+@dataclass(frozen=True)
+class Given:
+    """What a recipe gets besides logits, labels and its options.
 
-
-def _weighted(logits: Tensor, target: Tensor, *, ignore_index: int, pixel_weight: Tensor | None = None) -> Tensor:
-    return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight)
-
-
-def _balanced(logits: Tensor, target: Tensor, *, ignore_index: int, edge_class_weight: Tensor | None = None) -> Tensor:
-    """Compute cross-entropy with the class weights at all pixels, not only at edges."""
-    return cross_entropy(logits, target, ignore_index, edge_class_weight)
-
-
-def _median_frequency(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    frequency_weight: Tensor,
-    pixel_weight: Tensor | None = None,
-) -> Tensor:
-    return cross_entropy(logits, target, ignore_index, frequency_weight, pixel_weight)
-
-
-def _logit_adjusted(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    prior: Tensor,
-    pixel_weight: Tensor | None = None,
-    tau: float = 1.0,
-) -> Tensor:
-    return cross_entropy(adjusted(logits, prior, tau), target, ignore_index, pixel_weight=pixel_weight)
-
-
-def _unet(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    pixel_weight: Tensor | None = None,
-    w0: float = 10.0,
-    sigma: float = 5.0,
-) -> Tensor:
-    """Compute cross-entropy with the U-Net's weights between objects, added to 1 or to the edge weights."""
-    between = unet_weights(target, ignore_index=ignore_index, num_classes=logits.shape[1], w0=w0, sigma=sigma)
-    weight = (target != ignore_index) if pixel_weight is None else pixel_weight
-    return cross_entropy(logits, target, ignore_index, pixel_weight=weight + between)
-
-
-def _relaxed(logits: Tensor, target: Tensor, *, ignore_index: int, pixel_weight: Tensor | None = None) -> Tensor:
-    values = relaxed_cross_entropy(logits, target, ignore_index=ignore_index)
-    return weighted_mean(values, (target != ignore_index) if pixel_weight is None else pixel_weight)
-
-
-def _smoothed(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    pixel_weight: Tensor | None = None,
-    sigma: float = 1.0,
-) -> Tensor:
-    values = smoothed_cross_entropy(logits, target, ignore_index=ignore_index, sigma=sigma)
-    return weighted_mean(values, (target != ignore_index) if pixel_weight is None else pixel_weight)
-
-
-def ours(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    progress: Progress,
-    ignore_index: int,
-    edge_class_weight: Tensor | None = None,
-    edge_weight: float = 1.0,
-    other_side_weight: float = 1.0,
-    same_side_weight: float = 1.0,
-    radius: int = 1,
-    power: float = 0.0,
-    decay: float | None = None,
-    spacing: Sequence[float] | None = None,
-    start: float = 0.0,
-    final_edge_weight: float | None = None,
-    k: float = 0.0,
-) -> Tensor:
-    """Compute EdgeAwareLoss, optionally with a schedule and the control's weights.
-
-    Args:
-        logits: [B, C, H, W].
-        target: [B, H, W].
-        progress: of the training.
+    Attributes:
         ignore_index: the ignored label.
-        edge_class_weight: this and the options up to ``decay`` are those of EdgeAwareLoss.
-        edge_weight: weight of the edge terms.
-        other_side_weight: weight of O.
-        same_side_weight: weight of S.
-        radius: of the neighborhood.
-        power: exponent of the mean.
-        decay: distance over which a weight falls by e.
-        spacing: size of a voxel along each axis, in the unit of ``decay``.
-        start: fraction of the steps that use cross-entropy alone.
-        final_edge_weight: edge_weight changes linearly to it, from ``start`` to the last step; None keeps it.
-        k: additional weight of edge pixels, in the cross-entropy, too.
+        progress: of the training.
+        pixel_weight: [B, *S], the edge weights of the control for its cross-entropy; None for none.
+        edge_class_weight: [C], balanced class weights of edge pixels; None for none.
+        counted: what the recipe counts in the training labels.
     """
-    done = progress.step / progress.steps
-    if done < start:
-        edge_weight = 0.0
-    elif final_edge_weight is not None:
-        edge_weight += (final_edge_weight - edge_weight) * (done - start) / (1 - start)
-    valid = target != ignore_index
-    return edge_aware_loss(
-        logits,
-        target,
-        ignore_index=ignore_index,
-        edge_class_weight=edge_class_weight,
-        edge_weight=edge_weight,
-        other_side_weight=other_side_weight,
-        same_side_weight=same_side_weight,
-        radius=radius,
-        power=power,
-        decay=decay,
-        spacing=spacing,
-        pixel_weight=1 + k * find_edges(target, valid, (1,) * (target.dim() - 1)).float() if k else None,
-    )
+
+    ignore_index: int
+    progress: Progress
+    pixel_weight: Tensor | None = None
+    edge_class_weight: Tensor | None = None
+    counted: Tensor | None = None
+
+    def cross_entropy(self, logits: Tensor, target: Tensor, class_weight: Tensor | None = None) -> Tensor:
+        """Return the mean with the pixel weights."""
+        return cross_entropy(logits, target, self.ignore_index, class_weight, self.pixel_weight)
+
+    def weight(self, target: Tensor) -> Tensor:
+        """Return the pixel weights, by default 1 on valid pixels."""
+        return target != self.ignore_index if self.pixel_weight is None else self.pixel_weight
 
 
-DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
+def _ce(logits: Tensor, target: Tensor, given: Given) -> Tensor:
+    return given.cross_entropy(logits, target)
+
+
+def _balanced(logits: Tensor, target: Tensor, given: Given) -> Tensor:
+    """Compute cross-entropy with the class weights at all pixels, not only at edges."""
+    return given.cross_entropy(logits, target, given.edge_class_weight)
+
+
+def _median_frequency(logits: Tensor, target: Tensor, given: Given) -> Tensor:
+    return given.cross_entropy(logits, target, given.counted)
+
+
+def _logit_adjusted(logits: Tensor, target: Tensor, given: Given, tau: float) -> Tensor:
+    return given.cross_entropy(adjusted(logits, given.counted, tau), target)
+
+
+def _unet(logits: Tensor, target: Tensor, given: Given, **options: float) -> Tensor:
+    """Compute cross-entropy with the U-Net's weights between objects, added to 1 or to the edge weights."""
+    between = unet_weights(target, ignore_index=given.ignore_index, num_classes=logits.shape[1], **options)
+    return cross_entropy(logits, target, given.ignore_index, pixel_weight=given.weight(target) + between)
+
+
+def _soft(map_of: Callable[..., Tensor], logits: Tensor, target: Tensor, given: Given, **options: float) -> Tensor:
+    """Compute the mean of a cross-entropy with labels that are less strict near edges."""
+    return weighted_mean(map_of(logits, target, ignore_index=given.ignore_index, **options), given.weight(target))
+
+
+def _ours(logits: Tensor, target: Tensor, given: Given, **options: Any) -> Tensor:  # noqa: ANN401
+    """Compute EdgeAwareLoss as a function, without a region term."""
+    common = {"ignore_index": given.ignore_index, "edge_class_weight": given.edge_class_weight}
+    return edge_aware_loss(logits, target, **common, **options)
+
+
+def _batch_balanced(logits: Tensor, target: Tensor, given: Given, edge_weight: float) -> Tensor:
+    """Compute EdgeAwareLoss with the class weights of the batch, which depend on what else is in it."""
+    balanced = balanced_edge_class_weight([target], logits.shape[1], ignore_index=given.ignore_index)
+    own = replace(given, edge_class_weight=balanced.to(logits.device))
+    return _ours(logits, target, own, edge_weight=edge_weight)
+
+
+def _shifted(logits: Tensor, target: Tensor, given: Given, edge_weight: float, shift: int) -> Tensor:
+    """Compute EdgeAwareLoss with its edge terms on labels that are moved along every axis: a negative control."""
+    moved = target
+    for axis in range(1, target.dim()):
+        index = torch.arange(target.shape[axis], device=target.device) - shift
+        moved = moved.index_select(axis, index.clamp(0, target.shape[axis] - 1))  # the labels of the border go on
+    moved = moved.where(target != given.ignore_index, given.ignore_index)
+    return given.cross_entropy(logits, target) + _ours(logits, moved, given, ce_weight=0.0, edge_weight=edge_weight)
+
+
+def _relational(
+    logits: Tensor, target: Tensor, given: Given, weight: float, agree: float, edge_weight: float
+) -> Tensor:
+    """Compute cross-entropy and the relational term, with the edge terms of EdgeAwareLoss or without."""
+    loss = _ours(logits, target, given, edge_weight=edge_weight)
+    return loss + weight * relational(logits, target, ignore_index=given.ignore_index, agree=agree)
+
+
+def _abl(logits: Tensor, target: Tensor, given: Given, weight: float, lovasz: float) -> Tensor:
+    """Compute the active boundary loss; its authors add the Lovász term with weight 1."""
+    loss = _plus(active_boundary)(logits, target, given, weight)
+    return loss + lovasz * regions.lovasz(logits, target, ignore_index=given.ignore_index) if lovasz else loss
+
+
+def _plus(
+    term: Callable[..., Tensor], schedule: Callable[[Progress], float] = lambda progress: 1.0
+) -> Callable[..., Tensor]:
+    """Return cross-entropy + weight · schedule · term; options other than the weight are the term's."""
+
+    def loss(logits: Tensor, target: Tensor, given: Given, weight: float, **options: float) -> Tensor:
+        added = term(logits, target, ignore_index=given.ignore_index, **options)
+        return given.cross_entropy(logits, target) + weight * schedule(given.progress) * added
+
+    return loss
 
 
 class Module(nn.Module):
@@ -185,33 +159,16 @@ class Module(nn.Module):
     Args:
         ignore_index: the ignored label.
         running: 1 for ``edge_class_weight="running"``, 0 for equal weights.
-        edge_weight: this and the other options are those of EdgeAwareLoss.
-        edge_focus: see above.
-        region_weight: see above.
         dice: weight of a Dice term in addition.
+        options: of EdgeAwareLoss.
     """
 
-    def __init__(
-        self,
-        *,
-        ignore_index: int,
-        running: int = 1,
-        edge_weight: float = float(DEFAULTS["edge_weight"]),
-        edge_focus: float = float(DEFAULTS["edge_focus"]),
-        region_weight: float = float(DEFAULTS["region_weight"]),
-        dice: float = 0.0,
-    ) -> None:
+    def __init__(self, *, ignore_index: int, running: int, dice: float, **options: float) -> None:
         """Create the loss."""
         super().__init__()
         self.dice = dice
-        self.criterion = EdgeAwareLoss(
-            edge_class_weight="running" if running else None,
-            ignore_index=ignore_index,
-            edge_weight=edge_weight,
-            edge_focus=edge_focus,
-            region_weight=region_weight,
-            upsample=True,
-        )
+        options |= {"edge_class_weight": "running" if running else None, "ignore_index": ignore_index}
+        self.criterion = EdgeAwareLoss(upsample=True, **options)
 
     @property
     def current_edge_weight(self) -> float:
@@ -222,154 +179,82 @@ class Module(nn.Module):
         """Compute the loss."""
         loss: Tensor = self.criterion(logits, target)
         if self.dice:
-            loss = loss + self.dice * regions.dice(
-                at_size(logits, target.shape[1:]), target, ignore_index=self.criterion.ignore_index
-            )
+            whole = at_size(logits, target.shape[1:])
+            loss = loss + self.dice * regions.dice(whole, target, ignore_index=self.criterion.ignore_index)
         return loss
 
 
-def _batch_balanced(logits: Tensor, target: Tensor, *, ignore_index: int, edge_weight: float = 1.0) -> Tensor:
-    """Compute EdgeAwareLoss with the class weights of the batch, which depend on what else is in it."""
-    balanced = balanced_edge_class_weight([target], logits.shape[1], ignore_index=ignore_index)
-    return edge_aware_loss(
-        logits, target, ignore_index=ignore_index, edge_class_weight=balanced.to(logits.device), edge_weight=edge_weight
-    )
+class Recipe(NamedTuple):
+    """A loss to train with.
+
+    Attributes:
+        title: as tables name it.
+        loss: of logits, labels, what is given, and its options.
+        options: numbers that a plan may set, and their defaults.
+        k: default of the option ``k``, the control's additional weight of edge pixels in its cross-entropy; None for
+            losses without it. An option ``class_balance`` > 0 goes with it, the exponent of class weights computed from
+            the edge pixels.
+        balances: whether it has the option ``class_balance`` for weights of its own.
+        count: computes what it needs of the training labels.
+    """
+
+    title: str
+    loss: Callable[..., Any]
+    options: Options = {}  # noqa: RUF012
+    k: float | None = None
+    balances: bool = False
+    count: Callable[[Iterable[Tensor], int, int], Tensor] | None = None
 
 
-def _shifted(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    edge_class_weight: Tensor | None = None,
-    edge_weight: float = 1.0,
-    shift: int = 1,
-) -> Tensor:
-    """Compute EdgeAwareLoss with its edge terms on labels that are moved along every axis: a negative control."""
-    moved = target
-    for axis in range(1, target.dim()):
-        index = torch.arange(target.shape[axis], device=target.device) - shift
-        moved = moved.index_select(axis, index.clamp(0, target.shape[axis] - 1))  # the labels of the border go on
-    edge = edge_aware_loss(
-        logits,
-        moved.where(target != ignore_index, ignore_index),
-        ignore_index=ignore_index,
-        edge_class_weight=edge_class_weight,
-        ce_weight=0.0,
-        edge_weight=edge_weight,
-    )
-    return cross_entropy(logits, target, ignore_index) + edge
+_EDGES: Options = {"edge_weight": 1.0, "other_side_weight": 1.0, "same_side_weight": 1.0}
+_OURS = _EDGES | {"radius": 1, "power": 0.0, "decay": None}
+_DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(EdgeAwareLoss).parameters.items()}
+_OF_MODULE = {name: _DEFAULTS[name] for name in ("edge_weight", "edge_focus", "region_weight")}
+_WEIGHT: Options = {"weight": 1.0}
 
-
-def _relational(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    edge_class_weight: Tensor | None = None,
-    weight: float = 0.5,
-    agree: float = 0.1,
-    edge_weight: float = 0.0,
-) -> Tensor:
-    """Compute cross-entropy and the relational term, with the edge terms of EdgeAwareLoss or without."""
-    loss = edge_aware_loss(
-        logits, target, ignore_index=ignore_index, edge_class_weight=edge_class_weight, edge_weight=edge_weight
-    )
-    return loss + weight * relational(logits, target, ignore_index=ignore_index, agree=agree)
-
-
-def _abl(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    pixel_weight: Tensor | None = None,
-    weight: float = 1.0,
-    lovasz: float = 0.0,
-) -> Tensor:
-    """Compute the active boundary loss; its authors add the Lovász term with weight 1."""
-    term = active_boundary(logits, target, ignore_index=ignore_index)
-    loss = cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight) + weight * term
-    return loss + lovasz * regions.lovasz(logits, target, ignore_index=ignore_index) if lovasz else loss
-
-
-def _cldice(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    ignore_index: int,
-    pixel_weight: Tensor | None = None,
-    weight: float = 1.0,
-    thin_class: int = -1,
-) -> Tensor:
-    """Compute clDice of the class whose structures are thin, or of all classes with -1."""
-    term = regions.cldice(logits, target, ignore_index=ignore_index, thin_class=thin_class)
-    return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight) + weight * term
-
-
-def _with_cross_entropy(
-    term: Callable[..., Tensor], default: float = 1.0, schedule: Callable[[Progress], float] = lambda progress: 1.0
-) -> Callable[..., Tensor]:
-    """Return cross-entropy + weight · schedule · term, where the weight is an option."""
-
-    def loss(
-        logits: Tensor,
-        target: Tensor,
-        *,
-        progress: Progress,
-        ignore_index: int,
-        pixel_weight: Tensor | None = None,
-        weight: float = default,
-    ) -> Tensor:
-        added = weight * schedule(progress) * term(logits, target, ignore_index=ignore_index)
-        return cross_entropy(logits, target, ignore_index, pixel_weight=pixel_weight) + added
-
-    return loss
-
-
-# Each loss, and its title in tables.
-_LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
-    "ce": (_ce, "cross-entropy"),
-    "balanced": (_balanced, "class-weighted CE"),
-    "median_frequency": (_median_frequency, "median-frequency CE"),
-    "logit_adjusted": (_logit_adjusted, "logit-adjusted CE"),
-    "weighted": (_weighted, "edge-weighted CE"),
-    "random": (_weighted, "randomly weighted CE"),
-    "unet": (_unet, "CE with U-Net weights"),
-    "relaxed": (_relaxed, "CE with relaxed labels"),
-    "svls": (_smoothed, "CE with SVLS"),
-    "ours": (ours, "edgeloss"),
-    "module": (Module, "EdgeAwareLoss()"),
-    "batch_balanced": (_batch_balanced, "edgeloss balanced by batch"),
-    "shifted": (_shifted, "edgeloss on shifted edges"),
-    "relational": (_relational, "CE + relational"),
-    "dice": (_with_cross_entropy(regions.dice), "CE + Dice"),
-    "lovasz": (_with_cross_entropy(regions.lovasz), "CE + Lovász"),
-    "boundary": (_with_cross_entropy(boundary, 0.01, lambda progress: progress.epoch + 1), "CE + boundary loss"),
-    "affinity": (
-        _with_cross_entropy(affinity, schedule=lambda progress: 10 ** (-progress.step / progress.steps)),
-        "CE + affinity 3×3",
+RECIPES = {
+    "ce": Recipe("cross-entropy", _ce),
+    "balanced": Recipe("class-weighted CE", _balanced, balances=True),
+    "median_frequency": Recipe("median-frequency CE", _median_frequency, k=0.0, count=median_frequency_weight),
+    "logit_adjusted": Recipe("logit-adjusted CE", _logit_adjusted, {"tau": 1.0}, k=0.0, count=class_prior),
+    "weighted": Recipe("edge-weighted CE", _ce, k=4.0),
+    "random": Recipe("randomly weighted CE", _ce, k=4.0),
+    "unet": Recipe("CE with U-Net weights", _unet, {"w0": 10.0, "sigma": 5.0}, k=0.0),
+    "relaxed": Recipe("CE with relaxed labels", partial(_soft, relaxed_cross_entropy), k=0.0),
+    "svls": Recipe("CE with SVLS", partial(_soft, smoothed_cross_entropy), {"sigma": 1.0}, k=0.0),
+    "ours": Recipe("edgeloss", _ours, _OURS, balances=True),
+    "module": Recipe("EdgeAwareLoss()", Module, {"running": 1, **_OF_MODULE, "dice": 0.0}),
+    "batch_balanced": Recipe("edgeloss balanced by batch", _batch_balanced, {"edge_weight": 1.0}),
+    "shifted": Recipe("edgeloss on shifted edges", _shifted, {"edge_weight": 1.0, "shift": 1}, balances=True),
+    "relational": Recipe(
+        "CE + relational", _relational, {"weight": 0.5, "agree": 0.1, "edge_weight": 0.0}, balances=True
     ),
-    "abl": (_abl, "CE + active boundary"),
-    "cpg": (_with_cross_entropy(cpg), "CE + CPG"),
-    "hausdorff": (_with_cross_entropy(regions.hausdorff), "CE + Hausdorff DT"),
-    "boundary_dou": (_with_cross_entropy(boundary_dou), "CE + Boundary DoU"),
-    "rmi": (_with_cross_entropy(rmi), "CE + RMI"),
-    "cldice": (_cldice, "CE + clDice"),
+    "dice": Recipe("CE + Dice", _plus(regions.dice), _WEIGHT, k=0.0),
+    "lovasz": Recipe("CE + Lovász", _plus(regions.lovasz), _WEIGHT, k=0.0),
+    "boundary": Recipe(
+        "CE + boundary loss", _plus(boundary, lambda progress: progress.epoch + 1), {"weight": 0.01}, k=0.0
+    ),
+    "affinity": Recipe(
+        "CE + affinity 3×3", _plus(affinity, lambda progress: 10 ** (-progress.step / progress.steps)), _WEIGHT, k=0.0
+    ),
+    "abl": Recipe("CE + active boundary", _abl, _WEIGHT | {"lovasz": 0.0}, k=0.0),
+    "cpg": Recipe("CE + CPG", _plus(cpg), _WEIGHT, k=0.0),
+    "hausdorff": Recipe("CE + Hausdorff DT", _plus(regions.hausdorff), _WEIGHT, k=0.0),
+    "boundary_dou": Recipe("CE + Boundary DoU", _plus(boundary_dou), _WEIGHT, k=0.0),
+    "rmi": Recipe("CE + RMI", _plus(rmi), _WEIGHT, k=0.0),
+    "cldice": Recipe("CE + clDice", _plus(regions.cldice), _WEIGHT | {"thin_class": -1}, k=0.0),
 }
-RECIPES = {name: recipe for name, (recipe, _) in _LOSSES.items()}
-TITLES = {name: title for name, (_, title) in _LOSSES.items()}
-# A recipe with the parameter ``pixel_weight`` takes the control's edge weights for its cross-entropy, with the options
-# ``k`` and ``class_balance``. ``k`` is 0 by default, and for these:
-DEFAULT_K = {"weighted": 4.0, "random": 4.0}
 # Options of earlier versions, which rows and names of their runs have, with the values that left them out.
 REMOVED: dict[str, Options] = {
-    "ours": {"false_edge_weight": 0.0, "false_edge_start": 0.0},
+    "ours": {
+        "false_edge_weight": 0.0,
+        "false_edge_start": 0.0,
+        "start": 0.0,
+        "final_edge_weight": None,
+        "k": 0.0,
+    },
     "module": {"false_edge_weight": 0.0, "old_focus": 0},  # 1: the weight of the edge terms as in version 0.2
 }
-# Parameters that are computed from the labels.
-FROM_LABELS = {"prior": class_prior, "frequency_weight": median_frequency_weight}
-COMPUTED = ("ignore_index", "progress", "edge_class_weight", "pixel_weight", "spacing", *FROM_LABELS)
 
 
 def defaults(name: str) -> Options:
@@ -380,13 +265,10 @@ def defaults(name: str) -> Options:
     """
     if name not in RECIPES:
         raise ValueError(f"loss: expected one of {list(RECIPES)}, but got {name!r}")
-    parameters = inspect.signature(RECIPES[name]).parameters
-    keywords = {key: p.default for key, p in parameters.items() if p.kind == p.KEYWORD_ONLY}
-    options = {key: default for key, default in keywords.items() if key not in COMPUTED}
-    if "pixel_weight" in keywords:
-        options["k"] = DEFAULT_K.get(name, 0.0)
-    if keywords.keys() & {"pixel_weight", "edge_class_weight"}:
-        options["class_balance"] = 0.0
+    recipe = RECIPES[name]
+    options = recipe.options | ({} if recipe.k is None else {"k": recipe.k})
+    if recipe.balances or recipe.k is not None:
+        options |= {"class_balance": 0.0}
     return options | REMOVED.get(name, {})
 
 
@@ -409,12 +291,19 @@ def completed(name: str, options: Mapping[str, Any]) -> Options:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"option {key} of {name}: expected a number, but got {value!r}")
         known[key] = value if isinstance(known[key], int) else float(value)
-    if "pixel_weight" in inspect.signature(RECIPES[name]).parameters and not known["k"]:
+    if RECIPES[name].k is not None and not known["k"]:
         if known["class_balance"]:
             raise ValueError(f"option k of {name}: expected a number > 0 for class_balance, but got 0")
         del known["k"], known["class_balance"]
     removed = REMOVED.get(name, {})
     return {key: value for key, value in known.items() if key not in removed or value != removed[key]}
+
+
+def loss_title(loss: str, options: Options) -> str:
+    """Return a loss as tables name it: its title, and options that are not defaults."""
+    known = defaults(loss)
+    changed = ", ".join(f"{key} {value:g}" for key, value in options.items() if value != known.get(key, value))
+    return RECIPES[loss].title + (f" ({changed})" if changed else "")
 
 
 def make(
@@ -424,50 +313,38 @@ def make(
     *,
     targets: Iterable[Tensor] = (),
     num_classes: int = 0,
-    spacing: Sequence[float] | None = None,
     device: str = "cpu",
 ) -> Loss:
     """Return the loss: a function of logits [B, C, *S], labels and progress.
 
     Args:
         name: name of a recipe.
-        options: of the loss. With ``k`` > 0 its cross-entropy has the weights of
-            :func:`baselines.control.edge_weights`. ``class_balance`` > 0 is the exponent of class weights computed from
-            the edge pixels: factors of ``k``, or those of the loss's own edge terms.
+        options: of the loss.
         ignore_index: the ignored label.
         targets: label maps [1, *S] to compute class weights and frequencies from.
         num_classes: number of classes C.
-        spacing: size of a voxel along each axis, for losses that measure distances.
         device: of the logits.
     """
-    options = completed(name, options)
+    recipe, options = RECIPES[name], completed(name, options)
     if removed := options.keys() & REMOVED.get(name, {}).keys():
         raise ValueError(f"options of {name}: expected none that was removed, but got {sorted(removed)}")
-    parameters = inspect.signature(RECIPES[name]).parameters
-    counted = parameters.keys() & FROM_LABELS.keys()
-    balance, balanced = options.pop("class_balance", 0.0), None
-    if balance and counted:
+    if isinstance(recipe.loss, type):  # it has state
+        return recipe.loss(ignore_index=ignore_index, **options).to(device)
+    balance, k, balanced, counted = options.pop("class_balance", 0.0), options.pop("k", 0.0), None, None
+    if balance and recipe.count:
         targets = list(targets)  # for two passes
     if balance:
         balanced = balanced_edge_class_weight(targets, num_classes, exponent=balance, ignore_index=ignore_index)
         balanced = balanced.to(device)
-    options |= {key: FROM_LABELS[key](targets, num_classes, ignore_index).to(device) for key in counted}
-    if "edge_class_weight" in parameters:
-        options["edge_class_weight"] = balanced
-    if "spacing" in parameters:
-        options["spacing"] = spacing
-    k = options.pop("k", 0.0) if "pixel_weight" in parameters else 0.0
-    if isinstance(RECIPES[name], type):  # it has state
-        return RECIPES[name](ignore_index=ignore_index, **options).to(device)
-    recipe = partial(RECIPES[name], ignore_index=ignore_index, **options)
+    if recipe.count:
+        counted = recipe.count(targets, num_classes, ignore_index).to(device)
 
     def loss(logits: Tensor, target: Tensor, progress: Progress) -> Tensor:
-        given: dict[str, Any] = {"progress": progress} if "progress" in parameters else {}
+        weight = None
         if k:
             draw = torch.Generator().manual_seed(progress.step) if name == "random" else None
-            given["pixel_weight"] = edge_weights(
-                target, ignore_index=ignore_index, k=k, edge_class_weight=balanced, draw=draw
-            )
-        return recipe(logits, target, **given)
+            weight = edge_weights(target, ignore_index=ignore_index, k=k, edge_class_weight=balanced, draw=draw)
+        given = Given(ignore_index, progress, weight, balanced, counted)
+        return recipe.loss(logits, target, given, **options)
 
     return loss

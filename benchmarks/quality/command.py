@@ -1,80 +1,147 @@
-"""The commands of the comparison."""
+"""The command line of the comparison."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 
-from baselines.recipes import RECIPES, Options
-from edgeloss.io import check_file
-from label_maps import regions, scenes
-from measure import INSTRUCTIONS, processor
-from quality.arguments import parse
-from quality.cost import costs_of
-from quality.crops import Split, at_percentile, choose, plot_crops, summary, windows
-from quality.data import open_folder, read_labels, scored_batches
+from baselines.recipes import RECIPES
+from quality import ROOT
+from quality.crops import Split, at_percentiles, plot_crops, summary, windows
+from quality.data import read_labels, scored_batches, scored_set
 from quality.offsets import report, sweep
 from quality.plots import plot_curves, plot_offsets, plot_sets
-from quality.runs import SETTINGS, Place, Run, key_of, loss_title, pick, runs_of
-from quality.scores import SHOWN
-from quality.tables import (
-    BASELINE,
-    by_data,
-    group,
-    markdown,
-    read_results,
-    summarize,
-    title_of,
-)
+from quality.runs import Place, key_of, pick, read_plan, run_of
+from quality.scores import METRICS, SHOWN
+from quality.tables import BASELINE, markdown, rows_of, summarize
 from quality.training import execute, load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
 from segkit.data import denormalize
 
-# ------------------------------------------------------------------------------------------------------------- training
+DESCRIPTION = """\
+Train one network under many losses and compare them.
+
+The tables show scores over seeds, and differences to cross-entropy. All runs of a seed share their initial weights, the
+order of the images, augmentation and schedule; only the loss differs. Each run adds one row to a table, and is not run
+again. A run that was killed resumes after its last complete epoch, and on the CPU ends with the same bits. The scores
+are those of the last epoch: no epoch is chosen by its score.
+"""
+EXAMPLES = """\
+examples:
+  python benchmarks/quality.py plan configs/quality-focus.yaml --held-out   # on a fifth of the training images
+  python benchmarks/quality.py plan configs/quality-sets.yaml --data-root ../shared --workers 2 --score-every 10
+  python benchmarks/quality.py merge /elsewhere/quality.jsonl               # add the runs of another machine
+  python benchmarks/quality.py table --split val --metrics miou boundary_iou_005 f1_1
+  python benchmarks/quality.py plot --split val --plan configs/quality-sets.yaml
+  python benchmarks/quality.py plot --split val --curve edge_weight         # which falls as edges are learned
+  python benchmarks/quality.py offsets configs/quality-sets.yaml
+  python benchmarks/quality.py crops configs/quality-pretrained.yaml --window 96 --percentile 95
+"""
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
+
+# ----------------------------------------------------------------------------------------------------------- arguments
 
 
-def read_plan(path: Path, **options: Any) -> list[Run]:  # noqa: ANN401
-    """Read the runs of a YAML file; the options are those of `runs_of`."""
-    check_file(path)
-    return runs_of(yaml.safe_load(path.read_text()), **options)
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, about: str, *groups: Sequence[str]) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about)
+        for option in [option for options in groups for option in options]:
+            added.add_argument(option, **OPTIONS[option])
+        return added
+
+    plan = command("plan", "do all runs of a YAML file", ("plan", "--results"), NETWORKS)
+    plan.add_argument("--held-out", action="store_true", help="score on a fifth of the training images")
+    plan.add_argument("--workers", type=int, default=1, help="runs at the same time (default: %(default)s)")
+    every = "interval of the curves (default: %(default)s)"
+    plan.add_argument("--score-every", type=int, default=1, metavar="EPOCHS", help=every)
+    merge = command("merge", "add the runs of other tables of results", ("--results",))
+    merge.add_argument("tables", type=Path, nargs="+", metavar="TABLE")
+    table = command("table", "print all results as Markdown", SHOWN_RUNS, ("--baseline",))
+    scores = f"the scores to print (default: {' '.join(SHOWN)})"
+    table.add_argument("--metrics", nargs="+", choices=list(METRICS), default=SHOWN, metavar="NAME", help=scores)
+    plot = command("plot", "draw differences and curves", SHOWN_RUNS, ("--output",))
+    curve = "only the curve of this metric, of loss or of edge_weight (default: the differences and boundary F1)"
+    plot.add_argument("--curve", choices=[*METRICS, "loss", "edge_weight"], metavar="NAME", help=curve)
+    offsets = ("plan", "--results", "--losses", "--baseline", "--output")
+    offsets = command("offsets", "score finished runs at logits - t · log u, for several t", offsets, NETWORKS)
+    offsets.set_defaults(results=[RESULTS / "offsets.jsonl"])
+    crops = command("crops", "draw where one loss is sharper", ("plan", "--losses", "--output"), NETWORKS)
+    crops.set_defaults(losses=[RECIPES[name].title for name in ("ce", "weighted", "module")], results=[RESULTS])
+    crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    crops.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
+    ahead = "the crops at these percentiles, by how far the last loss is ahead of the first (default: 100 50 0)"
+    crops.add_argument("--percentile", type=float, nargs="+", default=[100.0, 50.0, 0.0], metavar="P", help=ahead)
+    return parser.parse_args(arguments)
 
 
-def place_of(options: argparse.Namespace) -> tuple[Place, str | None]:
-    """Return where to read and write, and the name of the only data set, if there is one."""
-    data = options.data and options.data.resolve()
-    root, name = (data.parent, data.name) if data else (options.data_root.resolve(), None)
-    split = options.eval_split and options.eval_split.resolve()
+OPTIONS = {
+    "plan": {"type": Path},
+    "--results": {
+        "type": Path,
+        "nargs": "+",
+        "default": [RESULTS / "quality.jsonl"],
+        "metavar": "FILE",
+        "help": "table of results, and others to read as well: their runs are not repeated (default: quality.jsonl, or"
+        " offsets.jsonl of `offsets`, in benchmarks/results)",
+    },
+    "--data-root": {
+        "type": Path,
+        "default": ROOT.parent / "shared",
+        "metavar": "DIR",
+        "help": "folder of the data sets, each with train/, val/ and classes.txt (default: %(default)s)",
+    },
+    "--state": {
+        "type": Path,
+        "default": ROOT / "runs" / "quality",
+        "metavar": "DIR",
+        "help": "checkpoints, from which runs resume (default: %(default)s)",
+    },
+    "--device": {"default": "cpu", "help": "default: %(default)s"},
+    "--threads": {"type": int, "default": 1, "help": "threads per run (default: %(default)s)"},
+    "--split": {"choices": ("val", "held-out"), "default": "val", "help": "held-out for trials (default: %(default)s)"},
+    "--plan": {"type": Path, "metavar": "FILE", "help": "only the losses and settings of this plan (default: all)"},
+    "--losses": {
+        "nargs": "+",
+        "metavar": "LOSS",
+        "help": "only these losses of the plan, as the table names them (default: all)",
+    },
+    "--baseline": {"default": BASELINE, "metavar": "LOSS", "help": "as the table names it (default: %(default)s)"},
+    "--output": {"type": Path, "default": IMAGES, "metavar": "DIR", "help": "default: %(default)s"},
+}
+NETWORKS = ("--data-root", "--state", "--device", "--threads")
+SHOWN_RUNS = ("--results", "--split", "--plan", "--losses")
+
+
+def place_of(options: argparse.Namespace) -> Place:
+    """Return where to read and write."""
     table, *others = options.results
-    return Place(root, split, table, options.state, options.device, others=tuple(others)), name
+    return Place(options.data_root.resolve(), table, options.state, options.device, others=tuple(others))
 
 
-def do_runs(options: argparse.Namespace) -> None:
-    """Execute `run` or `plan`."""
-    place, data = place_of(options)
-    place = replace(place, score_every=options.score_every)
-    if options.command == "run":
-        settings = {name: getattr(options, name) for name in (*SETTINGS, "held_out")} | {"data": data or Run.data}
-        runs = [Run(options.loss, dict(options.option), seed, **settings) for seed in options.seeds]
-    else:
-        runs = read_plan(options.plan, data=data, held_out=options.held_out)
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def do_plan(options: argparse.Namespace) -> None:
+    """Train what is left of a plan."""
+    place = replace(place_of(options), score_every=options.score_every)
+    runs = read_plan(options.plan, held_out=options.held_out)
     execute(runs, place, workers=options.workers, threads=options.threads)
 
 
-# -------------------------------------------------------------------------------------------------------------- results
-
-
 def do_merge(options: argparse.Namespace) -> None:
-    """Execute `merge`."""
+    """Add the rows of other tables."""
     for path in options.tables:
         rows = read_rows(path)
         if not rows:
@@ -82,24 +149,26 @@ def do_merge(options: argparse.Namespace) -> None:
         add_rows(options.results[0], rows, key_of)
 
 
-def read_chosen(options: argparse.Namespace, *others: str) -> dict[str, list[Row]]:
-    """Read the results of `table` and `plot`: with a plan those of its losses and of others, by title."""
-    plan = read_plan(options.plan) if options.plan else []
-    chosen = {*others, *(pick(plan, options.losses) if options.losses else (run.title for run in plan))}
-    results = read_results(options.results, options.split, plan)
-    return {
-        settings: [row for row in rows if not plan or title_of(row) in chosen] for settings, rows in results.items()
-    }
+def read_chosen(options: argparse.Namespace, baseline: str) -> dict[str, list[Row]]:
+    """Read the results of `table` and `plot`, of the chosen losses and the baseline."""
+    if options.plan:
+        runs = read_plan(options.plan, held_out=options.split == "held-out")
+    else:
+        runs = [run for run in map(run_of, read_rows(*options.results)) if run.split == options.split]
+    if options.losses:
+        chosen = {baseline, *pick(runs, options.losses)}
+        runs = [run for run in runs if run.title in chosen]
+    return rows_of(options.results, runs)
 
 
 def do_table(options: argparse.Namespace) -> None:
-    """Execute `table`."""
-    print(markdown(read_chosen(options, options.baseline), options.baseline, options.metrics or SHOWN))
+    """Print the results."""
+    print(markdown(read_chosen(options, options.baseline), options.baseline, options.metrics))
 
 
 def do_plot(options: argparse.Namespace) -> None:
-    """Execute `plot`."""
-    sets = by_data(read_chosen(options, BASELINE))
+    """Draw the results."""
+    sets = read_chosen(options, BASELINE)
     if options.curve:
         plot_curves(sets, options.curve, options.output / f"quality-{options.curve}.png")
         return
@@ -108,102 +177,65 @@ def do_plot(options: argparse.Namespace) -> None:
 
 
 def do_offsets(options: argparse.Namespace) -> None:
-    """Execute `offsets`."""
+    """Score finished runs at several operating points."""
     torch.set_num_threads(options.threads)
-    place, data = place_of(options)
-    given = dict(options.at)
-    offsets = sorted({*options.offsets, 0.0})
-    runs = read_plan(options.plan, data=data, held_out=options.held_out)
+    runs = read_plan(options.plan)
     if options.losses:
         chosen = pick(runs, options.losses)
         runs = [run for run in runs if run.title in chosen]
-    results = group(sweep(runs, place, sorted({*offsets, *given.values()})))
+    sweep(runs, place_of(options))
+    results = rows_of(options.results, runs)
     for settings, rows in results.items():
-        print(f"{settings}\n\n{report(rows, offsets, given, options.baseline)}")
-    plot_offsets(results, offsets, options.output / "quality-offsets.png")
-
-
-def do_cost(options: argparse.Namespace) -> None:
-    """Execute `cost`."""
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the processes that measure
-    losses: list[tuple[str, Options]] = [(name, {}) for name in RECIPES] + [("abl", {"lovasz": 1.0})]
-    if options.plan:
-        losses += [(run.loss, run.options) for run in read_plan(options.plan)]
-    losses = list({loss_title(name, own): (name, own) for name, own in losses}.values())
-    batch, classes, *size = options.shape
-    labels = (
-        regions(batch, tuple(size), classes, 1)
-        if options.masks is None
-        else scenes(options.masks, batch, tuple(size), classes)
-    )
-    costs = costs_of(losses, labels, classes, options.rounds)
-    machine = {
-        "processor": processor(),
-        "instructions": INSTRUCTIONS,
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "logits": options.shape,
-        "labels": "regions" if options.masks is None else "scenes",
-    }
-    options.output.write_text(json.dumps({"machine": machine, "losses": costs}, indent=1) + "\n")
-    print("| loss | ms | × CE | MB |\n|---|---:|---:|---:|")
-    for loss, cost in costs.items():
-        print(f"| {loss} | {cost['milliseconds']:.1f} | {cost['ratio']:.2f} | {cost['megabytes']:.1f} |")
-
-
-# ------------------------------------------------------------------------------------------------------------- pictures
+        print(f"{settings}\n\n{report(rows, options.baseline)}")
+    plot_offsets(results, options.output / "quality-offsets.png")
 
 
 @torch.no_grad()
-def compare(options: argparse.Namespace) -> tuple[Split, str]:
-    """Predict a split with the networks of the chosen losses; return it with their names, the data and the seed."""
-    place, data = place_of(options)
-    runs = read_plan(options.plan, data=data)
+def predict(options: argparse.Namespace) -> tuple[Split, str]:
+    """Predict the images with the networks of the chosen losses; return it with their names, the data and the seed."""
+    place, runs = place_of(options), read_plan(options.plan)
     if options.seed not in (seeds := sorted({run.seed for run in runs})):
         raise ValueError(f"--seed: expected one of {seeds}, the seeds of the plan, but got {options.seed}")
-    same = runs[0].data, runs[0].settings
-    runs = [run for run in runs if run.seed == options.seed and (run.data, run.settings) == same]
-    chosen = pick(runs, options.losses)
-    classes, void = read_labels(place.data_of(runs[0]))
-    names = open_folder(place.split_of(runs[0]), len(classes), void).names
-    batches, targets = zip(*scored_batches(runs[0], place), strict=True)
+    first = runs[0]
+    same = (options.seed, first.data, first.settings)
+    chosen = pick((run for run in runs if (run.seed, run.data, run.settings) == same), options.losses)
+    images, target = (torch.cat(parts) for parts in zip(*scored_batches(first, place), strict=True))
     predictions = {}
     for title, run in chosen.items():
-        network = load_network(run, options.state, len(classes), options.device)
-        predictions[title] = torch.cat([network(images.to(options.device)).argmax(1).cpu() for images in batches])
-    split = Split(names, denormalize(torch.cat(batches)), torch.cat(targets), predictions, classes, void)
+        network = load_network(run, place)
+        batches = [network(batch.to(options.device)).argmax(1).cpu() for batch in images.split(8)]
+        predictions[title] = torch.cat(batches)
+    names, labels = scored_set(first, place)[0].names, read_labels(place.root / first.data)
+    split = Split(names, denormalize(images), target, predictions, *labels)
     baseline, *_, ours = chosen
-    return split, f"{ours} against {baseline}; {runs[0].data}, {place.split_name(runs[0])}, seed {options.seed}"
+    return split, f"{ours} against {baseline}; {first.data}, {first.split}, seed {options.seed}"
 
 
 def do_crops(options: argparse.Namespace) -> None:
-    """Execute `crops`."""
-    split, settings = compare(options)
+    """Draw crops of predictions."""
+    split, settings = predict(options)
     scored = windows(split, options.window)
     about = f"{settings}: {summary(scored)}"
     print(about)
-    if options.percentile is None:
-        figures = choose(scored, options.count)
-    else:
-        figures = {f"at percentile {options.percentile:g}": [at_percentile(scored, options.percentile)]}
-    for kind, rows in figures.items():
-        name = "benefit" if options.percentile is not None else f"quality-crops-{kind}"
-        plot_crops(split, rows, kind, about, options.output / f"{name}.png")
+    rows = at_percentiles(scored, options.percentile)
+    plot_crops(split, rows, about, options.output / ("benefit.png" if len(rows) == 1 else "quality-crops.png"))
+
+
+COMMANDS = {
+    "plan": do_plan,
+    "merge": do_merge,
+    "table": do_table,
+    "plot": do_plot,
+    "offsets": do_offsets,
+    "crops": do_crops,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Execute the command line."""
     options = parse(arguments)
-    commands = {
-        "merge": do_merge,
-        "table": do_table,
-        "plot": do_plot,
-        "crops": do_crops,
-        "cost": do_cost,
-        "offsets": do_offsets,
-    }
     try:
-        commands.get(options.command, do_runs)(options)
+        COMMANDS[options.command](options)
     except (CheckpointError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"quality.py: {error}", file=sys.stderr)
         return 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,7 @@ from torch import Tensor
 from edgeloss.io import read_classes
 from quality.runs import Place, Run
 from segkit.data import Augment, SegmentationDataset
-from segkit.layouts import Split, pair_folders
-from segkit.volumes import VolumeAugment, VolumeFolder
-
-Samples = SegmentationDataset | VolumeFolder
+from segkit.layouts import Split, pair_folders, volumes
 
 HELD_OUT = 5  # one of this many training images
 
@@ -27,62 +24,45 @@ def read_labels(data: Path) -> tuple[list[str], int]:
     return classes, 255 if void is None else void
 
 
-def open_folder(
-    root: Path,
-    num_classes: int,
-    void: int,
-    *,
-    masks: str = "masks",
-    **options: Any,  # noqa: ANN401
-) -> Samples:
-    """Open a folder of volumes, or one with images/ and masks/ of this or another name.
-
-    The options are those of the data set.
-    """
-    if any(root.glob("*.npz")):
-        return VolumeFolder(root, num_classes=num_classes, ignore_index=void, **options)
-    pairs = pair_folders(root / "images", root / masks)
+def open_folder(root: Path, num_classes: int, void: int, **options: Any) -> SegmentationDataset:  # noqa: ANN401
+    """Open a folder of volumes, or one with images/ and masks/; the options are those of the data set."""
+    pairs = volumes(root) if any(root.glob("*.npz")) else pair_folders(root / "images", root / "masks")
     return SegmentationDataset(Split(pairs, [str(c) for c in range(num_classes)], void), **options)
 
 
-def augmentation(run: Run) -> Augment | VolumeAugment:
+def augmentation(run: Run) -> Augment:
     """Return the random changes to the training images of a run."""
-    crop: Any = run.crop
-    return VolumeAugment(crop=crop) if run.dims == 3 else Augment(crop=crop)
+    return Augment(crop=run.crop, color=0.2 if run.dims == 3 else 0.3)
 
 
-def training_set(run: Run, place: Place, **options: Any) -> tuple[Samples, np.ndarray]:  # noqa: ANN401
+def training_set(run: Run, place: Place, **options: Any) -> tuple[SegmentationDataset, np.ndarray]:  # noqa: ANN401
     """Open the training images of a run, and return the indices of those to train on."""
-    classes, void = read_labels(place.data_of(run))
-    root = place.data_of(run) / "train"
-    dataset = open_folder(root, len(classes), void, masks=run.masks, size=run.size, **options)
+    dataset = _open(run, place, "train", **options)
     return dataset, split_training(run, len(dataset))[0]
 
 
-def scored_set(run: Run, place: Place) -> Samples:
-    """Open the images to score a run on; with held-out images, they are some of the training images."""
-    classes, void = read_labels(place.data_of(run))
-    root = place.data_of(run) / "train" if run.held_out else place.split_of(run)
-    return open_folder(root, len(classes), void, size=run.size)
+def read_targets(run: Run, place: Place) -> Iterator[Tensor]:
+    """Read the labels [1, *S] of the images that a run is trained on."""
+    dataset, chosen = training_set(run, place)
+    return (dataset[int(i)][1][None] for i in chosen)
+
+
+def scored_set(run: Run, place: Place) -> tuple[SegmentationDataset, np.ndarray]:
+    """Open the images to score a run on, which may be some of the training images, and return their indices."""
+    dataset = _open(run, place, "train" if run.held_out else "val")
+    return dataset, split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
 
 
 def scored_batches(run: Run, place: Place) -> list[tuple[Tensor, Tensor]]:
     """Load the images to score a run on, and their labels."""
-    dataset = scored_set(run, place)
-    index = split_training(run, len(dataset))[1] if run.held_out else np.arange(len(dataset))
+    dataset, index = scored_set(run, place)
     # Images of their own sizes do not fit in a batch.
     return [load_batch(dataset, part) for part in split_indices(index, 8 if run.size else 1)]
 
 
-def voxel_shape(samples: Samples) -> tuple[float, ...] | None:
-    """Return the size of a voxel along each axis in units of the smallest, for losses and metrics.
-
-    Radii and decays then stay numbers of pixels. None for images, cubes, and volumes of unknown spacing.
-    """
-    spacing = samples.spacing if isinstance(samples, VolumeFolder) else None
-    if spacing is None or min(spacing) == max(spacing):
-        return None
-    return tuple(size / min(spacing) for size in spacing)
+def _open(run: Run, place: Place, part: str, **options: Any) -> SegmentationDataset:  # noqa: ANN401
+    classes, void = read_labels(place.root / run.data)
+    return open_folder(place.root / run.data / part, len(classes), void, size=run.size, **options)
 
 
 def split_training(run: Run, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +80,7 @@ def split_indices(index: np.ndarray, size: int) -> list[np.ndarray]:
     return [index[start : start + size] for start in range(0, len(index), size)]
 
 
-def load_batch(dataset: Samples, index: Iterable[int], device: str = "cpu") -> tuple[Tensor, Tensor]:
+def load_batch(dataset: SegmentationDataset, index: Iterable[int], device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Load images [B, 3, H, W] or volumes [B, 1, D, H, W], and their labels [B, *S]."""
     images, labels = zip(*(dataset[int(i)] for i in index), strict=True)
     return torch.stack(images).to(device), torch.stack(labels).to(device)

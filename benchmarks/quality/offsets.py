@@ -10,151 +10,76 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from edgeloss.functional import balanced_edge_class_weight
-from edgeloss.metrics.functional import (
-    boundary_f1_counts,
-    boundary_iou_counts,
-    f1_from_counts,
-    iou_from_counts,
-    label_maps,
-)
-from quality.data import read_labels, scored_batches, scored_set, training_set, voxel_shape
+from quality.data import read_labels, read_targets, scored_batches, training_set
 from quality.runs import Place, Run, key_of
-from quality.scores import METRICS
-from quality.tables import markdown, title_of
+from quality.scores import METRICS, evaluate
+from quality.tables import by_loss, markdown, title_of
 from quality.training import load_network
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError
 
-RADIUS, RATIO = 1, 0.005
+OFFSETS = tuple(step / 4 for step in range(-6, 7))  # the values of t
 CRITERION = "f1_1"  # the best offset has the highest mean over the seeds
 POINTS = (CRITERION, "precision_1", "recall_1", "boundary_iou_005", "miou")
-
-# --------------------------------------------------------------------------------------------------------------- counts
-
-
-def log_balance(run: Run, place: Place) -> Tensor:
-    """Compute log u [C] of the balanced edge class weights of the labels that a run is trained on."""
-    classes, void = read_labels(place.data_of(run))
-    dataset, chosen = training_set(run, place)
-    targets = (dataset.labels(int(i))[None] for i in chosen)
-    return balanced_edge_class_weight(targets, len(classes), ignore_index=void).log()
-
-
-@torch.no_grad()
-def count_images(run: Run, place: Place, offsets: Sequence[float], log_u: Tensor) -> Tensor:
-    """Count what the scores are made of, for a finished run.
-
-    Args:
-        run: the run, whose checkpoint is loaded.
-        place: where to read it and the images.
-        offsets: the values of t.
-        log_u: [C].
-
-    Returns:
-        int64 [T, N, 8, C] of offsets, images and classes: the four counts of borders, then intersection and union of
-        the bands of Boundary IoU, and of the regions.
-    """
-    classes, void = read_labels(place.data_of(run))
-    network = load_network(run, place.state, len(classes), place.device)
-    shifts = (torch.tensor(offsets)[:, None] * log_u).to(place.device)
-    spacing, counts = voxel_shape(scored_set(run, place)), []
-    for images, target in scored_batches(run, place):
-        for logits, labels in zip(network(images.to(place.device)), target.to(place.device), strict=True):
-            for shift in shifts:
-                predicted = (logits - shift.view(-1, *[1] * labels.dim())).argmax(0)
-                y = label_maps(predicted[None], labels[None], len(classes), void, validate=False)
-                counts.append(_count(y, len(classes), spacing))
-    return torch.stack(counts).unflatten(0, (-1, len(offsets))).transpose(0, 1).cpu()
-
-
-def count_if_finished(run: Run, place: Place, offsets: Sequence[float], log_u: Tensor) -> Tensor | None:
-    """Return `count_images`; if the run is not finished, print so and return None."""
-    try:
-        return count_images(run, place, offsets, log_u)
-    except CheckpointError as error:
-        print(f"left out: {error}", file=sys.stderr)
-        return None
-
-
-def _count(y: Tensor, num_classes: int, spacing: Sequence[float] | None = None) -> Tensor:
-    """Count borders, bands and regions of label maps [2, 1, *S]: [8, C]."""
-    pred, target = y[:, y[1] >= 0].long()
-    both, predicted, true = (
-        torch.bincount(labels, minlength=num_classes) for labels in (pred[pred == target], pred, target)
-    )
-    borders = boundary_f1_counts(y, num_classes, RADIUS, spacing, class_agnostic=False, per_image=False)
-    regions = torch.stack([both, predicted + true - both])
-    return torch.cat([borders, boundary_iou_counts(y, num_classes, RATIO, spacing), regions])
-
-
-def scores_of(counts: Tensor, void: int) -> dict[str, float]:
-    """Compute the scores POINTS of a set of images from the sum of their counts [8, C]."""
-
-    def boundary(score: Any) -> Tensor:  # noqa: ANN401
-        return f1_from_counts(counts[:4], score, "macro", void, per_image=False)
-
-    values = {
-        "f1_1": boundary("f1"),
-        "precision_1": boundary("precision"),
-        "recall_1": boundary("recall"),
-        "boundary_iou_005": iou_from_counts(counts[4:6], "macro", void),
-        "miou": iou_from_counts(counts[6:8], "macro", void),
-    }
-    return {name: round(value.item(), 6) for name, value in values.items()}
-
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 
 
-def sweep(runs: Sequence[Run], place: Place, offsets: Sequence[float]) -> list[Row]:
-    """Score the finished runs at all offsets, add their rows to the table, and return the rows.
+def log_balance(run: Run, place: Place) -> Tensor:
+    """Compute log u [C] of the balanced edge class weights of the labels that a run is trained on."""
+    classes, void = read_labels(place.root / run.data)
+    return balanced_edge_class_weight(read_targets(run, place), len(classes), ignore_index=void).log()
 
-    A run whose row has all offsets is not scored again.
 
-    Raises:
-        CheckpointError: if no run is finished.
-    """
-    table = {key_of(row): row for row in read_rows(place.results)}
-    balances: dict[str, Tensor] = {}
-    rows = []
+@torch.no_grad()
+def scores_at(run: Run, place: Place, log_u: Tensor, offsets: Sequence[float]) -> dict[str, list[float]]:
+    """Compute the scores POINTS of a finished run at each offset."""
+    classes, void = read_labels(place.root / run.data)
+    network = load_network(run, place)
+    batches = [(network(images.to(place.device)).cpu(), target) for images, target in scored_batches(run, place)]
+    scores = []
+    for t in offsets:
+        shifted = [(logits - t * log_u.view(-1, *[1] * (logits.dim() - 2)), target) for logits, target in batches]
+        scores.append(evaluate(torch.nn.Identity(), shifted, len(classes), void, place.device))
+    return {name: [at[name] for at in scores] for name in POINTS}
+
+
+def sweep(runs: Sequence[Run], place: Place) -> None:
+    """Score the finished runs at all offsets, and add their rows to the table; a run that has one is left out."""
+    table, balances = {key_of(row) for row in read_rows(place.results)}, {}
     for number, run in enumerate(runs, start=1):
-        row = table.get(place.key(run), {"offsets": []})
-        if not set(offsets) <= set(row["offsets"]):
-            same = replace(run, loss="ce", options={}, seed=0, epochs=1)  # what the balance depends on
-            start = time.perf_counter()
-            if place.key(same) not in balances:
-                balances[place.key(same)] = log_balance(run, place)
-            counts = count_if_finished(run, place, offsets, balances[place.key(same)])
-            if counts is None:
-                continue
-            row = _row_of(run, place, offsets, counts)
-            add_rows(place.results, [row], key_of)
-            print(f"{number}/{len(runs)}  {run.data}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
-        rows.append(row)
-    if not rows:
-        raise CheckpointError(f"--state: expected finished runs of the plan, but got none in {place.state}")
-    return rows
+        if run.key in table:
+            continue
+        start, same = time.perf_counter(), (run.data, run.split, run.settings)
+        if same not in balances:
+            balances[same] = log_balance(run, place)
+        try:
+            row = _row_of(run, place, balances[same])
+        except CheckpointError as error:
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        add_rows(place.results, [row], key_of)
+        print(f"{number}/{len(runs)}  {run.data}  {run.slug}  {time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 
-def _row_of(run: Run, place: Place, offsets: Sequence[float], counts: Tensor) -> Row:
-    classes, void = read_labels(place.data_of(run))
-    scores = [scores_of(of_offset, void) for of_offset in counts.sum(1)]
+def _row_of(run: Run, place: Place, log_u: Tensor) -> Row:
     return {
         "run": asdict(run),
-        "split": place.split_name(run),
-        "images": {"train": len(training_set(run, place)[1]), "evaluated": counts.shape[1]},
-        "classes": classes,
-        "offsets": list(offsets),
-        "scores": {name: [of_offset[name] for of_offset in scores] for name in POINTS},
+        "split": run.split,
+        "images": {
+            "train": len(training_set(run, place)[1]),
+            "evaluated": sum(len(target) for _, target in scored_batches(run, place)),
+        },
+        "classes": read_labels(place.root / run.data)[0],
+        "offsets": list(OFFSETS),
+        "scores": scores_at(run, place, log_u, OFFSETS),
     }
 
 
@@ -170,38 +95,32 @@ def at_offsets(rows: Iterable[Row], offsets: Mapping[str, float]) -> list[Row]:
     return results
 
 
-def best_offsets(rows: Iterable[Row], offsets: Iterable[float]) -> dict[str, float]:
+def best_offsets(rows: Iterable[Row]) -> dict[str, float]:
     """Return for each loss, by title, the offset with the highest mean of CRITERION over the seeds."""
-    by_loss = defaultdict(list)
-    for row in rows:
-        by_loss[title_of(row)].append(dict(zip(row["offsets"], row["scores"][CRITERION], strict=True)))
+
+    def mean_at(of_loss: Sequence[Row], t: float) -> float:
+        return statistics.fmean(row["scores"][CRITERION][row["offsets"].index(t)] for row in of_loss)
+
     return {
-        loss: max(offsets, key=lambda t: statistics.fmean(scores[t] for scores in of_loss))
-        for loss, of_loss in by_loss.items()
+        loss: max(of_loss[0]["offsets"], key=lambda t, of_loss=of_loss: mean_at(of_loss, t))
+        for loss, of_loss in by_loss(rows).items()
     }
 
 
-def report(rows: Sequence[Row], offsets: Sequence[float], given: Mapping[str, float], baseline: str) -> str:
-    """Write the scores and differences at t = 0, at given offsets and at the best ones, as Markdown.
+def report(rows: Sequence[Row], baseline: str) -> str:
+    """Write the scores and differences at t = 0 and at the best offsets as Markdown.
 
     Args:
         rows: of ``sweep``, all with the same settings and split.
-        offsets: those to choose the best from.
-        given: offsets by title, or under "" for all other losses; none are left out.
         baseline: title of the loss that the others are compared with.
     """
-    losses = dict.fromkeys(map(title_of, rows))
-    best = best_offsets(rows, offsets)
-    parts = {"t = 0": dict.fromkeys(losses, 0.0)}
-    if given:
-        chosen = {loss: given.get(loss, given.get("", 0.0)) for loss in losses}
-        parts[f"given: {_listed(chosen)}"] = chosen
-    parts[f"best {METRICS[CRITERION]}, chosen on the same images: {_listed(best)}"] = best
+    best = best_offsets(rows)
+    listed = "; ".join(f"{loss}: t = {t:g}" for loss, t in best.items())
+    parts = {
+        "t = 0": dict.fromkeys(best, 0.0),
+        f"best {METRICS[CRITERION]}, chosen on the same images: {listed}": best,
+    }
     return "\n".join(
-        f"**{title}**\n\n{markdown({title: at_offsets(rows, chosen)}, baseline, POINTS)}"
+        f"**{title}**\n\n{markdown({rows[0]['run']['data']: at_offsets(rows, chosen)}, baseline, POINTS)}"
         for title, chosen in parts.items()
     )
-
-
-def _listed(offsets: Mapping[str, float]) -> str:
-    return "; ".join(f"{loss}: t = {t:g}" for loss, t in offsets.items())

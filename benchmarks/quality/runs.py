@@ -6,18 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from baselines.recipes import REMOVED, TITLES, Options, completed, defaults
+import yaml
+
+from baselines.recipes import REMOVED, Options, completed, defaults, loss_title
+from edgeloss.io import check_file
 from result_table import Row
 
 PRECISIONS = ("float32", "bfloat16")
 NETWORKS = ("unet", "efficientnet-lite0")
 # Fields of Run and options of losses that later versions added. A default value is left out of a run's name, so that
 # earlier checkpoints and results keep theirs.
-ADDED = ("crop", "crops", "masks", "contiguous", "network", "pretrained", "dice", "old_focus")
+ADDED = ("crop", "crops", "contiguous", "network", "pretrained", "dice", "old_focus")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,6 @@ class Run:
         crop: size of random crops to train on; None trains on whole images. Scores are of whole images. A size or crop
             of three numbers is one of volumes.
         crops: samples of each training image per epoch.
-        masks: folder of the masks to train on; scores are of ``masks``.
         contiguous: hold out the last training images, not random ones: neighboring sections look the same.
         network: unet, or efficientnet-lite0, which has a size of its own and takes images only.
         pretrained: start efficientnet-lite0 from ImageNet weights.
@@ -59,7 +60,6 @@ class Run:
     precision: str = "float32"
     crop: tuple[int, ...] | None = None
     crops: int = 1
-    masks: str = "masks"
     contiguous: bool = False
     network: str = "unet"
     pretrained: bool = False
@@ -93,6 +93,16 @@ class Run:
         return f"{self.loss}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
+    def split(self) -> str:
+        """The name of the images that the run is scored on."""
+        return "held-out" if self.held_out else "val"
+
+    @property
+    def key(self) -> str:
+        """The key of the run's row in the table of results."""
+        return f"{self.slug}-{self.split}"
+
+    @property
     def dims(self) -> int:
         """Number of axes of an image: 2, or 3 for volumes."""
         return len(self.crop or self.size or (0, 0))
@@ -116,11 +126,14 @@ def _without_defaults(values: Mapping[str, Any], known: Mapping[str, Any]) -> di
 SETTINGS = [field.name for field in fields(Run) if field.name not in ("loss", "options", "seed", "data", "held_out")]
 
 
-def loss_title(loss: str, options: Options) -> str:
-    """Return a loss as tables name it: its title, and options that are not defaults."""
-    known = defaults(loss)
-    changed = ", ".join(f"{key} {value:g}" for key, value in options.items() if value != known.get(key, value))
-    return TITLES[loss] + (f" ({changed})" if changed else "")
+def run_of(row: Row) -> Run:
+    """Return the run of a row of the table of results; rows of earlier versions have settings that were removed."""
+    return Run(**{field.name: row["run"][field.name] for field in fields(Run) if field.name in row["run"]})
+
+
+def key_of(row: Row) -> str:
+    """Return the key of a row of the table of results."""
+    return run_of(row).key
 
 
 @dataclass(frozen=True)
@@ -129,8 +142,6 @@ class Place:
 
     Attributes:
         root: folder of the data sets, each a folder with train/, val/ and classes.txt.
-        split: folder with images/ and masks/ to score on, where ``{data}`` stands for the name of the data set; None
-            for its val/.
         results: the table of results.
         state: folder of the checkpoints.
         device: to train on.
@@ -139,75 +150,53 @@ class Place:
     """
 
     root: Path
-    split: Path | None
     results: Path
     state: Path
     device: str = "cpu"
     score_every: int = 1
     others: tuple[Path, ...] = ()
 
-    def data_of(self, run: Run) -> Path:
-        """Return the folder of the run's data set."""
-        return self.root / run.data
-
-    def split_of(self, run: Run) -> Path:
-        """Return the folder to score on, if the run does not score on held-out images."""
-        return Path(str(self.split).format(data=run.data)) if self.split else self.data_of(run) / "val"
-
-    def split_name(self, run: Run) -> str:
-        """Return the name of the split that the run is scored on."""
-        return "held-out" if run.held_out else self.split_of(run).name
-
-    def key(self, run: Run) -> str:
-        """Return the key of the run's row in the table of results."""
-        return f"{run.slug}-{self.split_name(run)}"
-
-
-def key_of(row: Row) -> str:
-    """Return the key of a row of the table of results."""
-    return f"{Run(**row['run']).slug}-{row['split']}"
-
-
-def checkpoint_path(run: Run, state: Path) -> Path:
-    """Return the path of the run's checkpoint."""
-    return state / f"{run.slug}.pt"
+    def checkpoint(self, run: Run) -> Path:
+        """Return the path of the run's checkpoint."""
+        return self.state / f"{run.slug}.pt"
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
-def runs_of(plan: Mapping[str, Any] | Sequence[Any], *, data: str | None = None, held_out: bool = False) -> list[Run]:
+def read_plan(path: Path, *, held_out: bool = False) -> list[Run]:
+    """Read the runs of a YAML file."""
+    check_file(path)
+    return runs_of(yaml.safe_load(path.read_text()), held_out=held_out)
+
+
+def runs_of(plan: Mapping[str, Any] | Sequence[Any], *, held_out: bool = False) -> list[Run]:
     """Return the runs of a plan, all losses of one seed before those of the next.
 
     Args:
         plan: settings that all runs share; ``runs``, a list of ``loss``, ``seeds`` and optionally ``options``; and
-            optionally ``data``, the data sets by name, each with the settings that differ there. ``epochs`` may be a
-            list: a training for each. Or a list of such plans.
-        data: name of the only data set; None for those of the plan.
+            optionally ``data``, the data sets by name, each with the settings that differ there. Or a list of such
+            plans.
         held_out: score on a part of the training images.
 
     Raises:
         ValueError: if a key is unknown or missing.
     """
     if isinstance(plan, Sequence):
-        runs = [run for part in plan for run in runs_of(part, data=data, held_out=held_out)]
+        runs = [run for part in plan for run in runs_of(part, held_out=held_out)]
         return sorted(runs, key=lambda run: run.seed)
     shared = {key: value for key, value in plan.items() if key not in ("runs", "data")}
-    sets = plan.get("data") or {Run.data: None}
-    if data is not None:
-        sets = {data: sets.get(data)}
     runs = []
-    for name, own in sets.items():
+    for name, own in (plan.get("data") or {Run.data: None}).items():
         settings = {**shared, **(own or {})}
         if wrong := settings.keys() - set(SETTINGS):
             raise ValueError(f"plan: expected runs, data and some of {SETTINGS}, but got {sorted(wrong)}")
-        lengths = settings.pop("epochs", Run.epochs)
         for entry in plan.get("runs") or []:
             if not {"loss", "seeds"} <= entry.keys() <= {"loss", "seeds", "options"}:
                 raise ValueError(f"plan: expected runs with loss, seeds and optionally options, but got {entry}")
-            for seed, epochs in product(entry["seeds"], lengths if isinstance(lengths, list) else [lengths]):
-                about = {"data": name, "held_out": held_out, "epochs": epochs}
-                runs.append(Run(entry["loss"], entry.get("options") or {}, seed, **about, **settings))
+            for seed in entry["seeds"]:
+                options = entry.get("options") or {}
+                runs.append(Run(entry["loss"], options, seed, data=name, held_out=held_out, **settings))
     if not runs:
         raise ValueError("plan: expected a list of runs, but got none")
     return sorted(runs, key=lambda run: run.seed)

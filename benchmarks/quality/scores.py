@@ -32,8 +32,6 @@ METRICS = {
     "cldice": "clDice",
 }
 THIN = {"topomortar": "mortar", "sstem": "membrane"}  # the class of thin lines of a data set, for clDice
-BORDER_SIDES = tuple(name for name in METRICS if name.startswith(("precision", "recall")))
-SCORES = tuple(name for name in METRICS if name not in BORDER_SIDES)
 SHOWN = ("miou", "boundary_iou_005", "f1_1")  # in the plots and while training
 
 
@@ -55,11 +53,6 @@ def thin_class(data: str, classes: Sequence[str]) -> int | None:
     return classes.index(THIN[data])
 
 
-def wanted(thin: int | None) -> set[str]:
-    """Return the metrics of a finished run."""
-    return METRICS.keys() - ({"cldice"} if thin is None else set())
-
-
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -68,14 +61,12 @@ def evaluate(
     void: int,
     device: str,
     *,
-    spacing: Sequence[float] | None = None,
     slow: bool = False,
     thin: int | None = None,
 ) -> dict[str, Any]:
     """Compute the metrics over a split.
 
-    ``iou`` has one value per class, None for a class that does not occur. Radii and HD95 are in the unit of
-    ``spacing``, the size of a pixel along each axis. ``slow`` adds HD95 and, for the class
+    ``iou`` has one value per class, None for a class that does not occur. ``slow`` adds HD95 and, for the class
     ``thin``, clDice.
     """
     from torchmetrics import MetricCollection
@@ -84,20 +75,19 @@ def evaluate(
     from edgeloss.metrics import BoundaryF1, BoundaryIoU, TrimapIoU
 
     labels: dict[str, Any] = {"num_classes": num_classes, "ignore_index": void}
-    borders = labels | {"spacing": spacing}
     collection = MetricCollection(
         {
             "iou": MulticlassJaccardIndex(average="none", zero_division=math.nan, **labels),
-            **{name: BoundaryIoU(ratio=ratio, **borders) for name, ratio in RATIOS.items()},
+            **{name: BoundaryIoU(ratio=ratio, **labels) for name, ratio in RATIOS.items()},
             **{
-                f"{score}_{r}": BoundaryF1(radius=r, score=score, **borders)
+                f"{score}_{r}": BoundaryF1(radius=r, score=score, **labels)
                 for score in ("f1", "precision", "recall")
                 for r in RADII
             },
-            **{f"trimap_{r}": TrimapIoU(radius=r, **borders) for r in TRIMAP_RADII},
+            **{f"trimap_{r}": TrimapIoU(radius=r, **labels) for r in TRIMAP_RADII},
         }
     ).to(device)
-    calibration, shapes = Calibration(void), Shapes(num_classes, void, thin, spacing)
+    calibration, shapes = Calibration(void), Shapes(num_classes, void, thin)
     model.eval()
     for images, target_on_cpu in batches:
         logits, target = model(images.to(device)), target_on_cpu.to(device)

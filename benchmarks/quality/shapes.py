@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,9 @@ Mask = npt.NDArray[np.bool_]
 class Shapes:
     """Accumulate HD95 and clDice over batches of label maps.
 
-    HD95 is MONAI's 95th percentile of the distances between the borders of a class in prediction and target, in pixels
-    or units of ``spacing``, the larger of the two directions. It is averaged over the images, then over the classes. A
-    class counts in the images where both maps have it: where one lacks it the distance is not defined, and the other
-    metrics are lower.
+    HD95 is MONAI's 95th percentile of the distances between the borders of a class in prediction and target, in
+    pixels, the larger of the two directions. It is averaged over the images, then over the classes. A class counts in
+    the images where both maps have it: where one lacks it the distance is not defined, and the other metrics are lower.
 
     clDice is that of Shit et al., CVPR 2021, for one class of thin lines: the harmonic mean of the share of the
     prediction's skeleton that is in the target's region, and vice versa. It is averaged over the images whose target
@@ -33,14 +31,10 @@ class Shapes:
         num_classes: C.
         void: the ignored label.
         thin: the class of clDice; None for no clDice.
-        spacing: size of a pixel along each axis; None for 1.
     """
 
-    def __init__(
-        self, num_classes: int, void: int, thin: int | None = None, spacing: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, num_classes: int, void: int, thin: int | None = None) -> None:
         """Start with no images."""
-        self.spacing = spacing
         self.num_classes, self.void, self.thin = num_classes, void, thin
         self.distances: dict[int, list[float]] = defaultdict(list)  # per class
         self.cldice: list[float] = []
@@ -52,7 +46,7 @@ class Shapes:
             masks = {c: ((predicted == c) & valid, (y == c) & valid) for c in range(self.num_classes)}
             both = [c for c, (of_pred, of_target) in masks.items() if of_pred.any() and of_target.any()]
             if both:
-                distances = _hd95(*zip(*(masks[c] for c in both), strict=True), spacing=self.spacing)
+                distances = _hd95(*zip(*(masks[c] for c in both), strict=True))
                 for c, distance in zip(both, distances, strict=True):
                     self.distances[c].append(distance)
             if self.thin is not None and masks[self.thin][1].any():
@@ -67,14 +61,14 @@ class Shapes:
         return scores
 
 
-def _hd95(pred: tuple[Tensor, ...], target: tuple[Tensor, ...], spacing: Sequence[float] | None) -> list[float]:
+def _hd95(pred: tuple[Tensor, ...], target: tuple[Tensor, ...]) -> list[float]:
     """Compute HD95 of masks of one image."""
     from monai.metrics import compute_hausdorff_distance
 
     maps = torch.stack(pred)[None].float(), torch.stack(target)[None].float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # MONAI 1.5 calls a function of its own with an old argument
-        distances = compute_hausdorff_distance(*maps, include_background=True, percentile=95, spacing=spacing)
+        distances = compute_hausdorff_distance(*maps, include_background=True, percentile=95)
     return list(distances[0].tolist())
 
 

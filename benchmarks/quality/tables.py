@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from baselines.recipes import RECIPES
-from quality.intervals import holm, interval, p_value, spread
-from quality.runs import Run, loss_title
+from baselines.recipes import RECIPES, loss_title
+from quality.runs import Run, key_of
 from quality.scores import METRICS, scale_of
 from result_table import Row, read_rows
 
@@ -27,68 +27,35 @@ Summary = dict[str, Any]
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-def read_results(paths: Sequence[Path], split: str | None = None, plan: Iterable[Run] = ()) -> dict[str, list[Row]]:
-    """Read results, grouped by their settings.
+def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
+    """Read the results of some runs by their data sets, in the order of the runs.
 
-    Args:
-        paths: tables of results.
-        split: only results of this split.
-        plan: only results with the settings of these runs, if there are any.
-
-    Returns:
-        The results by a sentence on their settings and split, in the order of the plan.
+    Results of other settings have names of their own: the size of a pretrained network, epochs where some differ.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or names do not tell settings apart.
     """
-    plan = [*plan]
-    planned = {run.settings for run in plan}
-    rows = [
-        row
-        for row in read_rows(*paths)
-        if split in (None, row["split"]) and (not planned or Run(**row["run"]).settings in planned)
-    ]
-    order = {name: n for n, name in enumerate(dict.fromkeys(run.data for run in plan))}
-    rows.sort(key=lambda row: order.get(row["run"]["data"], len(order)))
-    if not rows:
-        of_split, tables = f" of split {split}" if split else "", ", ".join(map(str, paths))
-        raise ValueError(f"--results: expected results of `run` or `plan`{of_split}, but got none in {tables}")
-    return group(rows)
+    rows = {key_of(row): row for row in read_rows(*paths)}
+    grouped: dict[Any, list[Run]] = defaultdict(list)
+    for key, run in {run.key: run for run in runs}.items():
+        if key in rows:
+            grouped[run.data, run.split, run.settings].append(run)
+    names, named = [setting_of(found[0]) for found in grouped.values()], {}
+    for name, found in zip(names, grouped.values(), strict=True):
+        longer = f"{name}, {found[0].epochs} epochs" if names.count(name) > 1 else name
+        named[longer] = [rows[run.key] for run in found]
+    if not named or len(named) < len(grouped):
+        what = "of one setting per data set; pass --plan" if named else "of these runs; train them with `plan`"
+        raise ValueError(f"--results: expected results {what}, but got {', '.join(map(str, paths))}")
+    return named
 
 
-def group(results: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group results by a sentence on their settings and split."""
-    grouped = defaultdict(list)
-    for result in results:
-        grouped[describe(result)].append(result)
-    return dict(grouped)
-
-
-def describe(result: Row) -> str:
-    """Return the settings and the split of a result as a sentence."""
-    run, images = Run(**result["run"]), result["images"]
-    size = "their own sizes" if run.size is None else _pixels(run.size)
-    crops = f", in {run.crops} crops of {_pixels(run.crop)} per epoch" if run.crop else ""
-    masks = f", with {run.masks}" if run.masks != "masks" else ""
-    network = f"U-Net of width {run.width}" if run.network == "unet" else run.network + ", pretrained" * run.pretrained
-    return (
-        f"{run.data}, {result['split']}: {images['train']} images at {size} for training{crops}{masks},"
-        f" {images['evaluated']} for these scores; {run.epochs} epochs in batches of {run.batch},"
-        f" {network}, learning rate {run.lr:g}, {run.precision}"
-    )
-
-
-def _pixels(size: tuple[int, ...]) -> str:
-    return " × ".join(map(str, reversed(size)))
-
-
-def by_data(results: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
-    """Name groups of results by their data sets, or by their settings where several have the same data set."""
-    names = [rows[0]["run"]["data"] for rows in results.values()]
-    return {
-        settings if names.count(name) > 1 else name: rows
-        for name, (settings, rows) in zip(names, results.items(), strict=True)
-    }
+def setting_of(run: Run) -> str:
+    """Return the data set of a run, with its size and what it starts from where a plan has several."""
+    if run.network == "unet":
+        return run.data
+    size = " × ".join(map(str, reversed(run.size or ())))
+    return f"{run.data} {size}" + ", from scratch" * (not run.pretrained)
 
 
 def title_of(result: Row) -> str:
@@ -96,10 +63,12 @@ def title_of(result: Row) -> str:
     return loss_title(result["run"]["loss"], result["run"]["options"])
 
 
-def in_order(results: Iterable[Row]) -> list[Row]:
-    """Sort results by their losses, in the order of the recipes."""
-    order = list(RECIPES)
-    return sorted(results, key=lambda result: (order.index(result["run"]["loss"]), title_of(result)))
+def by_loss(results: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group results by their losses, in the order of the recipes, and sort each by seed."""
+    order, grouped = list(RECIPES), defaultdict(list)
+    for row in sorted(results, key=lambda row: (order.index(row["run"]["loss"]), title_of(row), row["run"]["seed"])):
+        grouped[title_of(row)].append(row)
+    return dict(grouped)
 
 
 # ------------------------------------------------------------------------------------------------------------ summaries
@@ -113,54 +82,66 @@ def summarize(results: Iterable[Row], baseline: str = BASELINE) -> list[Summary]
         baseline: title of the loss that the others are compared with.
 
     Returns:
-        Dicts with ``loss``, the title; ``name``, the recipe; ``seeds``; ``failed``, the seeds that diverged;
-        ``scores``, mean and standard deviation of each metric that the results have; ``differences``, for each of them
-        the differences to the baseline paired by seed: their values, mean, interval, ``p``, and ``p_holm``
-        adjusted for the number of losses compared; the last three need two pairs.
+        Dicts with ``loss``, the title; ``seeds``; ``failed``, the seeds that diverged; ``scores``, mean and standard
+        deviation of each metric that the results have; ``differences``, for each of them the differences to the
+        baseline with the same seed, as :func:`compare` returns them, and ``p_holm``, the p-value adjusted for the
+        number of losses.
     """
-    by_loss: dict[str, dict[int, Row]] = defaultdict(dict)
-    for result in in_order(results):
-        by_loss[title_of(result)][result["run"]["seed"]] = result
-    metrics = {
-        loss: {seed: result["metrics"] for seed, result in sorted(by_seed.items()) if "failed" not in result}
-        for loss, by_seed in by_loss.items()
-    }
-    compared = metrics.get(baseline, {})
-    rows = []
-    for loss, by_seed in by_loss.items():
-        row: Summary = {
-            "loss": loss,
-            "name": next(iter(by_seed.values()))["run"]["loss"],
-            "seeds": list(metrics[loss]),
-            "failed": sorted(by_seed.keys() - metrics[loss].keys()),
-            "scores": {},
-            "differences": {},
-        }
-        for name in METRICS:
-            values = _values(metrics[loss], name)
-            if values:
-                row["scores"][name] = spread([*values.values()])
-            others = _values(compared, name)
-            pairs = [value - others[seed] for seed, value in values.items() if seed in others]
-            if pairs and loss != baseline:
-                row["differences"][name] = {
-                    "values": pairs,
-                    "mean": statistics.fmean(pairs),
-                    "interval": interval(pairs),
-                    "p": p_value(pairs),
-                }
-        rows.append(row)
+    grouped = by_loss(results)
+    rows = [_summary(loss, of_loss, grouped.get(baseline, []), baseline) for loss, of_loss in grouped.items()]
     for name in METRICS:
-        compared_rows = {row["loss"]: row["differences"][name] for row in rows if name in row["differences"]}
-        p_values = {loss: difference["p"] for loss, difference in compared_rows.items() if difference["p"] is not None}
-        for loss, p in holm(p_values).items():
-            compared_rows[loss]["p_holm"] = p
+        differences = {row["loss"]: row["differences"][name] for row in rows if name in row["differences"]}
+        adjusted = holm({loss: found["p"] for loss, found in differences.items() if found["p"] is not None})
+        for loss, p in adjusted.items():
+            differences[loss]["p_holm"] = p
     return rows
 
 
-def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> dict[int, float]:
+def _summary(loss: str, results: Sequence[Row], compared: Sequence[Row], baseline: str) -> Summary:
+    seeds = [row["run"]["seed"] for row in results if "metrics" in row]
+    failed = [row["run"]["seed"] for row in results if "metrics" not in row]
+    summary: Summary = {"loss": loss, "seeds": seeds, "failed": failed, "scores": {}, "differences": {}}
+    for name in METRICS:
+        values, others = _values(results, name), _values(compared, name)
+        if values:
+            deviation = statistics.stdev(values.values()) if len(values) > 1 else None
+            summary["scores"][name] = statistics.fmean(values.values()), deviation
+        pairs = [value - others[seed] for seed, value in values.items() if seed in others]
+        if pairs and loss != baseline:
+            summary["differences"][name] = compare(pairs)
+    return summary
+
+
+def _values(results: Iterable[Row], name: str) -> dict[int, float]:
     """Return a metric of the seeds that have it: earlier results lack some."""
-    return {seed: value for seed, metrics in by_seed.items() if (value := metrics.get(name)) is not None}
+    values = {row["run"]["seed"]: row.get("metrics", {}).get(name) for row in results}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def compare(values: Sequence[float]) -> Summary:
+    """Return the ``values``, their ``mean``, its 95 % ``interval`` and the two-sided ``p`` of a mean of 0.
+
+    Interval and p are Student's; None for a single value.
+    """
+    from scipy.stats import t
+
+    found: Summary = {"values": values, "mean": statistics.fmean(values), "interval": None, "p": None}
+    if len(values) > 1:
+        mean, error, freedom = found["mean"], statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1
+        half = float(t.ppf(0.975, freedom)) * error
+        p = 2 * float(t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+        found |= {"interval": (mean - half, mean + half), "p": p}
+    return found
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Adjust p-values for their number by Holm's method."""
+    adjusted: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        adjusted[name] = largest
+    return adjusted
 
 
 # ------------------------------------------------------------------------------------------------------------- Markdown
@@ -168,34 +149,22 @@ def _values(by_seed: Mapping[int, Mapping[str, float | None]], name: str) -> dic
 
 def markdown(results: Mapping[str, Sequence[Row]], baseline: str, metrics: Sequence[str]) -> str:
     """Write scores and differences to the baseline as two tables with the data sets one below the other."""
-    tables = {data: summarize(rows, baseline) for data, rows in by_data(results).items()}
-    return "\n".join(
-        [
-            _table(
-                SCORES_TITLE,
-                ["data", "loss", "seeds", *(METRICS[name] for name in metrics)],
-                [
-                    [data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)]
-                    for data, rows in tables.items()
-                    for row in rows
-                ],
-            ),
-            _table(
-                DIFFERENCES.format(baseline),
-                ["data", "loss", "pairs", *(METRICS[name] for name in metrics)],
-                [
-                    [data, row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)]
-                    for data, rows in tables.items()
-                    for row in rows
-                    if row["differences"]
-                ],
-            ),
-        ]
+    rows = [(data, row) for data, rows in results.items() for row in summarize(rows, baseline)]
+    heads = [METRICS[name] for name in metrics]
+    scores = [[data, row["loss"], _seeds(row), *(_score(row, name) for name in metrics)] for data, row in rows]
+    differences = [
+        [data, row["loss"], _pairs(row), *(_difference(row, name) for name in metrics)]
+        for data, row in rows
+        if row["differences"]
+    ]
+    return (
+        f"{SCORES_TITLE}\n\n{_table(['data', 'loss', 'seeds', *heads], scores)}\n"
+        f"{DIFFERENCES.format(baseline)}\n\n{_table(['data', 'loss', 'pairs', *heads], differences)}"
     )
 
 
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [title, "", f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
@@ -218,8 +187,7 @@ def _score(row: Summary, name: str) -> str:
 def _difference(row: Summary, name: str) -> str:
     if name not in row["differences"]:
         return "–"
-    difference = row["differences"][name]
-    scale = scale_of(name)
+    difference, scale = row["differences"][name], scale_of(name)
     mean = f"{difference['mean'] * scale:+.2f}"
     if difference["interval"] is None:
         return mean

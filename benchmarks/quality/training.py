@@ -11,7 +11,6 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,14 @@ from quality.data import (
     augmentation,
     load_batch,
     read_labels,
+    read_targets,
     scored_batches,
-    scored_set,
     split_indices,
     training_set,
-    voxel_shape,
 )
 from quality.efficientnet import EfficientUNet
-from quality.runs import Place, Run, checkpoint_path, key_of
-from quality.scores import METRICS, SHOWN, evaluate, thin_class, wanted
+from quality.runs import Place, Run, key_of
+from quality.scores import METRICS, SHOWN, evaluate, thin_class
 from result_table import Row, add_rows, read_rows
 from segkit.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from segkit.model import UNet
@@ -41,7 +39,6 @@ from segkit.model import UNet
 WEIGHT_DECAY = 1e-4
 WARMUP = 1  # epochs in which the learning rate rises linearly
 POWER = 0.9  # of its polynomial fall to 0
-REGION_TERM = "softmax shares, plain PyTorch"  # its formula, and what computes it; rows of 0.2 have no such entry
 
 
 def make_network(run: Run, num_classes: int) -> nn.Module:
@@ -66,10 +63,9 @@ class Training:
     def __init__(self, run: Run, place: Place) -> None:
         """Open the data, and resume from the checkpoint if there is one."""
         self.run, self.place = run, place
-        self.classes, self.void = read_labels(place.data_of(run))
+        self.classes, self.void = read_labels(place.root / run.data)
         self.train_set, self.chosen = training_set(run, place, augment=augmentation(run), seed=run.seed, cache=True)
-        self.evaluated, self.spacing = scored_batches(run, place), voxel_shape(scored_set(run, place))
-        self.thin = thin_class(run.data, self.classes)
+        self.evaluated, self.thin = scored_batches(run, place), thin_class(run.data, self.classes)
 
         torch.manual_seed(run.seed)
         self.model = make_network(run, len(self.classes)).to(place.device)
@@ -78,25 +74,23 @@ class Training:
             run.loss,
             run.options,
             self.void,
-            targets=(self.train_set.labels(int(i))[None] for i in self.chosen),
+            targets=read_targets(run, place),
             num_classes=len(self.classes),
-            spacing=voxel_shape(self.train_set),
             device=place.device,
         )
         self.epoch = 0  # number of complete epochs
-        self.curves: dict[str, list[Row]] = {}  # per split
-        self.checkpoint = checkpoint_path(run, place.state)
+        self.curve: list[Row] = []
+        self.checkpoint = place.checkpoint(run)
         if self.checkpoint.exists():
             state = load_checkpoint(self.checkpoint, map_location=place.device)
-            try:
-                self.model.load_state_dict(state["model"])
-                self.optimizer.load_state_dict(state["optimizer"])
-                if isinstance(self.criterion, nn.Module):
-                    self.criterion.load_state_dict(state["criterion"])
-                self.epoch, self.curves = state["epoch"], state["curves"]
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                raise CheckpointError(f"{self.checkpoint}: expected a checkpoint of this run ({error!r})") from error
-        self.curve = self.curves.setdefault(place.split_name(run), [])
+            self.epoch, self.curve = state["epoch"], state["curve"]
+            for name, part in self._parts().items():
+                part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what has a state."""
+        parts = {"model": self.model, "optimizer": self.optimizer, "criterion": self.criterion}
+        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def train(self) -> None:
         """Train the remaining epochs; save after each of them.
@@ -109,25 +103,19 @@ class Training:
             loss = self.train_epoch()
             seconds = time.perf_counter() - start
             self.epoch += 1
-            is_scored = self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs
-            if is_scored:
-                about = {"loss": round(loss, 6), "seconds": round(seconds, 1)}
+            scores = ""
+            if self.epoch % self.place.score_every == 0 or self.epoch == self.run.epochs:
+                about = {"epoch": self.epoch, "loss": round(loss, 6), "seconds": round(seconds, 1)}
                 if isinstance(self.criterion, Module):
                     about["edge_weight"] = round(self.criterion.current_edge_weight, 6)
-                self.score(**about)
+                metrics = self.score()
+                self.curve.append({**about, "metrics": metrics})
+                scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN)
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-            if isinstance(self.criterion, nn.Module):
-                state["criterion"] = self.criterion.state_dict()
-            save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curves": self.curves})
-            metrics = self.curve[-1]["metrics"] if is_scored else {}
-            scores = "  ".join(f"{METRICS[name]} {metrics[name]:.2%}" for name in SHOWN if name in metrics)
+            state = {name: part.state_dict() for name, part in self._parts().items()}
+            save_checkpoint(self.checkpoint, state | {"epoch": self.epoch, "curve": self.curve})
             progress = f"{self.epoch}/{self.run.epochs}"
             print(f"{self.run.data}  {self.run.slug}  {progress}  {loss:.4f}  {scores}  {seconds:.0f} s", flush=True)
-        # Trained before, and scored on another split or by fewer metrics.
-        scored = self.curve[-1]["metrics"] if self.curve and self.curve[-1]["epoch"] == self.epoch else {}
-        if wanted(self.thin) - scored.keys():
-            self.score()
 
     def train_epoch(self) -> float:
         """Train one epoch and return its mean loss.
@@ -162,18 +150,15 @@ class Training:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Load the batches of an epoch: `crops` passes over the images, each in its own order with its own samples."""
         for number in range(self.epoch * self.run.crops, (self.epoch + 1) * self.run.crops):
-            self.train_set.set_epoch(number)
+            self.train_set.epoch = number
             order = np.random.default_rng((self.run.seed, number)).permutation(self.chosen)
             for index in split_indices(order, self.run.batch):
                 yield load_batch(self.train_set, index, self.place.device)
 
-    def score(self, **about: float) -> None:
-        """Add a row to the curve: the epoch, what else is known about it, and the metrics."""
-        if self.curve and self.curve[-1]["epoch"] == self.epoch:
-            about = {**self.curve.pop(), **about}
-        options = {"spacing": self.spacing, "slow": self.epoch == self.run.epochs, "thin": self.thin}
-        scores = evaluate(self.model, self.evaluated, len(self.classes), self.void, self.place.device, **options)
-        self.curve.append({"epoch": self.epoch, **about, "metrics": scores})
+    def score(self) -> Row:
+        """Compute the metrics; those that take long after the last epoch only."""
+        slow, device = self.epoch == self.run.epochs, self.place.device
+        return evaluate(self.model, self.evaluated, len(self.classes), self.void, device, slow=slow, thin=self.thin)
 
 
 def finish(run: Run, place: Place) -> None:
@@ -184,7 +169,7 @@ def finish(run: Run, place: Place) -> None:
     training = Training(run, place)
     row: Row = {
         "run": asdict(run),
-        "split": place.split_name(run),
+        "split": run.split,
         "images": {"train": len(training.chosen), "evaluated": sum(len(labels) for _, labels in training.evaluated)},
         "classes": training.classes,
         "machine": {
@@ -195,8 +180,6 @@ def finish(run: Run, place: Place) -> None:
             **{name: version(name) for name in ("torch", "edgeloss", "kornia", "monai", "numpy") if find_spec(name)},
         },
     }
-    if run.options.get("region_weight"):
-        row["region_term"] = REGION_TERM
     try:
         training.train()
     except DivergedError as error:
@@ -218,7 +201,7 @@ def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) ->
     """Do the runs that have no row in the table yet."""
     torch.set_num_threads(threads)
     done = set(map(key_of, read_rows(place.results, *place.others)))
-    left = [run for run in runs if place.key(run) not in done]
+    left = [run for run in runs if run.key not in done]
     print(f"{len(runs)} runs, {len(left)} of them to do", flush=True)
     if workers == 1:
         for run in left:
@@ -228,20 +211,16 @@ def execute(runs: Sequence[Run], place: Place, *, workers: int, threads: int) ->
         list(pool.map(finish, left, repeat(place)))
 
 
-def load_network(run: Run, state: Path, num_classes: int, device: str) -> nn.Module:
+def load_network(run: Run, place: Place) -> nn.Module:
     """Load the network of a finished run.
 
     Raises:
         CheckpointError: if there is no checkpoint, or the run is not finished.
     """
-    path = checkpoint_path(run, state)
-    checkpoint = load_checkpoint(path, map_location=device)
-    if checkpoint["epoch"] != run.epochs:
-        epoch = checkpoint["epoch"]
+    path = place.checkpoint(run)
+    checkpoint = load_checkpoint(path, map_location=place.device)
+    if (epoch := checkpoint["epoch"]) != run.epochs:
         raise CheckpointError(f"{path}: expected {run.epochs} epochs, but got {epoch}; finish the run with `plan`")
-    network = make_network(run, num_classes).to(device).eval()
-    try:
-        network.load_state_dict(checkpoint["model"])
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: expected a checkpoint of this run ({error!r})") from error
+    network = make_network(run, len(read_labels(place.root / run.data)[0])).to(place.device).eval()
+    network.load_state_dict(checkpoint["model"])
     return network

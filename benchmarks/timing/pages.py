@@ -3,7 +3,7 @@
 Writing is timed in CPU seconds of a process of its own, from tensors to the text of the page; opening from the start of
 the navigation until all views, tables and histograms are drawn and respond. Values of a pixel: from pointing at one
 whose part of the page has not been unpacked until they are shown. Logits vary slowly, as those of networks do, and have
-a quarter of the resolution of the image.
+a quarter of the resolution of the image. The browser is Chromium with its driver.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import argparse
 import re
 import shutil
 import statistics
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from edgeloss import EdgeAwareLoss
-from measure import alone, processor
+from measure import alone
+from result_table import Row
 
-SIZES = ((512, 1024), (1024, 2048), (4000, 6000))
+SIZES = ["512x1024", "1024x2048", "4000x6000"]
 POINT = "return showPixel(...arguments).then(() => performance.now())"
 
 
@@ -37,31 +39,28 @@ def make_scene(height: int, width: int, classes: int) -> dict[str, Any]:
     return {"logits": logits, "target": target, "image": image}
 
 
-def write_report(path: Path, height: int, width: int, classes: int) -> float:
+def write_report(path: Path, height: int, width: int, classes: int, threads: int) -> float:
     """Write the report of a scene, and return the CPU seconds that it took."""
     from edgeloss.viz import report
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     scene = make_scene(height, width, classes)
-    start = time.process_time()
+    start = process_time()
     page = report(scene.pop("logits"), scene.pop("target"), **scene, criterion=EdgeAwareLoss(upsample=True))
-    seconds = time.process_time() - start
+    seconds = process_time() - start
     path.write_text(page, encoding="utf-8")
     return seconds
 
 
 def start_browser() -> Any:  # noqa: ANN401
-    """Start a headless Chromium, or return None where there is none."""
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        return None
+    """Start a headless Chromium; without these paths selenium would look for one on the network."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
+    options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1500,1000"):
         options.add_argument(argument)
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
 
 def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float, float]:  # noqa: ANN401
@@ -77,28 +76,20 @@ def open_report(driver: Any, path: Path, height: int, width: int) -> tuple[float
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this mode."""
-    sizes = [f"{height}x{width}" for height, width in SIZES]
-    parser.add_argument("--sizes", nargs="+", default=sizes, metavar="HxW", help="(default: %(default)s)")
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="HxW", help="(default: %(default)s)")
     parser.add_argument("--classes", type=int, default=19, help="(default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, help="times to open a page; the median counts")
+    parser.set_defaults(rounds=3)  # times to open a page
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print a row per size."""
-    driver = start_browser()
-    print(f"{processor()}, torch {torch.__version__}, {options.classes} classes, medians of {options.repeat}")
-    with TemporaryDirectory() as folder:
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield a row per size."""
+    with TemporaryDirectory() as folder, start_browser() as driver:
         path = Path(folder) / "report.html"
         for size in options.sizes:
             height, width = map(int, size.split("x"))
-            seconds = alone(write_report, path, height, width, options.classes)
+            seconds = alone(write_report, path, height, width, options.classes, options.threads)
             rounded = re.search(r"rounded to ([0-9.]+%)", path.read_text("utf-8"))
-            megabytes = path.stat().st_size / 1e6
-            line = f"{size}: {seconds:.1f} s of CPU, {megabytes:.1f} MB, rounded to {rounded and rounded[1]}"
-            if driver is not None:
-                times = [open_report(driver, path, height, width) for _ in range(options.repeat)]
-                opened, pointed = (statistics.median(column) for column in zip(*times, strict=True))
-                line += f"; opens in {opened:.1f} s, values of a pixel in {pointed:.2f} s"
-            print(line, flush=True)
-    if driver is not None:
-        driver.quit()
+            times = [open_report(driver, path, height, width) for _ in range(options.rounds)]
+            opened, pointed = map(statistics.median, zip(*times, strict=True))
+            about = {"megabytes": path.stat().st_size / 1e6, "rounded": rounded[1] if rounded else ""}
+            yield {"case": size, "written": seconds, **about, "opened": opened, "values_of_a_pixel": pointed}

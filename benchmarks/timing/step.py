@@ -7,31 +7,27 @@ loss alone is timed on the logits of the same step, forward and backward. Median
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 
 from edgeloss import EdgeAwareLoss
 from label_maps import VOID, regions, scenes
-from measure import median_seconds, processor
+from measure import median_seconds
+from result_table import Row
 from segkit.model import UNet
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this mode."""
-    parser.add_argument("--masks", type=Path, metavar="DIR", help="label masks to tile, *.png (default: generated)")
     parser.add_argument("--classes", type=int, default=11, help="default: %(default)s")
     parser.add_argument("--size", type=int, nargs=2, default=[180, 240], metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--batch", type=int, default=4, help="images per step (default: %(default)s)")
     parser.add_argument("--width", type=int, default=16, help="channels at full resolution (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write all figures as JSON")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Time, and print a sentence."""
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield one row."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     shape = (options.batch, tuple(options.size), options.classes)
@@ -49,18 +45,5 @@ def run(options: argparse.Namespace) -> None:
     runs = {"step": step, "loss": lambda: criterion(logits, labels).backward()}
     median_seconds(runs, 1)
     seconds = median_seconds(runs, options.rounds)
-    result = {
-        "machine": processor(),
-        "torch": torch.__version__,
-        "threads": options.threads,
-        "images": list(images.shape),
-        "step_seconds": seconds["step"],
-        "loss_seconds": seconds["loss"],
-        "loss_share": seconds["loss"] / seconds["step"],
-    }
-    print(
-        f"{result['machine']}, torch {result['torch']}: a step of {options.batch} images takes {seconds['step']:.3f} s,"
-        f" of which the loss takes {result['loss_share']:.1%}"
-    )
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    figures = {"step_seconds": seconds["step"], "loss_seconds": seconds["loss"]}
+    yield {"case": "step", "images": list(images.shape), **figures, "loss_share": seconds["loss"] / seconds["step"]}

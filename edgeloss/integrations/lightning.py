@@ -25,6 +25,7 @@ from edgeloss import EdgeAwareLoss
 from edgeloss.functional import edge_aware_loss, normalizers
 from edgeloss.integrations.run_page import ImageFigures, Row, write_run_page
 from edgeloss.io import atomic_write
+from edgeloss.options import Options
 from edgeloss.viz import panel
 from edgeloss.viz.scores import compute_scores
 
@@ -190,20 +191,13 @@ class WriteRunPage(Callback):  # type: ignore[misc]
                 for figures, image, logits, labels in worst
             ]
             config = folder / "config.yaml"
-            text, weights = config.read_text("utf-8") if config.exists() else "", criterion.options(training=False)
-            edge = weights["edge_weight"]
             write_run_page(
                 folder,
                 self.history,
                 names or (),
                 panels,
-                config=text,
-                weights={
-                    "cross_entropy": weights["ce_weight"],
-                    "same_side": edge * weights["same_side_weight"],
-                    "other_side": edge * weights["other_side_weight"],
-                    "region": weights["region_weight"],
-                },
+                config=config.read_text("utf-8") if config.exists() else "",
+                weights=Options.from_attributes(criterion).term_weights(),
             )
 
     def _write(self, folder: Path, names: Sequence[str]) -> None:

@@ -15,9 +15,8 @@ from edgeloss import library
 from edgeloss.arguments import VALIDATE, EdgeLossInputs, Numbers
 from edgeloss.inputs import result_dtype
 from edgeloss.neighborhoods import clipped
-from edgeloss.reduction import SumRow
 from edgeloss.region import POOL
-from edgeloss.triton import labels, loss, operators, upsampled
+from edgeloss.triton import labels, loss, operators, step, upsampled
 from edgeloss.triton.loss import Logits
 from edgeloss.triton.operators import Maps, State
 from edgeloss.triton.region import region_terms
@@ -59,7 +58,9 @@ class Call:
     def maps(self, state: State, others: Mapping[str, Tensor]) -> Maps:
         """Return the maps of a state, and others."""
         saved = operators.maps_in(self.saved, state.short_maps, state.real_maps)
-        found = {"slopes": state.slopes if state.slopes.numel() else None, **saved, **others}
+        found = {**saved, **others}
+        if state.slopes.numel():
+            found |= {name: getattr(state, name) for name in ("slopes", "map_class", "class_map")}
         return Maps(state.label, **(found if self.given.distance is None else {**found, "field": self.given.distance}))
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -105,25 +106,23 @@ def _forward(
     call: Call, state: State, sums: Tensor, counts: Tensor, region: Tensor, weight: Tensor
 ) -> tuple[Tensor, ...]:
     """Fill the state, and return the sums, the counts and the regions."""
-    averages, present = None, None
+    present = None
     if operators.has_regions(call.shape, call.numbers):
         present = call.logits.new_zeros(call.batch, call.classes, dtype=torch.int8)
     maps = call.maps(state, operators.maps_in(call.others, *operators.new_maps(call.given, call.others)))
     of_labels = _weigh(call, maps, present, counts.zero_() if counts.numel() else None)
-    if present is not None:  # of the classes of images that have others too
-        is_candidate = (present * (present.sum(1, keepdim=True) > 1))[:, call.classes == 2 :].contiguous()
-        shape = *is_candidate.shape, *call.grid.averages
-        averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape), is_candidate
-    sums = torch.cat([_terms(call, maps, averages), of_labels.sum(0)])
-    if call.numbers.validate == VALIDATE["async"]:
-        library.record_wrong(sums[SumRow.WRONG])
-    if call.numbers.regions:
-        weight = of_labels[:, 0].view(weight.numel(), -1).sum(1)
-    region.zero_()
-    if averages is not None:
-        slopes = state.slopes if state.slopes.numel() else None
-        region = region_terms(*averages, region.numel(), slopes)
-    return sums, counts, region, weight
+    of_terms = _terms(call, maps)
+    if present is not None and maps.slopes is None:
+        sizes = operators.count_maps(call.given), call.classes
+        map_class, class_map = (call.empty(call.batch, size, dtype=torch.int16) for size in sizes)
+        maps = maps._replace(map_class=map_class, class_map=class_map)
+    wrong = library.recorded_wrong(sums.device) if call.numbers.validate == VALIDATE["async"] else None
+    of_images = weight if weight.numel() else None, wrong, present, maps.map_class, maps.class_map
+    step.collect(of_terms, of_labels, call.batch, call.numbers.tables, sums, *of_images)
+    if present is None:
+        return sums, counts, region.zero_(), weight
+    z, r = _averages(call, maps)
+    return sums, counts, region_terms(z, r, maps.map_class, region.numel(), maps.slopes), weight
 
 
 def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None) -> Tensor:
@@ -147,16 +146,25 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
     return sums
 
 
-def _terms(call: Call, maps: Maps, averages: tuple[Tensor, ...] | None) -> Tensor:
-    """Return the sums of the terms, and write the softmax and the averages."""
+def _terms(call: Call, maps: Maps) -> Tensor:
+    """Return the sums of the terms, by program, and write the softmax."""
     count, block = call.grid.pixels, call.block(call.grid.pixels)
     sums = call.empty(call.batch * cdiv(count, block), loss.TERMS.value, dtype=torch.float64)
     call.over_logits(loss.forward_kernel, call.batch, count, block, maps, sums, count)
-    if averages is not None:
-        steps, cells = POOL ** len(call.shape[1:]), math.prod(call.grid.cells)
-        given = maps, averages, cells, steps, constants(range(3 if call.is_upsampled else 9))
-        call.over_logits(loss.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
-    return sums.sum(0)
+    return sums
+
+
+def _averages(call: Call, maps: Maps) -> tuple[Tensor, Tensor]:
+    """Return the averages z and r of the classes that have a map of them."""
+    shape, steps, cells = (
+        (*maps.map_class.shape, *call.grid.averages),
+        POOL ** len(call.shape[1:]),
+        math.prod(call.grid.cells),
+    )
+    averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape)
+    given = maps, *averages, cells, steps, constants(range(3 if call.is_upsampled else 9))
+    call.over_logits(loss.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
+    return averages
 
 
 def backward(

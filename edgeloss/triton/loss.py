@@ -227,76 +227,92 @@ class Known(NamedTuple):
     ok: Any  # whether they count
     y: Any  # label
     m: Any  # the largest logit
-    sure: Any  # the same where its class is a likely one
+    r: Any  # Σ e^(x - m) over the other classes
     whole: Any  # 1 / (1 + r)
-    left: Any  # r / (1 + r)
 
 
 @triton.jit
-def cell_pixel(x, maps, image, t, exists, n, grid, STEPS: tl.constexpr):
-    """Return pixel n of cells of 3 pixels per axis, STEPS in all."""
-    z, row, column = place_of(t, grid.cells)
-    row, column = row * 3 - 1 + n // 3 % 3, column * 3 - 1 + n % 3
+def cell_pixel(x, maps, image, z, row, column, exists, start, n, grid, STEPS: tl.constexpr):
+    """Return pixel n of cells of 3 pixels per axis, STEPS in all, whose first pixels and their logits are given."""
+    row, column, step = row + n // 3 % 3, column + n % 3, n // 3 % 3 * grid.size.width + n % 3
     inside = exists & (row >= 0) & (row < grid.size.height) & (column >= 0) & (column < grid.size.width)
     if STEPS == 27:
-        z = z * 3 - 1 + n // 9
+        z, step = z + n // 9, step + n // 9 * (grid.size.height * grid.size.width)
         inside = inside & (z >= 0) & (z < grid.size.depth)
-    p = tl.where(inside, (z * grid.size.height + row) * grid.size.width + column, 0)
-    pixel = read_pixel(x, maps, image, p, inside, grid)
-    to = image * grid.pixels + p
-    m = tl.load(maps.m + to, mask=pixel.ok, other=0.0)
-    r = tl.load(maps.r + to, mask=pixel.ok, other=0.0)
-    whole = tl.where(pixel.ok, 1 / (1 + r), 0.0)
-    return Known(pixel.at, pixel.ok, pixel.y, m, tl.where(r < 1, m, float("inf")), whole, r * whole)
+    to = image * grid.pixels + ((z * grid.size.height + row) * grid.size.width + column)
+    y = tl.load(maps.label + to, mask=inside, other=IGNORED).to(tl.int32)
+    m = tl.load(maps.m + to, mask=y >= 0, other=0.0)
+    r = tl.load(maps.r + to, mask=y >= 0, other=0.0)
+    if x.axes == 0:  # a step from the first one, the same for all cells
+        at = (start + tl.cast(step, tl.int64) * x.pixel,)
+    else:
+        at = places(x, image, (z * grid.size.height + row) * grid.size.width + column, inside, grid.size)
+    return Known(at, y >= 0, y, m, r, tl.where(y >= 0, 1 / (1 + r), 0.0))
 
 
 @triton.jit
-def map_of(x, image, k):
-    """Return the number of the map of averages of class k; of two classes the second alone has one."""
-    FIRST: tl.constexpr = 1 if x.classes == 2 else 0
-    return image * (x.classes - FIRST) + k - FIRST
+def add_cells(z, r, pixels, values, c):
+    """Return sums of z and r of class c, and in addition what pixels of cells give them, by their logits."""
+    for i in tl.static_range(len(pixels)):
+        pixel = pixels[i]
+        is_own, p = pixel.y == c, exp(values[i] - pixel.m) * pixel.whole
+        is_likely = (values[i] == pixel.m) & (pixel.r < 1)
+        z += is_own.to(tl.int32)
+        r += tl.where(is_own, tl.where(is_likely, pixel.r * pixel.whole, 1 - p), -p)
+    return z, r
 
 
 @triton.jit
-def averages_kernel(x, maps, averages, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
+def averages_kernel(x, maps, z_map, r_map, count, STEPS: tl.constexpr, numbers, grid, TILE: tl.constexpr):
     """Write the sums of z and r under averages, of as many pixels of cells at a time as ``numbers``.
 
-    Averages are [B, M, *A], with M = 1 of two classes, the second, else C: z of the labels' indicators, int8, and r of
-    what the shares leave of them; and which classes may have a term, int8 [B, M]. The others' maps are not written.
+    Averages are [B, M, *A], with M = 1 of two classes, the second, else C, for the classes of ``map_class``: z of the
+    labels' indicators, int8, and r of what the shares leave of them.
     """
     image, t, exists = tile(count, TILE)
+    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
     area = grid.averages
-    z_map, r_map, candidates = averages
-    FIRST: tl.constexpr = 1 if x.classes == 2 else 0
     cell_z, cell_y, cell_x = place_of(t, grid.cells)
     to, has = average_at(cell_z, cell_y, cell_x, exists, area)
+    z, row, column = cell_z * (STEPS // 9), cell_y * 3 - 1, cell_x * 3 - 1
+    if STEPS == 27:
+        z = z - 1
+    start = image * x.image + ((z * grid.size.height + row) * grid.size.width + column).to(tl.int64) * x.pixel
+    of_maps = area.depth * area.height * area.width
     for group in range(STEPS // len(numbers)):
         n = group * len(numbers)
-        pixels = [cell_pixel(x, maps, image, t, exists, n + i, grid, STEPS) for i in numbers]
-        for c in tl.range(FIRST, x.classes):
-            of_map = map_of(x, image, c)
-            if tl.load(candidates + of_map) > 0:
-                offset = of_map * area.depth * area.height * area.width + to
-                z = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
-                r = tl.load(r_map + offset, mask=has & (group > 0), other=0.0)
-                values = [load(x, pixel.at, c, pixel.ok) for pixel in pixels]
-                for i in tl.static_range(len(numbers)):
-                    is_own, p = pixels[i].y == c, exp(values[i] - pixels[i].m) * pixels[i].whole
-                    z += is_own.to(tl.int32)
-                    r += tl.where(is_own, tl.where(values[i] == pixels[i].sure, pixels[i].left, 1 - p), -p)
-                tl.store(z_map + offset, z.to(tl.int8), mask=has)
-                tl.store(r_map + offset, r, mask=has)
+        pixels = [cell_pixel(x, maps, image, z, row, column, exists, start, n + i, grid, STEPS) for i in numbers]
+        of_map, last = image * MAPS, image * MAPS + MAPS
+        c = tl.load(maps.map_class + of_map).to(tl.int32)
+        values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for pixel in pixels]
+        while c >= 0:
+            following = tl.load(maps.map_class + of_map + 1, mask=of_map + 1 < last, other=IGNORED).to(tl.int32)
+            coming = [load(x, pixel.at, following, pixel.ok & (following >= 0)) for pixel in pixels]
+            offset = of_map * of_maps + to
+            z_sum = tl.load(z_map + offset, mask=has & (group > 0), other=0).to(tl.int32)
+            r_sum = tl.load(r_map + offset, mask=has & (group > 0), other=0.0)
+            z_sum, r_sum = add_cells(z_sum, r_sum, pixels, values, c)
+            tl.store(z_map + offset, z_sum.to(tl.int8), mask=has)
+            tl.store(r_map + offset, r_sum, mask=has)
+            of_map, c, values = of_map + 1, following, coming
 
 
 # ---------------------------------------------------------------------------------------------------------- backward
 
 
 @triton.jit
-def load_slopes(x, slopes, grid, image, k, a):
-    """Return the slopes by the shares of class k at averages a, one class for all or one for each."""
-    to = slopes + map_of(x, image, k) * grid.averages.depth * grid.averages.height * grid.averages.width + a
-    # Class 0 of two has no map.
-    return tl.load(to, mask=(k > 0) & (a >= 0), other=0.0) if x.classes == 2 else tl.load(to)
+def load_slopes(maps, grid, of_map, a):
+    """Return the slopes of maps at averages a, one for all or one for each, 0 of none."""
+    area = grid.averages.depth * grid.averages.height * grid.averages.width
+    return tl.load(maps.slopes + tl.cast(of_map, tl.int64) * area + a, mask=(of_map >= 0) & (a >= 0), other=0.0)
+
+
+@triton.jit
+def of_class_map(maps, image, c, mask, x):
+    """Return the number of the map of averages of classes c of an image, -1 where there is none."""
+    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
+    place = tl.load(maps.class_map + image * x.classes + c, mask=mask, other=IGNORED).to(tl.int32)
+    return tl.where(place >= 0, image.to(tl.int32) * MAPS + place, IGNORED)
 
 
 @triton.jit
@@ -314,6 +330,26 @@ def of_likely_class(v, is_likely, m, r, t):
     """
     below = tl.where(is_likely, 0.0, tl.minimum(v - m, 0.0))
     return tl.where(t != 0, tl.where(is_likely, 1.0, -exp(below) / (1 + r)) * t, 0.0)
+
+
+@triton.jit
+def mean_slope(x, maps, grid, pixel, image, average):
+    """Return Σ e^(x_c - m) g_c of pixels, without the likeliest class; g is 0 of classes without a map."""
+    MAPS: tl.constexpr = 1 if x.classes == 2 else x.classes
+    mean, of_map, last = tl.zeros(average.shape, x.real), image * MAPS, image * MAPS + MAPS
+    while of_map < last:
+        numbers = (0,) if x.classes == 2 else (0, 1, 2, 3)
+        classes = [
+            tl.load(maps.map_class + of_map + i, mask=of_map + i < last, other=IGNORED).to(tl.int32) for i in numbers
+        ]
+        values = [load(x, pixel.at, c, pixel.ok & (c >= 0)) for c in classes]
+        # Of maps that no class has, which may hold anything, slopes are not used.
+        slopes = [load_slopes(maps, grid, tl.where(of_map + i < last, of_map + i, IGNORED), average) for i in numbers]
+        for i in tl.static_range(len(numbers)):
+            counts = (classes[i] >= 0) & (classes[i] != pixel.top)
+            mean += tl.where(counts, exp(values[i] - pixel.m) * slopes[i], 0.0)
+        of_map = tl.where(classes[len(numbers) - 1] >= 0, of_map + len(numbers), last)
+    return mean
 
 
 @triton.jit
@@ -353,12 +389,10 @@ def backward_kernel(x, g, maps, total_of_labels, factors, of_region, first_image
         average, ok_there = average_at((z + 1) // 3, (row + 1) // 3, (column + 1) // 3, ok, grid.averages)
         average = tl.where(ok_there, average, 0)
         to_region = tl.where(ok_there, tl.load(of_region + image // grid.tables).to(x.real), 0.0)
-        # Less the slope of the likeliest class nothing cancels where it is nearly sure.
-        base = load_slopes(x, maps.slopes, grid, image, pixel.top, average)
-        mean = rest * 0
-        for c in tl.range(x.classes, loop_unroll_factor=UNROLLED):
-            slope = load_slopes(x, maps.slopes, grid, image, c, average)
-            mean += exp(load(x, at, c, ok) - pixel.m) * (slope - base)
+        # Less the slope of the likeliest class nothing cancels where it is nearly sure: Σ_c e^(x_c - m) (g_c - base),
+        # where the other classes add up to r.
+        base = load_slopes(maps, grid, of_class_map(maps, image, pixel.top, ok, x), average)
+        mean = mean_slope(x, maps, grid, pixel, image, average) - base * pixel.r
         rest -= to_region * mean / (1 + pixel.r)
     state = pixel, own, rest, spread, of_first, first, average, base, to_region
     further = likely, rest_m, rest_r, t_likely, to_other
@@ -382,8 +416,10 @@ def write_gradient(x, g, maps, of_region, in_part, image, inside, state, further
         values = [load(x, at, start + i, ok & (start + i < x.classes)) for i in numbers]
         slopes = rest
         if of_region is not None:
-            last = x.classes - 1
-            slopes = [load_slopes(x, maps.slopes, grid, image, tl.minimum(start + i, last), average) for i in numbers]
+            slopes = [
+                load_slopes(maps, grid, of_class_map(maps, image, start + i, start + i < x.classes, x), average)
+                for i in numbers
+            ]
         for i in tl.static_range(len(numbers)):
             c = start + i
             p, others = exp(values[i] - pixel.m) * whole, rest

@@ -36,6 +36,8 @@ class Maps(NamedTuple):
     least_across: Any = None  # that of ``across``
     field: Any = None  # with decay, distances
     slopes: Any = None  # the derivative of R by the shares under each average, [B, M, *A]
+    map_class: Any = None  # the class of each map of averages, -1 after the last one, [B, M] int16
+    class_map: Any = None  # the map of each class, -1 where it has none, [B, C] int16
 
 
 class State(NamedTuple):
@@ -44,7 +46,15 @@ class State(NamedTuple):
     label: Tensor
     short_maps: Tensor
     real_maps: Tensor
-    slopes: Tensor  # empty where nothing reads it
+    slopes: Tensor  # empty where nothing reads it, as are those after it
+    map_class: Tensor
+    class_map: Tensor
+
+
+def count_maps(inputs: EdgeLossInputs) -> int:
+    """Return M, the number of maps of averages of an image: of two classes, the second alone has one."""
+    classes = inputs.logits.shape[1]
+    return classes if classes > 2 else 1
 
 
 def averages_of(shape: Sequence[int]) -> list[int]:
@@ -97,10 +107,12 @@ def maps_in(names: Sequence[str], short_maps: Tensor, real_maps: Tensor) -> dict
 
 def new_state(inputs: EdgeLossInputs, numbers: Numbers, names: Sequence[str]) -> State:
     """Return the state of a call that leaves maps of these names."""
-    shape, classes, new = inputs.target.shape, inputs.logits.shape[1], inputs.logits.new_empty
-    images = shape[0] if numbers.keeps_state and has_regions(shape, numbers) else 0
-    slopes = new(images, classes if classes > 2 else 1, *averages_of(shape), dtype=result_dtype(inputs.logits))
-    return State(new(shape, dtype=torch.int16), *new_maps(inputs, names), slopes)
+    shape, new = inputs.target.shape, partial(inputs.logits.new_empty, dtype=torch.int16)
+    images, maps = shape[0] if numbers.keeps_state and has_regions(shape, numbers) else 0, count_maps(inputs)
+    slopes = inputs.logits.new_empty(images, maps, *averages_of(shape), dtype=result_dtype(inputs.logits))
+    return State(
+        new(shape), *new_maps(inputs, names), slopes, new(images, maps), new(images, max(2, inputs.logits.shape[1]))
+    )
 
 
 def new_outputs(inputs: EdgeLossInputs, numbers: Numbers) -> tuple[Tensor, ...]:

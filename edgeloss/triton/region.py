@@ -27,7 +27,7 @@ ENDS = tl.constexpr(4)  # parts at the ends of an axis, of a place each
 AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to 2 in each of the next two
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
-ROWS = tl.constexpr(2 if INTERPRETED else 56)  # of a strip
+ROWS = tl.constexpr(2 if INTERPRETED else 28)  # of a strip
 
 
 class Parts(NamedTuple):
@@ -120,7 +120,7 @@ def add_products(sums, z, r, z_there, r_there):
 
 
 @triton.jit
-def products_kernel(z, r, is_candidate, sums, parts, TILE: tl.constexpr):
+def products_kernel(z, r, map_class, sums, parts, TILE: tl.constexpr):
     """Add up over parts of maps the products of z and r with those in the same and later rows, then z and r.
 
     A program walks down its columns; the displacement along the depth, of volumes, is that of its group.
@@ -129,7 +129,7 @@ def products_kernel(z, r, is_candidate, sums, parts, TILE: tl.constexpr):
     size, zero, added = parts.size, tl.zeros([parts.at_once, TILE], tl.float64), ()
     for _ in tl.static_range(PRODUCTS):
         added += (zero,)  # type: ignore[assignment]
-    if tl.load(is_candidate + of_map) > 0:
+    if tl.load(map_class + of_map) >= 0:
         # Outside, it does not matter what is there: it is in no sum that has members.
         there = tl.minimum(tl.maximum(here + group - parts.slices // 2, 0), size.depth - 1)
         above = zero, zero, zero, zero  # a tuple, as Triton does not see that a name takes another one's initial value
@@ -207,7 +207,7 @@ def entropy(pivots, j, first, D: tl.constexpr):
 
 @triton.jit
 def solve_kernel(
-    sums, is_candidate, values, factor, slopes, regions, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
+    sums, map_class, values, factor, slopes, regions, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant."""
     SLICES: tl.constexpr = 5 if D == 27 else 1
@@ -215,7 +215,7 @@ def solve_kernel(
     sums, values, factor = sums + of_map * (D * SLICES * PRODUCTS), values + of_map * 2, factor + of_map * (2 * D * D)
     tl.store(values, 0.0)
     tl.store(values + 1, 0.0)
-    if tl.load(is_candidate + of_map) > 0:
+    if tl.load(map_class + of_map) >= 0:
         top, left, k, other = i < D, j < D, i - D * (i >= D).to(tl.int32), j - D * (j >= D).to(tl.int32)
         inside = (i < 2 * D) & (j < 2 * D)
         zz, zr, rz, rr = scatter_of(sums, k, other, inside, regions, AREA, SLICES, D)
@@ -335,21 +335,21 @@ def slopes_kernel(z, r, values, totals, stencil, slopes, parts, maps, TILE: tl.c
         sums = sums[1], sums[2], sums[3], sums[4], constant
 
 
-def region_terms(z: Tensor, r: Tensor, is_candidate: Tensor, images: int, slopes: Tensor | None) -> Tensor:
+def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: Tensor | None) -> Tensor:
     """Return R of each image [images] float64, and write its derivatives by the shares under averages, if asked to."""
-    size, maps = Size(*z.shape[2:]), is_candidate.numel()
+    size, maps = Size(*z.shape[2:]), map_class.numel()
     block = tile_of(size.width, 32)
     parts, members, kinds = _parts(size, block, z.device)
     d, slices = len(members), parts.slices.value
     empty = partial(torch.empty, dtype=torch.float64, device=z.device)
     products = empty(maps, members.shape[1], slices * PRODUCTS.value)
     programs = [maps * cdiv(parts.number * n, parts.at_once.value) for n in (slices, 1)]
-    launch(products_kernel, programs[0], size.width, block, z, r, is_candidate, products, parts, warps=1)
+    launch(products_kernel, programs[0], size.width, block, z, r, map_class, products, parts, warps=1)
     sums, values, factor = torch.bmm(members.expand(maps, -1, -1), products), empty(maps, 2), empty(maps, d, 2 * d)
     of_members = empty(maps, d, 50 * slices + 1)
     regions = math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
-    of_maps, block_d = (sums, is_candidate, values, factor, of_members), power_of_2(2 * d)
+    of_maps, block_d = (sums, map_class, values, factor, of_members), power_of_2(2 * d)
     launch(solve_kernel, maps, block_d, block_d, *of_maps, regions, area, constant(d), warps=4 if d == 9 else 8)
     totals = values.view(images, -1, 2).sum(1)
     if slopes is not None:

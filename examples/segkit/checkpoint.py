@@ -1,16 +1,17 @@
 """Checkpoints, written completely or not at all."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from edgeloss.io import InputError, atomic_write, check_file
+from edgeloss.io import InputError, atomic_write
 from segkit.model import UNet
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(InputError):
     """A checkpoint that is missing or can't be used; the message has one line."""
 
 
@@ -24,13 +25,10 @@ def save_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> None:
     Raises:
         InputError: if the file can't be written; an earlier one remains unchanged.
     """
+    content = io.BytesIO()
+    torch.save(dict(checkpoint), content)
     with atomic_write(path) as file:
-        try:
-            torch.save(dict(checkpoint), file)
-        except RuntimeError as error:  # of closing the archive, after that of writing it
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from error
-            raise
+        file.write(content.getbuffer())
 
 
 def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu") -> dict[str, Any]:
@@ -47,14 +45,9 @@ def load_checkpoint(path: str | Path, *, map_location: str | torch.device = "cpu
         CheckpointError: if the file is missing, damaged, or not a checkpoint.
     """
     try:
-        check_file(path)
         checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: expected a checkpoint, but there is no such file") from error
-    except InputError as error:
-        raise CheckpointError(str(error)) from error
-    except PermissionError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
     except Exception as error:  # a damaged file can make the unpickler raise anything
         raise CheckpointError(f"{path}: expected a checkpoint, but got a damaged or another file") from error
     if not isinstance(checkpoint, dict) or not {"model", "state_dict"} & checkpoint.keys():
@@ -82,9 +75,7 @@ def open_network(path: str | Path) -> tuple[UNet, dict[str, Any]]:
         weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         network.load_state_dict(weights)
         int(about["ignore_index"]), about["data"].get("size")
-    except KeyError as error:
-        raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got one without {error}") from error
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise CheckpointError(f"{path}: expected a checkpoint of this network, but got another: {reason}") from error
+        raise CheckpointError(f"{path}: expected a checkpoint of train.py, but got another: {reason}") from error
     return network.eval(), about

@@ -1,12 +1,12 @@
-"""Images and label masks as training samples, with reproducible augmentation.
+"""Images or volumes and their labels as training samples, with reproducible augmentation.
 
 `segkit.layouts` finds the files. A file that can't be used raises an error that names it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from edgeloss.io import read_image, read_labels
+from edgeloss.io import InputError, read_image, read_labels
 from segkit.layouts import Split
+from segkit.volumes import change_volume, read_spacing, read_volume
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet, RGB in [0, 1]
 STD = (0.229, 0.224, 0.225)
 
-Pixels = npt.NDArray[np.uint8]  # RGB, [H, W, 3]
-Labels = npt.NDArray[Any]  # integers, [H, W]
+Pixels = npt.NDArray[Any]  # RGB of 8 bits, [H, W, 3], or float32 [D, H, W, 1] with mean 0
+Labels = npt.NDArray[Any]  # integers, [H, W] or [D, H, W]
 
 # The loader's workers run in parallel: OpenCV's own threads would compete with them, and can hang after a fork.
 cv2.setNumThreads(0)
@@ -34,19 +35,22 @@ cv2.setNumThreads(0)
 
 @dataclass(frozen=True)
 class Augment:
-    """Strength of the random changes to an image and its mask.
+    """Strength of the random changes to a sample, next to the random place of a crop or of padding.
 
     Attributes:
-        flip: Probability of a left-right flip.
-        scale: Smallest and largest factor of a random resize, after which a random crop or padding restores the size.
-        color: Strength of the brightness, contrast and saturation jitter: each factor lies in [1 - color, 1 + color].
-        crop: (H, W) of a random crop of the resized image, which becomes the sample; None restores the size instead.
+        flip: Probability of a flip of left and right: of the last axis of an image, and of the first one of a volume,
+            which is that in anatomical order.
+        scale: Smallest and largest factor of a random resize of an image, after which a random crop or padding restores
+            the size. Volumes are not resized, so voxels keep their size.
+        color: Strength of the brightness, contrast and saturation jitter of an image: each factor lies in [1 - color,
+            1 + color]. Of a volume that of contrast, and of brightness in standard deviations.
+        crop: Size of a random crop of the resized image, which becomes the sample; None restores the size instead.
     """
 
     flip: float = 0.5
     scale: tuple[float, float] = (0.75, 1.5)
     color: float = 0.3
-    crop: tuple[int, int] | None = None
+    crop: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -56,90 +60,28 @@ class Augment:
             raise ValueError(f"scale: expected (low, high) with 0 < low <= high, but got {self.scale}")
         if not 0 <= self.color <= 1:
             raise ValueError(f"color: expected a number in [0, 1], but got {self.color}")
-        if self.crop is not None and (len(self.crop) != 2 or min(self.crop) < 1):
-            raise ValueError(f"crop: expected (height, width), both >= 1, but got {self.crop}")
 
 
-class AugmentedDataset(Dataset[tuple[Tensor, Tensor]], ABC):
-    """Samples whose random changes depend on a seed, an epoch and their index.
+class SegmentationDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Pairs of an image and its labels, [3, H, W] or of a volume [1, D, H, W].
 
-    They are drawn from ``np.random.default_rng((seed, epoch, index))``: a sample depends neither on the workers nor on
-    the order of access, so a resumed run sees the same samples as an uninterrupted one.
-
-    Args:
-        names: Names of the samples.
-        ignore_index: The label of void pixels in samples, padding included.
-        seed: Seed of the augmentation, ≥ 0.
-        cache: Decode all files now, into memory that all workers share.
-
-    Raises:
-        ValueError: The seed is out of range, or a file to cache can't be used.
-    """
-
-    def __init__(self, names: Sequence[str], ignore_index: int, seed: int, cache: bool) -> None:
-        """Begin with epoch 0."""
-        if seed < 0:
-            raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
-        self.names, self.ignore_index, self.seed = list(names), ignore_index, seed
-        # In shared memory, so that set_epoch also reaches workers that live on from epoch to epoch.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._cache: list[_Packed] = []
-        if cache:
-            with ThreadPoolExecutor() as pool:
-                decoded = list(pool.map(self._decode, range(len(self.names))))
-            self._cache = [_Packed(arrays) for arrays in zip(*decoded, strict=True)]
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.names)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, ≥ 0, of the augmentation of the next samples."""
-        if epoch < 0:
-            raise ValueError(f"epoch: expected an integer >= 0, but got {epoch}")
-        self._epoch.fill_(epoch)
-
-    @abstractmethod
-    def _decode(self, index: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Read the image and the labels of a sample, as they are before its random changes."""
-
-    def _read(self, i: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], np.random.Generator]:
-        """Return what `_decode` does, which must not be modified, and the generator of the random changes."""
-        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
-        rng = np.random.default_rng((self.seed, int(self._epoch), index))
-        image, labels = [part[index] for part in self._cache] or self._decode(index)
-        return image, labels, rng
-
-
-class _Packed:
-    """Arrays of several shapes in one tensor: as such, workers share it however they are started."""
-
-    def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Copy them."""
-        self._shapes = [array.shape for array in arrays]
-        self._values = torch.cat([torch.from_numpy(np.ascontiguousarray(array)).flatten() for array in arrays])
-        self._starts = np.cumsum([0, *(array.size for array in arrays)]).tolist()
-
-    def __getitem__(self, i: int) -> npt.NDArray[Any]:
-        """Return an array."""
-        return self._values[self._starts[i] : self._starts[i + 1]].view(self._shapes[i]).numpy()
-
-
-class SegmentationDataset(AugmentedDataset):
-    """Pairs of an image and its label mask.
+    Random changes are drawn from ``np.random.default_rng((seed, epoch, index))``: a sample depends neither on the
+    workers nor on the order of access, so a resumed run sees the same samples as an uninterrupted one.
 
     Args:
         split: The files, and the meaning of the numbers in the masks.
-        size: (H, W) of every sample. None keeps each image's own size.
+        size: Size of every sample: images are resized to it; volumes are cropped and padded to it, around their center
+            or, with augmentation, at a random place. None keeps the size of each.
         augment: Random changes; None for none.
         seed: Seed of the augmentation, ≥ 0.
-        cache: Keep decoded images in memory that all workers share. Without augmentation they have their final size;
-            with it, that of the file, since every epoch resizes them differently.
+        cache: Decode all files now, and keep them in memory: without augmentation in their final size, with it in that
+            of the file, since every epoch resizes them differently.
 
     Attributes:
         names: Names of the images, in the order of the samples.
         classes: Names of classes 0..C-1.
         ignore_index: The label of void pixels in samples, padding included.
+        epoch: The epoch of the augmentation of the next samples, ≥ 0. Workers know that of their start.
 
     Raises:
         ValueError: An argument is out of range, or a file to cache can't be used.
@@ -149,7 +91,7 @@ class SegmentationDataset(AugmentedDataset):
         self,
         split: Split,
         *,
-        size: tuple[int, int] | None = None,
+        size: tuple[int, ...] | None = None,
         augment: Augment | None = None,
         seed: int = 0,
         cache: bool = False,
@@ -157,14 +99,32 @@ class SegmentationDataset(AugmentedDataset):
         """Check the options; without a cache, images are read later."""
         if not split.classes:
             raise ValueError("classes: expected at least one, but got none")
-        if size is not None and (len(size) != 2 or min(size) < 1):
-            raise ValueError(f"size: expected (height, width), both >= 1, but got {size}")
-        self.classes = list(split.classes)
-        self.size = None if size is None else (size[0], size[1])
-        self.augment = augment
-        self._pairs = split.pairs
+        for name, value in (("size", size), ("crop", augment and augment.crop)):
+            if value is not None and (len(value) != split.dims or min(value) < 1):
+                raise ValueError(f"{name}: expected {split.dims} lengths, all >= 1, but got {value}")
+        if seed < 0:
+            raise ValueError(f"seed: expected an integer >= 0, but got {seed}")
+        self.names, self.classes, self.ignore_index = [p.name for p in split.pairs], split.classes, split.ignore_index
+        self.size, self.augment, self.seed, self.epoch = size, augment, seed, 0
+        self._pairs, self._dims = split.pairs, split.dims
         self._labels = split.labels or {label: label for label in (*range(len(self.classes)), split.ignore_index)}
-        super().__init__([pair.name for pair in split.pairs], split.ignore_index, seed, cache)
+        self._cache: list[tuple[Pixels, Labels]] | None = None
+        if cache:
+            with ThreadPoolExecutor() as pool:
+                self._cache = list(pool.map(self._decode, range(len(self))))
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.names)
+
+    @functools.cached_property
+    def spacing(self) -> tuple[float, ...] | None:
+        """The size of a voxel along each axis, for losses and metrics; None for images, and if files do not have it.
+
+        Raises:
+            InputError: A file can't be read, has no three sizes > 0, or has other sizes than the first one.
+        """
+        return read_spacing([pair.image for pair in self._pairs]) if self._dims == 3 else None
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Read one pair.
@@ -173,122 +133,95 @@ class SegmentationDataset(AugmentedDataset):
             i: Index into `names`.
 
         Returns:
-            The image, float32 [3, H, W], normalized by `MEAN` and `STD`, and its labels, int64 [H, W].
+            The image, float32, normalized by `MEAN` and `STD`, or the volume with mean 0 and standard deviation 1 over
+            the file's voxels, both 0 in the padding; and the labels, int64.
 
         Raises:
-            ValueError: A file can't be read, the sizes differ, or the mask has an unknown label.
+            InputError: A file can't be read, the sizes differ, or the mask has an unknown label.
         """
-        image, mask, rng = self._read(i)
+        index = range(len(self))[i]  # negative indices, and IndexError beyond the end
+        image, labels = self._decode(index) if self._cache is None else self._cache[index]
         if self.augment is None:
-            return normalize(image), torch.from_numpy(mask.astype(np.int64))
+            return self._placed(image, labels, self.size or labels.shape)
+        rng, size = np.random.default_rng((self.seed, self.epoch, index)), self.size or labels.shape
+        if self._dims == 3:
+            image, labels = change_volume(image, labels, self.augment.flip, self.augment.color, rng)
+        else:
+            image, labels = _change_image(image, labels, size, self.augment, rng)
+        return self._placed(image, labels, self.augment.crop or size, rng)
 
-        height, width = self.size or mask.shape
-        if rng.random() < self.augment.flip:
-            image, mask = image[:, ::-1], mask[:, ::-1]
-        factor = rng.uniform(*self.augment.scale)
-        # From the file's size to the final one in one step: resampling twice would blur the image.
-        rows, columns = max(1, round(height * factor)), max(1, round(width * factor))
-        image, mask = resize(image, rows, columns), _resize_mask(mask, rows, columns)
-        height, width = self.augment.crop or (height, width)
-        (rows_from, rows_to), (columns_from, columns_to) = (
-            place_axis(have, want, rng) for have, want in zip(mask.shape, (height, width), strict=True)
-        )
-        labels = np.full((height, width), self.ignore_index, dtype=np.int64)
-        labels[rows_to, columns_to] = mask[rows_from, columns_from]
-        pixels = _jitter(_unit(image[rows_from, columns_from]), self.augment.color, rng)
-        padded = torch.zeros(3, height, width)  # zero is the mean color, once normalized
-        padded[:, rows_to, columns_to] = _to_tensor(pixels)
-        return padded, torch.from_numpy(labels)
-
-    def labels(self, i: int) -> Tensor:
-        """Read the labels of one pair, without augmentation.
-
-        Args:
-            i: Index into `names`.
-
-        Returns:
-            Int64 [H, W], of the size of the samples.
-
-        Raises:
-            ValueError: The mask can't be read, or has an unknown label.
-        """
-        path = self._pairs[i].mask
-        mask = _relabel(read_labels(path).numpy(), self._labels, path)
-        if self.size is not None:
-            mask = _resize_mask(mask, *self.size)
-        return torch.from_numpy(mask.astype(np.int64))
+    def _placed(
+        self, image: Pixels, labels: Labels, size: tuple[int, ...], rng: np.random.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Crop or pad a pair to a size; normalize an image, after a jitter of its colors if there is a generator."""
+        places = [_place_axis(have, want, rng) for have, want in zip(labels.shape, size, strict=True)]
+        read, write = zip(*places, strict=True)
+        part = image[read]
+        if self._dims == 2:
+            part = _unit(part)
+            part = _standardize(part if rng is None else _jitter(part, self.augment.color, rng))
+        sample = np.zeros((image.shape[-1], *size), dtype=np.float32)  # 0 is the mean color, once normalized
+        target = np.full(size, self.ignore_index, dtype=np.int64)
+        sample[(slice(None), *write)], target[write] = np.moveaxis(part, -1, 0), labels[read]
+        return torch.from_numpy(sample), torch.from_numpy(target)
 
     def _decode(self, index: int) -> tuple[Pixels, Labels]:
-        """Read a pair; without augmentation, in its final size."""
-        _, image_path, mask_path = self._pairs[index]
-        image, mask = read_image(image_path).permute(1, 2, 0).numpy(), read_labels(mask_path).numpy()
-        if image.shape[:2] != mask.shape:
-            (h, w), (mask_h, mask_w) = image.shape[:2], mask.shape
-            raise ValueError(f"{mask_path}: expected {w} x {h} pixels as in {image_path}, but got {mask_w} x {mask_h}")
-        mask = _relabel(mask, self._labels, mask_path)
+        """Read a pair; without augmentation, an image in its final size."""
+        _, path, mask_path = self._pairs[index]
+        if self._dims == 3:
+            image, numbers = read_volume(path)
+            return image, _relabel(numbers, self._labels, path)
+        image, numbers = read_image(path).permute(1, 2, 0).numpy(), read_labels(mask_path).numpy()
+        if image.shape[:2] != numbers.shape:
+            (h, w), (mask_h, mask_w) = image.shape[:2], numbers.shape
+            raise InputError(f"{mask_path}: expected {w} x {h} pixels as in {path}, but got {mask_w} x {mask_h}")
+        mask = _relabel(numbers, self._labels, mask_path)
         if self.augment is None and self.size is not None:
             image, mask = resize(image, *self.size), _resize_mask(mask, *self.size)
         return image, mask
 
 
 def normalize(image: Pixels) -> Tensor:
-    """Convert pixels to the input of the network.
-
-    Args:
-        image: RGB in 0..255, [H, W, 3].
-
-    Returns:
-        Float32 [3, H, W], normalized by `MEAN` and `STD`.
-    """
-    return _to_tensor(_unit(image))
+    """Convert RGB in 0..255, [H, W, 3], to float32 [3, H, W], normalized by `MEAN` and `STD`."""
+    return torch.from_numpy(np.ascontiguousarray(_standardize(_unit(image)).transpose(2, 0, 1)))
 
 
 def denormalize(image: Tensor) -> Tensor:
-    """Undo `normalize`, up to the range.
-
-    Args:
-        image: Normalized images, [..., 3, H, W].
-
-    Returns:
-        RGB in [0, 1], of the same shape.
-    """
+    """Undo `normalize` of images [..., 3, H, W]; return RGB in [0, 1], of the same shape."""
     mean, std = (image.new_tensor(v)[:, None, None] for v in (MEAN, STD))
     return (image * std + mean).clamp(0, 1)
 
 
-def _relabel(mask: Labels, labels: Mapping[int, int], path: Path) -> Labels:
+def _relabel(numbers: Labels, labels: Mapping[int, int], path: Path) -> Labels:
     """Replace the numbers of a mask by their labels.
 
     Raises:
-        ValueError: A number has no label.
+        InputError: A number has no label.
     """
-    unknown = np.iinfo(np.int32).min
-    largest = min(max(labels), 2**16)  # a mask has 16 bits
-    table = np.full(largest + 2, unknown, dtype=np.int32)
-    for number, label in labels.items():
-        if 0 <= number <= largest:
-            table[number] = label
-    relabeled = table[np.minimum(mask, largest + 1)]
-    if (wrong := relabeled == unknown).any():
-        row, column = np.argwhere(wrong)[0]
-        number = mask[row, column]
-        raise ValueError(
-            f"{path}: expected labels {_ranges(labels)}, but got {number}"
-            f" at {int((mask == number).sum())} pixels, first at row {row}, column {column}"
+    known = np.array(sorted(labels))
+    place = np.searchsorted(known, numbers).clip(max=len(known) - 1)
+    if (wrong := known[place] != numbers).any():
+        first = tuple(np.argwhere(wrong)[0].tolist())
+        listed = list(labels)
+        raise InputError(
+            f"{path}: expected labels {listed[0]} to {listed[-2]} or {listed[-1]}, but got {numbers[first]} at"
+            f" {int((numbers == numbers[first]).sum())} pixels, first at {list(first)}"
         )
-    fits = min(labels.values()) >= 0 and max(labels.values()) <= 255
-    return relabeled.astype(np.uint8) if fits else relabeled
+    values = np.array([labels[number] for number in known.tolist()])
+    fits = values.min() >= 0 and values.max() <= 255  # a cache holds bytes then
+    return values.astype(np.uint8 if fits else np.int32)[place]
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in words, such as "0 to 10 or 255"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return " or ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+def _change_image(
+    image: Pixels, mask: Labels, size: tuple[int, ...], augment: Augment, rng: np.random.Generator
+) -> tuple[Pixels, Labels]:
+    """Flip an image at random, and resize it to a random multiple of a size."""
+    if rng.random() < augment.flip:
+        image, mask = image[:, ::-1], mask[:, ::-1]
+    factor = rng.uniform(*augment.scale)
+    # From the file's size to the final one in one step: resampling twice would blur the image.
+    rows, columns = (max(1, round(length * factor)) for length in size)
+    return resize(image, rows, columns), _resize_mask(mask, rows, columns)
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
@@ -313,7 +246,7 @@ def _resize_mask(mask: Labels, height: int, width: int) -> Labels:
     return np.asarray(mask[row[:, None], column])
 
 
-def place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[slice, slice]:
+def _place_axis(have: int, want: int, rng: np.random.Generator | None) -> tuple[slice, slice]:
     """Crop or pad an axis at random, or around its center; return where to read and where to write."""
     rest = have - want
     offset = rest // 2 if rng is None else int(rng.integers(min(0, rest), max(0, rest), endpoint=True))
@@ -338,7 +271,6 @@ def _jitter(image: npt.NDArray[np.float32], strength: float, rng: np.random.Gene
     return np.clip(image, 0, 1)
 
 
-def _to_tensor(image: npt.NDArray[np.float32]) -> Tensor:
-    """Normalize RGB in [0, 1], [H, W, 3], to a tensor [3, H, W]."""
-    normalized = (image - np.asarray(MEAN, np.float32)) / np.asarray(STD, np.float32)
-    return torch.from_numpy(np.ascontiguousarray(normalized.transpose(2, 0, 1)))
+def _standardize(image: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Normalize RGB in [0, 1], [H, W, 3]."""
+    return (image - np.asarray(MEAN, np.float32)) / np.asarray(STD, np.float32)

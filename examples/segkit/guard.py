@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from pathlib import Path
 from typing import Literal
@@ -11,26 +10,21 @@ from typing import Literal
 import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor, nn
+from torch import nn
 
 from edgeloss import diagnose
 from edgeloss.io import atomic_write
 from segkit.checkpoint import save_checkpoint
-from segkit.loader import MicroBatch
 from segkit.module import SegmentationModule
-
-
-class NonFiniteLossError(RuntimeError):
-    """The loss, or its gradient, became nan or infinite."""
 
 
 class NanGuard(Callback):
     """Check loss and gradient of every step before they reach the weights.
 
     For a step whose loss or gradient norm is not finite, it writes to ``nan/``: ``step_N.pt``, the batch with its
-    logits; ``step_N.txt`` and ``step_N.json``, the diagnosis of `edgeloss.diagnose`; and ``step_N.png``, the gradient
-    of the loss per pixel. All processes decide the same; those whose batch is the cause save it, as ``step_N_rank_R``,
-    or all of them if no batch is. In float16, whose scaler skips infinite gradients itself, only the loss is checked.
+    logits; ``step_N.txt``, the diagnosis of `edgeloss.diagnose`; and ``step_N.png``, the gradient of the loss per
+    pixel. All processes decide the same; those whose batch is the cause save it, as ``step_N_rank_R``, or all of them
+    if no batch is. In float16, whose scaler skips infinite gradients itself, only the loss is checked.
 
     Args:
         action: "stop" raises at the first such step; "skip" counts it and continues without it.
@@ -46,8 +40,6 @@ class NanGuard(Callback):
         if limit < 0 or in_a_row < 1:
             raise ValueError(f"limit, in_a_row: expected limit >= 0 and in_a_row >= 1, but got {limit} and {in_a_row}")
         self.action, self.limit, self.in_a_row = action, limit, in_a_row
-        self.skipped = 0
-        self.message = ""
         self._saved = 0
         self._row = 0  # steps skipped since the last good one
 
@@ -57,10 +49,10 @@ class NanGuard(Callback):
         """Check a step; a step to skip loses its gradients, so that the optimizer changes nothing.
 
         Raises:
-            NonFiniteLossError: With ``action="stop"``, or for too many skipped steps in a row.
+            FloatingPointError: With ``action="stop"``, or for too many skipped steps in a row.
         """
         assert pl_module.last_step is not None
-        batch, logits, loss = pl_module.last_step
+        batch, _, loss = pl_module.last_step
         norm = nn.utils.get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None])
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         values = {"loss": loss.item(), "gradient": 0.0 if is_scaled else norm.item()}
@@ -72,58 +64,40 @@ class NanGuard(Callback):
             return
         step = trainer.global_step + 1
         cause = f"the {bad[0]} is {values[bad[0]]}" if bad else "loss or gradient of another rank is not finite"
-        self.message = f"epoch {trainer.current_epoch + 1}: {cause} at step {step} on {', '.join(batch.names)}"
+        message = f"epoch {trainer.current_epoch + 1}: {cause} at step {step} on {', '.join(batch.names)}"
         if self._saved < self.limit:
             self._saved += 1
-            path = self._save(trainer, pl_module, batch, logits, values)
+            path = self._save(trainer, pl_module, values)
             if path is not None:
-                self.message += f"; the batch is in {path}, the diagnosis in {path.stem}.txt"
+                message += f"; the batch is in {path}, the diagnosis in {path.stem}.txt"
         if self.action == "stop":
-            raise NonFiniteLossError(self.message)
-        self.skipped += 1
+            raise FloatingPointError(message)
         self._row += 1
         if self._row >= self.in_a_row:
-            raise NonFiniteLossError(f"{self._row} steps in a row, so the weights are the cause: {self.message}")
+            raise FloatingPointError(f"{self._row} steps in a row, so the weights are the cause: {message}")
         optimizer.zero_grad()
         if trainer.is_global_zero:
-            print(f"skipped a step: {self.message}", flush=True)
+            print(f"skipped a step: {message}", flush=True)
 
-    def _save(
-        self,
-        trainer: Trainer,
-        module: SegmentationModule,
-        batch: MicroBatch,
-        logits: Tensor,
-        values: dict[str, float],
-    ) -> Path | None:
+    def _save(self, trainer: Trainer, module: SegmentationModule, values: dict[str, float]) -> Path | None:
         """Write the batch and its diagnosis if it is the cause; return its file."""
+        batch, logits, _ = module.last_step
         criterion = copy.copy(module.criterion)
         criterion.sync_normalizer = False  # only some ranks diagnose: a collective would wait forever
-        with torch.inference_mode(False), torch.enable_grad():
-            diagnosis = diagnose(criterion, logits, batch.labels)
+        diagnosis = diagnose(criterion, logits, batch.labels)
         is_fine = diagnosis.ok and math.isfinite(values["loss"])
         if trainer.strategy.reduce_boolean_decision(not is_fine, all=False) and is_fine:
             return None
         step = trainer.global_step + 1
-        details = {
-            "step": step,
-            "names": list(batch.names),
-            "loss": _for_json(values["loss"]),
-            "gradient_norm": _for_json(values["gradient"]),
-            "from_the_network": is_fine,
-            "diagnosis": diagnosis.to_dict(),
-        }
-        tensors = {"images": batch.images, "logits": logits, "target": batch.labels}
         rank = f"_rank_{trainer.global_rank}" * (trainer.world_size > 1)
         path = Path(trainer.default_root_dir) / "nan" / f"step_{step}{rank}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
+        details = {"step": step, "names": batch.names, "loss": values["loss"], "gradient_norm": values["gradient"]}
+        tensors = {"images": batch.images, "logits": logits, "target": batch.labels}
         # Copies, since of a view all of its storage would be written.
-        copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
-        save_checkpoint(path, details | copies)
+        save_checkpoint(path, details | {key: value.to("cpu", copy=True) for key, value in tensors.items()})
         with atomic_write(path.with_suffix(".txt")) as file:
             file.write(f"{diagnosis}\n{_FROM_THE_NETWORK * is_fine}".encode())
-        with atomic_write(path.with_suffix(".json")) as file:
-            file.write(json.dumps(details, indent=1, allow_nan=False).encode())
         if diagnosis.gradient is not None:
             with atomic_write(path.with_suffix(".png")) as file:
                 diagnosis.figure().savefig(file, format="png")
@@ -135,8 +109,3 @@ _FROM_THE_NETWORK = (
     " backward pass: look for operations without a finite derivative, such as sqrt or norm at 0, or a masked division"
     " by 0.\n"
 )
-
-
-def _for_json(value: float) -> float | str:
-    """Return nan and inf as words, which strict JSON can store."""
-    return value if math.isfinite(value) else str(value)

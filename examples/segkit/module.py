@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from edgeloss import EdgeAwareLoss
+from edgeloss.options import Options
 from segkit.loader import MicroBatch, mixed_seed
 from segkit.model import UNet
 from segkit.schedule import Kind, edge_weight, lr_factor
-from segkit.scores import LossFigures, flatten, gradient_shares, total_loss, validation_metrics
+from segkit.scores import flatten, gradient_shares, loss_figures, validation_metrics
+
+TERMS = ("cross_entropy", "same_side", "other_side", "region")
+FIGURES = [f"{stage}/{name}" for stage in ("train", "val") for name in (*TERMS, "edge", "edge_fraction")]
+FIGURES += ["train/loss", "lr", "edge_weight", *(f"train/gradient_share/{name}" for name in TERMS)]
+FIGURES += ["val/accuracy", "val/edge_accuracy", "val/interior_accuracy"]
 
 
 class SegmentationModule(LightningModule):
@@ -31,7 +38,6 @@ class SegmentationModule(LightningModule):
         dims: 2 for images, 3 for volumes.
         width: Channels at full resolution, a multiple of 8; doubled at each level.
         levels: Number of resolutions.
-        output_stride: Image pixels per logit along each axis: 1, 2, 4 ...; the loss upsamples the logits.
         channels_last: Use this memory format, in which convolutions are faster.
         compile: Compile the network with torch.compile.
         lr: Peak learning rate of AdamW.
@@ -52,7 +58,6 @@ class SegmentationModule(LightningModule):
         dims: int = 2,
         width: int = 16,
         levels: int = 5,
-        output_stride: int = 1,
         channels_last: bool = True,
         compile: bool = False,  # noqa: A002  (an option's name)
         lr: float = 0.003,
@@ -67,33 +72,31 @@ class SegmentationModule(LightningModule):
         """Build the network."""
         super().__init__()
         self.classes, self.shares_every, self.seed = classes, shares_every, seed
-        self.options = {"width": width, "levels": levels, "output_stride": output_stride}
-        self.options |= {"dims": dims, "in_channels": 3 if dims == 2 else 1}
+        self.options = {"width": width, "levels": levels, "dims": dims, "in_channels": 3 if dims == 2 else 1}
         formats = {2: torch.channels_last, 3: torch.channels_last_3d}
         self.memory_format = formats[dims] if channels_last else torch.contiguous_format
         self.network = UNet(len(classes), **self.options).to(memory_format=self.memory_format)
         if compile:
             self.network.compile()
-        loss.ignore_index, loss.upsample, loss.sync_normalizer = ignore_index, True, True
+        loss.ignore_index, loss.sync_normalizer = ignore_index, True
         loss.eval()(torch.zeros(1, len(classes), *[1] * dims), torch.zeros(1, *[1] * dims, dtype=torch.int64))  # checks
         if hasattr(loss, "edge_counts") and not len(loss.edge_counts):  # averages of weights need its final size
             loss.edge_counts = torch.zeros(len(classes), dtype=torch.int64)
         self.criterion = loss.train()
         self.full_edge_weight = loss.edge_weight
+        weights = Options.from_attributes(loss).term_weights()
+        self.weights = {name: weight for name, weight in weights.items() if weight}
         self._edge_weight = partial(edge_weight, weight=loss.edge_weight, kind=edge_schedule, warmup=edge_warmup)
         self._optimizer = partial(torch.optim.AdamW, lr=lr, weight_decay=weight_decay)
         self._warmup, self._power = warmup, power
         self._normalizer: tuple[Tensor, Tensor] | None = None
         self.last_step: tuple[MicroBatch, Tensor, Tensor] | None = None  # batch, logits and loss, for a guard
         # Their sums are in checkpoints, so the figures of a resumed epoch are those of the whole epoch.
-        names = ("loss", "cross_entropy", "same_side", "other_side", "edge", "region", "edge_fraction")
-        shares = tuple(f"gradient_share/{name}" for name in ("cross_entropy", "same_side", "other_side", "region"))
-        self.means = nn.ModuleDict({name: _persistent_mean() for name in (*names, "lr", "edge_weight", *shares)})
-        self.figures = LossFigures(loss)
+        self.means = nn.ModuleDict({name: _mean() for name in FIGURES})
         self.scores = validation_metrics(len(classes), ignore_index, loss.spacing)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits [B, C, *S / output_stride] of images [B, K, *S]."""
+        """Return the logits [B, C, *S] of images [B, K, *S]."""
         logits: Tensor = self.network(images.contiguous(memory_format=self.memory_format))
         return logits
 
@@ -119,6 +122,8 @@ class SegmentationModule(LightningModule):
         logits = self(batch.images)
         with torch.autocast(self.device.type, enabled=False):
             loss, terms = self.criterion(logits, batch.labels, normalizer=self._normalizer, return_terms=True)
+        if not self.criterion.region_weight:
+            del terms["region"]
         if self.last_step is None or self.last_step[2].isfinite():
             self.last_step = batch, logits.detach(), loss.detach()
         self._log_step(batch, logits, terms, batch_idx)
@@ -126,23 +131,29 @@ class SegmentationModule(LightningModule):
 
     def _log_step(self, batch: MicroBatch, logits: Tensor, terms: dict[str, Tensor], batch_idx: int) -> None:
         """Add the figures of a micro-batch to the means of the epoch."""
-        valid = (batch.labels != self.criterion.ignore_index).sum()
-        weights = dict.fromkeys(terms, batch.step_images / batch.parts) | {"edge_fraction": valid}
-        figures = {name: value if name == "edge_fraction" else value * batch.parts for name, value in terms.items()}
-        figures["loss"] = total_loss(figures, self.criterion, self.full_edge_weight)
-        figures |= {"lr": self.optimizers().param_groups[0]["lr"], "edge_weight": self.criterion.current_edge_weight}
+        criterion, share = self.criterion, batch.step_images / batch.parts
+        figures = {f"train/{name}": (term * batch.parts, share) for name, term in terms.items()}
+        valid = (batch.labels != criterion.ignore_index).sum()
+        figures["train/edge_fraction"] = terms["edge_fraction"], valid
+        figures["train/loss"] = self._loss(terms) * batch.parts, share
+        figures["lr"] = self.optimizers().param_groups[0]["lr"], share
+        figures["edge_weight"] = criterion.current_edge_weight, share
         if self.shares_every and batch_idx % (self.shares_every * self.trainer.accumulate_grad_batches) == 0:
-            shares = gradient_shares(self.criterion, logits, batch.labels)
-            figures |= {f"gradient_share/{name}": share for name, share in shares.items()}
-        for name, figure in figures.items():
-            if name == "region" and not self.criterion.region_weight:
-                continue
+            shares = gradient_shares(criterion, logits, batch.labels)
+            figures |= {f"train/gradient_share/{name}": (value, share) for name, value in shares.items()}
+        self._add(figures)
+        for name in figures:
+            self.log(name, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+
+    def _loss(self, terms: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+        """Return the loss that is made of terms, with the edge weight in full."""
+        return sum(weight * terms[name] for name, weight in self.weights.items() if name in terms)
+
+    def _add(self, figures: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add figures and their weights to the means of the epoch."""
+        for name, (figure, weight) in figures.items():
             value = torch.as_tensor(figure, dtype=torch.float32, device=self.device).detach()
-            self.means[name].update(
-                value.where(value.isfinite(), torch.nan), weights.get(name, batch.step_images / batch.parts)
-            )
-            key = name if name in ("lr", "edge_weight") else f"train/{name}"
-            self.log(key, self.means[name], on_step=False, on_epoch=True, batch_size=batch.step_images)
+            self.means[name].update(value.where(value.isfinite(), torch.nan), weight)
 
     # ----------------------------------------------------------------------------------------------------- validation
 
@@ -153,15 +164,20 @@ class SegmentationModule(LightningModule):
     def validation_step(self, batch: MicroBatch, batch_idx: int) -> None:
         """Count a batch."""
         with torch.autocast(self.device.type, enabled=False):
-            self.scores.update(self.figures(self(batch.images), batch.labels), batch.labels)
+            logits = self(batch.images)
+            figures = loss_figures(self.criterion, logits, batch.labels)
+            self._add({f"val/{name}": figure for name, figure in figures.items()})
+            self.scores.update(logits.argmax(1), batch.labels)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the figures of the whole set; those that it has nothing to measure for are left out."""
-        figures = self.figures.compute() | flatten(self.scores.compute(), self.classes)
-        figures = {f"val/{name}": value for name, value in figures.items() if value is not None}
-        self.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items()})
-        self.figures.reset()
-        self.scores.reset()
+        """Log the figures of the whole set; those that it has nothing to measure for are nan."""
+        means = {name: mean for name, mean in self.means.items() if name.startswith("val/") and mean.update_called}
+        figures = {name.removeprefix("val/"): mean.compute() for name, mean in means.items()}
+        figures["loss"] = self._loss({name: figure for name, figure in figures.items() if not figure.isnan()})
+        figures |= flatten(self.scores.compute(), self.classes)
+        self.log_dict({f"val/{name}": figure for name, figure in figures.items()})
+        for metric in (*means.values(), self.scores):
+            metric.reset()
 
     # ------------------------------------------------------------------------------------------------------ optimizer
 
@@ -186,7 +202,7 @@ class SegmentationModule(LightningModule):
         }
 
 
-def _persistent_mean() -> MeanMetric:
+def _mean() -> MeanMetric:
     mean = MeanMetric(nan_strategy="ignore")
     mean.persistent(True)
     return mean

@@ -76,13 +76,12 @@ class LastCheckpoint(Checkpoint):
     """Write last.ckpt after each epoch, with its validation, and on request between its steps.
 
     Args:
-        dirpath: The folder.
         every_n_train_steps: Distance between steps with a checkpoint; 0 for none within an epoch.
     """
 
-    def __init__(self, dirpath: str | None = None, every_n_train_steps: int = 0) -> None:
-        """Store the options."""
-        self.dirpath, self.every = dirpath, every_n_train_steps
+    def __init__(self, every_n_train_steps: int = 0) -> None:
+        """Store the option."""
+        self.every = every_n_train_steps
         self._step = 0  # of the last checkpoint
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:  # noqa: ANN401
@@ -97,7 +96,7 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         self._step = trainer.global_step
-        trainer.save_checkpoint(Path(self.dirpath or trainer.default_root_dir) / "last.ckpt")
+        trainer.save_checkpoint(Path(trainer.default_root_dir) / "last.ckpt")
 
 
 class CompleteCheckpoints(TorchCheckpointIO):
@@ -139,8 +138,7 @@ class TrainCLI(LightningCLI):
         options = {"filename": "best", "monitor": "val/boundary_f1_1", "mode": "max", "enable_version_counter": False}
         options |= {"save_on_train_epoch_end": True, "auto_insert_metric_name": False}
         parser.set_defaults({f"best.{option}": value for option, value in options.items()})
-        for name in ("best", "last"):
-            parser.link_arguments("trainer.default_root_dir", f"{name}.dirpath")
+        parser.link_arguments("trainer.default_root_dir", "best.dirpath")
         parser.set_defaults({"model.loss": {"class_path": "edgeloss.EdgeAwareLoss"}})
         for target in ("data", "model"):
             parser.link_arguments("seed_everything", f"{target}.seed", compute_fn=int)
@@ -199,5 +197,6 @@ def quiet() -> None:
         ".*isinstance.treespec, LeafSpec.*",
         ".*`srun` command.*",
         ".*lr_scheduler.step.*",
+        ".*your dataloader is not resumable.*",  # it continues at the trainer's position
     ):
         warnings.filterwarnings("ignore", message)

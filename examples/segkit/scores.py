@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from edgeloss import EdgeAwareLoss
@@ -52,7 +50,7 @@ def validation_metrics(
     )
 
 
-def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, float | None]:
+def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, Tensor]:
     """Convert the results of `validation_metrics` to figures of a table.
 
     Args:
@@ -61,15 +59,39 @@ def flatten(results: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, 
 
     Returns:
         For each metric the mean over the classes that occur, under its name, or ``miou`` for ``iou``; for those in
-        `BY_CLASS` also each class, as ``iou/CLASS``. None where there is nothing to measure.
+        `BY_CLASS` also each class, as ``iou/CLASS``. nan where there is nothing to measure.
     """
-    figures: dict[str, float | None] = {}
-    for metric, scores in results.items():
-        values = [None if math.isnan(value) else value for value in scores.tolist()]
-        present = [value for value in values if value is not None]
-        figures["miou" if metric == "iou" else metric] = sum(present) / len(present) if present else None
-        if metric in BY_CLASS:
-            figures |= {f"{metric}/{name}": value for name, value in zip(classes, values, strict=True)}
+    figures = {"miou" if metric == "iou" else metric: scores.nanmean() for metric, scores in results.items()}
+    return figures | {f"{metric}/{name}": results[metric][k] for metric in BY_CLASS for k, name in enumerate(classes)}
+
+
+def loss_figures(criterion: EdgeAwareLoss, logits: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the terms of the loss, and accuracies, of a batch of a validation set.
+
+    Edge pixels are those with a neighbor (of 8) of another class, for any radius of the criterion, so that all losses
+    are compared on the same pixels.
+
+    Args:
+        criterion: the loss; with ``reduction="mean"``.
+        logits: [B, C, *S].
+        labels: [B, *S].
+
+    Returns:
+        Each figure with its weight: the weighted means over all batches and processes are the figures of all of them as
+        one batch. What a batch does not have is nan, with weight 0.
+    """
+    options = {**criterion.options(training=False), "sync_normalizer": False}
+    _, terms = edge_aware_loss(logits, labels, **options, return_terms=True)
+    names = ("weight", "edge_class_weight", "ignore_index", "radius")
+    weight, edges = normalizers(labels, **{name: options[name] for name in names})
+    border = loss_maps(logits, labels, ignore_index=criterion.ignore_index).edge_mask
+    valid, correct = labels != criterion.ignore_index, logits.argmax(1) == labels
+    weights = dict.fromkeys(terms, edges) | {"cross_entropy": weight, "region": weight, "edge_fraction": valid.sum()}
+    figures = {name: (term, torch.as_tensor(weights[name])) for name, term in terms.items()}
+    if not criterion.region_weight:
+        del figures["region"]
+    for name, where in {"accuracy": valid, "edge_accuracy": border, "interior_accuracy": valid & ~border}.items():
+        figures[name] = (correct & where).sum() / where.sum(), where.sum()
     return figures
 
 
@@ -96,86 +118,14 @@ def gradient_shares(criterion: EdgeAwareLoss, logits: Tensor, target: Tensor) ->
         weights["region"] = "region_weight"
     squares = []
     for kept in weights.values():
-        term = copy.copy(criterion)
-        term.edge_weight = criterion.options()["edge_weight"]
-        term.training = False  # the step has counted its edge pixels
-        for name in weights.values():
-            if name != kept:
-                setattr(term, name, 0.0)
+        others = {name: 0.0 for name in weights.values() if name != kept}
         leaf = logits.clone().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(term(leaf, target), leaf)
+            loss = edge_aware_loss(leaf, target, **criterion.options() | others)
+        (gradient,) = torch.autograd.grad(loss, leaf)
         squares.append(torch.linalg.vector_norm(gradient).double().square())
     totals = torch.stack(squares)
     if dist.is_initialized():
         dist.all_reduce(totals)
     norms = totals.sqrt().tolist()
     return {name: norm / (sum(norms) or 1.0) for name, norm in zip(weights, norms, strict=True)}
-
-
-class LossFigures(Metric):
-    """Loss, terms and accuracies of a validation set, as if all of it were one batch.
-
-    All figures are sums over sums, over all processes, not means of means. Edge pixels are those with a neighbor (of 8)
-    of another class, for any radius of the criterion, so that all losses are compared on the same pixels.
-
-    Args:
-        criterion: the loss; with ``reduction="mean"``.
-    """
-
-    names = ("cross_entropy", "same_side", "other_side", "edge", "region")
-    names += ("edge_fraction", "accuracy", "edge_accuracy", "interior_accuracy")
-
-    def __init__(self, criterion: EdgeAwareLoss) -> None:
-        """Begin with empty sums."""
-        super().__init__()
-        self._criterion = [criterion]  # not a part of this module
-        for name in ("parts", "wholes"):
-            self.add_state(name, torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum")
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Add a batch, and return the predicted labels."""
-        self.update(logits, labels)
-        return self._prediction
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch of logits [B, C, *S] and labels [B, *S]."""
-        criterion = self._criterion[0]
-        ignore = criterion.ignore_index
-        options = {**criterion.options(training=False), "sync_normalizer": False}
-        _, maps, terms = edge_aware_loss(logits, labels, **options, return_maps=True, return_terms=True)
-        names = ("weight", "edge_class_weight", "ignore_index", "radius")
-        weight, edges = normalizers(labels, **{name: options[name] for name in names})
-        border = loss_maps(logits, labels, ignore_index=ignore, upsample=True).edge_mask
-        if logits.shape[2:] != labels.shape[1:]:
-            mode = "trilinear" if labels.dim() == 4 else "bilinear"
-            logits = F.interpolate(logits.float(), labels.shape[1:], mode=mode)
-        self._prediction = logits.argmax(1)
-        valid, correct = labels != ignore, self._prediction == labels
-        ratios = [
-            (terms["cross_entropy"] * weight, weight),
-            *((terms[name] * edges, edges) for name in ("same_side", "other_side", "edge")),
-            (terms["region"] * weight, weight),
-            (maps.edge_mask.sum(), valid.sum()),
-            (correct.sum(), valid.sum()),
-            ((correct & border).sum(), border.sum()),
-            ((correct & ~border).sum(), (valid & ~border).sum()),
-        ]
-        for state, values in zip((self.parts, self.wholes), zip(*ratios, strict=True), strict=True):
-            state += torch.stack([torch.as_tensor(value, device=state.device).double() for value in values])
-
-    def compute(self) -> dict[str, float | None]:
-        """Return ``loss``, its terms, and the accuracies; None where there is nothing to measure."""
-        pairs = zip(self.names, self.parts.tolist(), self.wholes.tolist(), strict=True)
-        means = {name: part / whole if whole else None for name, part, whole in pairs}
-        criterion = self._criterion[0]
-        loss = total_loss(means, criterion, criterion.edge_weight)
-        if not criterion.region_weight:
-            del means["region"]
-        return {"loss": loss, **means}
-
-
-def total_loss(terms: Mapping[str, Any], criterion: EdgeAwareLoss, edge_weight: float) -> Any:  # noqa: ANN401
-    """Return the loss that is made of terms, with a weight of the edge terms."""
-    weights = {"cross_entropy": criterion.ce_weight, "edge": edge_weight, "region": criterion.region_weight}
-    return sum(weight * value for name, weight in weights.items() if (value := terms.get(name)) is not None)

@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sample_results import PLAN
 
-from quality.runs import Place
+from quality.runs import Place, Run, runs_of
+from quality.training import finish
 
 SHAPES = Path(__file__).parents[2] / "data" / "shapes"
 
@@ -27,4 +29,14 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(shapes: Path, tmp_path: Path) -> Place:
-    return Place(shapes.parent, None, tmp_path / "results.jsonl", tmp_path / "state")
+    return Place(shapes.parent, tmp_path / "results.jsonl", tmp_path / "state")
+
+
+@pytest.fixture(scope="session")
+def trained(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, list[Run]]:
+    """Train the two runs of PLAN."""
+    folder = tmp_path_factory.mktemp("trained")
+    place, runs = Place(shapes.parent, folder / "results.jsonl", folder / "state"), runs_of(PLAN)
+    for run in runs:
+        finish(run, place)
+    return place, runs

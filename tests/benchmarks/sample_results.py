@@ -33,3 +33,9 @@ RESULTS = [
     result_of("cpg", 1, None),
     result_of("abl", 0, None),
 ]
+
+# Of the runs that the fixture `trained` trains.
+PLAN = {
+    "data": {"shapes": {"epochs": 1, "size": [24, 32]}},
+    "runs": [{"loss": "ce", "seeds": [0]}, {"loss": "ours", "seeds": [0], "options": {"class_balance": 1}}],
+}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from baselines.boundary import boundary, signed_distance
 from baselines.common import cross_entropy
 from baselines.control import edge_weights
 from baselines.cpg import cpg, sobel
-from baselines.recipes import RECIPES, TITLES, Progress, completed, make
+from baselines.recipes import RECIPES, Given, Progress, completed, make
 from baselines.relational import relational
 from edgeloss.functional import balanced_edge_class_weight, edge_aware_loss
 
@@ -199,14 +197,6 @@ def test_active_boundary_pushes_towards_the_labels() -> None:
     assert logits.grad[0, 1, 0, 11] > 0
 
 
-def test_sobel() -> None:
-    ramp = torch.arange(5.0).expand(4, 5)
-    right, down = sobel(torch.stack([ramp, ramp])[None])[0, 1]
-    # (1 + 2 + 1) / 2 · 2 inside, half of it where the border is replicated
-    torch.testing.assert_close(right, torch.tensor([2.0, 4, 4, 4, 2]).expand(4, 5))
-    torch.testing.assert_close(down, torch.zeros(4, 5))
-
-
 def test_sobel_is_a_convolution() -> None:
     kernel = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 2
     x = torch.randn(2, 3, 5, 7)
@@ -307,7 +297,7 @@ def test_extremes_are_finite(name: str, kind: str, scene: tuple[Tensor, Tensor])
         assert not gradient.any()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if "pixel_weight" in signature(RECIPES[name]).parameters])
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.k is not None])
 def test_balance_of_every_loss(name: str, scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
     labels: dict[str, Any] = {"targets": target.split(1), "num_classes": 3}
@@ -323,13 +313,12 @@ def test_balance_of_every_loss(name: str, scene: tuple[Tensor, Tensor]) -> None:
     seen = []
     recipe = RECIPES[name]
 
-    @functools.wraps(recipe)
-    def spy(*args: Any, **options: Any) -> Tensor:
-        seen.append(options["pixel_weight"])
-        return recipe(*args, **options)
+    def spy(logits: Tensor, target: Tensor, given: Given, **options: Any) -> Tensor:
+        seen.append(given.pixel_weight)
+        return recipe.loss(logits, target, given, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(RECIPES, name, spy)
+        patch.setitem(RECIPES, name, recipe._replace(loss=spy))
         balanced = loss(k=3, class_balance=1)
     assert torch.equal(seen[0], weight)
     assert not torch.isclose(balanced, loss(k=1e-9))  # the weights have an effect
@@ -359,23 +348,6 @@ def test_schedules(scene: tuple[Tensor, Tensor]) -> None:
             torch.testing.assert_close(added, weight * term(logits, target, ignore_index=VOID), rtol=1e-4, atol=1e-6)
 
 
-def test_schedule_of_ours(scene: tuple[Tensor, Tensor]) -> None:
-    logits, target = scene
-
-    def loss(step: int, **options: float) -> Tensor:
-        return make("ours", options, VOID)(logits, target, Progress(step, 10))
-
-    scheduled = {"edge_weight": 1.0, "start": 0.5, "final_edge_weight": 0.0}
-    torch.testing.assert_close(loss(4, **scheduled), cross_entropy(logits, target, VOID))
-    torch.testing.assert_close(loss(5, **scheduled), loss(0, edge_weight=1.0))
-    torch.testing.assert_close(loss(8, **scheduled), loss(0, edge_weight=0.4))
-
-
-def test_ours_with_the_weights_of_the_control(scene: tuple[Tensor, Tensor]) -> None:
-    ours, control = make("ours", {"edge_weight": 0, "k": 3}, VOID), make("weighted", {"k": 3}, VOID)
-    torch.testing.assert_close(ours(*scene, Progress()), control(*scene, Progress()))
-
-
 def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
     logits, target = scene
     classes = logits.shape[1]
@@ -392,7 +364,6 @@ def test_balanced_classes(scene: tuple[Tensor, Tensor]) -> None:
 
 
 def test_options() -> None:
-    assert TITLES.keys() == RECIPES.keys()
     assert completed("weighted", {"k": 2}) == {"k": 2.0, "class_balance": 0.0}
     assert completed("ce", {}) == {}  # as before there were these options: runs keep their names
     assert completed("dice", {"k": 2}) == {"weight": 1.0, "k": 2.0, "class_balance": 0.0}

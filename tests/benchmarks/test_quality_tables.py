@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from sample_results import RESULTS, result_of
 
-from quality.intervals import holm, interval, p_value
-from quality.tables import markdown, summarize
+from quality.runs import Run, key_of, run_of
+from quality.tables import compare, holm, markdown, rows_of, summarize
+from result_table import add_rows, read_rows
 
 
-def test_interval() -> None:
+def test_interval_and_p_value() -> None:
     # 0.03, 0.04, 0.02: deviation 0.01, and t of two degrees of freedom is 4.302653.
-    low, high = interval([0.03, 0.04, 0.02])
-    assert low == pytest.approx(0.03 - 4.302653 * 0.01 / math.sqrt(3))
-    assert high == pytest.approx(0.03 + 4.302653 * 0.01 / math.sqrt(3))
-    assert interval([0.03]) is None
-
-
-def test_p_value() -> None:
+    found = compare([0.03, 0.04, 0.02])
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert found["interval"] == pytest.approx((0.03 - half, 0.03 + half))
     # t = 0.03 / (0.01 / √3) = 5.196152; for two degrees of freedom p = 1 - t / √(t² + 2)
-    assert p_value([0.03, 0.04, 0.02]) == pytest.approx(1 - math.sqrt(27 / 29))
-    assert p_value([0.03]) is None
-    assert [p_value([0.5, 0.5]), p_value([0.0, 0.0])] == [0, 1]
+    assert found["p"] == pytest.approx(1 - math.sqrt(27 / 29))
+    assert compare([0.03]) == {"values": [0.03], "mean": 0.03, "interval": None, "p": None}
+    assert [compare([0.5, 0.5])["p"], compare([0.0, 0.0])["p"]] == [0, 1]
 
 
 def test_holm() -> None:
@@ -37,7 +36,7 @@ def test_earlier_results_lack_metrics() -> None:
     for result in results[:3]:
         del result["metrics"]["ece"], result["metrics"]["hd95"]
     results[3]["metrics"]["hd95"] = None  # no class occurs in both
-    text = markdown({"all": results}, "cross-entropy", ["miou", "ece", "hd95"])
+    text = markdown({"camvid": results}, "cross-entropy", ["miou", "ece", "hd95"])
     assert "| camvid | cross-entropy | 2 | 55.00 ± 7.07 | – | – |" in text
     assert "| camvid | edgeloss | 2 | 55.00 ± 7.07 | 60.00 | – |" in text
     assert "| camvid | edgeloss | 2 | +0.00 [+0.00, +0.00], p 1.000 | – | – |" in text
@@ -45,13 +44,13 @@ def test_earlier_results_lack_metrics() -> None:
 
 def test_metrics_with_units_are_no_percentages() -> None:
     results = [result_of("ce", 0, 0.25), result_of("ours", 0, 0.5)]
-    text = markdown({"all": results}, "cross-entropy", ["nll", "ece"])
+    text = markdown({"camvid": results}, "cross-entropy", ["nll", "ece"])
     assert "| camvid | cross-entropy | 1 | 0.25 | 25.00 |" in text
     assert "| camvid | edgeloss | 1 | +0.25 | +25.00 |" in text
 
 
 def test_table() -> None:
-    text = markdown({"all": RESULTS}, "cross-entropy", ["miou"])
+    text = markdown({"camvid": RESULTS}, "cross-entropy", ["miou"])
     scores, differences = (
         {cells[1]: cells[2:] for line in part.splitlines()[2:] if (cells := line.strip("| ").split(" | "))}
         for part in text.split("\n\n")[1::2]
@@ -70,9 +69,6 @@ def test_table() -> None:
 
 def test_data_sets_one_below_the_other() -> None:
     results = {data: [result_of("ce", 0, 0.4), result_of("ours", 0, score)] for data, score in (("a", 0.5), ("b", 0.3))}
-    for data, rows in results.items():
-        for row in rows:
-            row["run"]["data"] = data
     scores, differences = markdown(results, "cross-entropy", ["f1_1"]).split("\n\n")[1::2]
     assert scores.splitlines() == [
         "| data | loss | seeds | boundary F1 1 px |",
@@ -83,6 +79,20 @@ def test_data_sets_one_below_the_other() -> None:
         "| b | edgeloss | 1 | 30.00 |",
     ]
     assert differences.splitlines()[2:] == ["| a | edgeloss | 1 | +10.00 |", "| b | edgeloss | 1 | -10.00 |"]
+
+
+def test_results_are_grouped_by_settings(tmp_path: Path) -> None:
+    table = tmp_path / "results.jsonl"
+    runs = [Run("ce", {}, 0, data="sstem"), Run("ce", {}, 0), Run("ce", {}, 0, epochs=80)]
+    runs.append(Run("ce", {}, 0, network="efficientnet-lite0"))
+    rows = [{"run": asdict(run), "split": "val"} for run in runs]
+    add_rows(table, rows, key_of)
+    names = ["sstem", "camvid, 15 epochs", "camvid, 80 epochs", "camvid 240 × 180, from scratch"]
+    assert list(rows_of([table], runs)) == names  # in the order of the runs
+    assert list(rows_of([table], runs[:2])) == [*names[:1], "camvid"]
+    add_rows(table, [{"run": asdict(Run("ce", {}, 0, lr=0.1)), "split": "val"}], key_of)
+    with pytest.raises(ValueError, match="expected results of one setting per data set; pass --plan, but got"):
+        rows_of([table], map(run_of, read_rows(table)))
 
 
 def test_another_baseline() -> None:

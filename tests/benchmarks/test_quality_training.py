@@ -4,79 +4,54 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from processes import wait_for_end
 
-from baselines.recipes import Progress
+from baselines.recipes import Progress, Recipe
 from quality.data import open_folder
-from quality.runs import Place, Run, checkpoint_path, key_of
+from quality.runs import Place, Run, key_of
 from quality.scores import METRICS
-from quality.training import Training, execute, finish
+from quality.training import Training, execute, finish, load_network
 from result_table import read_rows
-from segkit.checkpoint import CheckpointError, load_checkpoint
+from segkit.checkpoint import load_checkpoint
 
 TINY: dict[str, Any] = {"data": "shapes", "epochs": 2, "batch": 4, "size": (16, 16)}  # batches of 4, 4 and 2 images
 
 
 def outcome(run: Run, place: Place) -> dict[str, Any]:
     """Return the row of a run without its times."""
-    (row,) = (row for row in read_rows(place.results) if key_of(row) == place.key(run))
+    (row,) = (row for row in read_rows(place.results) if key_of(row) == run.key)
     row["curve"].pop("seconds", None)
     return row
 
 
 def weights(run: Run, place: Place) -> dict[str, torch.Tensor]:
-    return load_checkpoint(checkpoint_path(run, place.state))["model"]
+    return load_checkpoint(place.checkpoint(run))["model"]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_run_repeats(place: Place, shapes: Path, tmp_path: Path) -> None:
-    run = Run("ours", {}, 0, **TINY)
-    again = Place(shapes.parent, None, tmp_path / "again.jsonl", tmp_path / "again")
-    finish(run, place)
-    finish(run, again)
-    assert outcome(run, place) == outcome(run, again)
-    assert same(weights(run, place), weights(run, again))
-    result = outcome(run, place)
-    assert result["images"] == {"train": 10, "evaluated": 3}
-    curve = result["curve"]
-    assert curve["epoch"] == [1, 2]
-    assert len(curve["loss"]) == 2
-    assert result["metrics"].keys() == {*METRICS, "iou"} - {"cldice"}
-    assert METRICS.keys() - curve.keys() == {"hd95", "cldice"}  # slow: at the end only
-    assert all(values[-1] == result["metrics"][name] for name, values in curve.items() if name in METRICS)
-    present = [value for value in result["metrics"]["iou"] if value is not None]
-    assert result["metrics"]["miou"] == pytest.approx(sum(present) / len(present), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("loss", "options"),
     [("affinity", {}), ("module", {"running": 1, "edge_focus": 2})],  # they depend on the step, and on those before
 )
-def test_a_killed_run_goes_on(
-    place: Place,
-    shapes: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    loss: str,
-    options: dict[str, float],
+def test_a_run_repeats_and_goes_on_where_it_was_killed(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, options: dict[str, float]
 ) -> None:
     run = Run(loss, options, 0, **TINY)
     finish(run, place)
-    other = Place(shapes.parent, None, tmp_path / "other.jsonl", tmp_path / "other")
+    other = Place(place.root, tmp_path / "other.jsonl", tmp_path / "other")
     train_epoch = Training.train_epoch
     trained = []
 
@@ -94,6 +69,23 @@ def test_a_killed_run_goes_on(
     assert trained == [0, 1, 1]
     assert outcome(run, other) == outcome(run, place)
     assert same(weights(run, other), weights(run, place))
+    result = outcome(run, place)
+    assert result["images"] == {"train": 10, "evaluated": 3}
+    assert result["metrics"].keys() == {*METRICS, "iou"} - {"cldice"}
+    curve = result["curve"]
+    assert curve["epoch"] == [1, 2]
+    assert curve.keys() >= {"loss", *(["edge_weight"] if loss == "module" else [])}
+    assert METRICS.keys() - curve.keys() == {"hd95", "cldice"}  # slow: at the end only
+    assert all(values[-1] == result["metrics"][name] for name, values in curve.items() if name in METRICS)
+    present = [value for value in result["metrics"]["iou"] if value is not None]
+    assert result["metrics"]["miou"] == pytest.approx(sum(present) / len(present), abs=1e-5)
+
+
+def test_a_trained_run_without_a_row_gets_one(trained: tuple[Place, list[Run]], tmp_path: Path) -> None:
+    place, (run, _) = trained
+    elsewhere = replace(place, results=tmp_path / "again.jsonl")
+    finish(run, elsewhere)
+    assert outcome(run, elsewhere) == outcome(run, place)
 
 
 def test_only_the_loss_differs(place: Place) -> None:
@@ -112,46 +104,6 @@ def test_only_the_loss_differs(place: Place) -> None:
     assert not torch.equal(seen[0][0], seen[2][0])
 
 
-def test_another_split_is_scored_without_training(place: Place, shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run("ce", {}, 0, **TINY)
-    finish(run, place)
-    elsewhere = Place(shapes.parent, shapes / "train", place.results, place.state)
-    monkeypatch.setattr(Training, "train_epoch", lambda training: pytest.fail("trained again"))
-    finish(run, elsewhere)
-    assert elsewhere.key(run) != place.key(run)
-    assert len(read_rows(place.results)) == 2
-    result = outcome(run, elsewhere)
-    assert result["split"] == "train"
-    assert result["images"]["evaluated"] == 10
-    assert result["curve"]["epoch"] == [2]
-    assert result["metrics"] != outcome(run, place)["metrics"]
-
-
-def test_a_finished_run_gets_the_metrics_that_came_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run("ce", {}, 0, **TINY)
-    finish(run, place)
-    expected = outcome(run, place)
-    path = checkpoint_path(run, place.state)
-    state = load_checkpoint(path)
-    del state["curves"]["val"][-1]["metrics"]["hd95"]
-    torch.save(state, path)
-    place.results.unlink()
-    monkeypatch.setattr(Training, "train_epoch", lambda training: pytest.fail("trained again"))
-    finish(run, place)
-    assert outcome(run, place) == expected
-
-
-def test_a_checkpoint_of_another_kind_is_named(place: Place) -> None:
-    run = Run("module", {}, 0, **{**TINY, "epochs": 1})
-    finish(run, place)
-    path = checkpoint_path(run, place.state)
-    checkpoint = load_checkpoint(path)
-    for change in ({"optimizer": None}, {"optimizer": {}}, {"criterion": 3}):
-        torch.save(checkpoint | change, path)
-        with pytest.raises(CheckpointError, match=rf"{path}: expected a checkpoint of this run \("):
-            Training(run, place)
-
-
 def test_held_out_images_are_not_trained_on(place: Place) -> None:
     trainings = [Training(Run(loss, {}, seed, held_out=True, **TINY), place) for loss, seed in (("ce", 0), ("cpg", 1))]
     assert [len(training.chosen) for training in trainings] == [8, 8]
@@ -160,15 +112,12 @@ def test_held_out_images_are_not_trained_on(place: Place) -> None:
     plain = open_folder(place.root / "shapes" / "train", 10, 255, size=(16, 16))
     scored = torch.cat([labels for _, labels in trainings[0].evaluated])
     assert torch.equal(scored, torch.stack([plain[index][1] for index in held_out]))
-
-
-def test_held_out_sections_are_the_last_ones(place: Place) -> None:
-    training = Training(Run("ce", {}, 0, held_out=True, contiguous=True, **TINY), place)
-    assert training.chosen.tolist() == [*range(8)]
+    sections = Training(Run("ce", {}, 0, held_out=True, contiguous=True, **TINY), place)
+    assert sections.chosen.tolist() == [*range(8)]
 
 
 def test_crops(place: Place) -> None:
-    training = Training(Run("ce", {}, 0, **{**TINY, "size": (24, 32), "crop": (8, 16), "crops": 3}), place)
+    training = Training(Run("ce", {}, 0, **{**TINY, "size": None, "crop": (8, 16), "crops": 3}), place)
     batches: list[torch.Tensor] = []
     training.model.register_forward_pre_hook(lambda _, args: batches.append(args[0]))
     steps: list[Progress] = []
@@ -178,13 +127,33 @@ def test_crops(place: Place) -> None:
     assert [batch.shape for batch in batches] == [(4, 3, 8, 16), (4, 3, 8, 16), (2, 3, 8, 16)] * 3
     assert [(progress.step, progress.steps) for progress in steps] == [(step, 18) for step in range(9)]
     assert len(torch.cat(batches).unique(dim=0)) == 30  # every sample is another crop
-    assert all(labels.shape[1:] == (24, 32) for _, labels in training.evaluated)
+    assert [len(labels) for _, labels in training.evaluated] == [1, 1, 1]  # whole, of their own sizes
+    assert all(labels.numel() > 8 * 16 for _, labels in training.evaluated)
 
 
-def test_images_of_their_own_sizes(place: Place) -> None:
-    run = Run("ce", {}, 0, **{**TINY, "size": None, "crop": (16, 16), "epochs": 1})
+def test_volumes(tmp_path: Path) -> None:
+    """They have several sizes, each with a bright cube of class 1, and are cropped for training and scored whole."""
+    root = tmp_path / "cubes"
+    for split, count in {"train": 5, "val": 2}.items():
+        (root / split).mkdir(parents=True)
+        for n in range(count):
+            labels = np.zeros((7 + n, 9, 8), dtype=np.uint8)
+            labels[2:5, 3:7, 2:6] = 1
+            np.savez(root / split / f"{n}.npz", image=labels * 200, label=labels)
+    (root / "classes.txt").write_text("0 background\n1 cube\n")
+    place = Place(tmp_path, tmp_path / "results.jsonl", tmp_path / "state")
+    settings = {"data": "cubes", "epochs": 1}
+    run = Run("ours", {"class_balance": 1}, 0, size=None, crop=(8, 8, 8), **settings)
+    training = Training(run, place)
+    assert [images.shape for images, _ in training._batches()] == [(4, 1, 8, 8, 8), (1, 1, 8, 8, 8)]
+    assert [labels.shape for _, labels in training.evaluated] == [(1, 7, 9, 8), (1, 8, 9, 8)]
     finish(run, place)
-    assert outcome(run, place)["images"] == {"train": 10, "evaluated": 3}
+    (row,) = read_rows(place.results)
+    assert row["images"] == {"train": 5, "evaluated": 2}
+    assert all(0 <= row["metrics"][name] <= 1 for name in ("miou", "boundary_iou_005", "f1_1", "trimap_1"))
+    assert load_network(run, place)(torch.zeros(1, 1, 9, 9, 8)).shape == (1, 2, 9, 9, 8)
+    sized = Training(Run("ce", {}, 0, size=(8, 8, 8), **settings), place)
+    assert [images.shape for images, _ in sized.evaluated] == [(2, 1, 8, 8, 8)]
 
 
 def test_a_network_with_a_pretrained_encoder(place: Place) -> None:
@@ -198,26 +167,12 @@ def test_a_network_with_a_pretrained_encoder(place: Place) -> None:
         image = torch.randn(2, 3, *size)
         assert training.model.train()(image).shape == (2, 10, (size[0] + 1) // 2, size[1] // 2)
         assert training.model.eval()(image).shape == (2, 10, *size)
-    plain.train_epoch()  # the module interpolates by itself, and other losses are given the image's size
-    finish(run, place)
-    assert "edge_weight" in outcome(run, place)["curve"]
-
-
-def test_other_masks_are_trained_on_but_not_scored(shapes: Path, tmp_path: Path) -> None:
-    root = tmp_path / "shapes"
-    shutil.copytree(shapes, root)
-    shutil.copytree(root / "train" / "masks", root / "train" / "masks_noisy")
-    for path in (root / "train" / "masks_noisy").iterdir():
-        Image.fromarray(np.zeros_like(np.array(Image.open(path)))).save(path)
-    place = Place(tmp_path, None, tmp_path / "results.jsonl", tmp_path / "state")
-    training = Training(Run("ce", {}, 0, masks="masks_noisy", held_out=True, **TINY), place)
-    samples = torch.cat([labels for _, labels in training._batches()])
-    assert set(samples.unique().tolist()) <= {0, training.void}  # padding is void
-    assert len(torch.cat([labels for _, labels in training.evaluated]).unique()) > 1
+    for each in (plain, training):  # the module interpolates by itself, and other losses are given the image's size
+        each.train_epoch()
 
 
 def test_a_diverged_run_is_a_result(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    nan = {"nan": lambda logits, target, *, ignore_index: logits.sum() * math.nan}
+    nan = {"nan": Recipe("nan", lambda logits, target, given: logits.sum() * math.nan)}
     monkeypatch.setattr("baselines.recipes.RECIPES", nan)
     run = Run("nan", {}, 0, **TINY)
     finish(run, place)
@@ -255,13 +210,7 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_workers(shapes: Path, tmp_path: Path) -> None:
-    place = Place(shapes.parent, None, tmp_path / "results.jsonl", tmp_path / "state")
+def test_workers(place: Place) -> None:
     runs = [Run("ce", {}, seed, **{**TINY, "epochs": 1}) for seed in (0, 1)]
     execute(runs, place, workers=2, threads=1)
-    assert [key_of(row) for row in read_rows(place.results)] == sorted(place.key(run) for run in runs)
-
-
-def test_unknown_networks_raise() -> None:
-    with pytest.raises(ValueError, match="network: expected one of"):
-        Run("ce", {}, 0, network="transformer")
+    assert [key_of(row) for row in read_rows(place.results)] == sorted(run.key for run in runs)

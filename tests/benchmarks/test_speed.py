@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import label_maps
 import measure
 import speed
 from result_table import read_rows
-from timing import losses
+from timing import losses, peers
 
 
 def test_regions_are_made_once_and_point_by_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,38 +28,53 @@ def test_regions_are_made_once_and_point_by_point(monkeypatch: pytest.MonkeyPatc
 def test_figures_go_to_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(kernels: str, milliseconds: float) -> None:
-        times = {"cross-entropy": 10.0, "EdgeAwareLoss": milliseconds, "region_weight=0": 5.0}
-        result = {"edge_fraction": 0.05, "milliseconds": times, "held_bytes": dict.fromkeys(times, 0)}
-        monkeypatch.setattr(losses, "alone", lambda *arguments: result)
-        arguments = ["--case", "binary", "small", "--output", str(tmp_path / "table.jsonl"), "--kernels", kernels]
-        assert speed.main(arguments) == 0
-
-    run("old", 9.0)
-    run("new", 7.0)
-    run("new", 5.0)  # instead of the one before
-    rows = read_rows(tmp_path / "table.jsonl")
-    found = {(row["case"], row["kernels"]): row["ratio"]["EdgeAwareLoss"] for row in rows}
-    assert found == {("binary", "old"): 0.9, ("binary", "new"): 0.5, ("small", "old"): 0.9, ("small", "new"): 0.5}
-    assert rows[0]["machine"]["torch"] in capsys.readouterr().out
-    assert {row["case"]: row["aims"] for row in rows} == {"binary": [1.0, 0.7], "small": [2.0, 1.6]}
+    table = tmp_path / "table.jsonl"
+    for milliseconds in (9.0, 5.0):  # the second instead of the first
+        times = dict(zip(losses.NAMES, (10.0, milliseconds, 5.0), strict=True))
+        monkeypatch.setattr(losses, "alone", lambda *arguments, times=times: {"milliseconds": times})
+        assert speed.main(["--case", "binary", "11 classes, one thread", "--threads", "2", "--output", str(table)]) == 0
+    rows = {row["case"]: row for row in read_rows(table)}
+    assert {case: row["ratio"]["EdgeAwareLoss"] for case, row in rows.items()} == dict.fromkeys(rows, 0.5)
+    threads = {case: row["machine"]["threads"] for case, row in rows.items()}
+    assert threads == {"binary": 2, "11 classes, one thread": 1}
+    printed = capsys.readouterr().out
+    assert rows["binary"]["machine"]["torch"] in printed
+    assert "| binary | (8, 1, 512, 512) | float32 | 10, 5, 5 | 1, 0.5, 0.5 | 2 |" in printed
 
 
-def test_losses_take_turns_on_the_same_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = losses.Case("tiny", (2, 3, 8, 8), options={"upsample": True})
-    result = losses.measure(case, None, 1, 1, (*losses.NAMES, "reference"))
-    assert result["milliseconds"].keys() == result["held_bytes"].keys() == {*losses.NAMES, "reference"}
+def test_losses_take_turns_on_the_same_tensors() -> None:
+    result = losses.measure(losses.Case("tiny", (2, 3, 8, 8), {"upsample": True}), None, 1, 1)
+    assert result["milliseconds"].keys() == result["held_bytes"].keys() == {*losses.NAMES}
     assert all(milliseconds > 0 for milliseconds in result["milliseconds"].values())
     assert 0 < result["edge_fraction"] < 1
 
 
-def test_a_step_has_its_loss_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "step.json"
+def test_other_losses_are_compared_with_cross_entropy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(peers, "LOSSES", [("ce", {}), ("weighted", {"k": 2.0})])
+    monkeypatch.setattr(peers, "measure_memory", lambda *arguments: 2**20)
+    assert speed.main(["peers", "--shape", "2", "5", "32", "32", "--output", str(tmp_path / "peers.jsonl")]) == 0
+    rows = {row["case"]: row for row in read_rows(tmp_path / "peers.jsonl")}
+    assert rows.keys() == {"cross-entropy", "edge-weighted CE (k 2)"}
+    assert rows["cross-entropy"]["ratio"] == 1
+    assert all(row["milliseconds"] > 0 and row["megabytes"] == 1 for row in rows.values())
+
+
+@pytest.mark.slow
+def test_memory_of_other_losses() -> None:
+    labels = label_maps.regions(4, (128, 128), 11, 1)
+    plain, fields = (measure.alone(peers.measure_memory, (name, {}), labels, 11, 1) for name in ("ce", "affinity"))
+    # Eight neighbors of all pixels and classes, compared with a few maps of the logits' size.
+    assert fields > 3 * plain > 0
+
+
+def test_a_step_has_its_loss_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "step.jsonl"
     words = ["step", "--size", "32", "32", "--batch", "1", "--width", "8", "--rounds", "1", "--output", str(path)]
     assert speed.main(words) == 0
-    result = json.loads(path.read_text())
-    assert 0 < result["loss_seconds"] < result["step_seconds"]
-    assert f"{result['loss_share']:.1%}" in capsys.readouterr().out
+    (row,) = read_rows(path)
+    assert 0 < row["loss_seconds"] < row["step_seconds"]
+    assert row["loss_share"] == row["loss_seconds"] / row["step_seconds"]
 
 
 def test_enqueuing_a_run_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,15 @@
-"""The programs in the documents run: the blocks that are no sessions, and the notebook."""
+"""The programs in the documents run: the blocks that are no sessions."""
 
 from __future__ import annotations
 
 import importlib
-import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from documents import DOCUMENTS, ROOT, blocks, name_of
+from documents import DOCUMENTS, blocks, name_of
 from torch import nn
 
 
@@ -32,6 +31,7 @@ def stand_ins(folder: Path) -> dict[str, Any]:
     images, model = torch.rand(2, 3, 24, 32), nn.Conv2d(3, 11, 3, padding=1)
     loader = [(images, labels)]
     (folder / "train").mkdir()
+    (folder / "classes.txt").write_text("0 background\n1 body\n2 head\n")
     volume = np.random.default_rng(0).normal(size=(40, 50, 40)).astype(np.float32)
     np.savez(folder / "train" / "a.npz", image=volume, label=(volume > 1).astype(np.uint8), spacing=[2.0, 1.0, 1.0])
     return found | {
@@ -67,13 +67,3 @@ def test_programs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if str(missing.name).startswith("edgeloss"):
             raise
         pytest.skip(f"{missing.name} is not installed")
-
-
-@pytest.mark.slow
-def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It runs as a script too, and finds the logit that it makes nan."""
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "docs" / "tour.py"))
-    shown = capsys.readouterr().out
-    assert "boundary F1" in shown
-    assert "[0, 2, 40, 60]" in shown

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packages import require
+from ranks import run_ranks
+from torch import Tensor, nn
+
+import fsdp
+from edgeloss import EdgeAwareLoss
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 # What frameworks warn of is theirs.
@@ -23,25 +29,66 @@ def example(name: str) -> Any:
     return runpy.run_path(str(FOLDER / f"{name}.py"))["main"]
 
 
+def run_processes(script: str, count: int, *options: str) -> list[float]:
+    """Run an example in several processes, and return the losses that it prints."""
+    # accelerate launch starts one process where there is no accelerator.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    command += [str(FOLDER / script), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [float(loss) for loss in re.findall(rf"^{count} processes, .*: loss (\S+)", done.stdout, re.MULTILINE)]
+
+
 def test_accelerate_loop() -> None:
     """Four batches accumulated in each of two processes train as one batch."""
     require("accelerate")
-    outputs = [run_accelerate(processes=1, accumulated=1), run_accelerate(processes=2, accumulated=4)]
-    whole, parts = ([float(loss) for loss in re.findall(r"loss (\S+)", output)] for output in outputs)
+    whole, parts = (run_processes("accelerate_loop.py", n, f"--accumulated={a}") for n, a in ((1, 1), (2, 4)))
     assert len(whole) == 3
     assert whole[2] < 0.5 * whole[0]
     assert parts == pytest.approx(whole, rel=1e-3)
 
 
-def run_accelerate(*, processes: int, accumulated: int) -> str:
-    # accelerate launch starts one process where there is no accelerator.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command += [str(FOLDER / "accelerate_loop.py"), f"--accumulated={accumulated}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"{processes} processes" in done.stdout
-    return done.stdout
+def test_fsdp() -> None:
+    (loss,) = run_processes("fsdp.py", 2)
+    assert loss < 0.6  # it begins at about 4, and the region term does not reach 0
+
+
+def labeled_batch() -> tuple[Tensor, Tensor]:
+    """Four images, of which the first two have no edge and the others void pixels."""
+    torch.manual_seed(1)
+    labels = torch.zeros(4, 16, 16, dtype=torch.int64)
+    labels[2:, 4:12, 4:12] = 1
+    labels[2, :6] = -100
+    return torch.randn(4, 3, 16, 16), labels
+
+
+def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return the gradient of a second step, whose weights depend on the first one."""
+    criterion = EdgeAwareLoss(sync_normalizer=True)
+    for _ in range(2):
+        network.zero_grad()
+        criterion(network(images), labels).backward()
+    return [parameter.grad for parameter in network.parameters()]
+
+
+def sharded_gradients(rank: int, folder: Path) -> None:
+    images, labels = labeled_batch()
+    network = fsdp.network_of("cpu")
+    fsdp.shard(network, "cpu")
+    part = slice(2 * rank, 2 * rank + 2)
+    found = [gradient.full_tensor() for gradient in gradients(network, images[part], labels[part])]
+    if rank == 0:
+        torch.save(found, folder / "gradients.pt")
+
+
+def test_fsdp_has_the_gradient_of_one_process(tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, sharded_gradients, tmp_path)
+    for found, expected in zip(
+        torch.load(tmp_path / "gradients.pt"), gradients(fsdp.network_of("cpu"), *labeled_batch()), strict=True
+    ):
+        assert expected.norm() > 1e-3
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_fastai_learner() -> None:

@@ -1,13 +1,11 @@
-"""Signatures, ``Options``, docstrings and the documentation agree on the options."""
+"""Signatures, ``Options`` and docstrings agree on the options."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +15,6 @@ from edgeloss.cli.options import with_shared_options
 from edgeloss.functional import edge_aware_loss, loss_maps, normalizers
 from edgeloss.options import HELP, MODULE_ONLY, Options, check_option
 
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
-ROW = re.compile(r"^\| `(\w+)` \| (?:`([^|]+)`|required) \| (.+) \|$", re.MULTILINE)
-REQUIRED = inspect.Parameter.empty
 OF_MODULE = {"weight": None, "edge_class_weight": "running"}  # the class weights
 OPTIONS = {option.name: option.default for option in dataclasses.fields(Options)}
 OF_A_CALL = {name: default for name, default in OPTIONS.items() if name not in MODULE_ONLY}
@@ -27,21 +22,6 @@ OF_A_CALL = {name: default for name, default in OPTIONS.items() if name not in M
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}
-
-
-def table(heading: str) -> dict[str, tuple[Any, str]]:
-    """Return default and meaning of each row of the table with this heading."""
-    part = PAGE.read_text().split(f"| {heading} | default | meaning |")[1].split("\n\n")[0]
-    rows = {
-        name: (ast.literal_eval(default) if default else REQUIRED, text) for name, default, text in ROW.findall(part)
-    }
-    assert len(rows) == part.count("\n|") - 1  # all lines except the ruler
-    return rows
-
-
-def plain(text: str) -> str:
-    """Return the text without quotes and links."""
-    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).translate(str.maketrans("", "", '`"'))
 
 
 def in_order(options: dict[str, Any]) -> list[tuple[str, str]]:
@@ -52,6 +32,7 @@ def in_order(options: dict[str, Any]) -> list[tuple[str, str]]:
 def test_the_module_has_the_class_weights_and_every_option() -> None:
     assert in_order(defaults(EdgeAwareLoss.__init__)) == in_order(OF_MODULE | OPTIONS)
     assert list(EdgeAwareLoss().options()) == [*OF_MODULE, *OF_A_CALL]
+    assert list(HELP) == list(OPTIONS)
 
 
 def test_the_function_has_the_arguments_of_the_module_and_of_its_call() -> None:
@@ -74,16 +55,6 @@ def test_functions_of_fewer_arguments(function: Callable[..., Any], left_out: se
     whole = defaults(edge_aware_loss)
     assert left_out < set(whole)
     assert in_order(defaults(function)) == [pair for pair in in_order(whole) if pair[0] not in left_out]
-
-
-def test_the_page_has_every_argument_with_its_default_and_help() -> None:
-    for heading, function in (("option", EdgeAwareLoss.__init__), ("argument", EdgeAwareLoss.forward)):
-        rows = table(heading)
-        assert in_order({name: default for name, (default, _) in rows.items()}) == in_order(defaults(function))
-        for name, (_, meaning) in rows.items():
-            assert meaning.endswith(".") or heading == "argument"
-            assert plain(meaning).startswith(HELP.get(name, "")), name
-    assert list(HELP) == list(OPTIONS)
 
 
 @pytest.mark.parametrize("described", [EdgeAwareLoss, EdgeAwareLoss.forward, edge_aware_loss, loss_maps, normalizers])

@@ -103,17 +103,20 @@ def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.Monk
 
 
 @interpreted
-def test_edge_pixels_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, _ = call(4)
-    counts = []
+@pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"edge_focus": 0.0}, {"edge_class_weight": None}])
+def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, _ = call(3, (10, 11))
+    y = (y[:, None] == torch.arange(3).view(1, 3, 1, 1)).long() if "multilabel" in options else y
+    results = []
     for interprets in (False, True):
         monkeypatch.setattr(library, "interprets", interprets)
-        criterion = EdgeAwareLoss(ignore_index=1, backend="fused" if interprets else "reference")
-        criterion(x, y).backward()
-        counts.append(criterion.state_dict())
-    assert counts[0].keys() == counts[1].keys()
-    for name, value in counts[0].items():
-        torch.testing.assert_close(counts[1][name], value, rtol=1e-6, atol=1e-6)
+        criterion = EdgeAwareLoss(ignore_index=255, backend="fused" if interprets else "reference", **options)
+        values: list[torch.Tensor] = []
+        for step in range(3):
+            loss = criterion(x.double(), y.roll(step, -1))
+            values += [loss, *torch.autograd.grad(2 * loss, x), *(kept.clone() for kept in criterion.buffers())]
+        results.append(values)
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 @interpreted
@@ -195,10 +198,10 @@ def test_a_step_on_a_device_waits_for_nothing(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OF_STEPS)
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
-    from edgeloss.triton import call, region, upsampled
+    from edgeloss.triton import call, region, step, upsampled
 
     kernels = []
-    for module in (call, region, upsampled):
+    for module in (call, region, step, upsampled):
         monkeypatch.setattr(module, "launch", lambda kernel, *_, **__: kernels.append(kernel.fn.__name__))
     monkeypatch.setattr(operators.operators.edge_loss, "default", call.forward)
     monkeypatch.setattr(operators.operators.edge_loss_backward, "default", call.backward)

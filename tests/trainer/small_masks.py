@@ -1,4 +1,4 @@
-"""Small masks with images that show them, as files."""
+"""Small masks with images that show them, and volumes, as files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from segkit.data import SegmentationDataset
-from segkit.layouts import Split, pair_folders
+from segkit.layouts import Split, pair_folders, volumes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,19 +34,23 @@ def save(root: Path, name: str, mask: Bytes, image: Bytes | None = None) -> None
     Image.fromarray(mask).save(root / "masks" / f"{name}.png")
 
 
+def save_volume(root: Path, name: str, labels: npt.NDArray[Any], **arrays: Any) -> None:
+    """Write a volume whose intensities show its labels."""
+    np.savez(root / f"{name}.npz", image=labels * 80, label=labels, **arrays)
+
+
 def blocks(height: int = 60, width: int = 80, classes: int = 10) -> Bytes:
     """Return a mask of 10 × 10 blocks without any symmetry."""
     labels = np.random.default_rng(0).integers(0, classes, (height // 10, width // 10), dtype=np.uint8)
     return labels.repeat(10, axis=0).repeat(10, axis=1)
 
 
-def open_folder(
-    root: Path,
-    num_classes: int = 10,
-    ignore_index: int = 255,
-    kind: type[SegmentationDataset] = SegmentationDataset,
-    **options: Any,
-) -> SegmentationDataset:
+def open_folder(root: Path, num_classes: int = 10, ignore_index: int = 255, **options: Any) -> SegmentationDataset:
     """Open a folder of `save`; the options are those of the data set."""
     pairs = pair_folders(root / "images", root / "masks")
-    return kind(Split(pairs, [str(c) for c in range(num_classes)], ignore_index), **options)
+    return SegmentationDataset(Split(pairs, [str(c) for c in range(num_classes)], ignore_index), **options)
+
+
+def open_volumes(root: Path, num_classes: int = 3, ignore_index: int = 255, **options: Any) -> SegmentationDataset:
+    """Open a folder of `save_volume`; the options are those of the data set."""
+    return SegmentationDataset(Split(volumes(root), [str(c) for c in range(num_classes)], ignore_index), **options)

@@ -56,16 +56,14 @@ def run_in(folder: Path, config: Path, *options: str) -> int:
     return train.main(["fit", "--config", str(config), f"--trainer.default_root_dir={folder}", *options])
 
 
-CLOCK = ("seconds", "images_per_second")
-
-
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Return the figures of each epoch, without those of the clock."""
     epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
-    return [{k: v for k, v in row.items() if k not in CLOCK} for row in epochs]
+    return [{name: row[name] for name in row if name not in ("seconds", "images_per_second")} for row in epochs]
 
 
-def state_of(path: Path) -> dict[str, Any]:
-    """Return the weights, and the state of the loss and of the optimizer, of a checkpoint."""
-    checkpoint = torch.load(path, weights_only=True)
-    return {"weights": checkpoint["state_dict"], "optimizer": checkpoint["optimizer_states"]}
+def state_of(folder: Path) -> dict[str, Any]:
+    """Return the weights, and the state of the loss and of the optimizer, after the last epoch."""
+    checkpoint = torch.load(folder / "last.ckpt", weights_only=True)
+    state = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith(("network", "crit"))}
+    return state | {"optimizer": checkpoint["optimizer_states"]}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,49 +55,38 @@ def test_the_demo_compares_two_networks(tmp_path: Path, capfd: pytest.CaptureFix
                 assert image.size[0] > 500
 
 
-def run_demo(root: Path, output: int) -> None:
-    """Run the demo of another repository, without drawing data."""
-    os.dup2(output, 1)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    demo.ROOT = root
-    demo.subprocess.run = lambda *_, **__: None  # type: ignore[assignment]
-    demo.main(["-o", str(root)])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 and later
-def test_the_trainings_end_with_the_demo(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_trainings_end_with_a_killed_demo(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
-    training = "import os, time; print('epoch', os.getpid(), flush=True); time.sleep(600)"
+    training = "import os, time\nwhile True: print('epoch', os.getpid(), flush=True); time.sleep(0.1)"
     (tmp_path / "examples" / "train.py").write_text(training)
-    read, write = os.pipe()
-    parent = multiprocessing.get_context("fork").Process(target=run_demo, args=(tmp_path, write))
-    parent.start()
-    os.close(write)
-    with open(read) as lines:
-        trainings: list[int] = []
+    changed = (
+        f"import demo, pathlib; demo.ROOT = pathlib.Path({str(tmp_path)!r}); demo.subprocess.run = lambda *_, **__: 0; "
+    )
+    command = [sys.executable, "-c", changed + "demo.main(['-o', '.'])"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as running:
+        assert running.stdout is not None
+        trainings: set[str] = set()
         while len(trainings) < 2:
-            line = lines.readline()
+            line = running.stdout.readline()
             assert line
-            trainings += [int(pid) for pid in re.findall(r"  epoch (\d+)", line)]
-        parent.kill()
-        parent.join(timeout=30)
+            trainings |= {*re.findall(r"  epoch (\d+)", line)}
+        running.kill()
     for training_process in trainings:
-        wait_for_end(training_process)
+        wait_for_end(int(training_process))
 
 
-def test_a_failed_run_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: None)
-    monkeypatch.setattr(demo, "train", lambda name, *_: {"cross-entropy": 0, "EdgeAwareLoss": 1}[name])
-    assert demo.main(["-o", str(tmp_path)]) == 1
-
-
-def test_ctrl_c_ends_the_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("ended", "code"), [(KeyboardInterrupt, 130), (1, 1)])
+def test_an_ended_training_ends_the_demo(
+    ended: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+    def train(name: str, *_: object) -> int:
+        if ended is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return 0 if name == "cross-entropy" else ended
 
-    monkeypatch.setattr(demo.subprocess, "run", interrupted)
-    assert demo.main(["-o", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "demo.py: interrupted; the same command starts over\n"
+    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(demo, "train", train)
+    assert demo.main(["-o", str(tmp_path)]) == code
+    assert ("demo.py: interrupted; the same command starts over\n" in capsys.readouterr().err) == (code == 130)

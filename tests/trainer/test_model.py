@@ -20,16 +20,6 @@ def test_checkpoints_of_earlier_versions_fit() -> None:
     assert state.keys() == {*names, *biases, "head.weight", "head.bias"}
 
 
-@pytest.mark.parametrize("stride", [1, 2, 4])
-def test_a_network_with_an_output_stride(stride: int) -> None:
-    network = UNet(7, width=8, levels=3, output_stride=stride)
-    for height, width in ((32, 64), (33, 3)):
-        size = -(-height // stride), -(-width // stride)
-        assert network(torch.randn(2, 3, height, width)).shape == (2, 7, *size)
-
-
-def test_options_without_a_network() -> None:
-    with pytest.raises(ValueError, match=r"output_stride: expected one of \[1, 2, 4\], but got 8"):
-        UNet(7, levels=3, output_stride=8)
+def test_other_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match="dims: expected 2 or 3, but got 1"):
         UNet(7, dims=1)

@@ -28,17 +28,6 @@ def test_rises_to_the_weight_and_stays(kind: Any, warmup: float) -> None:
     assert set(weights[over:]) == {2.0}
 
 
-def test_shapes_of_the_rise() -> None:
-    linear, cosine = (
-        [edge_weight(step, 40, weight=1.0, kind=kind, warmup=0.5) for step in range(20)]
-        for kind in ("linear", "cosine")
-    )
-    assert linear == pytest.approx([step / 20 for step in range(20)])
-    assert cosine[10] == pytest.approx(0.5)
-    assert cosine[5] == pytest.approx((1 - math.sqrt(0.5)) / 2)
-    assert [1 - value for value in cosine[:0:-1]] == pytest.approx(cosine[1:])  # the end mirrors the start
-
-
 @pytest.mark.parametrize(("kind", "warmup"), [("constant", 0.5), ("linear", 0.0), ("cosine", 0.0)])
 def test_without_a_rise_it_is_the_full_weight_at_once(kind: Any, warmup: float) -> None:
     assert {edge_weight(step, 7, weight=0.3, kind=kind, warmup=warmup) for step in range(8)} == {0.3}

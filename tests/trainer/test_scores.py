@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgeloss import EdgeAwareLoss, metrics
 from edgeloss.integrations.run_page import BY_CLASS
-from segkit.scores import LossFigures, flatten, gradient_shares, validation_metrics
+from segkit.scores import flatten, gradient_shares, loss_figures, validation_metrics
 
 VOID = 255
 CLASSES = ["a", "b", "c", "never"]
@@ -49,15 +49,12 @@ def test_validation_metrics_are_those_of_the_whole_set() -> None:
     for k, name in enumerate(CLASSES[:3]):
         there, given = (target == k) & valid, (labels == k) & valid
         assert figures[f"iou/{name}"] == pytest.approx(float((there & given).sum() / (there | given).sum()))
-    assert figures["miou"] == pytest.approx(sum(figures[f"iou/{name}"] or 0.0 for name in "abc") / 3)
-    assert [figures[f"{kind}/never"] for kind in BY_CLASS] == [None] * 3
+    assert figures["miou"] == pytest.approx(sum(figures[f"iou/{name}"] for name in "abc") / 3)
+    assert all(figures[f"{kind}/never"].isnan() for kind in BY_CLASS)
     assert figures.keys() == {"miou", *expected} | {f"{kind}/{name}" for kind in BY_CLASS for name in CLASSES}
-
-
-def test_nothing_to_measure_is_none() -> None:
-    found = validation_metrics(4, VOID)
+    found.reset()
     found.update(torch.zeros(1, 8, 8, dtype=torch.int64), torch.full((1, 8, 8), VOID))
-    assert set(flatten(found.compute(), CLASSES).values()) == {None}
+    assert all(figure.isnan() for figure in flatten(found.compute(), CLASSES).values())  # there is nothing to measure
 
 
 @pytest.mark.parametrize("options", [{}, {"edge_weight": 2.0, "same_side_weight": 0.3}, {"decay": 2.0}])
@@ -76,45 +73,53 @@ def test_shares_are_the_norms_of_the_weighted_terms(options: dict[str, Any]) -> 
     assert found == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)
 
 
-def test_shares_of_terms_without_a_gradient() -> None:
-    logits, target = scene()
-    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0, region_weight=0.0), logits, target)
-    assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
-    nothing = gradient_shares(EdgeAwareLoss(ignore_index=VOID), logits, torch.full_like(target, VOID))
-    assert set(nothing.values()) == {0.0}
-
-
-def test_shares_leave_everything_as_it_is() -> None:
+def test_shares_leave_everything_as_it_is_and_may_be_0() -> None:
     logits, target = scene()
     logits = logits.half().requires_grad_()
     criterion = EdgeAwareLoss(ignore_index=VOID, sync_normalizer=True)
     before, state = criterion.options(), copy.deepcopy(criterion.state_dict())
-    found = gradient_shares(criterion, logits, target)
     with torch.no_grad():
-        assert gradient_shares(criterion, logits, target) == found
-    assert sum(found.values()) == pytest.approx(1)
+        assert sum(gradient_shares(criterion, logits, target).values()) == pytest.approx(1)
     assert logits.grad is None
     assert criterion.options() == before
-    assert criterion.training
     torch.testing.assert_close(criterion.state_dict(), state, rtol=0, atol=0)  # the step counts
+    assert set(gradient_shares(criterion, logits, torch.full_like(target, VOID)).values()) == {0.0}
+    plain = gradient_shares(EdgeAwareLoss(ignore_index=VOID, edge_weight=0.0, region_weight=0.0), logits, target)
+    assert plain == {"cross_entropy": 1.0, "same_side": 0.0, "other_side": 0.0}
 
 
-def test_loss_figures_are_those_of_the_whole_set() -> None:
+def mean_figures(criterion: EdgeAwareLoss, *batches: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Return the weighted means of the figures of batches."""
+    found = [loss_figures(criterion, *batch) for batch in batches]
+    sums = {name: sum(float(f[name][0].nan_to_num() * f[name][1]) for f in found) for name in found[0]}
+    return {name: total / max(float(sum(f[name][1] for f in found)), 1e-9) for name, total in sums.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"radius": (2, 1), "decay": 1.0, "spacing": (3.0, 1.0)}])
+def test_loss_figures_are_those_of_the_whole_set(options: dict[str, Any]) -> None:
     logits, target = scene(batch=5)
     target[3] = 1  # an image without an edge
-    criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0])).eval()
-    figures = LossFigures(criterion)
-    for part in (slice(0, 2), slice(2, 5)):
-        assert torch.equal(figures(logits[part], target[part]), logits[part].argmax(1))
-    found, (loss, terms) = figures.compute(), criterion(logits, target, return_terms=True)
-    terms = {name: term for name, term in terms.items() if name != "region"}  # its windows are not averaged by pixels
-    assert {name: found[name] for name in terms} == pytest.approx({k: float(v) for k, v in terms.items()}, rel=1e-5)
+    criterion = stateless_loss(ignore_index=VOID, weight=torch.tensor([1.0, 2.0, 0.5, 1.0]), **options).eval()
+    found = mean_figures(criterion, (logits[:2], target[:2]), (logits[2:], target[2:]))
+    _, terms = criterion(logits, target, return_terms=True)
+    # The region term is averaged over images, which have their own numbers of pixels.
+    assert found == pytest.approx(found | {k: float(v) for k, v in terms.items() if k != "region"}, rel=1e-5)
     correct, valid = logits.argmax(1) == target, target != VOID
-    assert found["accuracy"] == pytest.approx(float(correct.sum() / valid.sum()))
-    assert found["loss"] == pytest.approx(float(loss), rel=0.02)
-    nothing = LossFigures(criterion)
-    nothing.update(logits, torch.full_like(target, VOID))
-    assert nothing.compute()["accuracy"] is None
+    assert found["accuracy"] == pytest.approx(float(correct[valid].double().mean()))
+    nothing = loss_figures(criterion, logits, torch.full_like(target, VOID))
+    assert {float(weight) for _, weight in nothing.values()} == {0.0}
+
+
+def test_spacing_reaches_the_metrics_of_volumes() -> None:
+    """Planes are three times as far apart as voxels within a plane: radii are in units of the shortest side."""
+    labels, target = torch.randint(3, (2, 1, 5, 8, 6))
+    scores = [validation_metrics(3, VOID, spacing) for spacing in ((3.0, 1.0, 1.5), (3e3, 1e3, 1.5e3))]
+    for one in scores:
+        one.update(labels, target)
+    found, same = (flatten(one.compute(), ["a", "b", "c"]) for one in scores)
+    assert found == same
+    score = metrics.boundary_f1(labels, target, 3, radius=1, ignore_index=VOID, spacing=(3.0, 1.0, 1.5))
+    assert found["boundary_f1_1"] == pytest.approx(float(score))
 
 
 def one_rank(rank: int, folder: Path) -> None:
@@ -122,21 +127,13 @@ def one_rank(rank: int, folder: Path) -> None:
     torch.manual_seed(0)
     logits, target = scene(batch=5)
     criterion, mine = stateless_loss(ignore_index=VOID, sync_normalizer=True), slice(2) if rank == 0 else slice(2, 5)
-    figures = LossFigures(criterion)
-    figures.update(logits[mine], target[mine])
-    torch.save([gradient_shares(criterion, logits[mine], target[mine]), figures.compute()], folder / f"{rank}.pt")
+    torch.save(gradient_shares(criterion, logits[mine], target[mine]), folder / f"{rank}.pt")
 
 
 @pytest.mark.slow
 def test_ranks_measure_as_one(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, one_rank, tmp_path)
     torch.manual_seed(0)
-    logits, target = scene(batch=5)
-    criterion = stateless_loss(ignore_index=VOID)
-    figures = LossFigures(criterion)
-    for one in range(5):
-        figures.update(logits[one : one + 1], target[one : one + 1])
+    expected = gradient_shares(stateless_loss(ignore_index=VOID), *scene(batch=5))
     for rank in range(2):
-        shares, found = torch.load(tmp_path / f"{rank}.pt")
-        assert shares == pytest.approx(gradient_shares(criterion, logits, target), rel=1e-5)
-        assert found == pytest.approx(figures.compute(), rel=1e-2)
+        assert torch.load(tmp_path / f"{rank}.pt") == pytest.approx(expected, rel=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,6 @@ from edgeloss.metrics import boundary_f1  # noqa: E402
 from segkit import layouts  # noqa: E402
 from segkit.checkpoint import open_network  # noqa: E402
 from segkit.data import SegmentationDataset  # noqa: E402
-from segkit.guard import NanGuard  # noqa: E402
 from segkit.model import UNet  # noqa: E402
 from segkit.module import SegmentationModule  # noqa: E402
 
@@ -54,6 +52,9 @@ def test_files_of_a_run(trained: Path) -> None:
     for name in ("val/loss", "val/miou", "val/boundary_f1_1", "val/iou/box", "val/edge_accuracy"):
         assert all(row[name] >= 0 for row in rows), name
     assert rows[0]["lr"] == pytest.approx(0.003 * np.mean([1 / 3 * 1, 2 / 3 * (5 / 6) ** 0.9, (4 / 6) ** 0.9]), rel=0.1)
+    for row, part in ((row, part) for row in rows for part in ("train", "val")):
+        total = row[f"{part}/cross_entropy"] + row[f"{part}/edge"] + 3 * row[f"{part}/region"]
+        assert row[f"{part}/loss"] == pytest.approx(total)
     page = (trained / "report.html").read_text("utf-8")
     assert page.count('<figure id="worst-') == 2
     assert "edge_weight: 1.0" in page  # the configuration
@@ -76,17 +77,18 @@ def test_figures_are_those_of_the_network(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "message"),
     [
-        (["--data.root=nowhere"], "nowhere"),
-        (["--model.loss.edge_weight=-1"], "edge_weight: expected"),
+        ("--data.root=nowhere", "nowhere/train/images: No such file or directory"),
+        ("--model.loss.edge_weight=-1", "edge_weight: expected"),
+        ("--guard.in_a_row=0", "expected limit >= 0 and in_a_row >= 1, but got 4 and 0"),
     ],
 )
 def test_an_error_is_one_line(
-    options: list[str], message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = run_in(tmp_path, config, *options)
+        code = run_in(tmp_path, config, option)
     except SystemExit as error:  # of the command line's parser
         code = int(str(error.code))
     assert code > 0
@@ -118,7 +120,7 @@ def test_volumes_with_options_of_the_command_line(tmp_path: Path) -> None:
             np.savez(tmp_path / part / f"{i}.npz", image=image, label=(image.cumsum(0) > 0).astype(np.uint8))
     config = write_config(tmp_path / "images")
     options = [f"--data.root={tmp_path}", "--data.layout=volumes", "--data.size=[8, 16, 8]", "--trainer.max_epochs=1"]
-    options += ["--data.volume_augment={flip: [0.5, 0, 0], intensity: 0.1}", "--page.worst=2"]
+    options += ["--data.augment={flip: 0.5, color: 0.1, crop: [8, 8, 8]}", "--page.worst=2"]
     options += ["--model.loss=edgeloss.EdgeAwareLoss", "--model.loss.weight=[1, 2]", "--model.loss.edge_weight=2"]
     assert run_in(tmp_path / "run", config, *options, "--model.edge_schedule=linear") == 0
     assert 0 <= metrics_of(tmp_path / "run")[0]["val/miou"] <= 1
@@ -187,14 +189,13 @@ class Killed(BaseException):
     """The end of a process, as far as a test is concerned."""
 
 
-@pytest.mark.parametrize("step", [2, pytest.param(3, marks=pytest.mark.slow)])  # within an epoch, and between two
 def test_a_stopped_run_continues_with_the_same_bits(
-    step: int, config: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = SegmentationModule.on_train_batch_start
 
     def ends(self: SegmentationModule, batch: Any, batch_idx: int) -> None:
-        if self.trainer.global_step == step:
+        if self.trainer.global_step == 2:  # of 3 in an epoch
             raise Killed
         start(self, batch, batch_idx)
 
@@ -204,18 +205,14 @@ def test_a_stopped_run_continues_with_the_same_bits(
         with pytest.raises(Killed):
             run_in(tmp_path, config, every)
     assert run_in(tmp_path, config, every, "--ckpt_path=last") == 0
-    torch.testing.assert_close(
-        state_of(tmp_path / "last.ckpt")["optimizer"], state_of(trained / "last.ckpt")["optimizer"], rtol=0, atol=0
-    )
-    resumed, (network, _), (other, _) = (
-        metrics_of(tmp_path),
-        *(open_network(f / "last.ckpt") for f in (tmp_path, trained)),
-    )
-    torch.testing.assert_close(network.state_dict(), other.state_dict(), rtol=0, atol=0)
-    for got, wanted in zip(resumed, metrics_of(trained), strict=True):
-        assert {k: v for k, v in got.items() if "share" not in k} == {
-            k: v for k, v in wanted.items() if "share" not in k
-        }
+    assert_same(tmp_path, trained)
+
+
+def assert_same(resumed: Path, whole: Path) -> None:
+    """Compare the end of two runs, and all figures but shares of the gradient, which are measured now and then."""
+    torch.testing.assert_close(state_of(resumed), state_of(whole), rtol=0, atol=0)
+    kept = ([{k: v for k, v in row.items() if "share" not in k} for row in metrics_of(f)] for f in (resumed, whole))
+    assert next(kept) == next(kept)
 
 
 def killed_after(seconds: float, function: Callable[..., object], *arguments: object) -> int | None:
@@ -243,9 +240,7 @@ def test_a_killed_run_continues_with_the_same_bits(config: Path, trained: Path, 
         killed += code == -signal.SIGKILL
     assert killed
     assert killed_after(300, run_in, tmp_path / "run", config, *options) == 0
-    networks = [open_network(folder / "last.ckpt")[0].state_dict() for folder in (tmp_path / "run", trained)]
-    torch.testing.assert_close(*networks, rtol=0, atol=0)
-    assert [row["val/loss"] for row in metrics_of(tmp_path / "run")] == [row["val/loss"] for row in metrics_of(trained)]
+    assert_same(tmp_path / "run", trained)
 
 
 # --------------------------------------------------------------------------------------------------------------- guard
@@ -270,14 +265,13 @@ def test_nan_stops_the_run(
 ) -> None:
     assert run_in(tmp_path, config) == 1
     assert "train.py: epoch 1: the loss is nan at step 2 on train" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "nan").iterdir()} >= {"step_2.pt", "step_2.txt", "step_2.json"}
     saved = torch.load(tmp_path / "nan" / "step_2.pt", weights_only=True)
     assert saved["logits"].isnan().all()
     assert saved["images"].shape == (2, 3, 32, 32)
-    details = json.loads((tmp_path / "nan" / "step_2.json").read_text())
-    assert details["loss"] == "nan"
-    assert not details["from_the_network"]
-    assert "nan" in (tmp_path / "nan" / "step_2.txt").read_text()
+    assert saved["names"][0].startswith("train")
+    assert np.isnan(saved["loss"])
+    assert "NOT OK" in (tmp_path / "nan" / "step_2.txt").read_text()
+    assert (tmp_path / "nan" / "step_2.png").exists()
 
 
 def test_a_step_of_nan_can_be_skipped(
@@ -293,8 +287,3 @@ def test_a_step_of_nan_can_be_skipped(
     spoiled.extend(range(8, 20))
     assert run_in(tmp_path / "other", config, "--guard.action=skip", "--guard.limit=0", "--guard.in_a_row=2") == 1
     assert "2 steps in a row, so the weights are the cause" in capsys.readouterr().err
-
-
-def test_the_guard_checks_its_options() -> None:
-    with pytest.raises(ValueError, match="expected limit >= 0 and in_a_row >= 1, but got 4 and 0"):
-        NanGuard(in_a_row=0)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache
 from pathlib import Path
 
-import jupytext
-import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from nbconvert import MarkdownExporter
-from nbconvert.preprocessors import ExecutePreprocessor
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -44,36 +39,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the API, the changelog, and the files of the theme."""
-    contents: dict[str, str | bytes] = {f"api/{page}.md": text for page, text in api_pages().items()}
-    source = ROOT / "docs" / "tour.py"
-    changed = max(path.stat().st_mtime_ns for path in [source, *(ROOT / "edgeloss").rglob("*.*")])
-    contents |= notebook_pages(source, changed)
     paths = {"CHANGELOG.md": ROOT / "CHANGELOG.md"}
     paths |= {f"assets/{name}": HERE / name for name in ("style.css", "math.js")}
     katex = (KATEX / "katex.min.css", KATEX / "katex.min.js", *KATEX.glob("fonts/*.woff2"))
     paths |= {f"assets/katex/{path.relative_to(KATEX).as_posix()}": path for path in katex}
-    for name, content in contents.items():
-        files.append(File.generated(config, name, content=content))
+    for page, text in api_pages().items():
+        files.append(File.generated(config, f"api/{page}.md", content=text))
     for name, path in paths.items():
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
-
-
-@lru_cache(maxsize=1)  # make docs-serve calls it at every change of any page
-def notebook_pages(source: Path, changed: int) -> dict[str, str | bytes]:
-    """Run a script of cells as a notebook, and return it as a page, with its figures, and as a notebook.
-
-    It runs again when the time of the last change of what it needs is another.
-    """
-    notebook = jupytext.read(source, fmt="py:percent")
-    download = nbformat.writes(notebook)
-    run = ExecutePreprocessor(timeout=300, kernel_name="python3", extra_arguments=["--log-level=ERROR"])
-    run.preprocess(notebook)
-    text, resources = MarkdownExporter().from_notebook_node(notebook, {"unique_key": source.stem})
-    link = f"[Download as a notebook]({source.stem}.ipynb){{ download }}"
-    title, rest = text.strip().split("\n", 1)
-    pages = {f"{source.stem}.md": f"{title}\n\n{link}\n{rest}", f"{source.stem}.ipynb": download}
-    return pages | resources["outputs"]
 
 
 def api_pages() -> dict[str, str]:
@@ -96,7 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def target(match: re.Match[str]) -> str:
         start, path = match.groups()
         path = path.removeprefix("../")
-        module = path.removesuffix(".py").replace("/", ".")
+        module = path.removesuffix(".py").replace("/", ".").removesuffix(".loss")  # whose class the package exports
         if path.startswith("docs/"):
             path = path.removeprefix("docs/")
         elif path == "CHANGELOG.md":
@@ -107,6 +81,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             path = f"{REPOSITORY}/{'tree' if os.path.isdir(ROOT / path) else 'blob'}/main/{path}"
         return start + path
 
-    markdown = LINK.sub(target, markdown).replace("](tour.py)", "](tour.md)")
-    markdown = COMMANDS.sub("```sh\n", markdown)
+    markdown = COMMANDS.sub("```sh\n", LINK.sub(target, markdown))
     return markdown.replace("```python\n>>>", "```pycon\n>>>")

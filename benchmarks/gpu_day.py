@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests", "tests/loss"))
+sys.path.extend(str(ROOT / folder) for folder in ("tools", "tests/loss", "tests/fuzz"))
 
-from cases import TRITON_ROWS, make_case  # noqa: E402
+from calls import ON_GPU, random_case  # noqa: E402
+from roundings import with_unread  # noqa: E402
 
 import gpu_model  # noqa: E402
 from check_gpu import FORMS  # noqa: E402
@@ -49,6 +50,10 @@ from timing import losses  # noqa: E402
 
 CHECKED = ["19 classes", "19 classes, bfloat16", "150 classes, upsampled", "2 classes"]  # of FORMS
 SCALE = 65536.0  # that of a new GradScaler
+CALLS = 30  # random ones, of which errors are in proportion to the largest element
+CHOICES = {"logits": {"normal": 1, "sure": 1}, "gap": {20.0: 1, 60.0: 1}, "distance": {None: 1}, "upstream": {1.0: 1}}
+CHOICES |= {"size": {((7, 8), (9, 14)): 2, ((7, 7), (7, 8), (8, 10)): 1}, "channels": {1: 1, 2: 1, 4: 1, 19: 1}}
+CHOICES |= {"unread": {0.0: 1}, "batch": {2: 1}, "weight": {False: 1}, "pixel_weight": {False: 1}}
 COMPILED = ["19 classes", "150 classes"]  # cases that are compared with compiled cross-entropy, which takes long
 REPEATS = 5  # of a step whose kernels are timed one by one
 Step = Callable[..., tuple[Tensor, Tensor]]
@@ -146,22 +151,24 @@ def agreement(place: Place) -> Tasks:
         loss = edge_aware_loss(x, target.to(device), backend=backend, **options)
         return [values.detach().cpu().double() for values in (loss, *torch.autograd.grad(loss, x))]
 
-    def run(row: Any) -> Row:  # noqa: ANN401
-        case = make_case(row)
-        exact, (dtype, target) = case.logits.double().masked_fill(case.unread, 0.0), (case.logits.dtype, case.target)
-        value, gradient = results(case.logits, target, case.options, place.device, "fused")
+    def run(number: int) -> Row:
+        case = random_case(number, **ON_GPU, **CHOICES)
+        exact, (dtype, target) = with_unread(case, case.answer().is_read).double(), (case.x.dtype, case.y)
+        value, gradient = results(case.x, target, case.options, place.device, "fused")
         true_value, true_gradient = results(exact, target, case.options, "cpu", "reference")
         bound = 1e-10 if dtype == torch.float64 else 2e-5
         bound *= 1 + float(exact.abs().max()) * case.options["upsample"]  # interpolation rounds in proportion
         unit = max(float(true_gradient.abs().max()), 1 / target.numel())
         error = float((value - true_value).abs() / true_value.abs().clamp(min=1))
         of_gradient = float((gradient - true_gradient).abs().max()) / unit
-        expect(error <= bound, f"a value off by {bound:.1e} at most, but got {error:.1e} for {row}")
+        expect(error <= bound, f"a value off by {bound:.1e} at most, but got {error:.1e} for call {number}")
         bound += torch.finfo(dtype).eps
-        expect(of_gradient <= bound, f"a gradient off by {bound:.1e} at most, but got {of_gradient:.1e} for {row}")
-        return {"case": str(row), "error_of_value": error, "error_of_gradient": of_gradient}
+        expect(
+            of_gradient <= bound, f"a gradient off by {bound:.1e} at most, but got {of_gradient:.1e} for call {number}"
+        )
+        return {"case": str(case), "error_of_value": error, "error_of_gradient": of_gradient}
 
-    yield from ((f"case {i}", partial(run, row)) for i, row in enumerate(place.few(TRITON_ROWS)))
+    yield from ((f"case {i}", partial(run, i)) for i in place.few([*range(CALLS)]))
 
 
 def checks(place: Place) -> Tasks:

@@ -14,7 +14,7 @@ class _Recorder(TorchDispatchMode):
         self.calls: list[tuple[Any, dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "edgeloss":
+        if func.namespace.startswith("edgeloss"):
             names = [argument.name for argument in func._schema.arguments]
             self.calls.append((func, dict(zip(names, args, strict=False)) | (kwargs or {})))
         return func(*args, **(kwargs or {}))

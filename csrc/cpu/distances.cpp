@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "labels.h"
 #include "vectorize.h"
 
 namespace edgeloss {
@@ -12,6 +11,25 @@ namespace {
 
 constexpr int64_t kAtOnce = 32;     // pixels next to each other
 constexpr int32_t kNone = 1 << 30;  // farther than any pixel of a row
+
+// Whether all labels of a box of an image, [first, last) along each axis, are the same.
+bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last) {
+  const int64_t n = last[2] - first[2];
+  const int16_t* top = label + (first[0] * g.height + first[1]) * g.width + first[2];
+  const int64_t slices = last[0] - first[0], rows = last[1] - first[1], width = g.width, slice = g.height * g.width;
+  return vectorized([=]() EDGELOSS_LOOP {
+    const int16_t one = *top;
+    for (int64_t z = 0; z < slices; ++z) {
+      for (int64_t y = 0; y < rows; ++y) {
+        const int16_t* row = top + z * slice + y * width;
+        int16_t differs = 0;
+        for (int64_t x = 0; x < n; ++x) differs |= static_cast<int16_t>(row[x] ^ one);
+        if (differs) return false;
+      }
+    }
+    return true;
+  });
+}
 
 }  // namespace
 

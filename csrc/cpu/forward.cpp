@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -69,6 +70,13 @@ struct Averages {
   int64_t row(int64_t slice, int64_t y) const { return (slice * size.height + y) * size.width; }
 };
 
+// Whether four labels are c.
+inline bool is_run(const int16_t* label, int16_t c) {
+  uint64_t four;
+  std::memcpy(&four, label, sizeof(four));
+  return four == 0x0001000100010001u * static_cast<uint16_t>(c);
+}
+
 // The passes over the slabs.
 template <typename A>
 struct Passes {
@@ -92,13 +100,12 @@ struct Passes {
     const int64_t base = slab.image * g.pixels;
     const int64_t slice = average_of(slab.first_slice);
     A* z = averages.exist() && slice < averages.size.depth ? averages.z.get() + averages.map(slab.image, 0) : nullptr;
-    int32_t y_tile[kTile];
     for_each_row(slab, [&](int64_t depth, int64_t y) {
       const int64_t first = base + (depth * g.height + y) * g.width;
       int16_t* label = call.label + first;
       for (int64_t x = 0; x < g.width; x += kTile) {
         const int64_t n = std::min(kTile, g.width - x);
-        sums[i][Row::kWrong] += static_cast<double>(read_labels(target, first + x, n, label + x, y_tile));
+        sums[i][Row::kWrong] += static_cast<double>(read_labels(target, first + x, n, label + x));
       }
       const int64_t band = average_of(y);
       A* row = z && band < averages.size.height ? z + averages.row(slice, band) : nullptr;
@@ -121,13 +128,15 @@ struct Passes {
     const int64_t width = call.g.width, averages_of_row = z ? averages.size.width : 0;
     for (int64_t x = 0, end; x < width; x = end) {
       const int16_t c = label[x];
-      for (end = x + 1; end < width && label[end] == c;) ++end;
+      for (end = x + 1; end + 4 <= width && is_run(label + end, c);) end += 4;
+      while (end < width && label[end] == c) ++end;
       if (c < 0) continue;
       counts[c] += end - x;
-      for (int64_t k = average_of(x); k < averages_of_row && kPool * k - 1 < end; ++k) {
-        const int64_t first = std::max(kPool * k - 1, x), last = std::min(kPool * k + kPool - 1, end);
-        z[c * averages.count + k] += static_cast<A>(last - first);
-      }
+      const int64_t first = average_of(x), last = average_of(end - 1);
+      A* of_class = z + c * averages.count;
+      for (int64_t k = first; k < std::min(last + 1, averages_of_row); ++k) of_class[k] += static_cast<A>(kPool);
+      if (first < averages_of_row) of_class[first] -= static_cast<A>(x - (kPool * first - 1));
+      if (last < averages_of_row) of_class[last] -= static_cast<A>(kPool * last + kPool - 1 - end);
     }
   }
 
@@ -188,7 +197,7 @@ struct Passes {
       EdgeTotals totals;
       space.windows.form(call.label_map(slab.image), slab, weights, &totals);
       of[Row::kEdgeWeight] = totals.weight;
-      for (size_t c = 0; c < totals.counts.size(); ++c) {
+      for (int64_t c = 0; c < g.classes; ++c) {
         if (totals.counts[c] == 0) continue;
         of[Row::kEdges] += static_cast<double>(totals.counts[c]);
         __atomic_fetch_add(&edge_counts[g.table(slab.image) + c], totals.counts[c], __ATOMIC_RELAXED);
@@ -198,9 +207,9 @@ struct Passes {
     const bool has_regions = averages.exist() && slice < averages.size.depth;
     space.regions.classes = has_regions ? averages.classes[slab.image] : std::vector<int32_t>();
     space.regions.start(slab, g);
-    const bool rereads = !space.regions.classes.empty();
+    const int64_t reread = static_cast<int64_t>(space.regions.classes.size());
     const Smoothing<A> smoothing = call.smoothing(slab.image);
-    space.tiles.for_each(slab, weights, rereads, [&](const Pixels<A>& pixels, const TilePlace& at) {
+    space.tiles.for_each(slab, weights, 4 * reread > g.classes, [&](const Pixels<A>& pixels, const TilePlace& at) {
       A own_m[kTile], own_r[kTile];
       A* m = call.state.m ? call.state.m + at.start : own_m;
       A* r = call.state.m ? call.state.r + at.start : own_r;
@@ -208,7 +217,7 @@ struct Passes {
       of[Row::kCrossEntropy] += terms.cross_entropy;
       of[Row::kSameSide] += terms.same;
       of[Row::kOtherSide] += terms.other;
-      if (!rereads) return;
+      if (reread == 0) return;
       space.regions.for_each_part(pixels.tile.n, at, [&](int64_t j, int64_t n, A* row) {
         add_residuals(pixels, m, r, space.regions.classes, j, n, row, space.regions.class_step());
       });

@@ -1,408 +1,480 @@
-// The windows of labels.h, in blocks of pixels that stay in the first-level cache. Most of an image has no edge nearby:
-// a block whose labels are all the same costs one comparison. In others the labels of each class are summed over
-// windows, or, where that takes longer, neighbors are looked at one by one.
+// The windows of labels.h. Most of an image has no edge nearby, and only groups of pixels that see several labels are
+// worked on: those that see an edge, and those that see such ones. There neighbors are looked at one by one, or, where
+// that takes longer, in blocks of pixels that stay in cache, the labels of each class are summed over windows.
 #include "labels.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "vectorize.h"
+#include "window_sums.h"
 
 namespace edgeloss {
 namespace {
 
-constexpr int64_t kColumns = 24;  // of a block, at least
-constexpr int64_t kPerClass = 5;  // neighbors that take as long to look at as the sums over windows of a class
+constexpr int64_t kColumns = 64;   // of a block, at least
+constexpr int64_t kPerClass = 48;  // neighbors that take as long to look at as the sums over windows of a class
 
-// Σ in[i + j · step] over 0 ≤ j < length, for each i, by sums of 2, 4, 8, ... numbers: no difference of two sums, which
-// would lose small weights next to large ones. Returns where they are.
-template <typename A>
-EDGELOSS_INLINE const A* window_sums(const A* in, int64_t count, int64_t step, int64_t length, A* part, A* sum) {
-  if (length == 1) return in;
-  std::memcpy(part, in, count * sizeof(A));
-  int64_t covered = 0;
-  for (int64_t reach = 1;; reach *= 2) {
-    if (length & reach) {
-      const A* from = part + covered * step;
-      const int64_t n = count - (covered + reach - 1) * step;
-      if (covered == 0) {
-        std::memcpy(sum, from, n * sizeof(A));
-      } else {
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) sum[i] += from[i];
+template <typename T, int64_t kBytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+
+// Eight flags, 0 or 1, as the bits of a byte, the first one lowest.
+inline uint8_t bits_of_flags(const uint8_t* flags) {
+  uint64_t bytes;
+  std::memcpy(&bytes, flags, sizeof(bytes));
+  return static_cast<uint8_t>(bytes * 0x0102040810204080u >> 56);
+}
+
+// Whether each label of a row differs from the next one. A function of its own, as bytes may alias what a lambda holds.
+EDGELOSS_INLINE void find_steps(const int16_t* row, int64_t width, uint8_t* differs) {
+  EDGELOSS_INDEPENDENT
+  for (int64_t x = 0; x < width - 1; ++x) differs[x] = row[x] != row[x + 1];
+}
+
+// Adds to the bits of each of n groups those of the ones beside it, up to so many pixels away.
+EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16_t* sums) {
+  std::copy_n(bits, n, sums);
+  for (int64_t d = 1; (d - 1) * kGroup < reach && d < n; ++d) {
+    const int64_t pixels = std::min(reach - (d - 1) * kGroup, kGroup);
+    const int16_t behind = (1 << (pixels - 1)) - 1, before = 0xff00 >> pixels & 0xff;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = 0; i < n - d; ++i) sums[i] |= bits[i + d] & behind;
+    EDGELOSS_INDEPENDENT
+    for (int64_t i = d; i < n; ++i) sums[i] |= bits[i - d] & before;
+  }
+}
+
+// Sums over the neighbors of a group of pixels: of from.same of those of the pixel's class, and of from.across of the
+// others. Pixels that do not count have 0 in both. Lists: also the class of the others, or kIgnored if there are
+// several.
+template <bool Lists, int64_t kBytes, typename A>
+EDGELOSS_INLINE void add_neighbors(const WideLabel<A>* label, const int64_t* offsets, int64_t count,
+                                   const TwoSides<A>& from, const TwoSides<A>& to, WideLabel<A>* other) {
+  using Numbers = typename VectorOf<A, kBytes>::type;
+  using Mask = typename VectorOf<WideLabel<A>, kBytes>::type;
+  for (int64_t lane = 0; lane < kGroup; lane += kBytes / static_cast<int64_t>(sizeof(A))) {
+    Mask own, neighbor, number, in_all = ~Mask{}, in_any = {};
+    Numbers same = {}, across = {};
+    std::memcpy(&own, label + lane, kBytes);
+    for (int64_t n = 0; n < count; ++n) {
+      const int64_t i = lane + offsets[n];
+      std::memcpy(&neighbor, label + i, kBytes);
+      const Mask is_own = neighbor == own;
+      std::memcpy(&number, from.same + i, kBytes);
+      same += reinterpret_cast<Numbers>(number & is_own);
+      std::memcpy(&number, from.across + i, kBytes);
+      across += reinterpret_cast<Numbers>(number & ~is_own);
+      if constexpr (Lists) {  // the bits of the others' classes, of which kIgnored has all
+        in_all &= neighbor | is_own;
+        in_any |= (neighbor + 1) & ~is_own;
       }
-      covered += reach;
     }
-    if (covered == length) return sum;
-    const int64_t n = count - (2 * reach - 1) * step, shift = reach * step;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = 0; i < n; ++i) part[i] += part[i + shift];
-  }
-}
-
-// The sums of the numbers `from` of class k over the window of each inner pixel, without the pixel itself. Axis by
-// axis: along the line through the pixel, what is before and behind it; along the window's other lines, everything.
-template <typename A>
-EDGELOSS_INLINE const A* sums_around(const Box& box, const BoxNumbers<A>& numbers, int32_t k, const A* from) {
-  const int32_t* label = numbers.label;
-  A* chosen = numbers.chosen;
-  EDGELOSS_INDEPENDENT
-  for (int64_t i = 0; i < box.count; ++i) {
-    const A value = from[i];
-    chosen[i] = label[i] == k ? value : A(0);
-  }
-  const A *sides = nullptr, *all = chosen;
-  const int last_axis = box.radius[0] ? 0 : box.radius[1] ? 1 : 2;
-  for (int axis = 2; axis >= 0; --axis) {
-    const int64_t r = box.radius[axis], step = box.step[axis], first = r * step, last = box.count - first;
-    if (r == 0) continue;
-    const A* window = window_sums(all, box.count, step, r, numbers.part, numbers.sum);
-    const A *before = window - first, *behind = window + step;
-    A *new_sides = numbers.sides[axis % 2], *new_all = numbers.all[axis % 2];
-    if (sides) {
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = first; i < last; ++i) new_sides[i] = sides[i] + (before[i] + behind[i]);
-    } else {
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = first; i < last; ++i) new_sides[i] = before[i] + behind[i];
-    }
-    sides = new_sides;
-    if (axis == last_axis) break;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = first; i < last; ++i) new_all[i] = all[i] + (before[i] + behind[i]);
-    all = new_all;
-  }
-  return sides;
-}
-
-// The least label above k, or more than INT16_MAX. Labels up to k wrap around to the largest numbers.
-EDGELOSS_INLINE int64_t next_label(const int32_t* label, int64_t count, int32_t k) {
-  const uint32_t first = static_cast<uint32_t>(k + 1);
-  uint32_t least = UINT32_MAX;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t above = static_cast<uint32_t>(label[i]) - first;
-    least = above < least ? above : least;
-  }
-  return static_cast<int64_t>(least) + k + 1;
-}
-
-// Adds to `same` the sum of from_same over the neighbors of a pixel's class, and to `across` that of from_across over
-// the others, neighbor by neighbor. Pixels that do not count have 0 in both.
-template <typename A>
-EDGELOSS_INLINE void add_by_neighbor(const int32_t* label, const std::vector<int64_t>& offsets, int64_t begin,
-                                     int64_t end, const TwoSides<const A>& from, const TwoSides<A>& to) {
-  A *same = to.same, *across = to.across;
-  for (const int64_t offset : offsets) {
-    const int32_t* neighbor = label + offset;
-    const A *from_same = from.same + offset, *from_across = from.across + offset;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = begin; i < end; ++i) {
-      const A own = from_same[i], other = from_across[i];
-      const bool is_own = neighbor[i] == label[i];
-      same[i] += is_own ? own : A(0);
-      across[i] += is_own ? A(0) : other;
+    std::memcpy(to.same + lane, &same, kBytes);
+    std::memcpy(to.across + lane, &across, kBytes);
+    if constexpr (Lists) {
+      in_all |= in_any != in_all + 1;  // two classes k have a smaller one in all, and a larger k + 1 in any
+      std::memcpy(other + lane, &in_all, kBytes);
     }
   }
 }
 
-// The same of the neighbors of class k; returns the sums of from_across.
-template <typename A>
-EDGELOSS_INLINE const A* add_of_class(const Box& box, const BoxNumbers<A>& numbers, int32_t k,
-                                      const TwoSides<const A>& from, const TwoSides<A>& to) {
-  const int32_t* label = numbers.label;
-  A *same = to.same, *across = to.across;
-  const A* sum = sums_around(box, numbers, k, from.same);
-  EDGELOSS_INDEPENDENT
-  for (int64_t i = box.begin; i < box.end; ++i) {
-    const A value = sum[i], before = same[i];
-    same[i] = label[i] == k ? value : before;
-  }
-  if (from.across != from.same) sum = sums_around(box, numbers, k, from.across);
-  EDGELOSS_INDEPENDENT
-  for (int64_t i = box.begin; i < box.end; ++i) {
-    const A value = sum[i];
-    across[i] += label[i] == k ? A(0) : value;
-  }
-  return sum;
-}
-
-// Multiplies u by the weight of class k.
-template <typename A>
-EDGELOSS_INLINE void multiply(const Box& box, const BoxNumbers<A>& numbers, int32_t k, A weight) {
-  const int32_t* label = numbers.label;
-  A* u = numbers.u;
-  EDGELOSS_INDEPENDENT
-  for (int64_t i = box.begin; i < box.end; ++i) {
-    const A value = u[i];
-    u[i] = label[i] == k ? value * weight : value;
+// Makes of D and D' of a group u / D and u / D', which are 0 but for edge pixels, and of u of other pixels -1.
+template <int64_t kBytes, typename A>
+EDGELOSS_INLINE void divide(const WideLabel<A>* label, const TwoSides<A>& sums, A* u) {
+  using Numbers = typename VectorOf<A, kBytes>::type;
+  using Mask = typename VectorOf<WideLabel<A>, kBytes>::type;
+  for (int64_t lane = 0; lane < kGroup; lane += kBytes / static_cast<int64_t>(sizeof(A))) {
+    Mask y;
+    Numbers same, across, weight;
+    std::memcpy(&y, label + lane, kBytes);
+    std::memcpy(&same, sums.same + lane, kBytes);
+    std::memcpy(&across, sums.across + lane, kBytes);
+    std::memcpy(&weight, u + lane, kBytes);
+    const Mask is_edge = (y >= Mask{}) & (across > Numbers{}), has_same = is_edge & (same > Numbers{});
+    same = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / same) & has_same);
+    across = reinterpret_cast<Numbers>(reinterpret_cast<Mask>(weight / across) & is_edge);
+    weight = is_edge ? weight : Numbers{} - A(1);
+    std::memcpy(sums.same + lane, &same, kBytes);
+    std::memcpy(sums.across + lane, &across, kBytes);
+    std::memcpy(u + lane, &weight, kBytes);
   }
 }
 
-// Makes of D and D' what edge pixels give to each pixel on either side; of u, -1 elsewhere.
 template <typename A>
-EDGELOSS_INLINE void divide_sides(const Box& box, const BoxNumbers<A>& numbers) {
-  const int32_t* label = numbers.label;
-  A *u = numbers.u, *same = numbers.sums.same, *across = numbers.sums.across;
-  EDGELOSS_INDEPENDENT
-  for (int64_t i = box.begin; i < box.end; ++i) {
-    const A d_same = same[i], d_across = across[i], weight = u[i];
-    const A of_same = weight / d_same, of_across = weight / d_across;
-    const bool is_edge = (label[i] >= 0) & (d_across > A(0));
-    same[i] = (is_edge & (d_same > A(0))) ? of_same : A(0);
-    across[i] = is_edge ? of_across : A(0);
-    u[i] = is_edge ? weight : A(-1);
-  }
+TwoSides<A> moved(const TwoSides<A>& sides, int64_t i) {
+  return {sides.same + i, sides.across + i};
 }
 
 }  // namespace
 
-bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last) {
-  const int64_t n = last[2] - first[2];
-  const int16_t* top = label + (first[0] * g.height + first[1]) * g.width + first[2];
-  const int64_t slices = last[0] - first[0], rows = last[1] - first[1], width = g.width, slice = g.height * g.width;
-  return vectorized([=]() EDGELOSS_LOOP {
-    const int16_t one = *top;
-    for (int64_t z = 0; z < slices; ++z) {
-      for (int64_t y = 0; y < rows; ++y) {
-        const int16_t* row = top + z * slice + y * width;
-        int16_t differs = 0;
-        for (int64_t x = 0; x < n; ++x) differs |= static_cast<int16_t>(row[x] ^ one);
-        if (differs) return false;
-      }
-    }
-    return true;
-  });
+template <typename A>
+EdgeWindows<A>::EdgeWindows(const Geometry& g) : g_(g), ones_(g.classes, A(1)), newest_(g.classes) {
+  const int64_t* r = g.radius;
+  neighbors_ = (2 * r[0] + 1) * (2 * r[1] + 1) * (2 * r[2] + 1) - 1;
+  groups_ = (g.width + kGroup - 1) / kGroup;
+  columns_ = neighbors_ <= kPerClass ? groups_ * kGroup : std::max(kColumns, 2 * r[2] / kGroup * kGroup);
+  differs_.resize(groups_ * kGroup);
 }
 
 template <typename A>
 void EdgeWindows<A>::form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals) {
   if (weights) weights->clear();
-  if (totals) totals->counts.assign(g_.classes, 0);
-  unsorted_.clear();
-  const int64_t *r = g_.radius, size[3] = {g_.depth, g_.height, g_.width};
-  if (r[0] + r[1] + r[2] == 0) return;
-  const int64_t columns = std::max(kColumns, 2 * r[2]);
-  for (int64_t x = 0; x < g_.width; x += columns) {
-    const Box box = box_around(slab, x, std::min(x + columns, g_.width));
-    int64_t from[3], to[3];  // what the weights of the block depend on
-    for (int a = 0; a < 3; ++a) {
-      from[a] = std::max<int64_t>(0, box.first[a] - 2 * r[a]);
-      to[a] = std::min(size[a], box.last[a] + 2 * r[a]);
-    }
-    if (is_uniform(g_, map.label, from, to)) continue;
-    load(map, box);
-    find_edges(box, map.class_weight);
-    if (totals) count_edges(box, *totals);
-    if (!weights) continue;
-    if (!weights->any) weights->start(slab.pixels(g_.width), g_.classes);
-    give(box, slab);
-    write(box, slab, *weights);
-  }
-  if (!unsorted_.empty()) sort(slab.pixels(g_.width), weights->others);
+  if (totals) totals->counts.assign(g_.classes + 1, 0);
+  if (neighbors_ == 0) return;
+  slab_ = slab;
+  inner_ = {{slab.first_slice, slab.first_row, 0}, {slab.last_slice, slab.last_row, g_.width}};
+  edges_ = expanded(inner_);
+  all_ = expanded(edges_);
+  compare(map.label);
+  if (!find_groups(edges_, 1, edge_groups_)) return;
+  load(map);
+  add_around(edges_, edge_groups_, {w_, w_}, sums_, nullptr);
+  divide_sides(map, totals);
+  if (!weights || !find_groups(inner_, 2, near_groups_)) return;
+  weights->start(slab.pixels(g_.width), g_.classes);
+  add_around(inner_, near_groups_, sums_, given_, g_.classes > 2 ? &weights->others : nullptr);
+  write(*weights);
+  if (neighbors_ <= kPerClass) return;  // else block by block, or class by class
+  std::sort(weights->others.begin(), weights->others.end(),
+            [](const auto& a, const auto& b) { return a.place < b.place; });
 }
 
-// The box around columns of a slab; makes room for its numbers.
+// With all pixels of the rows that those of a region see.
 template <typename A>
-Box EdgeWindows<A>::box_around(const Slab& slab, int64_t first_column, int64_t last_column) {
-  Box box = {};
-  const int64_t first[3] = {slab.first_slice, slab.first_row, first_column};
-  const int64_t last[3] = {slab.last_slice, slab.last_row, last_column};
-  std::copy_n(first, 3, box.first);
-  std::copy_n(last, 3, box.last);
-  const int64_t size[3] = {g_.depth, g_.height, g_.width};
-  for (int a = 0; a < 3; ++a) {  // the edge pixels around the block, and what they see
-    const int64_t r = box.radius[a] = g_.radius[a];
-    box.origin[a] = std::max<int64_t>(0, box.first[a] - r) - r;
-    box.size[a] = std::min(size[a], box.last[a] + r) + r - box.origin[a];
+Region EdgeWindows<A>::expanded(const Region& region) const {
+  Region result = region;
+  const int64_t size[2] = {g_.depth, g_.height};
+  for (int a = 0; a < 2; ++a) {
+    result.first[a] = std::max<int64_t>(0, region.first[a] - g_.radius[a]);
+    result.last[a] = std::min(size[a], region.last[a] + g_.radius[a]);
   }
-  box.step[2] = 1;
-  box.step[1] = box.size[2];
-  box.step[0] = box.size[1] * box.size[2];
-  box.count = box.size[0] * box.step[0];
-  box.begin = box.radius[0] * box.step[0] + box.radius[1] * box.step[1] + box.radius[2];
-  box.end = box.count - box.begin;
-  if (static_cast<int64_t>(labels_.size()) >= box.count) return box;
-  labels_.resize(box.count);
-  found_.resize(box.count + 8);
-  numbers_.resize(13 * box.count);
-  A* next = numbers_.data() - box.count;
-  const auto room = [&] { return next += box.count; };
-  box_ = {labels_.data(), room(), room(), {room(), room()}, {room(), room()},
-          room(),         room(), room(), {room(), room()}, {room(), room()}};
-  return box;
+  return result;
 }
 
-// Labels, w and u of a box, its classes, and where its pixels have their neighbors if these are looked at.
+// The first label of each group, and the steps from one label to another that are near it in its row.
 template <typename A>
-void EdgeWindows<A>::load(const LabelMap<A>& map, const Box& box) {
-  const int64_t size[3] = {g_.depth, g_.height, g_.width};
-  int64_t from[3], to[3];
-  for (int a = 0; a < 3; ++a) {
-    from[a] = std::max<int64_t>(box.origin[a], 0);
-    to[a] = std::min(box.origin[a] + box.size[a], size[a]);
-  }
-  vectorized<A>([=, numbers = box_, g = &g_]() EDGELOSS_LOOP {
-    std::fill_n(numbers.label, box.count, kIgnored);
-    std::fill_n(numbers.w, box.count, A(1));
-    std::fill_n(numbers.u, box.count, A(1));
-    const int64_t n = to[2] - from[2];
-    for (int64_t z = from[0]; z < to[0]; ++z) {
-      for (int64_t y = from[1]; y < to[1]; ++y) {
-        const int64_t start = (z * g->height + y) * g->width + from[2], at = box.at(z, y, from[2]);
-        const int16_t* labels = map.label + start;
-        int32_t* label = numbers.label + at;
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) label[i] = labels[i];
-        if (map.pixel_weight) std::memcpy(numbers.u + at, map.pixel_weight + start, n * sizeof(A));
-        if (!map.field) continue;
-        const A *d = map.field + start, per_decay = map.per_decay;
-        A* w = numbers.w + at;
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) w[i] = exp_negative(-d[i] * per_decay);
+void EdgeWindows<A>::compare(const int16_t* label) {
+  const int64_t width = g_.width, n = groups_, r = g_.radius[2];
+  const int64_t rows = (all_.last[0] - all_.first[0]) * (all_.last[1] - all_.first[1]);
+  for (auto* of_groups : {&first_, &steps_[0], &steps_[1]}) of_groups->resize(rows * n);
+  std::vector<int16_t> bits(n);
+  int64_t at = 0;
+  for_each_row(all_, [&](int64_t z, int64_t y) {
+    const int16_t* row = label + (z * g_.height + y) * width;
+    vectorized([=, differs = differs_.data(), first = &first_[at], bits = bits.data(), near = &steps_[0][at],
+                far = &steps_[1][at]]() EDGELOSS_LOOP {
+      find_steps(row, width, differs);
+      for (int64_t i = 0; i < n; ++i) {
+        first[i] = row[i * kGroup];
+        bits[i] = bits_of_flags(differs + i * kGroup);
       }
-    }
-    const int32_t* label = numbers.label;
-    A* w = numbers.w;
-    EDGELOSS_INDEPENDENT
-    for (int64_t i = 0; i < box.count; ++i) {
-      const A value = w[i];
-      w[i] = label[i] < 0 ? A(0) : value;
-    }
+      spread(bits, n, r, near);
+      spread(bits, n, 2 * r, far);
+    });
+    at += n;
   });
-  const auto next = [&](int32_t k) {
-    return vectorized([=, label = box_.label, n = box.count]() EDGELOSS_LOOP { return next_label(label, n, k); });
+}
+
+// Finds the groups of a region that see several labels up to `reach` windows away, 1 or 2.
+template <typename A>
+bool EdgeWindows<A>::find_groups(const Region& region, int64_t reach, Flags& found) {
+  const int64_t far = reach * g_.radius[0], wide = reach * g_.radius[1], n = groups_;
+  const auto at = [n, all = all_](int64_t z, int64_t y) {
+    return ((z - all.first[0]) * (all.last[1] - all.first[1]) + y - all.first[1]) * n;
   };
-  classes_.clear();
-  for (int64_t k = next(-1); k <= INT16_MAX; k = next(static_cast<int32_t>(k))) {
-    classes_.push_back(static_cast<int32_t>(k));
-  }
-  offsets_.clear();
-  const int64_t *r = box.radius, window = (2 * r[0] + 1) * (2 * r[1] + 1) * (2 * r[2] + 1);
-  by_neighbor_ = window - 1 < kPerClass * static_cast<int64_t>(classes_.size());
-  for (int64_t i = 0; by_neighbor_ && i < window; ++i) {
-    const int64_t x = i % (2 * r[2] + 1), y = i / (2 * r[2] + 1) % (2 * r[1] + 1),
-                  z = i / ((2 * r[2] + 1) * (2 * r[1] + 1));
-    const int64_t offset = (z - r[0]) * box.step[0] + (y - r[1]) * box.step[1] + x - r[2];
-    if (offset != 0) offsets_.push_back(offset);
-  }
-}
-
-// The edge pixels of a box, and what they give to their neighbors.
-template <typename A>
-void EdgeWindows<A>::find_edges(const Box& box, const A* class_weight) {
-  const int64_t n = static_cast<int64_t>(classes_.size());
-  vectorized<A>([=, numbers = box_, by_neighbor = by_neighbor_, k = classes_.data(), offsets = &offsets_]()
-                    EDGELOSS_LOOP {
-                      std::fill_n(numbers.sums.same, box.count, A(0));
-                      std::fill_n(numbers.sums.across, box.count, A(0));
-                      const TwoSides<const A> w = {numbers.w, numbers.w};
-                      for (int64_t of = 0; of < n; ++of) {
-                        if (!by_neighbor) add_of_class(box, numbers, k[of], w, numbers.sums);
-                        if (class_weight) multiply(box, numbers, k[of], class_weight[k[of]]);
-                      }
-                      add_by_neighbor(numbers.label, *offsets, box.begin, box.end, w, numbers.sums);
-                      divide_sides(box, numbers);
-                    });
-}
-
-// Calls body(pixel of the box) for each pixel of a block that is_found(pixel) names, in loops that vectorize.
-template <typename A, typename P, typename F>
-void for_each_in_block(const Box& box, uint8_t* found, const P& is_found, const F& body) {
-  const int64_t n = box.last[2] - box.first[2];
-  box.for_each_row([&](int64_t z, int64_t y, int64_t at) {
-    vectorized<A>([=]() EDGELOSS_LOOP {
-      EDGELOSS_INDEPENDENT
-      for (int64_t i = 0; i < n; ++i) found[i] = is_found(at + i);
-    });
-    for_each_found(found, n, [&](int64_t i) { body(z, y, i, at + i); });
-  });
-}
-
-template <typename A>
-void EdgeWindows<A>::count_edges(const Box& box, EdgeTotals& totals) {
-  const auto is_edge = [u = box_.u](int64_t i) EDGELOSS_LOOP { return u[i] >= A(0); };
-  for_each_in_block<A>(box, found_.data(), is_edge, [&](int64_t, int64_t, int64_t, int64_t i) {
-    ++totals.counts[box_.label[i]];
-    totals.weight += static_cast<double>(box_.u[i]);
-  });
-}
-
-// What edge pixels give to the pixels of a block.
-template <typename A>
-void EdgeWindows<A>::give(const Box& box, const Slab& slab) {
-  std::fill_n(box_.given.same, box.count, A(0));
-  std::fill_n(box_.given.across, box.count, A(0));
-  const TwoSides<const A> from = {box_.sums.same, box_.sums.across};
-  if (by_neighbor_) {
-    vectorized<A>([=, numbers = box_, offsets = &offsets_]() EDGELOSS_LOOP {
-      for (int64_t z = box.first[0]; z < box.last[0]; ++z) {
-        const int64_t begin = box.at(z, box.first[1], box.first[2]), end = box.at(z, box.last[1] - 1, box.last[2]);
-        add_by_neighbor(numbers.label, *offsets, begin, end, from, numbers.given);
+  found.resize((region.last[0] - region.first[0]) * (region.last[1] - region.first[1]) * n + kGroup);
+  uint8_t* flags = found.data();
+  int16_t any = 0;
+  std::vector<int16_t> several(n);
+  for_each_row(region, [&](int64_t z, int64_t y) {
+    const int64_t first_slice = std::max<int64_t>(0, z - far), last_slice = std::min(g_.depth, z + far + 1);
+    const int64_t first_row = std::max<int64_t>(0, y - wide), last_row = std::min(g_.height, y + wide + 1);
+    vectorized([=, own = &first_[at(z, y)], first = first_.data(), steps = steps_[reach - 1].data(),
+                several = several.data()]() EDGELOSS_LOOP {
+      std::fill_n(several, n, int16_t(0));
+      for (int64_t v = first_slice; v < last_slice; ++v) {
+        for (int64_t row = at(v, first_row); row < at(v, last_row); row += n) {
+          EDGELOSS_INDEPENDENT
+          for (int64_t i = 0; i < n; ++i) several[i] |= (first[row + i] ^ own[i]) | steps[row + i];
+        }
       }
     });
-    if (g_.classes > 2) list_others(box, slab);
-    return;
-  }
-  for (const int32_t k : classes_) {
-    const A* sum = vectorized<A>([=, numbers = box_]()
-                                     EDGELOSS_LOOP { return add_of_class(box, numbers, k, from, numbers.given); });
-    if (g_.classes == 2) continue;
-    const auto is_found = [=, label = box_.label](int64_t i)
-                              EDGELOSS_LOOP { return (label[i] >= 0) & (label[i] != k) & (sum[i] > A(0)); };
-    for_each_in_block<A>(box, found_.data(), is_found, [&](int64_t z, int64_t y, int64_t x, int64_t i) {
-      unsorted_.push_back({slab.place(g_.width, z, y, box.first[2] + x), k, sum[i] * box_.w[i]});
-    });
-  }
-}
-
-// What the pixels of a block get by class, neighbor by neighbor. Only edge pixels have one of another class.
-template <typename A>
-void EdgeWindows<A>::list_others(const Box& box, const Slab& slab) {
-  newest_.assign(g_.classes, -1);
-  const auto is_edge = [u = box_.u](int64_t i) EDGELOSS_LOOP { return u[i] >= A(0); };
-  for_each_in_block<A>(box, found_.data(), is_edge, [&](int64_t z, int64_t y, int64_t x, int64_t i) {
-    const int64_t first = static_cast<int64_t>(unsorted_.size());
-    for (const int64_t offset : offsets_) {
-      const int32_t k = box_.label[i + offset];
-      const A weight = box_.sums.across[i + offset] * box_.w[i];
-      if (k == box_.label[i] || weight == A(0)) continue;
-      if (newest_[k] < first) {
-        newest_[k] = static_cast<int64_t>(unsorted_.size());
-        unsorted_.push_back({slab.place(g_.width, z, y, box.first[2] + x), k, A(0)});
-      }
-      unsorted_[newest_[k]].weight += weight;
+    for (int64_t i = 0; i < n; ++i) {
+      *flags++ = several[i] != 0;
+      any |= several[i];
     }
   });
+  return any != 0;
 }
 
-// Writes what is given to each pixel of a block, times its w.
+// Calls body(slice, row, flags of its groups) for the rows of a region.
 template <typename A>
-void EdgeWindows<A>::write(const Box& box, const Slab& slab, EdgeWeights<A>& weights) const {
-  const int64_t n = box.last[2] - box.first[2];
-  box.for_each_row([&](int64_t z, int64_t y, int64_t at) {
-    const int32_t place = slab.place(g_.width, z, y, box.first[2]);
-    const auto copy = [&](const A* given, A* out) {
-      vectorized<A>([=, w = box_.w + at, label = box_.label + at]() EDGELOSS_LOOP {
-        EDGELOSS_INDEPENDENT
-        for (int64_t i = 0; i < n; ++i) {
-          const A all = given[i], weighted = all * w[i];
-          out[i] = ((all > A(0)) & (label[i] >= 0)) ? weighted : A(0);  // w is not set far from edges
+template <typename F>
+void EdgeWindows<A>::for_each_flagged(const Region& region, const uint8_t* groups, const F& body) const {
+  for_each_row(region, [&](int64_t z, int64_t y) {
+    body(z, y, groups);
+    groups += groups_;
+  });
+}
+
+// Labels and w, and room for the rest.
+template <typename A>
+void EdgeWindows<A>::load(const LabelMap<A>& map) {
+  Region whole = edges_;
+  whole.last[2] = groups_ * kGroup;
+  box_ = Box(whole, g_.radius);
+  offsets_.clear();
+  if (static_cast<int64_t>(label_.size()) < box_.count) {
+    label_.resize(box_.count);
+    other_.resize(box_.count);
+    numbers_.resize(6 * box_.count);
+  }
+  A* numbers = numbers_.data();
+  w_ = numbers;
+  sums_ = {numbers + box_.count, numbers + 2 * box_.count};
+  given_ = {numbers + 3 * box_.count, numbers + 4 * box_.count};
+  u_ = numbers + 5 * box_.count;
+  std::fill_n(sums_.same, 2 * box_.count, A(0));
+  const int64_t* r = g_.radius;
+  const Region rows = {{edges_.first[0] - r[0], edges_.first[1] - r[1]},
+                       {edges_.last[0] + r[0], edges_.last[1] + r[1]}};
+  for_each_row(rows, [&](int64_t z, int64_t y) {
+    const bool is_inside = 0 <= z && z < g_.depth && 0 <= y && y < g_.height;
+    const int64_t n = is_inside ? g_.width : 0, at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
+    vectorized<A>([=, from = map.label + start, d = map.field ? map.field + start : nullptr, per_decay = map.per_decay,
+                   label = label_.data() + at, w = w_ + at, left = r[2], right = box_.step[1] - r[2] - n]()
+                      EDGELOSS_LOOP {
+                        std::fill_n(label - left, left, WideLabel<A>(kIgnored));
+                        std::fill_n(label + n, right, WideLabel<A>(kIgnored));
+                        std::fill_n(w - left, left, A(0));
+                        std::fill_n(w + n, right, A(0));
+                        EDGELOSS_INDEPENDENT
+                        for (int64_t x = 0; x < n; ++x) label[x] = from[x];
+                        EDGELOSS_INDEPENDENT
+                        for (int64_t x = 0; x < n; ++x) {
+                          const A of_field = d ? exp_negative(-d[x] * per_decay) : A(1);
+                          w[x] = from[x] < 0 ? A(0) : of_field;
+                        }
+                      });
+  });
+}
+
+// Sums of `from` over the neighbors of the pixels of a region, where its groups are flagged.
+template <typename A>
+void EdgeWindows<A>::add_around(const Region& region, const Flags& groups, const TwoSides<A>& from,
+                                const TwoSides<A>& to, Others* others) {
+  for (int64_t x = 0; x < g_.width; x += columns_) {
+    Region block = region;
+    block.first[2] = x;
+    block.last[2] = std::min(x + columns_, groups_ * kGroup);
+    const uint8_t* flags = groups.data() + x / kGroup;
+    bool any = false;
+    for_each_flagged(block, flags, [&](int64_t, int64_t, const uint8_t* row) {
+      any |= std::memchr(row, 1, (block.last[2] - x) / kGroup) != nullptr;
+    });
+    if (!any) continue;
+    classes_.clear();
+    if (neighbors_ > kPerClass) find_classes(block);
+    if (neighbors_ <= kPerClass * std::max<int64_t>(1, classes_.size())) {
+      add_by_neighbor(block, flags, from, to, others);
+    } else {
+      add_by_class(block, from, to, others);
+      for_each_flagged(block, flags, [&](int64_t z, int64_t y, const uint8_t* row) {
+        for (int64_t i = 0; i < (block.last[2] - x) / kGroup; ++i) {
+          if (row[i]) continue;
+          std::fill_n(to.same + box_.at(z, y, x + i * kGroup), kGroup, A(0));
         }
       });
-    };
-    copy(box_.given.same + at, weights.same.data() + place);
-    if (g_.classes == 2) copy(box_.given.across + at, weights.other.data() + place);
+    }
+  }
+}
+
+template <typename A>
+void EdgeWindows<A>::add_by_neighbor(const Region& block, const uint8_t* groups, const TwoSides<A>& from,
+                                     const TwoSides<A>& to, Others* others) {
+  const int64_t* r = g_.radius;
+  for (int64_t z = -r[0]; z <= r[0] && static_cast<int64_t>(offsets_.size()) < neighbors_; ++z) {
+    for (int64_t y = -r[1]; y <= r[1]; ++y) {
+      for (int64_t x = -r[2]; x <= r[2]; ++x) {
+        if (z || y || x) offsets_.push_back(z * box_.step[0] + y * box_.step[1] + x);
+      }
+    }
+  }
+  const int64_t n = (block.last[2] - block.first[2]) / kGroup;
+  for_each_flagged(block, groups, [&](int64_t z, int64_t y, const uint8_t* flags) {
+    const int64_t at = box_.at(z, y, block.first[2]);
+    vectorized_by_size<A>([=, label = label_.data(), offsets = offsets_.data(), count = neighbors_,
+                           lists = others != nullptr, other = other_.data()](auto bytes) EDGELOSS_LOOP {
+      constexpr int64_t kBytes = decltype(bytes)::value;
+      for_each_found(flags, n, [&](int64_t group) EDGELOSS_LOOP {
+        const int64_t i = at + group * kGroup;
+        if (lists) {
+          add_neighbors<true, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i), other + i);
+        } else {
+          add_neighbors<false, kBytes>(label + i, offsets, count, moved(from, i), moved(to, i), other);
+        }
+      });
+    });
+    if (!others) return;
+    for_each_found(flags, n, [&](int64_t group) {
+      const int64_t i = at + group * kGroup;
+      const int32_t place = slab_.place(g_.width, z, y, block.first[2] + group * kGroup);
+      for (int32_t j = 0; j < kGroup; ++j) {
+        if (u_[i + j] < A(0)) continue;
+        if (other_[i + j] < 0) {
+          list_others(i + j, place + j, *others);
+        } else {
+          others->push_back({place + j, static_cast<int32_t>(other_[i + j]), to.across[i + j] * w_[i + j]});
+        }
+      }
+    });
   });
 }
 
-// By place; the order of the classes of a pixel does not matter.
+// What a pixel gets from edge pixels of several classes, neighbor by neighbor.
 template <typename A>
-void EdgeWindows<A>::sort(int64_t pixels, std::vector<OtherWeight<A>>& others) {
-  starts_.assign(pixels + 1, 0);
-  for (const auto& each : unsorted_) ++starts_[each.place + 1];
-  for (int64_t i = 0; i < pixels; ++i) starts_[i + 1] += starts_[i];
-  others.resize(unsorted_.size());
-  for (const auto& each : unsorted_) others[starts_[each.place]++] = each;
+void EdgeWindows<A>::list_others(int64_t i, int32_t place, Others& others) {
+  const size_t first = others.size();
+  for (const int64_t offset : offsets_) {
+    const auto k = label_[i + offset];
+    const A weight = sums_.across[i + offset] * w_[i];
+    if (k == label_[i] || weight == A(0)) continue;
+    size_t& newest = newest_[k];
+    if (newest < first || newest >= others.size() || others[newest].k != k) {
+      newest = others.size();
+      others.push_back({place, static_cast<int32_t>(k), A(0)});
+    }
+    others[newest].weight += weight;
+  }
+}
+
+// The classes that the pixels of a block see.
+template <typename A>
+void EdgeWindows<A>::find_classes(const Region& block) {
+  Flags is_present(g_.classes);
+  Region seen = expanded(block);
+  seen.first[2] -= g_.radius[2];
+  seen.last[2] += g_.radius[2];
+  for_each_row(seen, [&](int64_t z, int64_t y) {
+    const auto* label = &label_[box_.at(z, y, seen.first[2])];
+    for (int64_t i = 0; i < seen.last[2] - seen.first[2]; ++i) {
+      if (label[i] < 0 || is_present[label[i]]) continue;
+      is_present[label[i]] = 1;
+      classes_.push_back(static_cast<int32_t>(label[i]));
+    }
+  });
+}
+
+// Class by class.
+template <typename A>
+void EdgeWindows<A>::add_by_class(const Region& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others) {
+  const Box box(block, g_.radius);
+  const int64_t n = block.last[2] - block.first[2], row_length = n + 2 * g_.radius[2];
+  sums_of_class_.resize(7 * box.count);
+  const auto sums_of = [&](int32_t k, const A* numbers) {
+    A* chosen = sums_of_class_.data();
+    for (int64_t i = 0; i < box.count; i += row_length) {
+      const int64_t row = i / row_length, rows = box.step[0] / row_length;
+      const int64_t at = box_.at(box.origin[0] + row / rows, box.origin[1] + row % rows, box.origin[2]);
+      vectorized<A>([=, label = label_.data() + at, of_row = numbers + at, to_row = chosen + i]() EDGELOSS_LOOP {
+        EDGELOSS_INDEPENDENT
+        for (int64_t j = 0; j < row_length; ++j) {
+          const A value = of_row[j];
+          to_row[j] = label[j] == k ? value : A(0);
+        }
+      });
+    }
+    return vectorized<A>([=, r = g_.radius]()
+                             EDGELOSS_LOOP { return sums_around(box.count, box.step, r, chosen, chosen + box.count); });
+  };
+  for_each_row(block, [&](int64_t z, int64_t y) {
+    std::fill_n(to.same + box_.at(z, y, block.first[2]), n, A(0));
+    std::fill_n(to.across + box_.at(z, y, block.first[2]), n, A(0));
+  });
+  for (const int32_t k : classes_) {
+    const A* sums = sums_of(k, from.same);
+    for_each_row(block, [&](int64_t z, int64_t y) {
+      const int64_t at = box_.at(z, y, block.first[2]);
+      vectorized<A>([=, label = label_.data() + at, same = to.same + at, sum = sums + box.at(z, y, block.first[2])]()
+                        EDGELOSS_LOOP {
+                          EDGELOSS_INDEPENDENT
+                          for (int64_t j = 0; j < n; ++j) {
+                            const A value = sum[j], before = same[j];
+                            same[j] = label[j] == k ? value : before;
+                          }
+                        });
+    });
+    if (from.across != from.same) sums = sums_of(k, from.across);
+    for_each_row(block, [&](int64_t z, int64_t y) {
+      const int64_t at = box_.at(z, y, block.first[2]);
+      const auto* label = label_.data() + at;
+      const A* sum = sums + box.at(z, y, block.first[2]);
+      vectorized<A>([=, across = to.across + at]() EDGELOSS_LOOP {
+        EDGELOSS_INDEPENDENT
+        for (int64_t j = 0; j < n; ++j) {
+          const A value = sum[j];
+          across[j] += label[j] == k ? A(0) : value;
+        }
+      });
+      for (int64_t j = 0; others && j < n; ++j) {
+        if (label[j] < 0 || label[j] == k || sum[j] == A(0)) continue;
+        const int32_t place = slab_.place(g_.width, z, y, block.first[2] + j);
+        others->push_back({place, k, sum[j] * w_[at + j]});
+      }
+    });
+  }
+}
+
+// Makes of D and D' what edge pixels give to each pixel on either side, and counts those of the slab.
+template <typename A>
+void EdgeWindows<A>::divide_sides(const LabelMap<A>& map, EdgeTotals* totals) {
+  const A* class_weight = map.class_weight ? map.class_weight : ones_.data();
+  for_each_flagged(edges_, edge_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
+    const int64_t at = box_.at(z, y, 0), start = (z * g_.height + y) * g_.width;
+    const auto* label = label_.data() + at;
+    A* u = u_ + at;
+    std::fill_n(u, groups_ * kGroup, A(-1));
+    for_each_found(groups, groups_, [&](int64_t group) {
+      const int64_t first = group * kGroup, last = std::min(first + kGroup, g_.width);
+      for (int64_t x = first; x < last; ++x) {
+        u[x] = (map.pixel_weight ? map.pixel_weight[start + x] : A(1)) * class_weight[std::max<int64_t>(label[x], 0)];
+      }
+    });
+    vectorized_by_size<A>([=, sums = moved(sums_, at), n = groups_](auto bytes) EDGELOSS_LOOP {
+      for_each_found(groups, n, [&](int64_t group) EDGELOSS_LOOP {
+        const int64_t i = group * kGroup;
+        divide<decltype(bytes)::value>(label + i, moved(sums, i), u + i);
+      });
+    });
+    const bool is_inside = slab_.first_slice <= z && z < slab_.last_slice && slab_.first_row <= y && y < slab_.last_row;
+    if (!totals || !is_inside) return;
+    for_each_found(groups, groups_, [&](int64_t group) {
+      for (int64_t x = group * kGroup; x < (group + 1) * kGroup; ++x) {
+        const bool is_edge = u[x] >= A(0);
+        ++totals->counts[is_edge ? label[x] : g_.classes];
+        totals->weight += is_edge ? static_cast<double>(u[x]) : 0;
+      }
+    });
+  });
+}
+
+// Writes what is given to each pixel of the slab, times its w.
+template <typename A>
+void EdgeWindows<A>::write(EdgeWeights<A>& weights) const {
+  for_each_flagged(inner_, near_groups_.data(), [&](int64_t z, int64_t y, const uint8_t* groups) {
+    const int64_t at = box_.at(z, y, 0), place = slab_.place(g_.width, z, y, 0);
+    const auto copy = [&](const A* given, A* out) {
+      vectorized<A>([=, w = w_ + at, n = groups_]() EDGELOSS_LOOP {
+        for_each_found(groups, n, [&](int64_t group) EDGELOSS_LOOP {
+          EDGELOSS_INDEPENDENT
+          for (int64_t i = group * kGroup; i < group * kGroup + kGroup; ++i) out[i] = given[i] * w[i];
+        });
+      });
+    };
+    copy(given_.same + at, weights.same.data() + place);
+    if (g_.classes == 2) copy(given_.across + at, weights.other.data() + place);
+  });
 }
 
 template class EdgeWindows<float>;

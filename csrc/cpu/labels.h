@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "../geometry.h"
@@ -18,6 +19,8 @@
 #include "vectorize.h"
 
 namespace edgeloss {
+
+constexpr int64_t kGroup = 8;  // pixels of a row that are looked at together
 
 // B_n(k) of one pixel and class.
 template <typename A>
@@ -41,15 +44,15 @@ struct EdgeWeights {
   }
   void start(int64_t pixels, int64_t classes) {
     any = true;
-    same.assign(pixels, A(0));
-    if (classes == 2) other.assign(pixels, A(0));
+    same.assign(pixels + kGroup, A(0));  // whole groups are written
+    if (classes == 2) other.assign(pixels + kGroup, A(0));
   }
 };
 
 // What counts for the edge pixels of a slab.
 struct EdgeTotals {
   double weight = 0;            // Σ_E u
-  std::vector<int64_t> counts;  // of edge pixels, per class
+  std::vector<int64_t> counts;  // of edge pixels, per class; then of others
 };
 
 // What the weights of an image come from.
@@ -73,23 +76,33 @@ EDGELOSS_INLINE void for_each_found(const uint8_t* found, int64_t n, const F& bo
   }
 }
 
-// Whether all labels of a box of an image, [first, last) along each axis, are the same.
-bool is_uniform(const Geometry& g, const int16_t* label, const int64_t* first, const int64_t* last);
+// Pixels of an image, [first, last) along each axis.
+struct Region {
+  int64_t first[3], last[3];
+};
 
-// A block of the pixels of a slab, [first, last) along each axis, in a box of the image with a margin, where numbers
-// lie in rows. The inner pixels of the box, from `begin` to `end`, see no pixel outside.
+// Calls body(slice, row) for each row of a region.
+template <typename F>
+void for_each_row(const Region& region, const F& body) {
+  for (int64_t z = region.first[0]; z < region.last[0]; ++z) {
+    for (int64_t y = region.first[1]; y < region.last[1]; ++y) body(z, y);
+  }
+}
+
+// Where the numbers of the pixels of a region lie, and of so many pixels more on either side along each axis: in rows.
 struct Box {
-  int64_t first[3], last[3], origin[3], size[3], step[3], radius[3], count, begin, end;
+  int64_t origin[3], step[3], count;
 
+  Box() = default;
+  Box(const Region& region, const int64_t* margin) {
+    for (int a = 2; a >= 0; --a) {
+      origin[a] = region.first[a] - margin[a];
+      step[a] = a == 2 ? 1 : count;
+      count = step[a] * (region.last[a] + margin[a] - origin[a]);
+    }
+  }
   int64_t at(int64_t z, int64_t y, int64_t x) const {
     return (z - origin[0]) * step[0] + (y - origin[1]) * step[1] + x - origin[2];
-  }
-  // Calls body(slice, row, where it begins) for each row of the block.
-  template <typename F>
-  EDGELOSS_INLINE void for_each_row(const F& body) const {
-    for (int64_t z = first[0]; z < last[0]; ++z) {
-      for (int64_t y = first[1]; y < last[1]; ++y) body(z, y, at(z, y, first[2]));
-    }
   }
 };
 
@@ -99,45 +112,56 @@ struct TwoSides {
   A *same, *across;
 };
 
-// Numbers of each pixel of a box: w, 0 where a pixel does not count; u, which is -1 where no edge pixel is; the sums D
-// and D', and then in their places u / D and u / D' of edge pixels, 0 elsewhere; what these give to the pixels around
-// them. The rest is for sums.
+// As wide as the numbers that are chosen by comparisons of labels.
 template <typename A>
-struct BoxNumbers {
-  int32_t* label;
-  A *w, *u;
-  TwoSides<A> sums, given;
-  A *chosen, *sum, *part, *sides[2], *all[2];
-};
+using WideLabel = std::conditional_t<std::is_same_v<A, double>, int64_t, int32_t>;
 
 // Forms the weights of slabs, one after another, in memory of its own.
 template <typename A>
 class EdgeWindows {
  public:
-  explicit EdgeWindows(const Geometry& g) : g_(g) {}
+  explicit EdgeWindows(const Geometry& g);
 
   // weights and totals: each may be null.
   void form(const LabelMap<A>& map, const Slab& slab, EdgeWeights<A>* weights, EdgeTotals* totals);
 
  private:
-  Box box_around(const Slab& slab, int64_t first_column, int64_t last_column);
-  void load(const LabelMap<A>& map, const Box& box);
-  void find_edges(const Box& box, const A* class_weight);
-  void count_edges(const Box& box, EdgeTotals& totals);
-  void give(const Box& box, const Slab& slab);
-  void list_others(const Box& box, const Slab& slab);
-  void write(const Box& box, const Slab& slab, EdgeWeights<A>& weights) const;
-  void sort(int64_t pixels, std::vector<OtherWeight<A>>& others);
+  using Flags = std::vector<uint8_t>;
+  using Others = std::vector<OtherWeight<A>>;
+
+  Region expanded(const Region& region) const;
+  void compare(const int16_t* label);
+  bool find_groups(const Region& region, int64_t reach, Flags& found);
+  template <typename F>
+  void for_each_flagged(const Region& region, const uint8_t* groups, const F& body) const;
+  void load(const LabelMap<A>& map);
+  void add_around(const Region& region, const Flags& groups, const TwoSides<A>& from, const TwoSides<A>& to,
+                  Others* others);
+  void add_by_neighbor(const Region& block, const uint8_t* groups, const TwoSides<A>& from, const TwoSides<A>& to,
+                       Others* others);
+  void list_others(int64_t i, int32_t place, Others& others);
+  void find_classes(const Region& block);
+  void add_by_class(const Region& block, const TwoSides<A>& from, const TwoSides<A>& to, Others* others);
+  void divide_sides(const LabelMap<A>& map, EdgeTotals* totals);
+  void write(EdgeWeights<A>& weights) const;
 
   const Geometry& g_;
-  bool by_neighbor_ = false;      // whether the neighbors of a box are looked at one by one
-  std::vector<int64_t> offsets_;  // then those of the neighbors of a pixel
+  std::vector<A> ones_;                   // in place of class weights
+  int64_t neighbors_, groups_, columns_;  // of a window; of a row; of a block
+  Slab slab_;
+  Region inner_, edges_, all_;             // the slab, the edge pixels that its weights come from, and what these see
+  Flags differs_;                          // of a row: whether a pixel and the next one have other labels
+  std::vector<int16_t> first_, steps_[2];  // of each group: its first label; a bit per step in reach of 1 or 2 windows
+  Flags edge_groups_, near_groups_;        // where edge pixels may be, and what they give may be
+  Box box_;                                // of the numbers of pixels that follow
+  std::vector<WideLabel<A>> label_, other_;  // other_: the class across the edge, kIgnored if there are several
   std::vector<A> numbers_;
-  std::vector<int32_t> labels_, starts_, classes_;  // classes_: those of the box
-  std::vector<uint8_t> found_;
-  BoxNumbers<A> box_;
-  std::vector<OtherWeight<A>> unsorted_;
-  std::vector<int64_t> newest_;  // of each class, its last place in unsorted_
+  A *w_, *u_;                     // w is 0 where a pixel does not count, u -1 where no edge pixel is
+  TwoSides<A> sums_, given_;      // D and D', then u / D and u / D' of edge pixels; what these give
+  std::vector<int64_t> offsets_;  // of neighbors
+  std::vector<size_t> newest_;    // of each class, its last place in a list
+  std::vector<int32_t> classes_;  // of a block
+  std::vector<A> sums_of_class_;
 };
 
 }  // namespace edgeloss

@@ -11,18 +11,13 @@ namespace {
 
 // Compilers vectorize a choice for AVX2 where what is chosen from has been read before it.
 
-// w = weight(y), where weight may be null for ones; 0 where y is no class.
+// w = weight(y); 0 where y is no class.
 template <typename A>
 EDGELOSS_INLINE void weights_of(const A* weight, const int32_t* y, int64_t n, A* w) {
-  if (weight) {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      const A of_y = weight[y[j] < 0 ? 0 : y[j]];
-      w[j] = y[j] < 0 ? A(0) : of_y;
-    }
-  } else {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) w[j] = y[j] < 0 ? A(0) : A(1);
+  EDGELOSS_INDEPENDENT
+  for (int64_t j = 0; j < n; ++j) {
+    const A of_y = weight[y[j] < 0 ? 0 : y[j]];
+    w[j] = y[j] < 0 ? A(0) : of_y;
   }
 }
 
@@ -48,11 +43,11 @@ double weighted_sum(const A* value, const A* weight, int64_t n) {
     int any = 0;  // mostly there is no edge nearby
     for (int64_t j = 0; j < n; ++j) any |= weight[j] != A(0);
     if (!any) return 0.0;
-    double product[kTile];
+    A product[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
-      const double each = static_cast<double>(value[j]) * static_cast<double>(weight[j]);
-      product[j] = weight[j] == A(0) ? 0 : each;
+      const A each = value[j] * weight[j];
+      product[j] = weight[j] == A(0) ? A(0) : each;
     }
     return sum_in_parts(product, n);
   });
@@ -64,10 +59,12 @@ void smooth_cross_entropy(const Tile<A>& tile, const int32_t* y, const A* m, con
   vectorized<A>([=, weight = smoothing.weight, own = A(1) - smoothing.smoothing, uniform = smoothing.of_others(),
                  total = smoothing.total]() EDGELOSS_LOOP {
     const int64_t n = tile.n;
-    A w[kTile];
-    weights_of(weight, y, n, w);
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) ce[j] *= w[j];
+    if (weight) {
+      A w[kTile];
+      weights_of(weight, y, n, w);
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) ce[j] *= w[j];
+    }
     if (uniform == A(0)) return;
     A every[kTile];
     EDGELOSS_INDEPENDENT
@@ -140,6 +137,16 @@ void add_residuals(const Pixels<A>& pixels, const A* m, const A* r, const std::v
     A scale[kTile];
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) scale[j] = A(1) / (A(1) + r[j]);
+    if (tile.classes == 2) {  // the second class alone: its share is 1 or r of 1 + r
+      const A* x = tile.x + tile.ld + first;
+      EDGELOSS_INDEPENDENT
+      for (int64_t j = 0; j < n; ++j) {
+        const A top = scale[j], rest = r[j] * top, p = x[j] == m[j] ? top : rest, q = x[j] == m[j] ? rest : top;
+        const A away = -p, residual = y[j] == 1 ? q : away;
+        out[j] += y[j] < 0 ? A(0) : residual;
+      }
+      return;
+    }
     for (int64_t of = 0; of < count; ++of) {
       const int32_t k = c[of];
       const A* x = tile.x + k * tile.ld + first;
@@ -171,31 +178,18 @@ EDGELOSS_INLINE void fill_factors(const Pixels<A>& pixels, const TermFactors<A>&
   const int64_t n = pixels.tile.n;
   const int32_t* y = pixels.y;
   const A everywhere = factors.cross_entropy, of_y = A(1) - smoothing.smoothing, uniform = smoothing.of_others();
+  const A of_same = factors.same, of_other = factors.other, total = smoothing.total;
+  const A *same = pixels.same ? pixels.same : kZeros<A>, *other = pixels.other ? pixels.other : kZeros<A>;
   A *own = out.own, *rest = out.rest, *spread = out.spread;
-  weights_of(smoothing.weight, y, n, own);
-  if (pixels.weight) {
-    const A* v = pixels.weight;
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) {
-      const A value = everywhere * v[j];
-      spread[j] = y[j] < 0 ? A(0) : value;
-    }
-  } else {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) spread[j] = y[j] < 0 ? A(0) : everywhere;
-  }
+  smoothing.weight ? weights_of(smoothing.weight, y, n, own) : std::fill(own, own + n, A(1));
+  pixels.weight ? std::copy_n(pixels.weight, n, spread) : std::fill_n(spread, n, A(1));
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    own[j] *= spread[j] * of_y;
-    spread[j] *= uniform;
-    rest[j] = spread[j] * smoothing.total;
+    const A value = everywhere * spread[j], of_pixel = y[j] < 0 ? A(0) : value;
+    own[j] = own[j] * of_pixel * of_y + (of_same * same[j] + of_other * other[j]);
+    spread[j] = of_pixel * uniform;
+    rest[j] = spread[j] * total;
   }
-  const auto add = [&](const A* weight, A factor) EDGELOSS_LOOP {
-    EDGELOSS_INDEPENDENT
-    for (int64_t j = 0; j < n; ++j) own[j] += factor * weight[j];
-  };
-  if (pixels.same) add(pixels.same, factors.same);
-  if (pixels.other) add(pixels.other, factors.other);
 }
 
 // The gradient of two classes, of which the second has the slope; that of the first is its opposite.
@@ -218,8 +212,9 @@ EDGELOSS_INLINE void gradient_of_two(const Pixels<A>& pixels, const Factors<A>& 
   }
 }
 
-// The shares p, and what the slopes g of the region term add to `rest`: less Σ p g of all classes elsewhere, and g less
-// it at a class with p > 1/2, where nothing may cancel: g (1 - p), less Σ p g of the others.
+// The shares p of the classes that have slopes g of the region term, and what these add to `rest`: less Σ p g of all
+// classes elsewhere, and g less it at a class with p > 1/2, where nothing may cancel: g (1 - p), less Σ p g of the
+// others.
 template <typename A>
 struct Centers {
   A elsewhere[kTile], at_likely[kTile];
@@ -232,16 +227,16 @@ EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* r, 
   std::fill_n(sum, n, A(0));
   std::fill_n(likely, n, A(0));
   for (int64_t c = 0; c < tile.classes; ++c) {
-    prefetch_ahead(tile, c);
+    if (!slopes[c]) continue;
     const A *x = tile.x + c * tile.ld, *slope = slopes[c];
     A* p = g + c * ld;
     EDGELOSS_INDEPENDENT
     for (int64_t j = 0; j < n; ++j) {
       p[j] = exp_negative(x[j] - m[j]) * scale[j];
-      const A before = likely[j], own = slope[j], product = p[j] * own;
+      const A own = slope[j], product = p[j] * own;
       const bool is_top = p[j] > A(0.5);
       sum[j] += is_top ? A(0) : product;
-      likely[j] = is_top ? own : before;
+      likely[j] += is_top ? own : A(0);
     }
   }
   EDGELOSS_INDEPENDENT
@@ -252,8 +247,8 @@ EDGELOSS_INLINE void center_slopes(const Tile<A>& tile, const A* m, const A* r, 
   }
 }
 
-// The gradient of class c of a tile; with slopes, the share is in `out`.
-template <bool HasSlopes, typename A>
+// The gradient of class c of a tile. HasShare: the share is in `out`.
+template <bool HasSlopes, bool HasShare, typename A>
 EDGELOSS_INLINE void gradient_of_class(const Pixels<A>& pixels, const Factors<A>& factors, const A* m, const A* r,
                                        const A* scale, const A* slope, const Centers<A>& centers, int32_t c, A* out) {
   const int64_t n = pixels.tile.n;
@@ -261,12 +256,12 @@ EDGELOSS_INLINE void gradient_of_class(const Pixels<A>& pixels, const Factors<A>
   const int32_t* y = pixels.y;
   EDGELOSS_INDEPENDENT
   for (int64_t j = 0; j < n; ++j) {
-    const A p = HasSlopes ? out[j] : exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j];
+    const A p = HasShare ? out[j] : exp_negative(x[j] - m[j]) * scale[j], of_rest = r[j] * scale[j];
     const bool is_top = p > A(0.5);
     const A complement = is_top ? of_rest : A(1) - p;
     A others = rest[j];
     if constexpr (HasSlopes) {
-      const A likely = centers.at_likely[j], centered = slope[j] - centers.elsewhere[j];
+      const A likely = centers.at_likely[j], centered = (HasShare ? slope[j] : A(0)) - centers.elsewhere[j];
       others += is_top ? likely : centered;
     }
     const A at_y = p * others - own[j] * complement, elsewhere = p * (own[j] + others);
@@ -288,11 +283,14 @@ EDGELOSS_INLINE void gradient_of_many(const Pixels<A>& pixels, const Factors<A>&
   if (slopes) center_slopes(tile, m, r, scale, slopes, centers, g, ld);
   for (int32_t c = 0; c < tile.classes; ++c) {
     A* out = g + c * ld;
-    if (slopes) {
-      gradient_of_class<true>(pixels, factors, m, r, scale, slopes[c], centers, c, out);
+    const A* slope = slopes ? slopes[c] : nullptr;
+    prefetch_ahead(tile, c);
+    if (slope) {
+      gradient_of_class<true, true>(pixels, factors, m, r, scale, slope, centers, c, out);
+    } else if (slopes) {
+      gradient_of_class<true, false>(pixels, factors, m, r, scale, slope, centers, c, out);
     } else {
-      prefetch_ahead(tile, c);
-      gradient_of_class<false>(pixels, factors, m, r, scale, static_cast<const A*>(nullptr), centers, c, out);
+      gradient_of_class<false, false>(pixels, factors, m, r, scale, slope, centers, c, out);
     }
     if (!smoothing.exists()) continue;
     const A of_class = smoothing.of_class(c), *spread = factors.spread;
@@ -344,8 +342,9 @@ void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const
   vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of]()
                     EDGELOSS_LOOP { fill_factors(*px, factors, *smoothing, *of); });
   if (pixels.tile.classes == 2) {
-    vectorized<A>([=, px = &pixels, smoothing = &smoothing, of = &of, slope = slopes ? slopes[1] : kZeros<A>]()
-                      EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, slope, g, ld); });
+    vectorized<A>(
+        [=, px = &pixels, smoothing = &smoothing, of = &of, slope = slopes && slopes[1] ? slopes[1] : kZeros<A>]()
+            EDGELOSS_LOOP { gradient_of_two(*px, *of, *smoothing, slope, g, ld); });
     return;
   }
   for_each_other(pixels, m, r, factors.other, [&](int64_t j, int64_t, A slope, bool is_likely) {

@@ -68,7 +68,7 @@ struct TermFactors {
 };
 
 // The gradient to g[c · ld + j]; exactly 0 where a pixel does not count, for any logits. slopes: those of the region
-// term by the share of each class, or null. Of two classes, m and r are not read.
+// term by the share of each class, null where it has none, or null. Of two classes, m and r are not read.
 template <typename A>
 void tile_gradient(const Pixels<A>& pixels, const TermFactors<A>& factors, const Smoothing<A>& smoothing, const A* m,
                    const A* r, const A* const* slopes, A* g, int64_t ld);

@@ -24,7 +24,7 @@ struct RegionRows {
   int64_t width, slice, first, count;  // the averages of the slab: their slice, the first row of them, and how many
   std::vector<A> numbers;              // [classes, count, W]
   std::vector<A> tile;                 // [classes, kTile]
-  std::vector<const A*> slopes;        // [C], of the pixels of a tile
+  std::vector<const A*> slopes;        // [C], of the pixels of a tile; null where a class has none
 
   // Once the classes are set.
   void start(const Slab& slab, const Geometry& g) {
@@ -34,7 +34,7 @@ struct RegionRows {
     count = average_of(slab.last_row - 1) + 1 - first;
     numbers.assign(classes.size() * class_step(), A(0));
     tile.resize(classes.size() * kTile);
-    slopes.assign(g.classes, kZeros<A>);
+    slopes.assign(g.classes, nullptr);
   }
   int64_t class_step() const { return count * width; }
   A* at(size_t of, int64_t average) { return numbers.data() + of * class_step() + (average - first) * width; }
@@ -80,7 +80,8 @@ class SlabTiles {
     if (call.up) upsampled_.emplace(*call.up, call.g.logits);
   }
 
-  // Calls body(pixels, where they are) for each tile. weights may be null; rereads: the tile is read more than once.
+  // Calls body(pixels, where they are) for each tile. weights may be null; rereads: most of the tile is read
+  // more than once.
   template <typename F>
   void for_each(const Slab& slab, const EdgeWeights<A>* weights, bool rereads, const F& body) {
     const OtherWeight<A>* next = weights ? weights->others.data() : nullptr;

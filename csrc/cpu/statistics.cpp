@@ -63,7 +63,8 @@ EDGELOSS_INLINE void statistics_of_many(const Tile<A>& tile, const int32_t* y, A
   const RunningTile<A> sums = {m, r, lost, x_y};
   for_each_class_block(tile.classes, [&](int64_t first, auto count) EDGELOSS_LOOP {
     constexpr int kCount = decltype(count)::value;
-    first == 0 ? add_classes<true, kCount>(tile, first, y, sums) : add_classes<false, kCount>(tile, first, y, sums);
+    if (first == 0) return add_classes<true, kCount>(tile, first, y, sums);
+    if constexpr (2 * kCount >= kClassBlock) add_classes<false, kCount>(tile, first, y, sums);  // none has fewer
   });
   const int64_t n = tile.n;
   EDGELOSS_INDEPENDENT

@@ -100,7 +100,7 @@ void end_streams() {
 #endif
 }
 
-int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y) {
+int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label) {
   const int64_t classes = target.classes, ignore_index = target.ignore_index;
   return target.labels.by_type([&](const auto* labels) {
     const auto* from = labels + first;
@@ -112,11 +112,9 @@ int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* lab
       for (int64_t j = 0; j < n; ++j) {
         const int64_t value = static_cast<int64_t>(from[j]);
         const bool ignored = value == ignore_index, in_range = value >= 0 && value < classes;
-        y[j] = !ignored && in_range ? static_cast<int32_t>(value) : kIgnored;
+        label[j] = static_cast<int16_t>(!ignored && in_range ? value : kIgnored);
         wrong += !ignored && !in_range;
       }
-      EDGELOSS_INDEPENDENT
-      for (int64_t j = 0; j < n; ++j) label[j] = static_cast<int16_t>(y[j]);
       return wrong;
     });
   });

@@ -80,6 +80,6 @@ void write_tile(const A* tile, int64_t ld, int64_t count, int64_t n, const Store
 void end_streams();
 
 // The labels of n pixels from the first on, kIgnored where they do not count; returns how many are out of range.
-int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label, int32_t* y);
+int64_t read_labels(const Target& target, int64_t first, int64_t n, int16_t* label);
 
 }  // namespace edgeloss

@@ -39,6 +39,8 @@ class Outcome:
         error: the exception of the forward or backward pass in one line, with its place in the code.
         notes: what was done to the returned loss to compute a gradient.
         is_random: whether the loss drew random numbers.
+        origin: of a watched pass, the operation that produced the first non-finite value; None if unknown.
+        failed: of a watched pass, the derivative that raised, with its line; empty if none did.
     """
 
     loss: Tensor | None = None
@@ -46,6 +48,8 @@ class Outcome:
     error: str = ""
     notes: list[Finding] = field(default_factory=list)
     is_random: bool = False
+    origin: Origin | None = None
+    failed: str = ""
 
     def is_finite(self) -> bool:
         """Return whether loss and gradient are finite, as far as they exist."""
@@ -80,10 +84,22 @@ class LossCall(NamedTuple):
             inputs["loss_fn"] = self.loss_fn
         return [make_node(name, value) for name, value in inputs.items()]
 
-    def run(self, dtype: torch.dtype) -> Outcome:
-        """Run forward and backward in a precision, always with the same random numbers."""
-        outcome = Outcome()
-        with self._forked_rng(), _in_float64() if dtype == torch.float64 else contextlib.nullcontext():
+    def run(self, dtype: torch.dtype, *, watched: bool = False) -> Outcome:
+        """Run forward and backward in a precision, always with the same random numbers.
+
+        A watched pass takes longer, and some losses can't be watched: its error counts for nothing.
+        """
+        outcome, watch, warned = Outcome(), Watch(), list[warnings.WarningMessage]()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._forked_rng())
+            if dtype == torch.float64:
+                stack.enter_context(_in_float64())
+            if watched:
+                warned = stack.enter_context(warnings.catch_warnings(record=True))
+                warnings.simplefilter("always")
+                # It stores the lines of derivatives, and warns of the one that raises.
+                stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
+                stack.enter_context(watch)
             before = self._random_state()
             try:
                 leaf, loss = self._forward(dtype, outcome.notes)
@@ -95,43 +111,18 @@ class LossCall(NamedTuple):
                 is_users = where[0] and not where[0].startswith((TORCH, _PACKAGE))
                 outcome.error = first_line(error) + (f" at {shown_line(*where)}" if is_users else "")
             outcome.is_random = not torch.equal(before, self._random_state())
+        bad = [x for x in (outcome.loss, outcome.gradient) if x is not None and not all_finite(x)]
+        outcome.origin = watch.origin_of(*bad[:1])
+        for message in (str(warning.message) for warning in warned):
+            if match := re.search(r"Error detected in (\w+)", message):
+                outcome.failed = f"{match[1]} of {shown_line(*place(frames_in(message)))}"
         if outcome.loss is not None and outcome.gradient is None and not outcome.error:
             message = "gradient: none, since no differentiable path leads from the logits to the loss."
             advice = "Look for argmax, rounding, comparisons, .detach(), .item() or no_grad on the path."
             outcome.notes.append(Finding("warning", message, advice))
         return outcome
 
-    def trace(self) -> Origin | None:
-        """Run once more, and return the operation that produced the first bad value."""
-        forward = Watch()
-        with self._forked_rng(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # it stores lines of nodes
-            try:
-                leaf, loss = self._forward(self.logits.dtype, [], forward)
-                if not all_finite(loss):
-                    return forward.origin_of(loss)
-                with Watch(forward) as backward:
-                    gradient = _gradient(loss, leaf)
-                return None if gradient is None else backward.origin_of(gradient)
-            except Exception:  # some losses run but can't be watched; the rest of the report does not need it
-                return None
-
-    def failing_derivative(self) -> str:
-        """Return operation and line of a backward pass that raises."""
-        with (
-            self._forked_rng(),
-            torch.autograd.set_detect_anomaly(True),
-            warnings.catch_warnings(record=True) as caught,
-        ):
-            warnings.simplefilter("always")
-            with contextlib.suppress(Exception):
-                leaf, loss = self._forward(self.logits.dtype, [])
-                _gradient(loss, leaf)
-        for message in (str(warning.message) for warning in caught):
-            if match := re.search(r"Error detected in (\w+)", message):
-                return f" in {match[1]} of {shown_line(*place(frames_in(message)))}"
-        return ""
-
-    def _forward(self, dtype: torch.dtype, notes: list[Finding], watch: Watch | None = None) -> tuple[Tensor, Tensor]:
+    def _forward(self, dtype: torch.dtype, notes: list[Finding]) -> tuple[Tensor, Tensor]:
         """Return the logits as a leaf, and the loss with its graph."""
         leaf = self.logits.to(dtype, copy=True).requires_grad_()
         logits = leaf.clone()  # the loss may write into it, as into the output of a network
@@ -144,8 +135,7 @@ class LossCall(NamedTuple):
             loss_fn.sync_normalizer = False  # the other ranks make no such call
             if loss_fn.validate == "async":
                 loss_fn.validate = "sync"  # no next call would report an out-of-range label
-        with watch or contextlib.nullcontext():
-            result = loss_fn(logits, target, **kwargs)
+        result = loss_fn(logits, target, **kwargs)
         tensors = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         if not tensors:
             raise TypeError(f"expected a loss that returns a tensor, but got {short(result)}")
@@ -239,42 +229,25 @@ def frames_in(text: str) -> Iterator[tuple[str, int]]:
     return ((file, int(line)) for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', text)))
 
 
-_FINITE, _INFINITE, _NAN = range(3)
-
-
-def _state(x: Tensor) -> int:
-    return _FINITE if all_finite(x) else _NAN if bool(x.isnan().any()) else _INFINITE
-
-
-def _made(x: Tensor) -> str:
-    return ", ".join(measure(x).bad_kinds())
-
-
-def _address(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follow non-finite values through a forward or backward pass to their origin.
+    """Follow non-finite values through a forward and a backward pass to their origin.
 
     In the forward pass an operation is an origin if all its inputs are finite, or if it returns nan and its inputs hold
     infinities but no nan. In the backward pass a derivative is one if no non-finite value was made before it there; it
     may have read one that the loss masks. Values are identified by the address of their memory, which views share.
-
-    Args:
-        forward: the watch of the forward pass, to watch the backward pass.
     """
 
-    def __init__(self, forward: Watch | None = None) -> None:
+    def __init__(self) -> None:
         """Start without any known value."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._forward = forward
-        self._origins: dict[int, Origin] = {}  # by address
+        self._origins: dict[int, Origin] = {}  # of values of the forward pass, by address
+        self._derived: dict[int, Origin] = {}  # of those of the backward pass
         self._node: torch.autograd.graph.Node | None = None  # of the last origin in a backward pass
 
     def origin_of(self, *tensors: Tensor) -> Origin | None:
         """Return the origin of the first tensor that has one, None if none has."""
-        return next((self._origins[a] for a in map(_address, tensors) if a in self._origins), None)
+        known = (origins.get(_address(x)) for origins in (self._derived, self._origins) for x in tensors)
+        return next((origin for origin in known if origin is not None), None)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -282,44 +255,52 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation, and examine its inputs and outputs."""
         kwargs = kwargs or {}
         name = ".".join(str(func).split(".")[:-1]).removeprefix("aten.")  # without its overload
-        writes = name.endswith("_") or "out" in kwargs
         given = [value for value in tree_leaves((args, kwargs)) if _is_readable(value)]
-        states = [_state(x) for x in given] if writes else []  # before they are overwritten
+        # Before they are overwritten.
+        bad = _bad_among(given) if name.endswith("_") or "out" in kwargs else None
         result = func(*args, **kwargs)
         if "empty" in name:  # uninitialized memory
             return result
         for out in filter(_is_readable, tree_leaves(result)):
             if all_finite(out):
-                if _address(out) not in map(_address, given):  # memory that another tensor used before
-                    self._origins.pop(_address(out), None)
-                continue
-            states = states or [_state(x) for x in given]
-            find = self._made_forward if self._forward is None else self._made_backward
-            origin = find(name, out, [(x, state) for x, state in zip(given, states, strict=True) if state != _FINITE])
-            if origin is None:  # an input was not finite; another tensor may have used this address before
-                self._origins.pop(_address(out), None)
+                origin = None
+                if _address(out) in map(_address, given):
+                    continue
             else:
-                self._origins[_address(out)] = origin
+                bad = _bad_among(given) if bad is None else bad
+                origin = self._find(name, out, bad)
+            for origins in (self._origins, self._derived):  # another tensor may have used this memory before
+                origins.pop(_address(out), None)
+            if origin is not None:
+                is_forward = torch._C._current_autograd_node() is None
+                (self._origins if is_forward else self._derived)[_address(out)] = origin
         return result
 
-    def _made_forward(self, name: str, out: Tensor, bad: list[tuple[Tensor, int]]) -> Origin | None:
-        """Return the origin of what an operation returned, whose non-finite inputs are ``bad``."""
-        worst = [x for x, state in bad if state in (_state(out), _NAN)]
-        if worst:
-            return self.origin_of(*worst)
-        stack = traceback.walk_stack(inspect.currentframe())
-        where = place((frame.f_code.co_filename, line) for frame, line in stack)
-        return Origin(name, _made(out), *where, self.origin_of(*(x for x, _ in bad)))
+    def _find(self, name: str, out: Tensor, bad: list[tuple[Tensor, bool]]) -> Origin | None:
+        """Return the origin of what an operation returned; ``bad`` are its non-finite inputs, and which have nan."""
+        node, made = torch._C._current_autograd_node(), ", ".join(measure(out).bad_kinds())
+        if node is None:
+            worst = [x for x, has_nan in bad if has_nan or not out.isnan().any()]
+            if worst:
+                return self.origin_of(*worst)
+            stack = traceback.walk_stack(inspect.currentframe())
+            frames: Iterable[tuple[str, int]] = ((frame.f_code.co_filename, line) for frame, line in stack)
+        else:
+            earlier = next((self._derived[_address(x)] for x, _ in bad if _address(x) in self._derived), None)
+            if earlier is not None:  # of an earlier derivative, or of an earlier operation of this one
+                return earlier if node != self._node else replace(earlier, made=made)
+            self._node, name = node, node.name()
+            frames = frames_in("".join(node.metadata.get("traceback_", [])))  # type: ignore[attr-defined]
+        return Origin(name, made, *place(frames), self.origin_of(*(x for x, _ in bad)))
 
-    def _made_backward(self, name: str, out: Tensor, bad: list[tuple[Tensor, int]]) -> Origin | None:
-        """Return the origin of what an operation of a derivative returned."""
-        node, inputs = torch._C._current_autograd_node(), [x for x, _ in bad]
-        origin = self.origin_of(*inputs)
-        if origin is not None:  # of an earlier derivative, or of an earlier operation of this one
-            return origin if node != self._node else replace(origin, made=_made(out))
-        self._node, stack = node, "" if node is None else "".join(node.metadata.get("traceback_", []))  # type: ignore[attr-defined]
-        cause = None if self._forward is None else self._forward.origin_of(*inputs)
-        return Origin(name if node is None else node.name(), _made(out), *place(frames_in(stack)), cause)
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _bad_among(tensors: Iterable[Tensor]) -> list[tuple[Tensor, bool]]:
+    """Return those that are not finite, and whether they have nan."""
+    return [(x, bool(x.isnan().any())) for x in tensors if not all_finite(x)]
 
 
 def _is_readable(value: object) -> bool:

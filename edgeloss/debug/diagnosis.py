@@ -68,37 +68,39 @@ def diagnose(loss_fn: Callable[..., Any], logits: Tensor, target: object, **kwar
 
 
 def _diagnose(call: LossCall) -> Report:
-    labels, arguments = Labels.from_call(call), call.input_nodes()
+    labels, arguments, dtype = Labels.from_call(call), call.input_nodes(), call.logits.dtype
     findings = [bad_input(path, stats) for line in arguments for path, stats in line.tensors() if stats.bad]
     findings += odd_logits(call.logits)
     sections, origin = [Node("inputs", children=arguments)], None
     if call.logits.is_cuda and not isinstance(call.loss_fn, EdgeAwareLoss) and labels and labels.wrong.any():
         given = Outcome(error="not run, since an out-of-range label may abort the CUDA context")
     else:
-        given = call.run(call.logits.dtype)
+        given = call.run(dtype)
     if labels is not None:
         findings += labels.findings(call, raised=bool(given.error))
     if given.loss is None:
         advice = "Fix what the message reports; the loss was not computed."
         findings.append(Finding("error", f"loss: {given.error}.", advice))
     else:
-        exact = Outcome() if call.logits.dtype == torch.float64 else call.run(torch.float64)
+        exact = Outcome() if dtype == torch.float64 else call.run(torch.float64)
+        watched = call.run(dtype, watched=True) if given.error or not given.is_finite() else Outcome()
         for part in ("loss", "gradient"):
-            tensors = {inputs.dtype_name(call.logits.dtype): getattr(given, part)}
+            tensors = {inputs.dtype_name(dtype): getattr(given, part)}
             if exact.loss is not None:
                 tensors["float64"] = getattr(exact, part)
             lines = [make_node(name, tensor) for name, tensor in tensors.items() if tensor is not None]
             sections.append(Node(part, "" if lines else "none", children=lines))
         findings += given.notes
         if given.error:
+            where = f" in {watched.failed}" if watched.failed else ""
             advice = "Fix what the message reports; the backward pass failed."
-            findings.append(Finding("error", f"gradient: {given.error}{call.failing_derivative()}.", advice))
+            findings.append(Finding("error", f"gradient: {given.error}{where}.", advice))
         elif exact.error:
             findings.append(Finding("note", f"float64: failed; {exact.error}."))
         if given.is_finite():
             findings += odd_outcome(labels, given, exact)
         else:
-            origin = call.trace()
+            origin = watched.origin
             findings += bad_outcome(call, labels, given, exact, origin)
         if isinstance(call.loss_fn, EdgeAwareLoss):
             sections.append(terms := evaluate_terms(call, call.loss_fn))

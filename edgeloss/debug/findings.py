@@ -219,12 +219,9 @@ def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
     if labels is not None and labels.fit(logits):
         places["on ignored pixels"] = ~labels.valid
         if labels.edge_mask is not None:
-            edgeless = labels.images_without_edge().view(-1, *[1] * (pixels.dim() - 1)).expand_as(pixels)
-            places |= {
-                "in images without an edge": edgeless,
-                "off the edges": ~labels.edge_mask,
-                "on edges": labels.edge_mask,
-            }
+            edgeless = labels.images_without_edge().view(-1, *[1] * (pixels.dim() - 1))
+            places["in images without an edge"] = edgeless.expand_as(pixels)
+            places |= {"off the edges": ~labels.edge_mask, "on edges": labels.edge_mask}
     for name, mask in places.items():
         # A place explains bad pixels only if they are at least half of it: a few scattered ones are off the edges too.
         if bool((mask | ~pixels).all()) and 2 * int(pixels.sum()) >= int(mask.sum()):
@@ -244,26 +241,18 @@ def odd_logits(logits: Tensor) -> Iterator[Finding]:
     limit = torch.finfo(torch.float16).max
     if max(-low, high) > limit:
         message = f"logits: up to {max(-low, high):.3g} in magnitude; float16 overflows at {limit:.0f}."
-        yield Finding(
-            "warning", message, "Compute the loss outside autocast, and find out why the logits are so large."
-        )
-    if finite is not logits or logits.dim() < 2 or low < 0 or high > 1 or low == high:
-        return
-    classes = logits.shape[1]
-    if classes == 1:
-        message = "logits: all in [0, 1], so they look like probabilities."
-        yield Finding("warning", message, "Pass the output before the sigmoid, unless the loss expects probabilities.")
-    else:
-        sums = logits.sum(1, dtype=widest(logits.device))
-        if bool(((sums - 1).abs() <= 4 * classes * torch.finfo(logits.dtype).eps).all()):
-            message = "logits: all in [0, 1] with a sum of 1 over the classes, so they are probabilities."
-            advice = "Pass the output before the softmax, unless the loss expects probabilities."
-        else:
-            message = (
-                "logits: all in [0, 1], without a sum of 1 over the classes, so they may be the output of a sigmoid."
-            )
-            advice = "Pass the output before the sigmoid, unless the loss expects probabilities."
+        advice = "Compute the loss outside autocast, and find out why the logits are so large."
         yield Finding("warning", message, advice)
+    if finite is not logits or logits.dim() < 2 or not 0 <= low < high <= 1:
+        return
+    classes, sums = logits.shape[1], logits.sum(1, dtype=widest(logits.device))
+    what, layer = ", without a sum of 1 over the classes, so they may be the output of a sigmoid", "sigmoid"
+    if classes == 1:
+        what = ", so they look like probabilities"
+    elif bool(((sums - 1).abs() <= 4 * classes * torch.finfo(logits.dtype).eps).all()):
+        what, layer = " with a sum of 1 over the classes, so they are probabilities", "softmax"
+    advice = f"Pass the output before the {layer}, unless the loss expects probabilities."
+    yield Finding("warning", f"logits: all in [0, 1]{what}.", advice)
 
 
 def odd_outcome(labels: Labels | None, given: Outcome, exact: Outcome) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from edgeloss import reduction, reference, region
 from edgeloss.debug.calls import LossCall
 from edgeloss.debug.report import Finding
 from edgeloss.debug.trees import Node, all_finite, first_line, make_node
-from edgeloss.inputs import Given, check_inputs, widest
+from edgeloss.inputs import Given, check_inputs
 from edgeloss.loss import EdgeAwareLoss
 from edgeloss.options import Options
 
@@ -46,20 +46,15 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
     place, v = reduction.places_of_labels(inputs.labels()[0], inputs.tables), inputs.pixel_weight
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, inputs, options)
-    losses = {}
-    for name, pixel_weight, denominator in (
-        ("cross_entropy", v, w),
-        ("same_side", vu, e),
-        ("other_side", vu, e),
-    ):
-        if options.term_weights()[name]:
-            values = getattr(maps, name)
-            values = values if pixel_weight is None else values * pixel_weight
-            losses[name] = values.sum(dtype=widest(leaf.device)) * reduction.ratio(1.0, denominator)
+    totals = {
+        "cross_entropy": (reference.weighted_total(maps.cross_entropy, v), w),
+        "same_side": (reference.weighted_total(maps.same_side, vu), e),
+        "other_side": (reference.weighted_total(maps.other_side, vu), e),
+    }
     if options.region_weight:
-        value, weight = region.evaluate(inputs)[1]
-        losses["region"] = torch.dot(value, weight) * reduction.ratio(1.0, w)
-    return losses
+        totals["region"] = torch.dot(*region.evaluate(inputs)[1]), w
+    weights = options.term_weights()
+    return {name: total * reduction.ratio(1.0, whole) for name, (total, whole) in totals.items() if weights[name]}
 
 
 def blame_term(terms: Node, logits: Tensor) -> Finding:

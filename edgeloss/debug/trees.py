@@ -240,42 +240,30 @@ def measure(tensor: Tensor, device: str | None = None) -> Stats:
     """Compute the statistics of a tensor without changing it.
 
     Args:
-        tensor: any dtype, layout and device, quantized and meta tensors included.
+        tensor: any dtype, layout and device, quantized, nested and meta tensors included.
         device: the name to report instead of the tensor's device.
     """
-    if tensor.is_nested:  # which has no shape
-        return _measured_nested(tensor, device)
-    empty = Stats(list(tensor.shape), dtype_name(tensor.dtype), str(tensor.device) if device is None else device)
+    shape = [tensor.numel()] if tensor.is_nested else list(tensor.shape)  # a nested one has no shape
+    stats = Stats(shape, dtype_name(tensor.dtype), str(tensor.device) if device is None else device)
     if tensor.is_meta:
-        return dataclasses.replace(empty, remark="no values")
+        return dataclasses.replace(stats, remark="no values")
     try:
         with torch.no_grad():
-            return _measured(empty, tensor.detach())
+            x, remark = _as_real(tensor.detach())
+            is_whole = tensor.layout == torch.strided and not tensor.is_nested
+            return dataclasses.replace(stats, remark=remark, **_measured(x, is_whole=is_whole))
     except Exception as error:  # an unsupported kind of tensor must not cost the other lines of a tree
-        return dataclasses.replace(empty, remark=f"no statistics: {first_line(error)}")
+        return dataclasses.replace(stats, remark=f"no statistics: {first_line(error)}")
 
 
-def _measured_nested(tensor: Tensor, device: str | None) -> Stats:
-    parts = tensor.detach().unbind()
-    stats = measure(torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0), device)
-    shapes = ", ".join(str(list(part.shape)) for part in parts[:MAX_VALUES]) + (
-        ", …" if len(parts) > MAX_VALUES else ""
-    )
-    return dataclasses.replace(stats, first_bad=None, remark=f"nested: {shapes}" if parts else "nested: empty")
-
-
-def _measured(stats: Stats, x: Tensor) -> Stats:
-    x, remark = _as_real(x)
+def _measured(x: Tensor, *, is_whole: bool) -> dict[str, Any]:
+    """Return the statistics of a real dense tensor, without an index unless it is a whole one."""
     counts: dict[str, Any] = {}
     finite = x.flatten()
     if not all_finite(x):
         bad = ~x.isfinite()
-        counts = {
-            "nan": int(x.isnan().sum()),
-            "posinf": int((x == math.inf).sum()),
-            "neginf": int((x == -math.inf).sum()),
-            "first_bad": None if stats.shape != list(x.shape) else first_index(bad),
-        }
+        counts = {"nan": int(x.isnan().sum()), "posinf": int((x == math.inf).sum())}
+        counts |= {"neginf": int((x == -math.inf).sum()), "first_bad": first_index(bad) if is_whole else None}
         finite = x[~bad]
     if finite.numel():
         wide = widest(x.device)
@@ -283,13 +271,18 @@ def _measured(stats: Stats, x: Tensor) -> Stats:
         mean = (finite / finite.numel()).sum() if finite.dtype == wide else finite.sum(dtype=wide) / finite.numel()
         counts |= {"min": finite.min().item(), "mean": float(mean), "max": finite.max().item()}
         counts |= {"zeros": int((finite == 0).sum()), "values": _distinct_values(finite)}
-    return dataclasses.replace(stats, remark=remark, **counts)
+    return counts
 
 
 def _as_real(x: Tensor) -> tuple[Tensor, str]:
     """Convert to a real dense tensor that supports arithmetic; add a remark."""
     remark = ""
-    if x.layout != torch.strided:
+    if x.is_nested:
+        parts = x.unbind()
+        shapes = [str(list(part.shape)) for part in parts[:MAX_VALUES]] + ["…"] * (len(parts) > MAX_VALUES)
+        remark = f"nested: {', '.join(shapes) or 'empty'}"
+        x = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
+    elif x.layout != torch.strided:
         remark = str(x.layout).removeprefix("torch.")
         x = (x.coalesce() if x.layout == torch.sparse_coo else x).values()
         remark += f" of {x.shape[0]} values"
@@ -297,31 +290,19 @@ def _as_real(x: Tensor) -> tuple[Tensor, str]:
         x = x.dequantize()
     if x.is_complex():
         return x.abs(), "of |z|"
-    if x.is_floating_point() and x.dtype.itemsize == 1:  # float8, which supports no arithmetic
-        x = x.float()
-    elif x.dtype == torch.bool:
-        x = x.to(torch.uint8)
-    elif x.dtype in (torch.uint16, torch.uint32):
-        x = x.long()
-    elif x.dtype == torch.uint64:
-        x = x.double()
-    return x, remark
+    if not x.is_floating_point():  # unsigned ones of several bytes support no arithmetic
+        x = x.double() if x.dtype == torch.uint64 else x.long()
+    return x.float() if x.dtype.itemsize == 1 else x, remark  # and neither does float8
 
 
 def _distinct_values(values: Tensor) -> list[float] | None:
     """Return the distinct values in ascending order, None if there are many."""
     limit = MAX_VALUES // 2 if values.is_floating_point() else MAX_VALUES  # floating ones need more room
-    sample = values[:: max(1, values.numel() // 1000)]
-    if len(torch.unique(sample)) > limit:
-        return None
-    distinct: list[float] = []
-    while values.numel():
-        if len(distinct) == limit:
+    for chosen in (values[:: max(1, values.numel() // 1000)], values):  # most show it early
+        distinct = torch.unique(chosen)
+        if len(distinct) > limit:
             return None
-        lowest = values.min()
-        distinct.append(lowest.item())
-        values = values[values > lowest]
-    return distinct
+    return list(distinct.tolist())
 
 
 def all_finite(x: Tensor) -> bool:

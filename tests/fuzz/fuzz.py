@@ -3,10 +3,8 @@
 
 Every number is a call: its logits, labels, options, dtypes and memory layouts follow from it. Loss, terms and gradient
 of the fused kernels and of the reference, and in some calls the maps of the reference, are compared with oracle.py. A
-call fails where one differs by more roundings than are allowed, or raises an error. The exit status is then 1.
-
-Errors are in roundings of float32, or of float64 for float64 logits, of the units that docs/loss.md describes. A
-gradient of half precision may differ by half a unit of its last place more: it is rounded once.
+call fails where one raises an error or differs by more than is allowed, as roundings.py counts it. The exit status is
+then 1.
 
   make fuzz MINUTES=60 JOBS=2                               as long as you like
   python tests/fuzz/fuzz.py --first 0 --count 1e6 --jobs 2  a million calls in two processes
@@ -23,194 +21,25 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
-from oracle import Answer, solve
-from torch import Tensor
+from calls import ON_GPU, random_case
+from oracle import Answer
+from roundings import KINDS, LIMITS, Case, compare, run
 
 from edgeloss import library
 from edgeloss.functional import edge_aware_loss
 from edgeloss.options import Backend
 
-KINDS = ("loss", "terms", "gradient", "maps")  # of results
-LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
 AT_ONCE = 40  # calls of a process between two messages
-SLOW = 150  # pixels, from which on windows are at most of radius 3
-SIZES = {  # bounds of the size along each axis, and how often they are drawn; where all reach 7 there are regions
-    ((1, 3), (1, 3)): 15,
-    ((1, 9), (1, 9)): 25,
-    ((7, 34), (7, 34)): 45,
-    ((1, 12), (30, 150)): 8,
-    ((30, 150), (1, 12)): 4,
-    ((1, 2), (300, 700)): 2,
-    ((7, 9), (60, 170)): 3,
-    ((0, 0), (1, 9)): 0.3,
-    ((1, 2), (1, 3), (1, 3)): 5,
-    ((1, 5), (1, 5), (1, 5)): 10,
-    ((7, 10), (7, 10), (7, 13)): 15,
-}
-CHOICES = {  # of options, and how often they are drawn
-    "ignore_index": {255: 5, -100: 2, None: 1, 1: 1},
-    "reduction": {"mean": 5, "sum": 2, "none": 2},
-    "label_smoothing": {0.0: 7, 0.1: 2, 1.0: 1},
-    "ce_weight": {1.0: 3, 0.0: 1, 0.3: 1},
-    "edge_weight": {1.0: 5, 0.0: 1, 2.5: 3},
-    "other_side_weight": {1.0: 3, 0.0: 1, 0.7: 1},
-    "same_side_weight": {1.0: 3, 0.0: 1, 0.4: 1},
-    "region_weight": {0.0: 2, 3.0: 4, 0.7: 1, 10.0: 1},
-    "power": {0.0: 6, 1.0: 2, -1.0: 2, 0.5: 1, 3.0: 0.5, -30.0: 0.3, 0.01: 0.5, -1e-5: 0.5},
-    "decay": {None: 6, 0.1: 1, 0.7: 1, 2.0: 1, 9.0: 1},
-    "sync_normalizer": {False: 9, True: 1},
-    "normalizer": {None: 9, (20.0, 7.5): 1, (0.3, 0.0): 0.3},
-    "validate": {"async": 2, "sync": 1, "never": 1},
-}
-# The kernels of GPUs, in Triton's interpreter, which reads it where they are defined; for power 0, and sums.
+# The kernels of GPUs, in Triton's interpreter, which reads it where they are defined.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    CHOICES |= {"power": {0.0: 1}, "reduction": {"mean": 5, "sum": 2}}
 BACKENDS: tuple[Backend, ...] = ("fused",) if INTERPRETED else ("fused", "reference")
-Rng = np.random.Generator
 Key = tuple[str, str, str]  # dtype of the logits, whether the region term takes part, backend
 Row = tuple[Key, dict[str, float], list[str]]  # of a call and a backend: the errors, and what failed
 Table = dict[Key, dict[str, float]]  # the numbers of calls and failures, and the largest errors
-
-
-@dataclass
-class Case:
-    """A call of the loss, and what is asked of it: a gradient, terms, the maps of the reference."""
-
-    x: Tensor
-    y: Tensor
-    options: dict[str, Any]
-    upstream: Tensor
-    unread: float  # the value of logits that the loss does not depend on
-    has_gradient: bool
-    returns: tuple[str, ...]  # of maps and terms; maps of the reference alone
-
-    def __str__(self) -> str:
-        """Return a line for each argument."""
-        lines = {name: value for name, value in (vars(self) | self.options).items() if name != "options"}
-        for name, value in lines.items():
-            if isinstance(value, Tensor) and value.numel() > 1:
-                lines[name] = f"{value.dtype} {list(value.shape)} {value.stride()}, {value.min():g} to {value.max():g}"
-        return "\n".join(f"{name}: {value}" for name, value in lines.items())
-
-
-# ------------------------------------------------------------------------------------------------------------ the calls
-
-
-def pick(rng: Rng, choices: dict[Any, float]) -> Any:
-    """Return one of the keys, with probabilities in proportion to the values."""
-    weights = np.array([*choices.values()])
-    return [*choices][rng.choice(len(weights), p=weights / weights.sum())]
-
-
-def make_case(number: int) -> Case:
-    """Return the call of a number."""
-    rng = np.random.default_rng(number)
-    dtype = pick(rng, {torch.float64: 2, torch.float32: 4, torch.bfloat16: 2, torch.float16: 2})
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    size, multilabel = [int(rng.integers(a, b + 1)) for a, b in pick(rng, SIZES)], bool(rng.random() < 0.25)
-    batch, channels = pick(rng, {0: 1, 1: 60, 2: 40}), pick(rng, {1: 2, 2: 2, 3: 2, 4: 2, 5: 1, 9: 1, 20: 1, 150: 0.3})
-    pixels = max(1, math.prod(size))  # the oracle is slow with many classes
-    channels = min(channels, max(1, 4000 // pixels if multilabel else math.isqrt(200_000 // pixels)))
-    is_low = rng.random() < 0.2 and 0 not in size
-    low = [int(rng.integers(1, n + 1)) for n in size] if is_low else size
-    options = {name: pick(rng, choices) for name, choices in CHOICES.items()}
-    options |= {"multilabel": multilabel, "upsample": bool(is_low or rng.random() < 0.1)}
-    ignored, classes = options["ignore_index"], 2 if multilabel else max(2, channels)
-    y = make_labels(rng, [batch * channels if multilabel else batch, *size], classes)
-    no_class = pick(rng, {77: 1, -5: 1}) if options["validate"] == "never" else 0
-    y = torch.from_numpy(np.where(y < 0, no_class if ignored is None else ignored, y))
-    y = y.reshape(batch, channels, *size) if multilabel else y
-    x = make_logits(rng, [batch, channels, *low], y, 6e4 if dtype == torch.float16 else 1e30)
-    options |= make_windows(rng, size)
-
-    def tensor(shape: list[int], most: float, share: float) -> Tensor | None:
-        values = torch.from_numpy(most * rng.random(shape) * (rng.random(shape) > 0.1))
-        return lay_out(rng, values.to(wide)) if rng.random() < share else None
-
-    for name in ("weight", "edge_class_weight"):
-        table = [channels, 2] if multilabel and rng.random() < 0.5 else [channels if multilabel else classes]
-        options[name] = tensor(table, 10.0 ** rng.uniform(-2, 2), 0.3)
-    of_images = [batch, *size] if rng.random() < 0.5 else [*y.shape]
-    options["pixel_weight"] = tensor(of_images, 10.0 ** rng.uniform(-2, 2), 0.3)
-    reach = pick(rng, {1: 2, 30: 1, 1000: 1}) * (options["decay"] or 0)  # of distances, up to 1000 decays
-    options["distance"] = tensor([*y.shape], reach, 0.4 * bool(reach))
-    least, most = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
-    kinds = [torch.int64, torch.int32, torch.int16] + [torch.uint8] * (least >= 0)
-    kinds += [torch.bool] * (multilabel and least >= 0 and most <= 1)
-    arrives = torch.tensor(pick(rng, {1.0: 6, 0.25: 1, 65536.0: 2}))
-    if options["reduction"] == "none":
-        arrives = torch.from_numpy(rng.standard_normal(y.shape))
-    return Case(
-        x=lay_out(rng, x.to(dtype)),
-        y=lay_out(rng, y.to(kinds[rng.integers(len(kinds))])),
-        options=options,
-        upstream=arrives.to(wide),
-        unread=pick(rng, {0.0: 2, np.nan: 1, np.inf: 1, -np.inf: 1}),
-        has_gradient=rng.random() < 0.95,
-        returns=tuple(name for name, share in (("maps", 0.3), ("terms", 0.5)) if rng.random() < share),
-    )
-
-
-def make_labels(rng: Rng, shape: list[int], classes: int) -> np.ndarray:
-    """Return labels [B, *S] with areas, thin lines or noise; -1 is ignored."""
-    style = pick(rng, {"noise": 2, "halves": 2, "rare": 2, "constant": 1, "areas": 4})
-    noise, y = rng.integers(0, classes, shape), np.full(shape, rng.integers(0, classes))
-    if style == "halves":
-        y[..., shape[-1] // 2 :] = rng.integers(0, classes)
-    elif style in ("rare", "noise"):
-        y = np.where(rng.random(shape) < (0.2 if style == "rare" else 1.0), noise, y)
-    for image in np.repeat(np.arange(shape[0]), 6 if style == "areas" else 0):
-        ends = [sorted(rng.integers(0, n + 1, 2)) for n in shape[1:]]
-        y[(image, *(slice(*pair) for pair in ends))] = rng.integers(-1, classes)
-    return np.where(rng.random(shape) < pick(rng, {0.0: 5, 0.1: 3, 0.5: 1.5, 1.0: 0.3}), -1, y)
-
-
-def make_logits(rng: Rng, shape: list[int], y: Tensor, top: float) -> Tensor:
-    """Return logits [B, C, *S] in float64, for labels per pixel or per class."""
-    styles = {"normal": 3, "small": 1, "large": 1, "huge": 1, "rounded": 1, "constant": 1, "offset": 1, "sure": 6}
-    style, x = pick(rng, styles), rng.standard_normal(shape)
-    factors = {"small": 1e-3, "large": 30.0, "huge": 10.0 ** rng.uniform(2, np.log10(top)), "constant": 0.0}
-    x *= factors.get(style, 1.0)
-    if style == "rounded":
-        x = np.round(2 * x) / 2
-    elif style == "offset":
-        x += 10.0 ** rng.integers(3, 7) * rng.standard_normal((shape[0], 1, *shape[2:]))
-    elif style == "sure":  # of the label, or for a share of the pixels of another class
-        gap, wrong = 10.0 ** rng.uniform(0.5, 2.5), pick(rng, {0.0: 2, 0.05: 2, 0.5: 1, 1.0: 1})
-        gap = pick(rng, {gap: 5, top: 1})
-        classes = y.numpy() if y.dim() == x.ndim else y.numpy()[:, None]
-        for axis, length in enumerate(shape[2:], start=2):
-            classes = classes.take(np.arange(length) * classes.shape[axis] // max(1, length), axis)
-        classes = classes + (rng.random(classes.shape) < wrong)
-        index = np.arange(shape[1]).reshape(1, -1, *[1] * (x.ndim - 2))
-        is_right = 2 * (classes % 2) - 1 if y.dim() == x.ndim or shape[1] == 1 else index == classes % shape[1]
-        x = x * pick(rng, {0.0: 1, 0.1: 1, 1.0: 2}) + gap * is_right
-    return torch.from_numpy(np.clip(x, -top, top))
-
-
-def make_windows(rng: Rng, size: list[int]) -> dict[str, Any]:
-    """Return radius and spacing."""
-    radius = [pick(rng, {0: 1, 1: 6, 2: 2, 3: 1}) for _ in size]
-    if math.prod(size) <= SLOW and rng.random() < 0.2:  # up to beyond the image
-        radius = [pick(rng, {int(rng.integers(0, 3 * n // 2 + 2)): 9, 2**62: 0.5}) for n in size]
-    spacing = [1.0] * len(size) if rng.random() < 0.4 else 10.0 ** rng.uniform(-0.5, 0.5, len(size))
-    return {"radius": radius if any(radius) else [1] * len(size), "spacing": [float(s) for s in spacing]}
-
-
-def lay_out(rng: Rng, values: Tensor) -> Tensor:
-    """Return the same values in another memory layout."""
-    kind = rng.integers(6)
-    if kind == 0 and values.dim() > 3:
-        return values.movedim(1, -1).contiguous().movedim(-1, 1)
-    if kind == 1 and values.dim() > 1:
-        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return torch.cat([values, values], -1)[..., : values.shape[-1]] if kind == 2 else values.contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------- the comparison
@@ -218,55 +47,8 @@ def lay_out(rng: Rng, values: Tensor) -> Tensor:
 
 def solved(number: int) -> tuple[Case, Answer]:
     """Return the call of a number, and the answer of the oracle."""
-    case = make_case(number)
-    options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in case.options.items()}
-    upstream = case.upstream.numpy()
-    return case, solve(case.x.double().numpy(), case.y.long().numpy(), options, upstream, upstream.dtype)
-
-
-def run(case: Case, is_read: np.ndarray, backend: str) -> dict[str, Any]:
-    """Return what a backend does, by kind."""
-    x = torch.empty_strided(case.x.shape, case.x.stride(), dtype=case.x.dtype).copy_(case.x)
-    x[~torch.from_numpy(is_read)] = case.unread
-    x.requires_grad_(case.has_gradient)
-    asked = [kind for kind in case.returns if kind == "terms" or backend == "reference"]
-    result = edge_aware_loss(x, case.y, **case.options, backend=backend, **{f"return_{kind}": True for kind in asked})
-    found = dict(zip(["loss", *asked], result if asked else [result], strict=True))
-    return found | ({"gradient": torch.autograd.grad(found["loss"], x, case.upstream)[0]} if case.has_gradient else {})
-
-
-def compare(case: Case, answer: Answer, found: dict[str, Any]) -> dict[str, float]:
-    """Return the largest error of each kind of result, in roundings; infinite where something is missing."""
-    wide, errors = torch.finfo(case.upstream.dtype), {}
-    for kind, values in found.items():
-        right = getattr(answer, kind)
-        right = right if isinstance(right, dict) else {kind: right}
-        values = values._asdict() if kind == "maps" else values if kind == "terms" else {kind: values}
-        values = {name: v.detach().double().numpy() for name, v in values.items() if v is not None}
-        errors[kind] = 0.0 if right.keys() == values.keys() or not case.y.numel() else math.inf
-        for name in right.keys() & values.keys():
-            value, (exact, unit) = values[name], right[name]
-            with np.errstate(invalid="ignore"):  # infinite distances are equal
-                off = np.where(value == exact, 0, np.abs(value - exact))
-            off = beyond_rounding(case, answer, value) if kind == "gradient" else off
-            # Of a product, before a factor multiplies it: of a gradient, that may be all that arrives.
-            factors = np.abs(case.upstream.numpy()) if kind == "gradient" else 1
-            underflow = wide.tiny * max(np.max(factors, initial=1), np.max(unit, initial=0))
-            ratio = off / (unit * wide.eps + underflow)
-            errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
-    return errors
-
-
-def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndarray:
-    """Return the error of a gradient but for its last rounding, and for what may be lost."""
-    stored = torch.finfo(case.x.dtype)
-    gradient, exact = (np.clip(values, -stored.max, stored.max) for values in (gradient, answer.gradient[0]))
-    off = np.abs(gradient - exact) - answer.lost
-    if stored.bits == 16:
-        _, exponent = np.frexp(np.maximum(np.abs(gradient), np.abs(exact)))
-        off -= np.maximum(np.ldexp(np.longdouble(stored.eps), exponent - 2), stored.tiny * stored.eps / 2)
-    off = np.where(answer.is_rough & np.isfinite(off), 0, off)
-    return np.where(answer.is_read | (gradient == 0), off, np.inf)
+    case = random_case(number, **ON_GPU if INTERPRETED else {})
+    return case, case.answer()
 
 
 def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
@@ -276,7 +58,10 @@ def check(number: int, backends: Sequence[Backend] = BACKENDS) -> list[Row]:
     library.interprets = INTERPRETED
     for backend in backends:
         try:
-            errors = compare(case, answer, run(case, answer.is_read, backend))
+            asked = replace(case, returns=tuple(k for k in case.returns if k == "terms" or backend == "reference"))
+            found = run(asked, answer.is_read, partial(edge_aware_loss, backend=backend))
+            by_torch = backend == "reference" or case.options["reduction"] == "none"
+            errors = compare(case, answer, found, by_torch=by_torch)
             failed = [f"{kind} is {e:.3g} roundings off" for kind, e in errors.items() if not e <= limit]
         except Exception as error:  # every one is a failure of this call
             errors, failed = {}, [f"{type(error).__name__}: {error}"]
@@ -356,7 +141,7 @@ def main() -> int:
     number = arguments.pop("number")
     if number is None:
         return fuzz(**arguments)
-    print(make_case(number))
+    print(solved(number)[0])
     failed = add(table, check(number))
     print(as_markdown(table))
     return int(failed)

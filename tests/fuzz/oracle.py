@@ -28,6 +28,7 @@ class Answer(NamedTuple):
     terms: dict[str, tuple[Array, Array]]
     maps: dict[str, tuple[Array, Array]]
     gradient: tuple[Array, Array]
+    by_softmax: Array  # what a derivative p - 1 of the label adds to the unit of the gradient, which kernels don't form
     lost: Array  # the part of the gradient that may be missing: what underflows, or is interpolated to the next pixel
     is_read: Array  # the logits that the loss depends on; the gradient of others is exactly 0
     is_rough: bool  # roundings of the exponents decide which neighbor counts in the gradient
@@ -49,15 +50,23 @@ class Softmax:
         self.log_p = below - np.log1p(odds.sum(1, keepdims=True))
         self.p, self.depth = np.exp(self.log_p), 1 - below + rounding
 
-    def others(self, rows: Array) -> tuple[Array, Array]:
-        """Return log(1 - p) of each class k of pixels [M, k], and the shares in it of the other classes [M, k, c]."""
-        x, p = self.x[rows], self.p[rows]
-        among = np.where(np.eye(x.shape[1], dtype=bool), -np.inf, x[:, None])
-        most = among.max(2, keepdims=True)
-        sums = np.exp(among - most)
-        total = sums.sum(2, keepdims=True)
-        log_rest = (most[..., 0] - x) + np.log(total[..., 0]) + self.log_p[rows]
-        return np.where(p < 0.5, np.log1p(-np.minimum(p, 0.5)), log_rest), sums / total
+    def without(self, rows: Array, k: Array) -> tuple[Array, Array]:
+        """Return log(1 - p) of the classes k [M] of pixels [M], and the shares in it of the other classes [M, C]."""
+        at = np.arange(len(rows)), k
+        x, among = self.x[rows, k], self.x[rows]
+        among[at] = -np.inf
+        most = among.max(1)
+        sums = np.exp(among - most[:, None])
+        total = sums.sum(1)
+        p, log_rest = self.p[rows, k], (most - x) + np.log(total) + self.log_p[rows, k]
+        return np.where(p < 0.5, np.log1p(-np.minimum(p, 0.5)), log_rest), sums / total[:, None]
+
+
+def of_others(values: Array) -> Array:
+    """Return the sums over all other classes of values [N, C], none of which is a difference."""
+    zeros = np.zeros((len(values), 1), WIDE)
+    before, after = (np.cumsum(np.hstack([zeros, v[:, :-1]]), 1) for v in (values, values[:, ::-1]))
+    return before + after[:, ::-1]
 
 
 def interpolation(low: int, high: int) -> tuple[Array, Array]:
@@ -220,7 +229,6 @@ class Image:
         self.v = np.where(self.valid, o["pixel_weight"], 0)
         self.w = self.v * o["weight"][self.y]
         self.softmax = Softmax(*self.interpolate(x, valid))
-        self.others = 1 - np.eye(self.classes, dtype=WIDE)
         smoothing, nll = WIDE(o["label_smoothing"]), -self.softmax.log_p
         share = ((1 - smoothing) * self.one_hot + smoothing / self.classes) * o["weight"] * self.valid[:, None]
         self.many = max(1, self.classes / FEW)
@@ -260,10 +268,11 @@ class Image:
                 shown = np.where(distance > 2 * math.hypot(*ends) * (1 + WIDE(1e-12)), np.inf, distance)
             log_w, self.maps["distance"] = -distance / WIDE(o["decay"]), (shown, 1 + np.abs(shown))
         is_other = y[i] != y[n]
-        self.rows, place = np.unique(n[is_other], return_inverse=True)
-        log_rest, self.rest = self.softmax.others(self.rows)
+        keys, place = np.unique((n * self.classes + y[i])[is_other], return_inverse=True)
+        self.across = divmod(keys, self.classes)  # pixels that an edge is next to, and the classes behind it
+        log_rest, self.rest = self.softmax.without(*self.across)
         t = self.softmax.log_p[n, y[i]]
-        t[is_other] = log_rest[place, y[i][is_other]]
+        t[is_other] = log_rest[place]
         self.sides = [self.side(i[side], n[side], t[side], log_w) for side in (~is_other, is_other)]
         largest, rounding = np.abs(t).max(initial=0), (self.softmax.rounding[:, 0] * valid).max(initial=0)
         reach = math.prod(min(2 * r + 1, s) for r, s in zip(o["radius"], self.size, strict=True))
@@ -312,11 +321,11 @@ class Image:
     def by_logits(self, slopes: Array) -> Array:
         """Return p_c Σ_k p_k (s_c - s_k), the slopes by logits for those by p."""
         p = self.softmax.p
-        return p * (slopes * (p @ self.others) - (p * slopes) @ self.others)
+        return p * (slopes * of_others(p) - of_others(p * slopes))
 
     def sum_by_logits(self, sizes: Array, *parts: tuple[Array, Array]) -> Array:
         """Return p_c Σ_k w_k (|s_c| + |s_k|) for sizes |s| and weights w of the classes, times a factor each."""
-        return self.softmax.p * sum(f * (sizes * (w @ self.others) + (w * sizes) @ self.others) for f, w in parts)
+        return self.softmax.p * sum(f * (sizes * of_others(w) + of_others(w * sizes)) for f, w in parts)
 
     def arrive(self, name: str, factor: Array) -> tuple[Array, Array]:
         """Return what arrives at each neighbor for the class of the center, and what of it may be 0.
@@ -330,7 +339,7 @@ class Image:
         return result[:3], result[3]
 
     def gradient(self, ce: Array, edge: Array, region: Array) -> list[Array]:
-        """Return the gradient [C, *S'], its unit, what may be lost, and whether the logits are read.
+        """Return the gradient [C, *S'], its unit, what p - 1 adds to it, what may be lost, and whether logits are read.
 
         ``ce`` and ``edge`` are the factors of these terms of each pixel, ``region`` that of the sum over classes.
         """
@@ -339,22 +348,27 @@ class Image:
         toward += self.share * np.stack([ce, np.abs(ce), np.abs(ce) * self.many])[..., None]  # weights of -log p
         away, other_0 = away * p, other_0 * p  # of -log(1 - p)
         rest = np.zeros((4, *p.shape), WIDE)  # what passes to the other classes, by their shares of 1 - p
-        passing = np.stack([*away, away[2] * depth])[:, self.rows]
-        rest[:, self.rows] = np.einsum("ank,nkc->anc", passing, self.rest)
-        through = toward.sum(2, keepdims=True) * p
-        result = through[0] - toward[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
-        of_p = through[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
-        unit = toward[2] + (through[2] + away[2] + rest[2]) * depth + rest[3]
+        passing = np.stack([*away, away[2] * depth])[(slice(None), *self.across)]
+        rows, starts = np.unique(self.across[0], return_index=True)
+        rest[:, rows] = np.add.reduceat(passing[..., None] * self.rest, starts, 1) if len(rows) else 0
+        others = of_others(p)
+        through, kept = p * np.stack([*map(of_others, toward)]), toward * others
+        result = through[0] - kept[0] + away[0] - rest[0] + region * self.by_logits(self.slopes)
+        of_p = through[1] + kept[1] + away[1] + rest[1] + size * self.sum_by_logits(np.abs(self.slopes), (1, p))
+        # 1 - p of the label passes through a sum, a logarithm and an exponential, which are rounded too.
+        unit = 4 * toward[2] * of_others(p * depth) + (through[2] + away[2] + rest[2]) * depth + rest[3]
         unit += size * self.sum_by_logits(self.slope_sizes, (depth, p), (1, p * depth))
-        lost = np.where(p < self.least, of_p, 0) + (same_0 + other_0).sum(1, keepdims=True)
+        lost = np.where(p < self.least, of_p, 0) + np.where(others < self.least, kept[1], 0)
+        lost += (same_0 + other_0).sum(1, keepdims=True)
         lost += size * self.sum_by_logits(np.abs(self.slopes), (1, np.where(p < self.least, p, 0)))
-        result, unit, lost, mass = (
+        result, unit, by_softmax, lost, mass = (
             np.where(self.valid, values.T, 0).reshape(-1, *self.size)[int(self.is_binary) :]
-            for values in (result, unit, lost, toward[1] + of_p)
+            for values in (result, unit, toward[2] * (1 + depth), lost, toward[1] + of_p)
         )
         back, moved = ([m.T for m in matrices] for matrices in (self.matrices, self.moved))
-        lost = along_axes(lost - mass, back) + along_axes(mass, moved)  # what is interpolated to the next pixel
-        return [along_axes(result, back), along_axes(unit, back), lost, np.broadcast_to(self.is_read, lost.shape)]
+        result, unit, by_softmax, lost = (along_axes(values, back) for values in (result, unit, by_softmax, lost))
+        lost += along_axes(mass, moved) - along_axes(mass, back)  # what is interpolated to the next pixel
+        return [result, unit, by_softmax, lost, np.broadcast_to(self.is_read, lost.shape)]
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
@@ -386,7 +400,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) ->
             terms = {name: total + per[name] * parts[name].sum(1) for name, total in terms.items()}
             losses.append(sum(factor * parts[name] for name, factor in factors.items()))
             gradients.append(i.gradient(factors["cross_entropy"] * up * i.v, factors["edge"] * up * i.vu, of_region))
-    loss, (gradient, unit, lost, is_read) = joined(losses, y.shape)[:2], joined(gradients, x.shape)
+    loss, (gradient, unit, by_softmax, lost, is_read) = joined(losses, y.shape)[:2], joined(gradients, x.shape)
     edges, valid = sum(i.is_edge.sum() for i in images), sum(i.valid.sum() for i in images)
     terms["edge_fraction"] = np.full(2, edges / max(1, valid))
     maps = {name: joined([i.maps[name] for i in images], y.shape) for name in (images[0].maps if images else ())}
@@ -395,6 +409,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) ->
         terms={name: tuple(value) for name, value in terms.items()},
         maps={name: tuple(values) for name, values in maps.items()},
         gradient=(gradient, unit),
+        by_softmax=by_softmax,
         lost=lost,
         is_read=is_read > 0,
         is_rough=any(i.condition * np.finfo(dtype).eps > 1e-3 for i in images),
@@ -404,7 +419,7 @@ def solve(x: Array, y: Array, o: dict[str, Any], upstream: Array, dtype: Any) ->
 
 def joined(parts: list[Any], shape: Sequence[int]) -> Array:
     """Return several arrays of each image as those of the call; zeros without images."""
-    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((4, *shape), WIDE)
+    return np.moveaxis(np.array(parts), 1, 0).reshape(-1, *shape) if parts else np.zeros((5, *shape), WIDE)
 
 
 def make_images(x: Array, y: Array, o: dict[str, Any], dtype: Any) -> list[list[Image]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,24 +42,43 @@ def test_out_of_range_labels_raise_in_the_call_or_in_check() -> None:
     check()
 
 
+each_call = pytest.mark.parametrize("options", [{}, {"upsample": True}, {"decay": 1.5, "region_weight": 0.0}])
+
+
+def step_of(options: dict[str, Any]) -> tuple[torch.Tensor, Callable[[], tuple[torch.Tensor, ...]]]:
+    """Return logits, and what returns the loss and its gradient; its kernels are compiled."""
+    low = [32, 40] if "upsample" in options else [64, 80]
+    x, y = torch.randn(2, 5, *low, device=CUDA, requires_grad=True), torch.randint(5, (2, 64, 80), device=CUDA)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        loss = edge_aware_loss(x, y, backend="fused", **{"region_weight": 3.0, **options})
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    step()
+    return x, step
+
+
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")  # x is older than the graph
-def test_a_step_may_be_captured_as_a_graph() -> None:
-    x, y = torch.randn(2, 5, 64, 80, device=CUDA, requires_grad=True), torch.randint(5, (2, 64, 80), device=CUDA)
-
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
-        loss = edge_aware_loss(x, y, region_weight=3.0, backend="fused")
-        return loss, *torch.autograd.grad(loss, x)
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # kernels are compiled at their first call
-        expected = step()
+@each_call
+def test_a_cuda_graph_has_the_bits_of_a_step(options: dict[str, Any]) -> None:
+    x, step = step_of(options)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = step()
+        captured = step()
+    x.data.neg_()
     graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(map(torch.equal, captured, step()))
+
+
+@each_call
+def test_a_step_waits_for_nothing(options: dict[str, Any]) -> None:
+    _, step = step_of(options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def of_neighbors(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -1,66 +1,13 @@
-"""The loss by loops over images, pixels, pairs and regions, in Python floats: slow and simple."""
+"""The maps and the region term of an image by loops over pixels, pairs and regions: slow and simple."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
-
-
-def loss(
-    x: Any,
-    y: Any,
-    *,
-    multilabel: bool = False,
-    reduction: str = "mean",
-    ce_weight: float = 1.0,
-    edge_weight: float = 1.0,
-    other_side_weight: float = 1.0,
-    same_side_weight: float = 1.0,
-    region_weight: float = 0.0,
-    weight: Any = None,
-    edge_class_weight: Any = None,
-    pixel_weight: Any = None,
-    distance: Any = None,
-    normalizer: tuple[float, float] | None = None,
-    ignore_index: int | None = -100,
-    **options: Any,
-) -> tuple[Any, dict[str, float], dict[str, Any]]:
-    """Return the loss, its terms and its maps, from arrays x [B, C, *S] and y [B, *S], with multilabel [B, C, *S]."""
-    names = ("cross_entropy", "same_side", "other_side", "edge_mask")
-    of_loss, (v, w, e, of_region) = {name: np.zeros(y.shape) for name in names}, np.zeros((4, *y.shape))
-    for image in np.ndindex(y.shape[: 1 + multilabel]):  # (b,) or (b, c)
-        logits, valid = x[image][None] if multilabel else x[image], y[image] != ignore_index
-        logits = np.concatenate([0 * logits, logits]) if len(logits) == 1 else logits
-        a, u = (
-            np.broadcast_to(1.0 if given is None else given[image[1:]] if multilabel else given, len(logits))
-            for given in (weight, edge_class_weight)
-        )
-        options["distance"] = None if distance is None else distance[image]
-        of_image = maps(logits, y[image], weight=a.tolist(), ignore_index=ignore_index, **options)
-        for name in names:
-            of_loss[name][image] = of_image[name]
-        label, v[image] = (
-            np.where(valid, y[image], 0),
-            np.where(valid, 1.0 if pixel_weight is None else pixel_weight[image], 0),
-        )
-        w[image], e[image] = v[image] * a[label], v[image] * u[label] * of_image["edge_mask"]
-    if region_weight:
-        for b in range(len(y)):
-            of_region[b] = w[b] * region(x[b], y[b], ignore_index=ignore_index, multilabel=multilabel)
-    of_loss["edge"] = other_side_weight * of_loss["other_side"] + same_side_weight * of_loss["same_side"]
-    by_w, by_e = (1.0, 1.0) if reduction == "sum" else normalizer or (w.sum(), e.sum())
-    sums = {name: (e * of_loss[name], by_e) for name in ("same_side", "other_side", "edge")}
-    sums |= {"cross_entropy": (v * of_loss["cross_entropy"], by_w), "region": (of_region, by_w)}
-    sums |= {"edge_fraction": (of_loss["edge_mask"], (y != ignore_index).sum())}
-    terms = {name: values.sum() / count if count else 0.0 for name, (values, count) in sums.items()}
-    factors = {"cross_entropy": ce_weight, "edge": edge_weight, "region": region_weight}
-    parts = {name: sums[name][0] if reduction == "none" else terms[name] for name in factors}
-    return np.asarray(sum(factor * parts[name] for name, factor in factors.items())), terms, of_loss
 
 
 def logsumexp(values: list[float]) -> float:
@@ -86,13 +33,13 @@ def maps(
     power: float = 0.0,
     decay: float | None = None,
     spacing: tuple[float, ...] | None = None,
-    weight: list[float] | None = None,
+    weight: list[float],
     label_smoothing: float = 0.0,
     distance: Any = None,
 ) -> dict[str, Any]:
     """Return the maps of one image, from arrays x [C, *S] and y [*S]."""
+    x = np.concatenate([0 * x, x]) if len(x) == 1 else x
     classes, size = x.shape[0], y.shape
-    weight = weight or [1.0] * classes
     spacing = spacing or (1.0,) * len(size)
     pixels = [p for p in np.ndindex(size) if y[p] != ignore_index]
     place = {p: np.multiply(p, spacing).tolist() for p in pixels}
@@ -174,20 +121,3 @@ def region_of_class(x: Any, y: Any, label: int, ignore_index: int | None) -> flo
     known, left = entropy(zz), entropy(zz - zq @ np.linalg.inv(qq + of_noise) @ zq.T)
     floor = entropy(2 * eye - noise**2 * np.linalg.inv(zz))
     return (left - floor) / (known - floor)
-
-
-def edge_weights(
-    y: Any, w: Any, vu: Any, *, ignore_index: int = -100, radius: tuple[int, ...]
-) -> tuple[Any, dict[tuple[int, int], float]]:
-    """Return A [*S] and B as {(pixel, class): weight} of one image, from arrays y, w and v · u [*S]."""
-    same_side, other_side = np.zeros(y.shape), defaultdict(float)
-    pixels = {p for p in np.ndindex(y.shape) if y[p] != ignore_index}
-    for i in pixels:
-        window = itertools.product(*(range(a - r, a + r + 1) for a, r in zip(i, radius, strict=True)))
-        neighbors = [n for n in window if n != i and n in pixels]
-        same, other = ([n for n in neighbors if (y[n] == y[i]) == is_same] for is_same in (True, False))
-        for n in same if other else []:
-            same_side[n] += vu[i] * w[n] / sum(w[m] for m in same)
-        for n in other:
-            other_side[int(np.ravel_multi_index(n, y.shape)), int(y[i])] += vu[i] * w[n] / sum(w[m] for m in other)
-    return same_side, other_side

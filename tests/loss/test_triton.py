@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from columns import INTERPRETED, Column
+from recorded import operators_of
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 
@@ -17,8 +17,7 @@ from edgeloss.functional import edge_aware_loss
 from edgeloss.triton import operators
 
 TRITON = Column("fused", interpreted=True)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="make test runs it in a process with TRITON_INTERPRET=1")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="make test runs it in a process with TRITON_INTERPRET=1")
 
 
 def call(
@@ -31,29 +30,15 @@ def call(
     return x, y, {"region_weight": 3.0, "ignore_index": 1 if classes > 2 else None, **options}
 
 
-@interpreted
 @pytest.mark.parametrize(("classes", "decay"), [(3, None), pytest.param(1, 1.5, marks=pytest.mark.slow)])
-def test_operators_are_as_torch_expects_them(
-    classes: int, decay: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    for name in ("edge_loss", "edge_loss_backward"):
-        operator = getattr(operators.operators, name).default
-
-        def record(*args: Any, operator: Any = operator) -> Any:
-            calls.append((operator, args))
-            return operator(*args)
-
-        monkeypatch.setattr(getattr(operators.operators, name), "default", record)
+def test_operators_are_as_torch_expects_them(classes: int, decay: float | None) -> None:
     x, y, options = call(classes, (7, 8), decay=decay)
-    TRITON.loss(x, y, **options).backward()
-    monkeypatch.undo()
+    calls = operators_of(lambda: TRITON.loss(x, y, **options).backward())
     assert len(calls) == 2
-    for operator, args in calls:
-        torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+    for operator, arguments in calls:
+        torch.library.opcheck(operator, tuple(arguments.values()), test_utils=("test_schema", "test_faketensor"))
 
 
-@interpreted
 @pytest.mark.slow
 def test_one_graph_has_the_bits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, options = call(3)
@@ -69,7 +54,6 @@ def test_one_graph_has_the_bits_of_a_call(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(torch.equal(eager, compiled) for eager, compiled in zip(*results, strict=True))
 
 
-@interpreted
 @pytest.mark.slow
 def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
     x, y, options = call(4)
@@ -84,7 +68,6 @@ def test_bits_repeat_and_a_graph_may_be_used_twice() -> None:
         gradient.sum().backward()
 
 
-@interpreted
 def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgeloss.triton import region
 
@@ -102,7 +85,6 @@ def test_without_a_gradient_nothing_is_left_to_backward(monkeypatch: pytest.Monk
     assert kernels == ["products_kernel", "solve_kernel"]
 
 
-@interpreted
 @pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"edge_focus": 0.0}, {"edge_class_weight": None}])
 def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, _ = call(3, (10, 11))
@@ -119,7 +101,6 @@ def test_steps_are_those_of_the_reference(options: dict[str, Any], monkeypatch: 
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-@interpreted
 @pytest.mark.parametrize("options", [{"radius": (2, 1)}, {"decay": 2.0}])
 def test_tiles_as_small_as_those_of_a_device_agree(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Most have labels of one class within reach, and are skipped where pixels get the weights of edges."""
@@ -138,7 +119,6 @@ def test_tiles_as_small_as_those_of_a_device_agree(options: dict[str, Any], monk
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-9)
 
 
-@interpreted
 def test_labels_out_of_range_are_ignored_and_recorded() -> None:
     x, y, options = call(4)
     wrong = y.masked_fill(y == 0, 77)
@@ -149,62 +129,17 @@ def test_labels_out_of_range_are_ignored_and_recorded() -> None:
         TRITON.loss(x, wrong, **options)
 
 
-# --------------------------------------------------------------------------------------------------- what a device does
-
-OF_STEPS: list[dict[str, Any]] = [{}, {"upsample": True}, {"decay": 1.5, "region_weight": 0.0}]
-
-
-def step_on(
-    device: str, upsample: bool = False, **options: Any
-) -> tuple[torch.Tensor, Callable[[], tuple[torch.Tensor, ...]]]:
-    """Return logits on a device, and what returns the loss and its gradient."""
-    x, y, given = call(4)
-    x = x.detach()[..., ::2, ::2].contiguous() if upsample else x.detach()
-    x, y = x.to(device).requires_grad_(), y.to(device)
-
-    def step() -> tuple[torch.Tensor, ...]:
-        loss = edge_aware_loss(x, y, backend="fused", upsample=upsample, **{**given, **options})
-        return loss.detach(), *torch.autograd.grad(loss, x)
-
-    return x, step
-
-
-@needs_gpu
-@pytest.mark.parametrize("options", OF_STEPS)
-def test_a_cuda_graph_has_the_bits_of_a_step(options: dict[str, Any]) -> None:
-    x, step = step_on("cuda", **options)
-    step()  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    x.data.neg_()
-    graph.replay()
-    assert all(map(torch.equal, captured, step()))
-
-
-@needs_gpu
-@pytest.mark.parametrize("options", OF_STEPS)
-def test_a_step_on_a_device_waits_for_nothing(options: dict[str, Any]) -> None:
-    _, step = step_on("cuda", **options)
-    step()  # compiles
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@interpreted
-@pytest.mark.parametrize("options", OF_STEPS)
+@pytest.mark.parametrize("options", [{}, {"upsample": True}, {"decay": 1.5, "region_weight": 0.0}])
 def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, which have no values, but for the tables that a first call of a size makes."""
-    from edgeloss.triton import call, region, step, upsampled
+    from edgeloss.triton import call as calls
+    from edgeloss.triton import region, step, upsampled
 
     kernels = []
-    for module in (call, region, step, upsampled):
+    for module in (calls, region, step, upsampled):
         monkeypatch.setattr(module, "launch", lambda kernel, *_, **__: kernels.append(kernel.fn.__name__))
-    monkeypatch.setattr(operators.operators.edge_loss, "default", call.forward)
-    monkeypatch.setattr(operators.operators.edge_loss_backward, "default", call.backward)
+    monkeypatch.setattr(operators.operators.edge_loss, "default", calls.forward)
+    monkeypatch.setattr(operators.operators.edge_loss_backward, "default", calls.backward)
     mode = FakeTensorMode()
     for module, name in ((region, "_parts"), (upsampled, "_along")):
 
@@ -220,8 +155,10 @@ def test_a_step_reads_no_value_of_a_device(options: dict[str, Any], monkeypatch:
     monkeypatch.setattr(library, "_WRONG", {})
     monkeypatch.setattr(fused, "check_labels", lambda *_: None)  # of labels on a CPU
     with mode:
-        _, step = step_on("cpu", **options)
-        loss, _ = step()
+        x, y, given = call(4)
+        x = x.detach()[..., :: 2 if "upsample" in options else 1, :].contiguous().requires_grad_()
+        loss = edge_aware_loss(x, y, backend="fused", **{**given, **options})
+        loss.backward()
         with pytest.raises(DataDependentOutputException):  # such a read is noticed
             loss.item()
     assert {"forward_kernel", "backward_kernel"} < {*kernels}

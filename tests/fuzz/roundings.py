@@ -1,0 +1,158 @@
+"""A call of the loss, and how far what it returns is from the answer of oracle.py.
+
+Errors are in roundings of float32, or of float64 for float64 logits, of the units that oracle.py has. A
+gradient of half precision may differ by half a unit of its last place more: it is rounded once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from oracle import Answer, solve
+from torch import Tensor
+
+from edgeloss.functional import edge_aware_loss
+
+KINDS = ("loss", "terms", "gradient", "maps")  # of results
+LIMITS = {torch.float32: 16, torch.float64: 64}  # roundings; sums over pixels are float64, also those of float64
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(edge_aware_loss).parameters.items()}
+
+
+@dataclass
+class Case:
+    """A call of the loss, and what is asked of it.
+
+    Attributes:
+        x: logits.
+        y: labels.
+        options: keywords of ``edge_aware_loss``; without ``return_terms`` and ``return_maps``.
+        upstream: the gradient that arrives at the loss, in the dtype of the loss.
+        unread: the value of logits that the loss does not depend on.
+        has_gradient: whether the logits require one.
+        returns: of maps and terms.
+    """
+
+    x: Tensor
+    y: Tensor
+    options: dict[str, Any]
+    upstream: Tensor
+    unread: float = 0.0
+    has_gradient: bool = True
+    returns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return a line for each argument."""
+        lines = {name: value for name, value in (vars(self) | self.options).items() if name != "options"}
+        for name, value in lines.items():
+            if isinstance(value, Tensor) and value.numel() > 1:
+                lines[name] = f"{value.dtype} {list(value.shape)} {value.stride()}, {value.min():g} to {value.max():g}"
+        return "\n".join(f"{name}: {value}" for name, value in lines.items())
+
+    def arguments(self) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+        """Return logits, labels and all options as arrays and numbers, with a radius and a spacing per axis."""
+        options = DEFAULTS | self.options
+        options = {k: v.double().numpy() if isinstance(v, Tensor) else v for k, v in options.items()}
+        for name in ("radius", "spacing"):
+            value = options[name] or 1.0
+            options[name] = value if isinstance(value, (list, tuple)) else [value] * (self.x.dim() - 2)
+        return self.x.double().numpy(), self.y.long().numpy(), options
+
+    def answer(self) -> Answer:
+        """Return the answer of the oracle."""
+        upstream = self.upstream.numpy()
+        return solve(*self.arguments(), upstream, upstream.dtype)
+
+
+def laid_out(values: Tensor, layout: str) -> Tensor:
+    """Return values [B, ..., *S] in another memory layout; an expanded one repeats some of them."""
+    if layout == "channels last" and values.dim() > 3:
+        return values.movedim(1, -1).contiguous().movedim(-1, 1)
+    if layout == "transposed" and values.dim() > 1:
+        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "reversed":  # the first axis is the nearest in memory, as in Fortran
+        return values.permute(*reversed(range(values.dim()))).contiguous().permute(*reversed(range(values.dim())))
+    if layout == "expanded":
+        return values[:1].expand(values.shape)
+    if layout == "constant":
+        return values[..., :1].expand(values.shape)
+    if layout == "padded":
+        return torch.cat([values, values], -1)[..., : values.shape[-1]]
+    if layout == "sliced":
+        return torch.stack([values, values], -1).flatten(-2)[..., ::2]
+    if layout == "cropped":
+        channels = values.shape[1]
+        return F.pad(torch.cat([values] * 3, 1), [1, 1])[:, channels : 2 * channels, ..., 1:-1]
+    if layout == "unaligned":  # to the length of a vector
+        return values.new_empty(values.numel() + 3)[3:].view(values.shape).copy_(values)
+    return values.contiguous()
+
+
+def with_unread(case: Case, is_read: np.ndarray) -> Tensor:
+    """Return the logits with a value where nothing may read them, in the same layout unless elements overlap."""
+    read = torch.from_numpy(np.array(is_read))
+    if read.all():
+        return case.x.detach()
+    x = case.x.masked_fill(~read, case.unread)
+    return x if 0 in case.x.stride() else torch.empty_strided(x.shape, case.x.stride(), dtype=x.dtype).copy_(x)
+
+
+def run(case: Case, is_read: np.ndarray, loss: Callable[..., Any]) -> dict[str, Any]:
+    """Return what a loss returns, by kind, and its gradient."""
+    x = with_unread(case, is_read).requires_grad_(case.has_gradient)
+    result = loss(x, case.y, **case.options, **{f"return_{kind}": True for kind in case.returns})
+    found = dict(zip(["loss", *case.returns], result if case.returns else [result], strict=True))
+    if case.has_gradient:
+        found["gradient"] = torch.autograd.grad(found["loss"], x, case.upstream.to(found["loss"].device))[0]
+    return found
+
+
+def compare(case: Case, answer: Answer, found: dict[str, Any], *, by_torch: bool) -> dict[str, float]:
+    """Return the largest error of each kind of result, in roundings; infinite where it is not of the right kind.
+
+    Args:
+        case: the call.
+        answer: of the oracle.
+        found: what a loss returned, by kind.
+        by_torch: whether it is plain PyTorch, whose derivative of a softmax is p - 1 for the label.
+    """
+    wide, errors = torch.finfo(case.upstream.dtype), {}
+    for kind, values in found.items():
+        right = getattr(answer, kind)
+        right = right if isinstance(right, dict) else {kind: right}
+        values = values._asdict() if hasattr(values, "_asdict") else values
+        values = values if isinstance(values, dict) else {kind: values}
+        values = {name: v.detach().cpu() for name, v in values.items() if v is not None}
+        is_right = kind in ("gradient", "maps") or all(v.dtype == case.upstream.dtype for v in values.values())
+        is_right = is_right and (right.keys() == values.keys() or not case.y.numel())
+        errors[kind] = 0.0 if is_right else math.inf
+        for name in right.keys() & values.keys():
+            value, (exact, unit) = values[name].double().numpy(), right[name]
+            unit = unit + answer.by_softmax if kind == "gradient" and by_torch else unit
+            with np.errstate(invalid="ignore"):  # infinite distances are equal
+                off = np.where(value == exact, 0, np.abs(value - exact))
+            off = beyond_rounding(case, answer, value) if kind == "gradient" else off
+            # Of a product, before a factor multiplies it: of a gradient, that may be all that arrives.
+            factors = np.abs(case.upstream.numpy()) if kind == "gradient" else 1
+            underflow = wide.tiny * max(np.max(factors, initial=1), np.max(unit, initial=0))
+            ratio = off / (unit * wide.eps + underflow)
+            errors[kind] = max(errors[kind], float(np.where(ratio < np.inf, ratio, np.inf).max(initial=0)))
+    return errors
+
+
+def beyond_rounding(case: Case, answer: Answer, gradient: np.ndarray) -> np.ndarray:
+    """Return the error of a gradient but for its last rounding, and for what may be lost."""
+    stored = torch.finfo(case.x.dtype)
+    gradient, exact = (np.clip(values, -stored.max, stored.max) for values in (gradient, answer.gradient[0]))
+    off = np.abs(gradient - exact) - answer.lost
+    if stored.bits == 16:
+        _, exponent = np.frexp(np.maximum(np.abs(gradient), np.abs(exact)))
+        off -= np.maximum(np.ldexp(np.longdouble(stored.eps), exponent - 2), stored.tiny * stored.eps / 2)
+    off = np.where(answer.is_rough & np.isfinite(off), 0, off)
+    return np.where(answer.is_read | (gradient == 0), off, np.inf)

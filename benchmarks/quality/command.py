@@ -80,6 +80,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     crops = command("crops", "draw where one loss is sharper", ("plan", "--losses", "--output"), NETWORKS)
     crops.set_defaults(losses=[RECIPES[name].title for name in ("ce", "weighted", "module")], results=[RESULTS])
     crops.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    size = "the networks of images of this size (default: of the first in the plan)"
+    crops.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), help=size)
     crops.add_argument("--window", type=int, default=64, help="pixels per side (default: %(default)s)")
     ahead = "the crops at these percentiles, by how far the last loss is ahead of the first (default: 100 50 0)"
     crops.add_argument("--percentile", type=float, nargs="+", default=[100.0, 50.0, 0.0], metavar="P", help=ahead)
@@ -196,7 +198,10 @@ def predict(options: argparse.Namespace) -> tuple[Split, str]:
     place, runs = place_of(options), read_plan(options.plan)
     if options.seed not in (seeds := sorted({run.seed for run in runs})):
         raise ValueError(f"--seed: expected one of {seeds}, the seeds of the plan, but got {options.seed}")
-    first = runs[0]
+    size = tuple(options.size or ()) or runs[0].size
+    first = next((run for run in runs if run.size == size), None)
+    if first is None:
+        raise ValueError(f"--size: expected that of runs of the plan, but got {options.size}")
     same = (options.seed, first.data, first.settings)
     chosen = pick((run for run in runs if (run.seed, run.data, run.settings) == same), options.losses)
     images, target = (torch.cat(parts) for parts in zip(*scored_batches(first, place), strict=True))

@@ -76,6 +76,7 @@ def test_command(trained: tuple[Place, list[Run]], tmp_path: Path, capsys: pytes
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     for wrong, message in {
         ("--seed", "3"): "--seed: expected one of [0], the seeds of the plan, but got 3",
+        ("--size", "5", "5"): "--size: expected that of runs of the plan, but got [5, 5]",
         ("--window", "25"): "--window: expected 2 to 24 for images of this size, but got 25",
         ("--percentile", "101"): "--percentile: expected 0 to 100, but got 101",
     }.items():

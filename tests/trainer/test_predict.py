@@ -153,7 +153,7 @@ def test_labels_and_probabilities_are_measured_by_the_command(
         arguments = ["--pred", out / kind, "--mask", masks, "--classes", out / "classes.txt"]
         with pytest.raises(SystemExit) as exit_:
             cli.main(["metrics", *map(str, arguments), "--json"])
-        assert exit_.value.code == 0
+        assert not exit_.value.code
         measured: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert measured["images"] == 3
         assert list(measured["classes"]) == CLASSES[:3]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from packages import require
+from page_data import parts_of
 from small_run import CLASSES, VOID, metrics_of, run_in, state_of, write_config
 
 require("lightning")
@@ -56,7 +57,8 @@ def test_files_of_a_run(trained: Path) -> None:
         total = row[f"{part}/cross_entropy"] + row[f"{part}/edge"] + 3 * row[f"{part}/region"]
         assert row[f"{part}/loss"] == pytest.approx(total)
     page = (trained / "report.html").read_text("utf-8")
-    assert page.count('<figure id="worst-') == 2
+    (worst,) = parts_of(page, "gallery")
+    assert [card["link"] for card in worst["items"]] == ["#worst-0", "#worst-1"]
     assert "edge_weight: 1.0" in page  # the configuration
     assert len((trained / "metrics.csv").read_text().splitlines()) == 3
 

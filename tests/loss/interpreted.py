@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 # As on a GPU, 0 · inf is nan without a word; where it may not reach a result, the tests compare the result.
@@ -26,3 +28,15 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 interpreter.InterpretedFunction.__call__ = _call
+_convert = interpreter._convert_float
+
+
+def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+    """Convert numbers; to bfloat16 as devices do, which round them, where the interpreter cuts digits off."""
+    if target == tl.bfloat16 and values.dtype in (np.float32, np.float64):
+        rounded = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
+        return rounded.view(torch.int16).numpy().view(np.uint16)
+    return _convert(values, source, target, rounding)
+
+
+interpreter._convert_float = _convert_float

@@ -110,7 +110,7 @@ def uses_triton(logits: Tensor) -> bool:
 
 
 def step_kernels(values: Tensor) -> ModuleType | None:
-    """Return the kernels for the numbers of a step, which lie where values do; None where torch computes with them."""
+    """Return the kernels for the numbers of a step on the device of some values, None where torch serves them."""
     if not uses_triton(values) or type(values) is not Tensor or torch.compiler.is_compiling() or _why_no_triton():
         return None
     if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():

@@ -35,7 +35,7 @@ class SumRow(IntEnum):
 
 
 TERM_ROWS = slice(SumRow.CROSS_ENTROPY, SumRow.WEIGHT)  # the rows that are terms of the loss
-REGION = 3  # the place of the region term after those of the sums, in ``Options.term_weights``
+REGION = TERM_ROWS.stop  # the place of the region term in ``Options.term_weights``: after the terms of the sums
 DENOMINATOR_ROWS = slice(SumRow.WEIGHT, SumRow.VALID)  # W and Σ_E v · u
 
 

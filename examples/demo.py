@@ -46,7 +46,7 @@ SCORES = {
 def train(name: str, output: Path, overrides: Sequence[str]) -> int:
     """Run train.py in a process of one thread, print a short line per epoch, and return its exit code.
 
-    A training whose demo was killed ends by itself with its next line, which nobody reads.
+    If the demo is killed, a training ends when it prints its next line, since the pipe is closed.
     """
     command = [sys.executable, "examples/train.py", "fit", "--config", "configs/shapes.yaml", *COMMON, *RUNS[name]]
     command += [f"--trainer.default_root_dir={output / name}", *overrides]

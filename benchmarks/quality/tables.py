@@ -33,7 +33,7 @@ def rows_of(paths: Iterable[Path], runs: Iterable[Run]) -> dict[str, list[Row]]:
     Results of other settings have names of their own: the size of a pretrained network, epochs where some differ.
 
     Raises:
-        ValueError: if there is none, or names do not tell settings apart.
+        ValueError: if there are no results, or two settings have the same name.
     """
     rows = {key_of(row): row for row in read_rows(*paths)}
     grouped: dict[Any, list[Run]] = defaultdict(list)

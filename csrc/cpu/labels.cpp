@@ -32,7 +32,7 @@ EDGELOSS_INLINE void find_steps(const int16_t* row, int64_t width, uint8_t* diff
   for (int64_t x = 0; x < width - 1; ++x) differs[x] = row[x] != row[x + 1];
 }
 
-// Adds to the bits of each of n groups those of the ones beside it, up to so many pixels away.
+// Adds to the bits of each of n groups those bits of the groups beside it that are at most `reach` pixels away.
 EDGELOSS_INLINE void spread(const int16_t* bits, int64_t n, int64_t reach, int16_t* sums) {
   std::copy_n(bits, n, sums);
   for (int64_t d = 1; (d - 1) * kGroup < reach && d < n; ++d) {

@@ -156,12 +156,9 @@ def _terms(call: Call, maps: Maps) -> Tensor:
 
 def _averages(call: Call, maps: Maps) -> tuple[Tensor, Tensor]:
     """Return the averages z and r of the classes that have a map of them."""
-    shape, steps, cells = (
-        (*maps.map_class.shape, *call.grid.averages),
-        POOL ** len(call.shape[1:]),
-        math.prod(call.grid.cells),
-    )
+    shape, cells = (*maps.map_class.shape, *call.grid.averages), math.prod(call.grid.cells)
     averages = call.empty(*shape, dtype=torch.int8), call.empty(*shape)
+    steps = POOL ** len(call.shape[1:])
     given = maps, *averages, cells, steps, constants(range(3 if call.is_upsampled else 9))
     call.over_logits(loss.averages_kernel, call.batch, cells, tile_of(cells, 32), *given)
     return averages

@@ -164,7 +164,7 @@ def _color_range(values: _Array, log: bool) -> tuple[float, float, Extend]:
         values = values[values > 0]  # zero gradients are black
     if not values.size:
         return (-1.0, 0.0, "neither") if log else (0.0, 1.0, "neither")
-    # Few values hold no outlier: "higher" selects the largest of up to 200. Of very many, some tell as much.
+    # "higher" selects the largest of up to 200 values, so that none is cut off. Of very many, a sample is enough.
     ends, some = np.array([values.min(), values.max()], np.float64), values[:: max(1, values.size // _MOST_VALUES)]
     ends, some = (np.log10(ends), np.log10(some)) if log else (ends, some)
     high = float(np.percentile(some, 99.5, method="higher"))

@@ -92,7 +92,7 @@ def solved(number: int) -> tuple[Case, Answer]:
 
 
 def check(number: int, column: Column, *more: str) -> None:
-    """Compare the results of a column with the answer of the oracle, whatever the logits are that nothing may read."""
+    """Compare the results of a column with the oracle, for several values of the logits of ignored pixels."""
     case, answer = solved(number)
     for unread, returns in CALLS:
         found = run(replace(case, unread=unread, returns=(*more, *returns)), answer.is_read, column.loss)

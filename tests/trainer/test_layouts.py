@@ -47,7 +47,7 @@ TREES: dict[str, dict[str, Any]] = {
     "camvid": {
         **{f"train/{name}.png": None for name in ("0001TP_006690", "0001TP_006720")},
         **{f"trainannot/{name}.png": (0, 10, 11) for name in ("0001TP_006690", "0001TP_006720")},
-        "train.txt": "/SegNet/CamVid/...",  # the archive has it; nobody needs it
+        "train.txt": "/SegNet/CamVid/...",  # a file of the archive that is not read
     },
     "cityscapes": {
         **{f"leftImg8bit/train/{name[:-14]}/{name}_leftImg8bit.png": None for name in CITIES},

@@ -138,9 +138,11 @@ def _weigh(call: Call, maps: Maps, present: Tensor | None, counts: Tensor | None
         batch = call.batch, *size
         limit = 2 * math.hypot(*(r * s for r, s in zip(clipped(numbers.radius, batch), numbers.spacing, strict=True)))
         reach = clipped([math.ceil(limit / s) for s in numbers.spacing], batch)
-        steps = constant(math.prod(2 * r + 1 for r in reach))
-        window = Size(*reach), steps, Size.constant(numbers.spacing)
-        call.over_labels(labels.find_distances_kernel, maps.label, maps.field, *window)
+        nearest = call.empty(target.numel(), dtype=torch.int64)
+        call.over_labels(labels.find_in_rows_kernel, maps.label, nearest, constant(reach[-1]))
+        rows = Size.constant((*reach[:2], 0)), constant((2 * reach[0] + 1) * (2 * reach[1] + 1))
+        given = maps.label, nearest, maps.field, *rows, Size.constant(numbers.spacing)
+        call.over_labels(labels.find_distances_kernel, *given)
     call.over_labels(labels.find_sides_kernel, maps, call.given.edge_class_weight, counts, sums)
     call.over_labels(labels.weigh_pixels_kernel, maps)
     return sums

@@ -168,24 +168,30 @@ def tree_of(text: str) -> Node:
     return root
 
 
-def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = ()) -> float:
-    """Return the instructions of a warp in a part of a kernel, each time that it gets there."""
+def stores(node: Node) -> int:
+    """Return how many stores to memory no part of a part of a kernel has."""
+    return sum("STG" in line for line in node.own)
+
+
+def count(case: Case, kernel: str, node: Node, outside: tuple[Node, ...] = (), *, again: bool = False) -> float:
+    """Return the instructions of a warp in a part, each time that it is there; ``again``: after a loop with stores."""
     times = 1.0
     if node.kind == "loop":
-        times = trips(case, kernel, node)
-        stores = sum("STG" in line for line in node.own)
-        if kernel == "backward" and stores >= UNROLLED:
-            times = math.ceil(case.classes / UNROLLED)
-        elif kernel == "backward" and stores:
-            times *= NEAR * RARE  # it looks for the classes around pixels
+        times = trips(case, kernel, node, again=again)
+        if kernel == "backward" and 0 < stores(node) < UNROLLED:
+            times *= NEAR * RARE  # next to several classes, or to a likely one
     elif node.kind == "skip" and len(outside) == 1 and kernel in NEAR_TILES:
         times = NEAR_TILES[kernel]
     elif node.kind == "skip" and kernel in ("forward", "backward"):
-        if any("STG" in line for part in (node, *node.inner) for line in part.own):  # the gradient
+        if any(map(stores, (node, *node.inner))):  # the gradient
             times = 1.0
         else:
             times = RARE if any(outer.kind == "skip" for outer in outside) else NEAR
-    return times * (len(node.own) + sum(count(case, kernel, inner, (*outside, node)) for inner in node.inner))
+    instructions, again = float(len(node.own)), False
+    for inner in node.inner:
+        instructions += count(case, kernel, inner, (*outside, node), again=again)
+        again |= inner.kind == "loop" and stores(inner) > 0
+    return times * instructions
 
 
 def row_parts(case: Case) -> int:
@@ -193,7 +199,7 @@ def row_parts(case: Case) -> int:
     return 4 + math.ceil((case.averages[0] - 4) / 28)
 
 
-def trips(case: Case, kernel: str, loop: Node) -> float:
+def trips(case: Case, kernel: str, loop: Node, *, again: bool = False) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
     known = {"weigh_pixels": 3, "products": rows + 2, "solve": 18, "slopes": rows + 4, "read_labels": IN_TILE}
@@ -205,15 +211,18 @@ def trips(case: Case, kernel: str, loop: Node) -> float:
     whole = case.classes // UNROLLED
     if kernel == "averages":
         return 3 if 3 in numbers else of_image  # groups of pixels of a cell
-    if kernel == "backward" and not numbers:
-        return math.ceil(of_image / UNROLLED)
+    at_once = 1 if 0 < stores(loop) < UNROLLED else UNROLLED
+    if kernel == "backward" and 9 not in numbers and (stores(loop) or not numbers):
+        return math.ceil((case.classes if stores(loop) and not again else of_image) / at_once)
+    if 9 in numbers:  # the neighbors of a pixel
+        return 9
     if case.classes - UNROLLED in numbers:  # as many at a time
         return math.ceil(case.classes / UNROLLED)
-    if case.classes in numbers or (case.classes < UNROLLED and not numbers & {3, 9}):
+    if case.classes in numbers or (case.classes < UNROLLED and 3 not in numbers):
         return case.classes
     if UNROLLED * (whole - 1) in numbers:
         return whole
-    return 9  # the neighbors of a pixel
+    return 9
 
 
 # --------------------------------------------------------------------------------------------------------------- time

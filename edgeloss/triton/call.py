@@ -83,8 +83,7 @@ class Call:
 
     def over_logits(self, kernel: Any, images: int, count: int, block: int, *args: Any) -> None:  # noqa: ANN401
         """Run a kernel that reads logits over ``count`` places of each image."""
-        x, fuses = self.logits_in(self.logits), not self.is_upsampled
-        launch(kernel, images, count, block, x, *args, self.grid, warps=1, fuses=fuses)
+        launch(kernel, images, count, block, self.logits_in(self.logits), *args, self.grid, warps=1)
 
     def block(self, places: int) -> int:
         """Return how many places a program that reads logits has."""

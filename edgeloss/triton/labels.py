@@ -17,6 +17,7 @@ import triton.language as tl
 
 from edgeloss.reduction import SumRow
 from edgeloss.triton.tiles import (
+    EXACT,
     FAR,
     IGNORED,
     displaced_from,
@@ -217,8 +218,9 @@ def further_weight(n, maps, to, p, y, first, grid):
 @triton.jit
 def further_weights(c, maps, to, p, y, first, grid):
     """Return B(c) of pixels unless c is the first."""
-    weights = tl.zeros(p.shape, grid.real)
-    for n in range(grid.window):
+    # No constant, as the compiler would unroll the loop and take registers for it, but in the interpreter.
+    weights, window = tl.zeros(p.shape, grid.real), grid.window if EXACT else tl.minimum(grid.window, 8 * grid.pixels)
+    for n in range(window):
         k, weight = further_weight(n, maps, to, p, y, first, grid)
         weights += tl.where(k == c, weight, 0.0)
     return weights

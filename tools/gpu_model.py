@@ -202,7 +202,7 @@ def row_parts(case: Case) -> int:
 def trips(case: Case, kernel: str, loop: Node, *, again: bool = False) -> float:
     """Return how often a loop runs, by the numbers that it counts to."""
     rows = case.averages[0] / row_parts(case)  # which a program walks down, and those around them
-    known = {"weigh_pixels": 3, "products": rows + 2, "solve": 2, "slopes": rows + 4, "read_labels": IN_TILE}
+    known = {"weigh_pixels": 3, "products": rows + 2, "solve": 6, "slopes": rows + 4, "read_labels": IN_TILE}
     known["collect"] = math.ceil(case.pixels / 64 / 4096)  # of sums of programs, 4096 at once
     if kernel in known:
         return known[kernel]

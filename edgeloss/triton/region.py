@@ -23,14 +23,12 @@ from torch import Tensor
 from edgeloss.region import LEAST_KNOWN, NOISE, POOL, SIDE
 from edgeloss.triton.tiles import (
     EXACT,
-    IGNORED,
     INTERPRETED,
     Size,
     cdiv,
     constant,
     launch,
     power_of_2,
-    some,
     tile,
     tile_of,
 )
@@ -40,7 +38,7 @@ AHEAD = tl.constexpr(13)  # displacements: 0 to 2 columns in the same row, -2 to
 PRODUCTS = tl.constexpr(4 * 13 + 2)  # zz, zr, rz, rr at each of them, then z and r
 A, LOG_A, LEAST = tl.constexpr(NOISE), tl.constexpr(math.log(NOISE)), tl.constexpr(LEAST_KNOWN)
 ROWS = tl.constexpr(2 if INTERPRETED else 28)  # of a strip
-BLOCK = tl.constexpr(9)  # columns of a matrix that are factored at a time
+BLOCK = tl.constexpr(3)  # columns of a matrix that are factored at a time; with 9 Triton compiles for 20 s
 
 
 class Parts(NamedTuple):
@@ -205,14 +203,14 @@ def scatter_of(sums, k, other, mask, share, AREA: tl.constexpr, SLICES: tl.const
 def traces_of(sums, k, mask, share, AREA: tl.constexpr, SLICES: tl.constexpr):
     """Return tr ZZᵀ, and what tr QQᵀ has more, in proportion to it."""
     zz, zr, rz, rr = scatter_of(sums, k, k, mask, share, AREA, SLICES)
-    contrast = tl.sum(zz, 1, keep_dims=True)
+    contrast = tl.sum(zz)
     contrast = tl.where(contrast > 0, contrast, 1.0)
-    return contrast, tl.sum(rr - 2 * zr, 1, keep_dims=True) / contrast
+    return contrast, tl.sum(rr - 2 * zr) / contrast
 
 
 @triton.jit
 def cholesky(a):
-    """Return the factors of 9 × 9 matrices, with reciprocals on the diagonal, and the product of the pivots.
+    """Return the factors of matrices of a block, with reciprocals on the diagonal, and the product of the pivots.
 
     Matrices and factors are tuples of their lower triangles, row by row: a thread has all of one in its registers.
     """
@@ -262,17 +260,17 @@ def less_products(x, columns, row, row_of_block, mask, is_there, STEP: tl.conste
 
 
 @triton.jit
-def factorize(sums, factor, inside, row, of_q, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
+def factorize(sums, factor, row, of_q, share, AREA: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr):
     """Write the inverse factor, and return the logarithms of determinants, that of the last d pivots of the joint one.
 
-    Three matrices are factored side by side, nine columns at a time, by a thread for each of their rows: the joint one
-    of q and r [2d, 2d], Σ_zz, and that of doubled labels. Each thread factors the block on the diagonal, in registers.
-    Rows above it are those of the transposed inverse, which begin as the identity. What threads need of each other's
-    rows goes through memory, ``factor`` [2d, 4d] by columns.
+    Three matrices are factored side by side, a block of columns at a time, by a thread for each of their rows: the
+    joint one of q and r [2d, 2d], Σ_zz, and that of doubled labels. Each thread factors the block on the diagonal, in
+    registers. Rows above it are those of the transposed inverse, which begin as the identity. What threads need of each
+    other's rows goes through memory, ``factor`` [2d, 4d] by columns.
     """
     kind, k, STEP = row // D, row % D, 4 * D  # rows of q, of r, of z, and of doubled z
     origin = tl.where(kind < 2, 0, kind * D)  # the first row of the same matrix
-    own, logs = row - origin, inside * of_q * 0.0
+    own, inside, logs = row - origin, row < STEP, tl.zeros(row.shape, tl.float64)
     for start in range(0, 2 * D, BLOCK):
         is_below, is_of_r = own >= start, row * 0 + start >= D
         is_there = inside & (origin + start < STEP)  # the last matrix has no more columns
@@ -310,70 +308,66 @@ def factorize(sums, factor, inside, row, of_q, share, AREA: tl.constexpr, SLICES
 @triton.jit
 def entropy(logs, is_of, D: tl.constexpr):
     """Return h of the matrix, of which a row has the logarithm of the determinant."""
-    return (tl.sum(tl.where(is_of, logs, 0.0), 1, keep_dims=True) - D * LOG_A) * 0.5
+    return (tl.sum(tl.where(is_of, logs, 0.0)) - D * LOG_A) * 0.5
 
 
 @triton.jit
 def solve_kernel(
-    sums, map_class, values, factor, slopes, maps, share: tl.float64,
-    AREA: tl.constexpr, D: tl.constexpr, AT_ONCE: tl.constexpr, TILE: tl.constexpr,
+    sums, map_class, values, factor, slopes, share: tl.float64, AREA: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Write R of maps and whether they have a term, and slopes by members at displacements, with a constant."""
     SLICES: tl.constexpr = 5 if D == 27 else 1
-    of_map, row = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)[:, None], tl.arange(0, TILE)[None, :]
-    has_class = tl.load(map_class + of_map, mask=of_map < maps, other=IGNORED) >= 0
-    values, of_map = values + 2 * of_map, of_map.to(tl.int64)
+    of_map, row = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     sums, factor = sums + of_map * (D * SLICES * PRODUCTS), factor + of_map * (8 * D * D)
-    slopes += of_map * (D * (50 * SLICES + 1))
-    if some(has_class):
-        contrast, excess = traces_of(sums, row % D, has_class & (row < D), share, AREA, SLICES)
+    slopes, values = slopes + of_map * (D * (50 * SLICES + 1)), values + of_map * 2
+    tl.store(values, 0.0)
+    tl.store(values + 1, 0.0)
+    if tl.load(map_class + of_map) >= 0:
+        contrast, excess = traces_of(sums, row % D, row < D, share, AREA, SLICES)
         of_q = A * (1 + tl.maximum(excess, 0.0))
-        logs = factorize(sums, factor, has_class & (row < 4 * D), row, of_q, share, AREA, SLICES, D)
-        left, known, doubled = [entropy(logs, row == first, D) for first in (0, 2 * D, 3 * D)]
+        logs = factorize(sums, factor, row, of_q, share, AREA, SLICES, D)
+        left, known, doubled = (
+            entropy(logs, row == 0, D),
+            entropy(logs, row == 2 * D, D),
+            entropy(logs, row == 3 * D, D),
+        )
         scale = 2 * known - doubled
-        has_term, value = has_class & (scale > LEAST), 1 + (left - known) / scale
-        tl.store(values, tl.where(has_term, value, 0.0), mask=of_map < maps)
-        tl.store(values + 1, tl.where(has_term, 1.0, 0.0), mask=of_map < maps)
-        of_noise, scale = tl.where(excess > 0, A / contrast, 0.0), tl.where(value == value, scale * AREA, value)
-        write_slopes(factor, sums, slopes, of_noise, scale, has_term, share, SLICES, D, AT_ONCE)
-    else:
-        tl.store(values, 0.0, mask=of_map < maps)
-        tl.store(values + 1, 0.0, mask=of_map < maps)
+        if scale > LEAST:
+            value = 1 + (left - known) / scale
+            tl.store(values, value)
+            tl.store(values + 1, 1.0)
+            of_noise = tl.where(excess > 0, A / contrast, 0.0)
+            unit = tl.where(value == value, 1 / (scale * AREA), value)  # nan for nan
+            write_slopes(factor, sums, slopes, of_noise, unit, share, SLICES, D)
 
 
 @triton.jit
-def write_slopes(
-    factor, sums, slopes, of_noise, scale, has_term, share,
-    SLICES: tl.constexpr, D: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
+def write_slopes(factor, sums, slopes, of_noise, unit, share, SLICES: tl.constexpr, D: tl.constexpr):
     """Write the slopes by members k: of z and r at each displacement, and a constant. dU = ½ tr(VᵀV dJ)."""
     K: tl.constexpr = 32 if D == 27 else 16
     LENGTH: tl.constexpr = 50 * SLICES
-    factor, sums, has_term, of_noise, scale = [each[:, :, None] for each in (factor, sums, has_term, of_noise, scale)]
-    k, other = tl.arange(0, K)[None, :, None], tl.arange(0, K)[None, None, :]
-    n = tl.arange(0, 256 if D == 27 else 64)[None, None, :]
-    has_k, has_other, to = has_term & (k < D), has_term & (other < D), slopes[:, :, None] + k * (LENGTH + 1)
-    tl.store(to + n, k * n * 0.0, mask=has_k & (n < LENGTH))  # most displacements are those of no other member
-    of_z, of_r = tl.zeros([AT_ONCE, K, K], tl.float64), tl.zeros([AT_ONCE, K, K], tl.float64)
-    squares = tl.zeros([AT_ONCE, K, 1], tl.float64)
+    k, other, n = tl.arange(0, K)[:, None], tl.arange(0, K)[None, :], tl.arange(0, 256 if D == 27 else 64)[None, :]
+    to = slopes + k * (LENGTH + 1)
+    tl.store(to + n, (k * n) * 0.0, mask=(k < D) & (n < LENGTH))  # most displacements are those of no other member
+    of_z, of_r = tl.zeros([K, K], tl.float64), tl.zeros([K, K], tl.float64)
+    squares = tl.zeros([K, 1], tl.float64)
     for i in tl.range(D, loop_unroll_factor=3):  # V, the last rows of the inverse factor
         v = factor + (D + i) * (4 * D)
-        difference = tl.load(v + k, mask=has_k, other=0.0) - tl.load(v + D + k, mask=has_k & (k <= i), other=0.0)
-        v_q = tl.load(v + other, mask=has_other, other=0.0)
-        v_r = tl.load(v + D + other, mask=has_other & (other <= i), other=0.0)
+        difference = tl.load(v + k, mask=k < D, other=0.0) - tl.load(v + D + k, mask=k <= i, other=0.0)
+        v_q, v_r = tl.load(v + other, mask=other < D, other=0.0), tl.load(v + D + other, mask=other <= i, other=0.0)
         of_z += difference * v_q
         of_r -= difference * (v_q - v_r)
         squares += difference * difference
-    of_noise = tl.where(k == other, of_noise * tl.sum(squares, 1, keep_dims=True), 0.0)
-    of_z, of_r = (of_z + of_noise) / scale, (of_r - of_noise) / scale
-    z_l, r_l = sums_of(sums, other, has_other, SLICES)
+    of_noise = tl.where(k == other, of_noise * tl.sum(squares), 0.0)
+    of_z, of_r = (of_z + of_noise) * unit, (of_r - of_noise) * unit
+    z_l, r_l = sums_of(sums, other, other < D, SLICES)
     depth_k, row_k, column_k = member_of(k)
     depth_l, row_l, column_l = member_of(other)
     shift = ((depth_l - depth_k + SLICES // 2) * 5 + row_l - row_k + 2) * 5 + column_l - column_k + 2
     tl.debug_barrier()  # zeros are written by others
-    tl.store(to + 2 * shift, of_z, mask=has_k & (other < D))
-    tl.store(to + 2 * shift + 1, of_r, mask=has_k & (other < D))
-    tl.store(to + LENGTH, -share * tl.sum(of_z * z_l + of_r * r_l, 2, keep_dims=True), mask=has_k)
+    tl.store(to + 2 * shift, of_z, mask=(k < D) & (other < D))
+    tl.store(to + 2 * shift + 1, of_r, mask=(k < D) & (other < D))
+    tl.store(to + LENGTH, -share * tl.sum(of_z * z_l + of_r * r_l, 1, keep_dims=True), mask=k < D)
 
 
 @triton.jit
@@ -449,9 +443,8 @@ def region_terms(z: Tensor, r: Tensor, map_class: Tensor, images: int, slopes: T
     of_members = empty(maps, d, 50 * slices + 1)
     share = 1 / math.prod(n - SIDE + 1 if n > 1 else 1 for n in size)
     area = constant(POOL ** (4 if slices == 1 else 6))  # from products of sums to those of averages
-    at_once, rows = power_of_2(maps) if INTERPRETED else 1, power_of_2(4 * d)
-    given = sums, map_class, values, factor, of_members, maps, share, area, constant(d), constant(at_once)
-    launch(solve_kernel, cdiv(maps, at_once), rows, rows, *given, warps=rows // 32)
+    given, rows = (sums, map_class, values, factor, of_members, share, area, constant(d)), power_of_2(4 * d)
+    launch(solve_kernel, maps, rows, rows, *given, warps=rows // 32)
     totals = values.view(images, -1, 2).sum(1)
     if slopes is not None:
         stencil = torch.bmm(kinds.expand(maps, -1, -1), of_members)

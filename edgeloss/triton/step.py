@@ -25,6 +25,12 @@ LONGEST, ROWS = tl.constexpr(LONGEST_MEAN), tl.constexpr(len(SumRow))
 AT_ONCE = 4096  # sums of programs
 
 
+def run(kernel: Any, of: Tensor, count: int, *args: Any) -> None:  # noqa: ANN401
+    """Run a kernel as one program over a number of values, on the device of a tensor."""
+    with torch.cuda.device_of(of):
+        launch(kernel, 1, count, power_of_2(count), *args, warps=1, fuses=False)
+
+
 # ---------------------------------------------------------------------------------------------------- sums of programs
 
 
@@ -149,9 +155,7 @@ def weigh(
     # Those of a user, and the scale of a module's first call, are at hand.
     numbers = (x if x is None or isinstance(x, Tensor) else sums.new_full((), x) for x in (*denominators, scale))
     given = sums, regions, *numbers, loss, factors, images
-    with torch.cuda.device_of(sums):
-        of_terms = map(float, options.term_weights().values())
-        launch(weigh_kernel, 1, images, power_of_2(images), *given, *of_terms, warps=1, fuses=False)
+    run(weigh_kernel, sums, images, *given, *map(float, options.term_weights().values()))
     return loss, factors
 
 
@@ -197,8 +201,7 @@ def begin(
     scale, *folded = (None,) * 3 if kept is None else kept.new_empty(3).unbind()
     number = 1 if counts is None else counts.numel()
     given = counts, counted, kept, u, scale, folded[0] if folded else None, number, float(focus)
-    with torch.cuda.device_of(counts if kept is None else kept):
-        launch(begin_kernel, 1, number, power_of_2(number), *given, warps=1, fuses=False)
+    run(begin_kernel, counts if kept is None else kept, number, *given)
     return u, scale, folded
 
 
@@ -231,6 +234,4 @@ def end(
     """Do what steps of one call do at their end; ``uniform`` is the edge term of a uniform prediction."""
     number = 1 if counts is None else counts.numel()
     of_terms = map(float, (options.other_side_weight, options.same_side_weight, uniform))
-    given = sums, counts, of_call, counted, kept, *(folded or (None, None)), number, *of_terms
-    with torch.cuda.device_of(sums):
-        launch(end_kernel, 1, number, power_of_2(number), *given, warps=1, fuses=False)
+    run(end_kernel, sums, number, sums, counts, of_call, counted, kept, *(folded or (None, None)), number, *of_terms)

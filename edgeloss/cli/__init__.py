@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from collections.abc import Sequence
 
@@ -22,17 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except ModuleNotFoundError:
             sys.exit(f"edgeloss: error: the command needs rich; {install_advice('cli')}")
         from edgeloss.cli.commands import parse
-        from edgeloss.cli.messages import say
+        from edgeloss.cli.messages import fail
 
         options = parse(arguments)
         try:
-            sys.exit(options.run(options))
-        except (ValueError, ImportError) as error:  # an ImportError names the extra to install
+            sys.exit(pkgutil.resolve_name(options.run)(options))
+        except ImportError as error:  # names the extra to install
+            fail(str(error))
+        except ValueError as error:
             from edgeloss.io import InputError  # here, so that --help does not import torch
 
-            if not isinstance(error, (InputError, ImportError)):
+            if not isinstance(error, InputError):
                 raise
-            say(f"error: {error}")
-            sys.exit(2)
+            fail(str(error))
     except KeyboardInterrupt:  # here, so that imports can be interrupted too
         sys.exit(130)

@@ -14,7 +14,7 @@ import torch
 from command_line import C, H, Run, W, arguments
 from PIL import Image
 
-from edgeloss.cli.options import PALETTE_NAMES
+from edgeloss.cli.commands import PALETTE_NAMES
 from edgeloss.io import PALETTES
 
 
@@ -192,7 +192,7 @@ def test_pipes_and_endless_files_are_not_read(run: Run, folder: Path, name: str)
         (["--pred-kind", "labels"], "pred.npy: expected integer labels [H, W], but got float32 [3, 12, 16]"),
         (["-o", "panel.gif"], "panel.gif: expected an output in one of .png, .pdf, .svg, .html, but got .gif"),
         (["-o", "a.png/panel.png"], "panel.png: can't be written (Not a directory)"),
-        (["-o", "folder.png"], "folder.png: expected a file to write to, but got something else"),
+        (["-o", "folder.png"], "folder.png: expected a file to write to"),
         (["-o", "mask.png"], "mask.png: expected a path other than the inputs, but got one of them"),
         (["--image", "."], "expected only folders or only files, but got both"),
     ],

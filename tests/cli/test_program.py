@@ -32,7 +32,7 @@ def test_help_has_examples(run: Run, command: str) -> None:
         (["--mask", "mask.png"], "the following arguments are required: --pred"),
         (
             ["--width", 1, "--mask", "m.png", "--pred", "p.npy", "-o", "p.png"],
-            "argument --width: expected a number from 1.7 to inf, but got 1",
+            "argument --width: expected a number from 1.7 to 100, but got 1; see edgeloss view --help\n",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_what_is_computed_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    for _, said in with_progress([CaseFiles("a[b]\n.npy", Path(), Path(), None)]):
+    for _, said in with_progress([(CaseFiles("a[b]\n.npy", Path(), Path(), None),)]):
         said("maps, row 512 of 4000")
     shown = capsys.readouterr().err
     if is_terminal:

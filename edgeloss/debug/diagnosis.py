@@ -1,4 +1,4 @@
-"""From a call of a loss to the report on it: where it stops being finite, and how to fix it."""
+"""A call of a loss → the report on it: where it stops being finite, and how to fix it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _diagnose(call: LossCall) -> Report:
         findings.append(Finding("error", f"loss: {given.error}.", advice))
     else:
         exact = Outcome() if dtype == torch.float64 else call.run(torch.float64)
-        watched = call.run(dtype, watched=True) if given.error or not given.is_finite() else Outcome()
+        watched = call.run(dtype, watched=True) if given.error or given.bad() else Outcome()
         for part in ("loss", "gradient"):
             tensors = {inputs.dtype_name(dtype): getattr(given, part)}
             if exact.loss is not None:
@@ -97,14 +97,14 @@ def _diagnose(call: LossCall) -> Report:
             findings.append(Finding("error", f"gradient: {given.error}{where}.", advice))
         elif exact.error:
             findings.append(Finding("note", f"float64: failed; {exact.error}."))
-        if given.is_finite():
-            findings += odd_outcome(labels, given, exact)
-        else:
+        if given.bad():
             origin = watched.origin
             findings += bad_outcome(call, labels, given, exact, origin)
+        else:
+            findings += odd_outcome(labels, given, exact)
         if isinstance(call.loss_fn, EdgeAwareLoss):
             sections.append(terms := evaluate_terms(call, call.loss_fn))
-            if terms.children and not given.is_finite():
+            if terms.children and given.bad():
                 findings.append(blame_term(terms, call.logits))
     ok = all(finding.level != "error" for finding in findings)
     return Report(

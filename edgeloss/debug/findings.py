@@ -1,8 +1,9 @@
-"""From logits, labels, loss and gradient to findings, each with its advice."""
+"""Logits, labels, loss and gradient → findings, each with its advice."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from edgeloss import inputs, neighborhoods
-from edgeloss.debug.calls import LossCall, Outcome, base_name
-from edgeloss.debug.report import Finding, Origin
+from edgeloss.debug.calls import LossCall, Outcome
+from edgeloss.debug.origin import Origin
+from edgeloss.debug.report import Finding
 from edgeloss.debug.trees import MAX_VALUES, Stats, all_finite, first_index, measure, short
 from edgeloss.inputs import by_class, widest
 from edgeloss.loss import EdgeAwareLoss
@@ -36,7 +38,8 @@ def _advice(origin: Origin | None) -> str:
     """Return what to do about an operation, or about its cause if that is known."""
     if origin is None:
         return ""
-    known = (sentence for names, sentence in _ADVICE.items() if base_name(origin.operation) in names)
+    base = re.sub(r"(backward\d*|_)", "", origin.operation.lower())  # softmax of _softmax and of SoftmaxBackward0
+    known = (sentence for names, sentence in _ADVICE.items() if base in names)
     return _advice(origin.cause) or next(known, "")
 
 
@@ -163,15 +166,7 @@ def bad_input(path: str, stats: Stats) -> Finding:
 def bad_outcome(
     call: LossCall, labels: Labels | None, given: Outcome, exact: Outcome, origin: Origin | None
 ) -> Iterator[Finding]:
-    """Report a loss or a gradient that is not finite.
-
-    Args:
-        call: the loss and its arguments.
-        labels: of the target.
-        given: the outcome in the precision of the logits.
-        exact: the outcome in float64.
-        origin: the operation to blame, None if unknown.
-    """
+    """Report a loss or a gradient that is not finite, in the precision of the logits and in float64."""
     advice = _advice(origin) or "Pass only valid values to that operation, by selecting them before the call."
     if origin is None:
         advice = "No operation was seen to produce it: check constants, buffers and arguments for non-finite values."
@@ -204,13 +199,7 @@ def bad_outcome(
 
 
 def _where(bad: Tensor, logits: Tensor, labels: Labels | None) -> str:
-    """Return what the bad pixels have in common, as text.
-
-    Args:
-        bad: [B, C, *S] bool.
-        logits: [B, C, *S].
-        labels: of the pixels.
-    """
+    """Return what the bad pixels have in common, as text; bad is [B, C, *S] bool."""
     if labels is not None and labels.multilabel_classes is not None:
         bad, logits = by_class(bad), by_class(logits)
     if logits.dim() < 2 or bool((pixels := bad.any(1)).all()):

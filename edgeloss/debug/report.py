@@ -1,22 +1,20 @@
-"""From findings and the operation to blame to the text, the dict and the figure of a report."""
+"""Findings and the operation to blame → the text, the dict and the figure of a report."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
+from edgeloss.debug.origin import Origin
 from edgeloss.debug.trees import Node
 
 if TYPE_CHECKING:
     from edgeloss.viz.drawing import TextFigure
 
-TORCH = os.path.dirname(torch.__file__) + os.sep
 _WIDTH = 110  # of the findings below the tree
 LEVELS = ("error", "warning", "note")
 
@@ -34,44 +32,6 @@ class Finding(NamedTuple):
     level: Literal["error", "warning", "note"]
     message: str
     advice: str = ""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The operation that returns non-finite values for finite ones.
-
-    Attributes:
-        operation: its name, such as ``"div"``, or ``"DivBackward0"`` for the derivative of a division.
-        made: the kinds of values that it returns with their counts, such as ``"nan 3"``.
-        file: the file of the innermost line outside torch that called it; empty if unknown.
-        line: the number of that line, from 1.
-        source: the text of that line.
-        cause: an earlier operation: the one that returned the infinities from which this one computes nan, or, for a
-            derivative, the one that returned the non-finite values that the loss masks.
-    """
-
-    operation: str
-    made: str
-    file: str = ""
-    line: int = 0
-    source: str = ""
-    cause: Origin | None = None
-
-    def __str__(self) -> str:
-        """Return the operation with its line, followed by its cause."""
-        text = f"{self.operation} ({self.made}) at {shown_line(self.file, self.line, self.source)}"
-        if self.cause is None:
-            return text
-        if (self.cause.file, self.cause.line) == (self.file, self.line):
-            return f"{text}, on the result of {self.cause.operation} ({self.cause.made}) in the same line"
-        return f"{text}, on the result of {self.cause}"
-
-
-def shown_line(file: str, line: int, source: str) -> str:
-    """Format a line, its file relative to the working directory if possible."""
-    for root in (os.path.dirname(TORCH[:-1]), os.getcwd()):
-        file = file.removeprefix(root + os.sep)
-    return f"{file or 'an unknown file'}:{line} `{source}`" if source else f"{file or 'an unknown file'}:{line}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""From a call of an EdgeAwareLoss to value and gradient of each of its terms."""
+"""A call of an EdgeAwareLoss → value and gradient of each of its terms."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from edgeloss.options import Options
 def evaluate_terms(call: LossCall, criterion: EdgeAwareLoss) -> Node:
     """Evaluate each term with a weight > 0 separately, in plain PyTorch.
 
-    Values exclude the weight of the term. They are computed from the maps of the terms, since setting the weights of
-    the other terms to 0 would leave 0 · nan.
+    Values exclude the weight of the term. They are computed from the maps of the terms, since a sum of all terms, with
+    the weights of the others set to 0, would leave 0 · nan.
     """
     leaf = call.logits.clone().requires_grad_()
     try:
@@ -42,8 +42,8 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
     given = Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
     inputs = check_inputs(leaf, call.target.clone(), options, given)
     evaluation = reference.evaluate(inputs, options, edges=options.edge_weight > 0, maps=True)
-    maps = cast("reduction.TermMaps", evaluation.maps)
-    place, v = reduction.places_of_labels(inputs.labels()[0], inputs.tables), inputs.pixel_weight
+    maps, v = cast("reduction.TermMaps", evaluation.maps), inputs.pixel_weight
+    place = reduction.places_of_labels(inputs.labels()[0], inputs.tables)
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, inputs, options)
     totals = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         options = parse(arguments)
         try:
-            sys.exit(pkgutil.resolve_name(options.run)(options))
+            code = pkgutil.resolve_name(options.run)(options)
+            sys.stdout.flush()
+            sys.exit(code)
         except ImportError as error:  # names the extra to install
             fail(str(error))
         except ValueError as error:
@@ -36,5 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not isinstance(error, InputError):
                 raise
             fail(str(error))
+    except BrokenPipeError:  # of `edgeloss ... | head`; what is still in the buffer has no reader either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)  # as a program that SIGPIPE ends
     except KeyboardInterrupt:  # here, so that imports can be interrupted too
         sys.exit(130)

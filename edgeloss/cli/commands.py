@@ -163,7 +163,9 @@ def make_parser() -> ArgumentParser:
 
     metrics = add_command("metrics", _METRICS, "metrics", "--pred PRED --mask MASK --classes N|FILE [options]")
     _add_prediction(metrics)
-    metrics.add_argument("--format", choices=("table", "csv", "json"), default="table", help="The output format.")
+    metrics.add_argument(
+        "--format", choices=("table", "csv", "json"), help="By default that of the suffix of --output, else a table."
+    )
     metrics.add_argument("--json", dest="format", action="store_const", const="json", help="The same as --format json.")
     metrics.add_argument("--output", "-o", type=Path, help="A file to write to instead of standard output.")
     _add_reading(metrics, needs_classes=True)

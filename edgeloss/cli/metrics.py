@@ -42,15 +42,17 @@ def metrics(options: Namespace) -> None:
     rows = {name: {metric: values[c] for metric, values in scores.items()} for c, name in enumerate(names)}
     mean = {metric: mean_of_present(values) for metric, values in scores.items()}
 
-    if options.format == "json":
+    output = options.output
+    form = options.format or ("table" if output is None else output.suffix.lower()[1:])
+    if form == "json":
         text = to_json({"images": len(cases), "mean": mean, "classes": rows})
     else:
-        text = (_to_csv if options.format == "csv" else _to_table)([*rows.items(), ("mean", mean)])
-    if options.output is None:
+        text = (_to_csv if form == "csv" else _to_table)([*rows.items(), ("mean", mean)])
+    if output is None:
         print(text)
     else:
-        write(options.output, f"{text}\n".encode())
-        say_wrote(options.output)
+        write(output, f"{text}\n".encode())
+        say_wrote(output)
 
 
 def _to_csv(rows: list[tuple[str, Scores]]) -> str:

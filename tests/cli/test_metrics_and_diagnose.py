@@ -60,8 +60,8 @@ def test_a_class_that_does_not_occur_has_no_score(run: Run, folders: Path) -> No
     assert set(scores["classes"]["unicorn"].values()) == {None}
     assert set(scores["mean"].values()) == set(scores["classes"]["box"].values()) == {1.0}
 
-    assert measure(run, folders, *options, "--format", "csv").code == 0
-    lines = (folders / "metrics").read_text().splitlines()
+    assert measure(run, folders, *options, "-o", folders / "metrics.csv").code == 0
+    lines = (folders / "metrics.csv").read_text().splitlines()
     assert lines[0] == "class,iou,boundary_iou,boundary_f1_1px,boundary_f1_3px,boundary_f1_5px,trimap_iou_3px"
     assert lines[2:] == ["box" + 6 * ",1.0", "bar" + 6 * ",1.0", "unicorn" + 6 * ",", "mean" + 6 * ",1.0"]
 

@@ -46,6 +46,15 @@ def test_runs_as_a_program(folder: Path) -> None:
     assert re.fullmatch(r"edgeloss: error: .*mask\.png: can't be read as an image \(.*\)\n", ran.stderr)
 
 
+def test_a_closed_pipe_is_no_error() -> None:
+    command = [sys.executable, "-m", "edgeloss.cli", "info"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        _, errors = child.communicate(timeout=60)
+    assert (child.returncode, errors) == (141, "")
+
+
 GIVEN = ["--pred", __file__, "--mask", __file__]
 # Words, and the exit code and a part of the output of each.
 LIGHT: list[tuple[list[str], int, str]] = [

@@ -70,7 +70,7 @@ def find_cases(options: Namespace) -> list[tuple[CaseFiles, ...]]:
         return [tuple(CaseFiles(path.stem, path, mask, image) for path in predictions)]
     suffixes: dict[Path, tuple[str, ...]] = dict.fromkeys([*predictions, mask], LABEL_SUFFIXES)
     if image is not None:
-        suffixes[image] = IMAGE_SUFFIXES if options.slices is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
+        suffixes[image] = IMAGE_SUFFIXES if options.slice is None else (*IMAGE_SUFFIXES, *ARRAY_SUFFIXES)
     files = {folder: files_by_stem(folder, accepted) for folder, accepted in suffixes.items()}
     common = set.intersection(*map(set, files.values()))
     if not common:
@@ -152,7 +152,7 @@ class Reader:
         self.ignore_index: int = given if given is not None else VOID_INDEX if void is None else void
         self._colors = None if options.palette is None else color_labels(options.palette)
         self._remap = _parse_remap(options.remap)
-        self._slices = None if options.slices is None else _parse_slices(options.slices)
+        self._slices = None if options.slice is None else _parse_slices(options.slice)
 
     @property
     def criterion(self) -> EdgeAwareLoss:

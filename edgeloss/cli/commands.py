@@ -76,6 +76,19 @@ Examples:
   edgeloss info --json
 """
 
+# Options for reading files whose values are text.
+_READING = {
+    "--palette NAME|FILE": f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a"
+    ' text file with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
+    "--remap FROM:TO,...": "Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by"
+    " commas: 255:1 for a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1.",
+    "--key NAME": "The prediction among several arrays of a .npz, or of a dict in a .pt.",
+    "--mask-key NAME": "The labels in such a file.",
+    "--region N|NAME": "The class to take, by its number or name, from predictions and masks [C, H, W] of classes that"
+    " may overlap; the rest is the other class.",
+    "--slice N|FIRST-LAST": "The slices to take from volumes [C, D, H, W], with masks and images [D, H, W], along D: N,"
+    " or FIRST-LAST. Each is an image of its own, with the loss of an image.",
+}
 _MASK: dict[str, Any] = {
     "type": Path,
     "required": True,
@@ -220,33 +233,9 @@ def _add_reading(parser: ArgumentParser, *, needs_classes: bool = False) -> None
         default="auto",
         help="What --pred holds; auto infers it from the values.",
     )
-    reading.add_argument(
-        "--palette",
-        metavar="NAME|FILE",
-        help=f"Colors of the classes, of pages and of color-coded masks: {', '.join(PALETTE_NAMES)}, or a text file"
-        ' with one "<index> <r> <g> <b>" or "<index> #rrggbb" per line.',
-    )
-    reading.add_argument(
-        "--remap",
-        metavar="FROM:TO,...",
-        help="Labels to replace in masks and predicted labels, FROM:TO or FIRST-LAST:TO, separated by commas: 255:1 for"
-        " a mask of 0 and 255; 0:255,1-150:0 for labels that begin at 1.",
-    )
-    reading.add_argument("--key", help="The name of the prediction in a .npz or a dict in a .pt.")
-    reading.add_argument("--mask-key", help="The name of the labels in such a file.")
-    reading.add_argument(
-        "--region",
-        metavar="N|NAME",
-        help="The class to take, by its number or name, from predictions and masks [C, H, W] of classes that may"
-        " overlap; the rest is the other class.",
-    )
-    reading.add_argument(
-        "--slice",
-        dest="slices",
-        metavar="N|FIRST-LAST",
-        help="The slices to take from volumes [C, D, H, W], with masks and images [D, H, W], along D: N, or FIRST-LAST."
-        " Each is an image of its own, with the loss of an image.",
-    )
+    for option, about in _READING.items():
+        flag, metavar = option.split()
+        reading.add_argument(flag, metavar=metavar, help=about)
     reading.add_argument(
         "--skip-missing", action="store_true", help="For folders, leave out names that are missing from one of them."
     )

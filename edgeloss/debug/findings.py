@@ -86,15 +86,14 @@ class Labels(NamedTuple):
             return None
         if len(target) != len(logits):
             return None
-        y, classes = target.long(), max(2, logits.shape[1])
-        outside = (y < 0) | (y >= classes)
-        valid = ~outside
-        wrong = outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
-        if ignore_index is not None:
-            valid = valid & (y != ignore_index)
-            outside = wrong = outside & (y != ignore_index)
+        y, is_class = inputs.labels(target, logits.shape[1], None)
+        is_void = torch.zeros_like(is_class) if ignore_index is None else y == ignore_index
+        valid, outside = is_class & ~is_void, ~is_class & ~is_void
+        wrong = outside
+        if ignore_index is None:
+            wrong = outside & ~torch.isin(y, y.new_tensor(_USUAL_VOID))
         edge_mask = neighborhoods.find_edges(y, valid, [1] * dims) if dims in (2, 3) else None
-        return cls(y, valid, outside, wrong, edge_mask, classes, multilabel_classes)
+        return cls(y, valid, outside, wrong, edge_mask, max(2, logits.shape[1]), multilabel_classes)
 
     def as_given(self, values: Tensor) -> Tensor:
         """Return values of each image in the first axes of the target: [B, ...], of a multilabel loss [B, C, ...]."""

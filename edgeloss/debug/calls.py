@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,25 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from edgeloss.debug.origin import PACKAGE, TORCH, Origin, Watch, place, shown_line
-from edgeloss.debug.report import Finding
 from edgeloss.debug.trees import Node, all_finite, first_line, make_node, short
 from edgeloss.loss import EdgeAwareLoss
+
+LEVELS = ("error", "warning", "note")
+
+
+class Finding(NamedTuple):
+    """One problem, or one remark.
+
+    Attributes:
+        level: ``"error"`` for a non-finite value or an exception, ``"warning"`` for what is finite and probably wrong,
+            ``"note"`` for context.
+        message: what was found, and where.
+        advice: how to fix it, in one sentence; empty if there is nothing to do.
+    """
+
+    level: Literal["error", "warning", "note"]
+    message: str
+    advice: str = ""
 
 
 @dataclass

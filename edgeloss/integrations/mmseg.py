@@ -61,8 +61,8 @@ class EdgeAwareLoss(edgeloss.EdgeAwareLoss):
             reduction_override: in place of ``reduction``.
             ignore_index: label of pixels to ignore.
         """
-        if avg_factor is not None and (reduction_override or self.reduction) != "mean":
-            raise ValueError("avg_factor: expected reduction 'mean' with it; leave it out")
+        if avg_factor is not None and (reduction := reduction_override or self.reduction) != "mean":
+            raise ValueError(f"avg_factor: expected reduction 'mean' with it, but got {reduction!r}; leave it out")
         configured, self.ignore_index = self.reduction, ignore_index
         self.reduction = "sum" if avg_factor is not None else reduction_override or configured
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
@@ -319,9 +320,14 @@ def _bad_output(given: dict[str, Any], sources: list[Path]) -> str:
         return ""
     if any(output.resolve() == path.resolve() for path in sources):
         return f"{output}: expected a path other than the inputs, but got one of them"
-    if given["takes_folders"] and "fills_folder" in given:
-        return f"{output}: expected a folder to write to, but got a file" if output.is_file() else ""
-    if suffixes and output.suffix.lower() not in suffixes:
+    fills_folder = given["takes_folders"] and "fills_folder" in given
+    if output.exists() and fills_folder != output.is_dir():
+        kinds = ("folder", "file") if fills_folder else ("file", "folder")
+        return f"{output}: expected a {kinds[0]} to write to, but got a {kinds[1]}"
+    parent = next(path for path in output.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        return f"{output}: expected a path in a folder that can be written to, but got one in {parent}"
+    if suffixes and not fills_folder and output.suffix.lower() not in suffixes:
         got = output.suffix or "no suffix"
         return f"{output}: expected an output in one of {', '.join(suffixes)}, but got {got}"
     return ""

@@ -182,8 +182,8 @@ SOME = {
         ("--image deep.png", "deep.png: expected 8 bits per channel, but got an image of mode I;16"),
         ("--image images", "images: expected only folders or only files, but got both, see pred.npy"),
         ("-o out.gif", "out.gif: expected an output in one of .png, .pdf, .svg, .html, but got .gif"),
-        ("-o a.png/out.png", "a.png/out.png: can't be written (Not a directory)"),
-        ("-o folder.png", "folder.png: expected a file to write to, but got something else, such as a folder"),
+        ("-o a.png/out.png", "a.png/out.png: expected a path in a folder that can be written to, but got one in"),
+        ("-o folder.png", "folder.png: expected a file to write to, but got a folder"),
         ("-o mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
         ("--image a.png -o a.png", "a.png: expected a path other than the inputs, but got one of them"),
         ("--radius 0", "argument --radius: expected ≥ 0 along every axis and ≥ 1 along at least one, but got 0"),
@@ -198,7 +198,7 @@ SOME = {
     "metrics": [
         ("--pred nan.npy", "nan.npy: expected finite values, but got 48 of 576 that are not; edgeloss diagnose"),
         ("-o mask.png", "mask.png: expected a path other than the inputs, but got one of them"),
-        ("-o a.png/out.csv", "a.png/out.csv: can't be written (Not a directory)"),
+        ("-o a.png/out.csv", "a.png/out.csv: expected a path in a folder that can be written to, but got one in"),
         ("--power 1", "unrecognized arguments: --power 1; see edgeloss metrics --help"),
     ],
     "diagnose": [

@@ -46,7 +46,6 @@ class SlabGradient {
   SlabTiles<A> tiles_;
   RegionRows<A> regions_;
   std::vector<A> gradient_;
-  std::vector<OtherWeight<A>> others_;
 };
 
 template <typename A>
@@ -96,23 +95,12 @@ void SlabGradient<A>::prepare(const Slab& slab) {
 // The weights where neighbors are gathered: their shares.
 template <typename A>
 void SlabGradient<A>::collect_shares(const Slab& slab) {
-  const Geometry& g = call_.g;
   weights_.clear();
-  weights_.start(slab.pixels(g.width), g.classes);
-  for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
-    const Chunk chunk = {slab.image, z * g.height + slab.first_row, z * g.height + slab.last_row};
-    const int32_t first = slab.place(g.width, z, slab.first_row, 0);
-    others_.clear();
-    gather_shares(call_, chunk, weights_.same.data() + first, others_);
-    for (const OtherWeight<A>& each : others_) {
-      const int32_t place = first + each.place;
-      if (g.classes == 2) {
-        weights_.other[place] += each.weight;
-      } else {
-        weights_.others.push_back({place, each.k, each.weight});
-      }
-    }
-  }
+  weights_.start(slab.pixels(call_.g.width), call_.g.classes);
+  gather_shares(call_, slab, weights_.same.data(), weights_.others);
+  if (call_.g.classes > 2) return;
+  for (const OtherWeight<A>& each : weights_.others) weights_.other[each.place] += each.weight;
+  weights_.others.clear();
 }
 
 // ---------------------------------------------------------------------------------------- logits of lower resolution

@@ -235,10 +235,7 @@ struct Passes {
   void gather() {
     for_each_slab([&] {
       return [&](int64_t i, const Slab& slab) {
-        for (int64_t z = slab.first_slice; z < slab.last_slice; ++z) {
-          const Chunk chunk = {slab.image, z * call.g.height + slab.first_row, z * call.g.height + slab.last_row};
-          gather_terms(call, chunk, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
-        }
+        gather_terms(call, slab, &sums[i][Row::kSameSide], &sums[i][Row::kOtherSide]);
       };
     });
   }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "../neighbors/gather.h"
-#include "distances.h"
 #include "parallel.h"
 #include "slab_tiles.h"
 
@@ -168,12 +167,12 @@ struct Passes {
   }
 
   void find_distances() {
-    Distances search(call.g, call.options);
-    const auto label = [&](const Slab& slab) { return call.label + slab.image * call.g.pixels; };
-    for_each_slab([&] { return [&](int64_t, const Slab& slab) { search.prepare(slab, label(slab)); }; });
+    const Moves moves(call.g, call.options);
     for_each_slab([&] {
-      return [&](int64_t, const Slab& slab) {
-        search.find(slab, label(slab), call.state.field + slab.image * call.g.pixels);
+      auto windows = std::make_shared<EdgeWindows<A>>(call.g);
+      return [&, windows](int64_t, const Slab& slab) {
+        const int64_t first = slab.image * call.g.pixels;
+        windows->find_distances(call.label + first, slab, moves, call.state.field + first);
       };
     });
   }

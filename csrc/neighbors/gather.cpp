@@ -55,7 +55,8 @@ struct GatheredImage {
     for_each_row_around(g, row, [&](int64_t first, int64_t) {
       for (int64_t dx = -reach; dx <= reach; ++dx) {
         const int64_t last = g.width - std::max<int64_t>(0, dx), other = first + dx;
-        for (int64_t x = std::max<int64_t>(0, -dx); x < last && other != own; ++x) marks[x] |= holds(own + x, other + x);
+        for (int64_t x = std::max<int64_t>(0, -dx); x < last && other != own; ++x)
+          marks[x] |= holds(own + x, other + x);
       }
     });
   }

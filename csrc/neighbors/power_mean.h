@@ -29,7 +29,8 @@ struct PowerMean {
     return smaller_or_nan(A(0), (side.d - d) * per_decay + power * below) - side.log_sum;
   }
 
-  // The term of a side, 0 without neighbors, and what backward needs of it. for_each calls body(t, d) for each neighbor.
+  // The term of a side, 0 without neighbors, and what backward needs of it. for_each calls body(t, d) for each
+  // neighbor.
   template <typename F>
   EDGELOSS_INLINE A find_term(const F& for_each, Side<A>& side) const {
     A nearest = INFINITY, largest = -INFINITY;

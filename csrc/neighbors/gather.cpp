@@ -15,7 +15,7 @@ template <typename A>
 struct GatheredImage {
   const Call<A>& call;
   const Geometry& g;
-  const Reader<A> x;
+  const Stored<A> x;
   const LabelMap<A> map;
   const PowerMean<A> mean;
   const A *m, *r, *distance;
@@ -25,7 +25,7 @@ struct GatheredImage {
   GatheredImage(const Call<A>& call, int64_t image)
       : call(call),
         g(call.g),
-        x(call.reader(image)),
+        x(call.image(image)),
         map(call.label_map(image)),
         mean{static_cast<A>(call.options.power), call.per_decay()},
         m(call.state.m + image * g.pixels),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import os
 import re
 import sys
@@ -26,56 +27,6 @@ OF_LOSS = {
     one.name: one for one in dataclasses.fields(Options) if str(one.type) in _TYPES and one.name not in MODULE_ONLY
 }
 
-_VIEW = """Draw a prediction, its loss maps and its gradient.
-
-The output is a picture or, with .html, an interactive report.
-
-For folders, files are matched by name. Each image gets a page, and index.html lists the pages, highest edge loss
-first.
-
-Examples:
-  edgeloss view --image a.jpg --mask a.png --pred a.npy -o panel.png
-  edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt --open
-  edgeloss view --image images --mask masks --pred logits -o pages --classes 11
-  edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
-"""
-_COMPARE = """Compare the predictions of two networks for the same images.
-
-The page has the scores and the terms of the loss of each network, the images where the second gains and loses most
-boundary F1 with maps of the differences, and a gallery of all images to sort and filter.
-
-Examples:
-  edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html
-  edgeloss compare runs/ce/labels runs/edge/labels --mask masks --classes 11 -o compare.html --open
-"""
-_METRICS = """Compute metrics of predictions, per class and averaged.
-
-IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
-
-For folders, files are matched by name, and pixels are counted over all images. A class that does not occur has no
-score and is left out of the mean.
-
-Examples:
-  edgeloss metrics --pred predictions --mask masks --classes 11
-  edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
-"""
-_DIAGNOSE = """Report problems of predictions, their labels, their loss and its gradient.
-
-For folders, files are matched by name, and each image has its own report.
-
-The exit code is 1 if a value is not finite.
-
-Examples:
-  edgeloss diagnose --pred a.npy --mask a.png
-  edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
-  edgeloss diagnose --pred logits --mask masks --classes 11
-"""
-_INFO = """Print versions, devices and backends, for bug reports.
-
-Examples:
-  edgeloss info
-  edgeloss info --json
-"""
 
 # Options for reading files whose values are text.
 _READING = {
@@ -119,87 +70,146 @@ def make_parser() -> ArgumentParser:
     program = _Parser("edgeloss", description="Show where a segmentation network fails at edges.", epilog=_EPILOG)
     program.add_argument("--version", action="version", version=f"edgeloss {__version__}")
     commands = program.add_subparsers(metavar="COMMAND", required=True)
-
-    def add_command(name: str, description: str, module: str, usage: str) -> ArgumentParser:
-        parser: ArgumentParser = commands.add_parser(
+    for name, (module, usage, add_options) in COMMANDS.items():
+        about = inspect.getdoc(add_options) or ""
+        parser = commands.add_parser(
             name,
             usage=f"edgeloss {name} {usage}",
-            help=description.partition("\n")[0],
-            description=description,
+            help=about.partition("\n")[0],
+            description=about,
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
         parser.set_defaults(run=f"edgeloss.cli.{module}:{name}", parser=parser)
-        return parser
+        add_options(parser)
+    return program
 
-    view = add_command("view", _VIEW, "pages", "--pred PRED --mask MASK --output OUTPUT [options]")
-    view.set_defaults(suffixes=(*PICTURES, ".html"), fills_folder=True)
-    _add_prediction(view)
-    view.add_argument("--image", **_IMAGE)
-    view.add_argument(
+
+# The docstrings of the next functions are the help of the commands.
+
+
+def _add_view(parser: ArgumentParser) -> None:
+    """Draw a prediction, its loss maps and its gradient.
+
+    The output is a picture or, with .html, an interactive report.
+
+    For folders, files are matched by name. Each image gets a page, and index.html lists the pages, highest edge loss
+    first.
+
+    Examples:
+      edgeloss view --image a.jpg --mask a.png --pred a.npy -o panel.png
+      edgeloss view --mask a.png --pred a.npy -o report.html --classes classes.txt --open
+      edgeloss view --image images --mask masks --pred logits -o pages --classes 11
+      edgeloss view --image ct.npy --mask labels.npy --pred logits.npy --slice 20-40 -o slices.html
+    """
+    parser.set_defaults(suffixes=(*PICTURES, ".html"), fills_folder=True)
+    _add_prediction(parser)
+    parser.add_argument("--image", **_IMAGE)
+    parser.add_argument(
         "--output",
         "-o",
         type=Path,
         required=True,
         help="A .png, .pdf, .svg or .html file; for folders, a folder to create.",
     )
-    view.add_argument(
+    parser.add_argument(
         "--format", dest="page_format", choices=("png", "html"), default="png", help="For folders, that of the pages."
     )
-    view.add_argument("--terms", action="store_true", help="Also draw each edge term separately.")
-    view.add_argument(
+    parser.add_argument("--terms", action="store_true", help="Also draw each edge term separately.")
+    parser.add_argument(
         "--contours",
         action=BooleanOptionalAction,
         default=True,
         help="Draw the borders between the true labels in pictures.",
     )
-    view.add_argument("--width", type=_number(1.7, 100), help="Inches of pictures; a paper's column has 3.3.")
-    view.add_argument("--dpi", type=_number(20, 600, int), default=200, help="Dots per inch of pictures.")
-    view.add_argument("--open", dest="show", action="store_true", help="Open the page, or the index, in a browser.")
-    view.add_argument("--json", **_JSON)
-    _add_reading(view)
-    _add_loss(view)
+    parser.add_argument("--width", type=_number(1.7, 100), help="Inches of pictures; a paper's column has 3.3.")
+    parser.add_argument("--dpi", type=_number(20, 600, int), default=200, help="Dots per inch of pictures.")
+    parser.add_argument("--open", dest="show", action="store_true", help="Open the page, or the index, in a browser.")
+    parser.add_argument("--json", **_JSON)
+    _add_reading(parser)
+    _add_loss(parser)
 
-    compare = add_command("compare", _COMPARE, "pages", "A B --mask MASK --output OUTPUT [options]")
-    compare.set_defaults(suffixes=(".html",))
-    compare.add_argument("first", metavar="A", type=Path, help="Predictions of the first network: a folder or a file.")
-    compare.add_argument("second", metavar="B", type=Path, help="Predictions of the second, with the same names.")
-    compare.add_argument("--mask", **_MASK)
-    compare.add_argument("--image", **_IMAGE)
-    compare.add_argument("--output", "-o", type=Path, required=True, help="A .html file.")
-    compare.add_argument(
+
+def _add_compare(parser: ArgumentParser) -> None:
+    """Compare the predictions of two networks for the same images.
+
+    The page has the scores and the terms of the loss of each network, the images where the second gains and loses most
+    boundary F1 with maps of the differences, and a gallery of all images to sort and filter.
+
+    Examples:
+      edgeloss compare logits_a logits_b --image images --mask masks --classes classes.txt -o compare.html
+      edgeloss compare runs/ce/labels runs/edge/labels --mask masks --classes 11 -o compare.html --open
+    """
+    parser.set_defaults(suffixes=(".html",))
+    parser.add_argument("first", metavar="A", type=Path, help="Predictions of the first network: a folder or a file.")
+    parser.add_argument("second", metavar="B", type=Path, help="Predictions of the second, with the same names.")
+    parser.add_argument("--mask", **_MASK)
+    parser.add_argument("--image", **_IMAGE)
+    parser.add_argument("--output", "-o", type=Path, required=True, help="A .html file.")
+    parser.add_argument(
         "--names", nargs=2, metavar=("A", "B"), help="Names of the two, instead of those of their folders."
     )
-    compare.add_argument("--open", dest="show", action="store_true", help="Open the page in a browser.")
-    compare.add_argument("--json", **_JSON)
-    _add_reading(compare)
-    _add_loss(compare)
+    parser.add_argument("--open", dest="show", action="store_true", help="Open the page in a browser.")
+    parser.add_argument("--json", **_JSON)
+    _add_reading(parser)
+    _add_loss(parser)
 
-    metrics = add_command("metrics", _METRICS, "metrics", "--pred PRED --mask MASK --classes N|FILE [options]")
-    _add_prediction(metrics)
-    metrics.add_argument(
+
+def _add_metrics(parser: ArgumentParser) -> None:
+    """Compute metrics of predictions, per class and averaged.
+
+    IoU, Boundary IoU, boundary F1 at 1, 3 and 5 pixels, and the IoU within 3 pixels of a border (trimap).
+
+    For folders, files are matched by name, and pixels are counted over all images. A class that does not occur has no
+    score and is left out of the mean.
+
+    Examples:
+      edgeloss metrics --pred predictions --mask masks --classes 11
+      edgeloss metrics --pred logits --mask masks --classes classes.txt --json -o metrics.json
+    """
+    _add_prediction(parser)
+    parser.add_argument(
         "--format", choices=("table", "csv", "json"), help="By default that of the suffix of --output, else a table."
     )
-    metrics.add_argument("--json", dest="format", action="store_const", const="json", help="The same as --format json.")
-    metrics.add_argument("--output", "-o", type=Path, help="A file to write to instead of standard output.")
-    _add_reading(metrics, needs_classes=True)
+    parser.add_argument("--json", dest="format", action="store_const", const="json", help="The same as --format json.")
+    parser.add_argument("--output", "-o", type=Path, help="A file to write to instead of standard output.")
+    _add_reading(parser, needs_classes=True)
 
-    diagnose = add_command("diagnose", _DIAGNOSE, "diagnose", "--pred PRED --mask MASK [options]")
-    diagnose.set_defaults(suffixes=PICTURES, fills_folder=True)
-    _add_prediction(diagnose)
-    diagnose.add_argument(
+
+def _add_diagnose(parser: ArgumentParser) -> None:
+    """Report problems of predictions, their labels, their loss and its gradient.
+
+    For folders, files are matched by name, and each image has its own report.
+
+    The exit code is 1 if a value is not finite.
+
+    Examples:
+      edgeloss diagnose --pred a.npy --mask a.png
+      edgeloss diagnose --pred a.pt --mask a.png --power -1 --json --figure gradient.png
+      edgeloss diagnose --pred logits --mask masks --classes 11
+    """
+    parser.set_defaults(suffixes=PICTURES, fills_folder=True)
+    _add_prediction(parser)
+    parser.add_argument(
         "--figure",
         dest="output",
         metavar="FIGURE",
         type=Path,
         help="A .png, .pdf or .svg file to draw the gradient to; for folders, a folder of .png files.",
     )
-    diagnose.add_argument("--json", **_JSON)
-    _add_reading(diagnose)
-    _add_loss(diagnose)
+    parser.add_argument("--json", **_JSON)
+    _add_reading(parser)
+    _add_loss(parser)
 
-    add_command("info", _INFO, "info", "[options]").add_argument("--json", **_JSON)
-    return program
+
+def _add_info(parser: ArgumentParser) -> None:
+    """Print versions, devices and backends, for bug reports.
+
+    Examples:
+      edgeloss info
+      edgeloss info --json
+    """
+    parser.add_argument("--json", **_JSON)
 
 
 def _add_prediction(parser: ArgumentParser) -> None:
@@ -271,6 +281,16 @@ def _number(low: float, high: float, kind: type = float) -> Callable[[str], Any]
 
     parsed.__name__ = kind.__name__
     return parsed
+
+
+# By name: the module that has the function of this name, the usage, and what adds the options, with the help.
+COMMANDS = {
+    "view": ("pages", "--pred PRED --mask MASK --output OUTPUT [options]", _add_view),
+    "compare": ("pages", "A B --mask MASK --output OUTPUT [options]", _add_compare),
+    "metrics": ("metrics", "--pred PRED --mask MASK --classes N|FILE [options]", _add_metrics),
+    "diagnose": ("diagnose", "--pred PRED --mask MASK [options]", _add_diagnose),
+    "info": ("info", "[options]", _add_info),
+}
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:

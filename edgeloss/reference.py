@@ -48,10 +48,10 @@ from edgeloss.options import Options
 from edgeloss.parts import by_parts, of_rows
 from edgeloss.reduction import (
     Evaluation,
-    TermMaps,
     count_edge_pixels,
     denominators,
     edge_pixel_weight,
+    edge_term,
     places_of_labels,
 )
 from edgeloss.reduction import LossMaps as LossMaps
@@ -100,7 +100,9 @@ def evaluate(
     if not maps:
         return Evaluation(sums, None, counts)
     shown = None if distance is None else distance.to(x.dtype, copy=True)
-    return Evaluation(sums, TermMaps(cross_entropy, *sides, mask, shown), counts)
+    same_side, other_side = sides
+    edge = edge_term(other_side, same_side, options)
+    return Evaluation(sums, LossMaps(cross_entropy, same_side, other_side, edge, mask, shown), counts)
 
 
 def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -271,16 +273,17 @@ def neighbor_pairs(
     row, n = Grid(valid, clipped(radius, y.shape)).pairs(center)
     k = y_flat[center][row]
     is_same = y_flat[n] == k
-    t = log_terms(x, n, k, is_same)
+    t = log_terms(x, y_flat, n, k)
     w = t.new_zeros(t.shape) if log_w is None else log_w.flatten()[n]
     return Pairs(center, row, n, is_same, t, w)
 
 
-def log_terms(x: Tensor, n: Tensor, k: Tensor, is_same: Tensor) -> Tensor:
-    """Return log p_n(k) of pairs of a pixel n and a class k that are on the same side, log(1 - p_n(k)) of others."""
+def log_terms(x: Tensor, y: Tensor, n: Tensor, k: Tensor) -> Tensor:
+    """Return log p_n(k) of pairs of a pixel n and its own class k = y_n, log(1 - p_n(k)) of others; y is flattened."""
     keys, at = torch.unique(n * x.shape[1] + k, return_inverse=True)  # a pixel is the neighbor of many
-    margin = take(margins(x, keys // x.shape[1], keys % x.shape[1]), at)
-    return F.logsigmoid(torch.where(is_same, margin, -margin))
+    n, k = keys // x.shape[1], keys % x.shape[1]
+    margin = margins(x, n, k)
+    return take(F.logsigmoid(torch.where(y[n] == k, margin, -margin)), at)
 
 
 def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:

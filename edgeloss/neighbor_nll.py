@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from edgeloss import fused, library
 from edgeloss.arguments import is_evenly_spaced
 from edgeloss.inputs import (
+    check_device,
     check_labels,
     check_logits,
     check_map,
@@ -115,8 +116,7 @@ def _check_index(
         return has_neighbors(weight, radius) if mask is None else mask
 
     if isinstance(index, Tensor) and index.shape == logits.shape:
-        if index.device != logits.device:
-            raise ValueError(f"index: expected device {logits.device}, as the logits, but got {index.device}")
+        check_device("index", index, logits)
         if reads_values and index.dtype != torch.bool:
             is_indicator = ((index == 0) | (index == 1)).all()
             check_that(is_indicator, "index: expected an indicator [B, C, *S] of 0 and 1, but got other values")

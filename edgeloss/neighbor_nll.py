@@ -155,13 +155,6 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     """Return -log(Σ_n w_in P_in / Σ_n w_in) over the neighbors n of i inside the image, [B, *S]; 0 off the mask.
 
     P_in is p_n(index_i), or Σ_c indicator_i(c) p_n(c). The mean is formed from logarithms, as -log M_1{P_in; w_in}.
-
-    Args:
-        x: logits [B, C, *S].
-        index: [B, *S] int64, or an indicator [B, C, *S] bool.
-        weight: [B, K, *S], ≥ 0; K in the order of ``offsets``.
-        mask: [B, *S] bool.
-        radius: of the neighborhood, one per axis.
     """
     center = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, center, radius)
@@ -211,16 +204,7 @@ def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
 
 
 def weighted_pairs(weight: Tensor, center: Tensor, radius: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pairs (i, n) of a neighbor n inside the image and a weight > 0.
-
-    Args:
-        weight: [B, K, *S].
-        center: the pixels i.
-        radius: of the neighborhood, one per axis.
-
-    Returns:
-        Row of center, neighbor and weight of each pair, [P] each.
-    """
+    """Return row of center, neighbor inside the image, and weight of all pairs with a weight > 0, [P] each."""
     grid = Grid(torch.ones_like(weight[:, 0], dtype=torch.bool), radius)
     place = grid.place(center)
     parts = []

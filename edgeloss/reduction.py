@@ -109,10 +109,7 @@ def reduce(
     maps: bool,
     terms: bool,
 ) -> Result:
-    """Return the loss, followed by its maps and its terms if they are asked for.
-
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
-    """
+    """Return the loss, then its maps and terms if asked for; ``edge_scale`` is a factor of ``edge_weight``, 0-d."""
     sums, of_pixels, _, regions, attach = evaluation
     rows, dtype = scalars(sums), result_dtype(inputs.logits)
     denominators, kernels = shared_denominators(rows, sums, inputs, options), library.step_kernels(sums)
@@ -164,10 +161,7 @@ def edge_pixel_weight(
 def denominators(
     place: Tensor, valid: Tensor, edge_mask: Tensor, weight: Tensor | None, v: Tensor | None, vu: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; they depend on the labels alone.
-
-    ``place`` is that of each label in the weights.
-    """
+    """Return W = Σ_valid v · weight[y] and Σ_E v · u, 0-d each; ``place`` is that of each label in the weights."""
     e = edge_mask if vu is None else torch.where(edge_mask, vu, 0.0)
     w, wide = weights_of_pixels(place, valid, weight, v), widest(place.device)
     return w.sum(dtype=wide), e.sum(dtype=wide)
@@ -191,11 +185,7 @@ def is_shared(options: Options) -> bool:
 def shared_denominators(rows: Scalars, like: Tensor, inputs: Inputs, options: Options) -> Scalars:
     """Return the W and E that the loss divides by: of the batch, the user's, or the mean over the ranks.
 
-    Args:
-        rows: the sums of an :class:`Evaluation`, which have no gradient.
-        like: a tensor of these sums.
-        inputs: of the call.
-        options: of the call.
+    ``rows`` are the sums of an :class:`Evaluation`, and ``like`` is the tensor of them.
     """
     both = rows[DENOMINATOR_ROWS] if inputs.normalizer is None else [scalar(value) for value in inputs.normalizer]
     if options.reduction == "sum":
@@ -224,15 +214,10 @@ def count_edge_pixels(y: Tensor, edge_mask: Tensor, classes: int, multilabel_cla
 
 
 def balanced_weight(counts: Tensor, *, exponent: float = 1.0, steps: Tensor | None = None) -> Tensor:
-    """Return u_c ∝ 1 / (n_c + prior)^exponent, float32, 1 for a class without edge pixels.
+    """Return u_c ∝ 1 / (n_c + prior)^exponent of counts n, float32, 1 for a class without edge pixels.
 
-    The mean weight over all counted pixels is 1.
-
-    Args:
-        counts: n, the edge pixels of each class, of any shape.
-        exponent: in [0, 1].
-        steps: the number of steps that counted, 0-d. The prior is one more that showed every class equally often, so
-            it does not depend on the size of the images; without it there is none.
+    The mean weight over all counted pixels is 1. With ``steps``, the number of steps that counted, 0-d, the prior is
+    one more that showed every class equally often, so it does not depend on the size of the images; else it is 0.
     """
     if _are_at_hand(counts):  # one operation of torch on a few numbers takes as long as all of this
         n = counts.flatten().tolist()
@@ -278,13 +263,7 @@ def edge_sums_of_0_2(running: Tensor) -> Tensor:
 
 
 def edge_error_sums(sums: Tensor, options: Options, classes: int) -> Scalars:
-    """Return what a call adds to the sums of its step, the places ``OF_STEP``; also that of the other ranks.
-
-    Args:
-        sums: those of an :class:`Evaluation`.
-        options: of the call.
-        classes: C ≥ 2.
-    """
+    """Return what a call adds to the sums of its step, the places ``OF_STEP``; also that of the other ranks."""
     _, same_side, other_side, _, e, *_ = scalars(sums)
     uniform, weight = uniform_edge_term(classes, options), options.other_side_weight + options.same_side_weight
     added = [edge_term(other_side, same_side, options), e * uniform, e * weight]
@@ -304,9 +283,6 @@ def fold_step(edge_sums: Tensor) -> Scalars:
     """Return the places from ``MEAN_ERROR`` after the step under way, whose error has become a part of the average.
 
     A step without an edge changes nothing, nor does one whose edge terms are not finite: the optimizer skips it.
-
-    Args:
-        edge_sums: a place for each :class:`EdgeSum`.
     """
     error, uniform, weight, mean, steps = scalars(edge_sums)
     is_found = (error < math.inf) & (weight > 0)  # not for nan
@@ -326,7 +302,7 @@ def fold_step(edge_sums: Tensor) -> Scalars:
 
 
 def edge_focus_scale(mean_error: Tensor | float, focus: float) -> Tensor | float:
-    """Return f, the average error to the power of ``focus``, 0-d; ``focus`` is γ > 0."""
+    """Return f, the average error to the power of γ = ``focus``, 0-d."""
     scale: Tensor | float = mean_error**focus
     return _keep(scale) if isinstance(scale, Tensor) and torch.compiler.is_compiling() else scale
 
@@ -352,13 +328,7 @@ def term_totals(rows: Scalars, regions: Regions | None) -> Scalars:
 
 
 def term_factors(denominators: Scalars, options: Options, edge_scale: Tensor | float | None) -> Scalars:
-    """Return the factor of each term in the loss: its weight over its denominator, 0 over nothing.
-
-    Args:
-        denominators: W and E.
-        options: of the call.
-        edge_scale: a factor of ``edge_weight``, 0-d.
-    """
+    """Return the factor of each term in the loss: its weight over its denominator, W or E; 0 over nothing."""
     per_w, per_e = (ratio(1.0, value) for value in denominators)
     per_e = per_e if edge_scale is None else per_e * edge_scale
     weights = options.term_weights().values()
@@ -375,10 +345,7 @@ def weighted_sum(totals: Scalars, factors: Scalars, like: Tensor, dtype: torch.d
 
 
 def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: Options) -> dict[str, Any]:
-    """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``.
-
-    ``rows`` are the sums of an :class:`Evaluation`.
-    """
+    """Return what the loss is made of, before ``ce_weight``, ``edge_weight`` and ``region_weight``."""
     w, e = denominators
     cross_entropy, same_side, other_side, region = (ratio(*pair) for pair in zip(totals, (w, e, e, w), strict=True))
     return {
@@ -397,10 +364,7 @@ def term_values(totals: Scalars, denominators: Scalars, rows: Scalars, options: 
 def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
 ) -> Tensor:
-    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S].
-
-    ``edge_scale`` is a factor of ``edge_weight``, 0-d.
-    """
+    """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S]."""
     v, (y, valid) = inputs.pixel_weight, inputs.labels()
     place = places_of_labels(y, inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)

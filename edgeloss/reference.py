@@ -69,15 +69,10 @@ def evaluate(
     count_edges: bool = False,
     by_kernels: EdgeTerms | None = None,
 ) -> Evaluation:
-    """Return everything of the loss but its reduction.
+    """Return everything of the loss but its reduction. Labels that are no class count as ignored.
 
-    Args:
-        inputs: the checked tensors; labels that are no class count as ignored.
-        options: of the call.
-        edges: compute the edge terms; else they are 0.
-        maps: return the maps; d is then filled beyond the pixels that the loss reads.
-        count_edges: return the number of edge pixels of each class too.
-        by_kernels: what to compute edge terms with ``power`` ≠ 0 by, instead of :func:`edge_terms`.
+    Without ``edges`` the edge terms are 0. With ``maps`` d is filled beyond the pixels that the loss reads. Edge terms
+    with ``power`` ≠ 0 come from ``by_kernels``, if given, instead of :func:`edge_terms`.
     """
     y, valid = inputs.labels()
     x, place, v = readable_logits(inputs.logits, valid), places_of_labels(y, inputs.tables), inputs.pixel_weight
@@ -114,20 +109,7 @@ def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def readable_logits(logits: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits in float32 or float64, at the resolution of the labels, of at least two classes.
-
-    Args:
-        logits: [B, C, *S'] of any floating dtype; S' may be of lower resolution than S.
-        valid: [B, *S] bool.
-    """
-    x = at_label_resolution(logits, valid)
-    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
-        x = torch.cat([torch.zeros_like(x), x], 1)
-    return x
-
-
-def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
-    """Return the logits in float32 or float64 at the resolution of the labels; arguments as :func:`readable_logits`."""
+    """Return the logits in float32 or float64, at the resolution of the labels, of at least two classes."""
     x = logits if logits.dtype == torch.float64 else logits.float()
     size = valid.shape[1:]
     if not valid.numel():
@@ -138,6 +120,8 @@ def at_label_resolution(logits: Tensor, valid: Tensor) -> Tensor:
         # valid pixels are set to 0 first.
         support = cell_support(valid[:, None].to(x.dtype), x.shape[2:])
         x = F.interpolate(torch.where(support > 0, x, 0.0), size, mode=mode, align_corners=False)
+    if x.shape[1] == 1:  # one logit x is the two-class logits (0, x)
+        x = torch.cat([torch.zeros_like(x), x], 1)
     return x
 
 
@@ -181,13 +165,8 @@ def _cross_entropy(
 ) -> Tensor:
     """Return CE of a part, flattened.
 
-    Args:
-        x: [B, C, *S].
-        label: [B, *S], a class at each pixel.
-        valid: [B, *S] bool.
-        of_labels: the class weights of the labels, [B, *S].
-        of_classes: all class weights, for each place along the first spatial axis, [B, S, C].
-        label_smoothing: in [0, 1].
+    ``of_labels`` are the class weights of the labels, [B, *S], and ``of_classes`` all of them, for each place along the
+    first spatial axis, [B, S, C].
     """
     # Select before any arithmetic: nan or inf logits of ignored pixels must not reach the value or the gradient.
     log_p = torch.where(valid[:, None], x, 0.0).log_softmax(1)
@@ -300,15 +279,10 @@ def side_terms(pairs: Pairs, t: Tensor, power: float) -> tuple[Tensor, Tensor]:
 
 
 def margins(x: Tensor, n: Tensor, k: Tensor) -> Tensor:
-    """Return x_n(k) - log Σ_{c ≠ k} exp x_n(c), [M].
+    """Return x_n(k) - log Σ_{c ≠ k} exp x_n(c) of pixels n and a class k of each, [M].
 
     log p_n(k) is its log-sigmoid, and log(1 - p_n(k)) that of its negative: no digit of the values or of the gradient
     is lost for any p, as 1 - p would lose for p near 1.
-
-    Args:
-        x: [B, C, *S].
-        n: pixels, [M].
-        k: a class of each, [M].
     """
     classes, pixels = x.shape[1], math.prod(x.shape[2:])
     first = n + n // pixels * (classes - 1) * pixels
@@ -327,12 +301,7 @@ def negative_log_mean(t: Tensor, log_w: Tensor, row: Tensor, count: int, power: 
         -(1/q) · [logsumexp(log w + q t) - logsumexp(log w)],   q ≠ 0
         -Σ w t / Σ w,                                           q = 0
 
-    Args:
-        t: [P], logarithms of the values to average, ≤ 0.
-        log_w: [P], logarithms of the weights, float64 or the dtype of t.
-        row: [P] int64, the row of each term.
-        count: number of rows.
-        power: the exponent q.
+    The terms are in lists [P]: t ≤ 0, log w in float64 or the dtype of t, and the row of each, below ``count``.
     """
     has_terms = torch.zeros(count, dtype=torch.bool, device=row.device).index_fill_(0, row, True)
     present, row = has_terms.nonzero().squeeze(1), (has_terms.cumsum(0) - 1)[row]

@@ -66,14 +66,7 @@ def evaluate(inputs: Inputs) -> tuple[Inputs, Regions]:
 
 @opaque_to_compilers(lambda x, y, valid, tables: x.new_empty(y.shape[0] // tables, dtype=widest(y.device)))
 def region_values(x: Tensor, y: Tensor, valid: Tensor, tables: int) -> Tensor:
-    """Return the term of each image, [B].
-
-    Args:
-        x: [B · tables, C, *S'] of any floating dtype; S' may be of lower resolution than S.
-        y: [B · tables, *S] int64.
-        valid: [B · tables, *S] bool.
-        tables: the number of binary images, one after another, that are the classes of one image.
-    """
+    """Return the term of each image, [B]; as many binary images as ``tables``, one after another, are its classes."""
     return _logits_and_values(x, y, valid, tables)[1]
 
 

@@ -53,17 +53,7 @@ def weigh_neighbors(
     radius: Sequence[int],
     classes: int,
 ) -> EdgeWeights:
-    """Return A, B and E.
-
-    Args:
-        y: [B, *S] int64.
-        valid: [B, *S] bool.
-        mask: the edge pixels, [B, *S] bool.
-        log_w: [B, *S], None for equal weights.
-        vu: v · u at the edge pixels, [B, *S]; None for ones.
-        radius: of the neighborhood, one per axis.
-        classes: C, above every label.
-    """
+    """Return A, B and E of maps [B, *S]; log w is None for equal weights, v · u for ones. All labels are < classes."""
     reach = clipped(radius, y.shape)
     center, label, wide = mask.flatten().nonzero().squeeze(1), y.flatten(), widest(y.device)
     weight = torch.ones_like(center, dtype=wide) if vu is None else vu.flatten()[center].to(wide)
@@ -86,12 +76,7 @@ def weigh_neighbors(
 def side_shares(row: Tensor, is_same: Tensor, log_w: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
     """Return w_n over the sum of w on the same side of the edge pixel, of each pair, [P].
 
-    Args:
-        row: the number of the edge pixel, [P] int64.
-        is_same: whether n is on its own side, [P] bool.
-        log_w: log w_n, [P]; None for equal weights.
-        count: of edge pixels.
-        dtype: of the result.
+    ``row`` is the number of the edge pixel, below ``count``; ``is_same``, whether n is on its own side.
     """
     side = 2 * row + is_same
     sums = torch.zeros(2 * count, dtype=dtype, device=row.device)

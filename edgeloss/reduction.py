@@ -370,12 +370,17 @@ def total_map(
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     off_edges, edge = _combine((options.ce_weight, maps.cross_entropy)), _combine((options.edge_weight, maps.edge))
     edge = edge if edge_scale is None else edge * edge_scale
-    off_edges = off_edges if v is None else off_edges * v
+    off_edges = weigh(off_edges, v)
     if regions is not None:
         of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
         value = of_image.view(-1, *[1] * (y.dim() - 1))
         off_edges = off_edges + value * weights_of_pixels(place, valid, inputs.weight, v)
-    return off_edges + (edge if vu is None else edge * vu)
+    return off_edges + weigh(edge, vu)
+
+
+def weigh(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Return a map times a weight of each pixel, 1 if None; 0 where it is 0: the value may be infinite there."""
+    return values if weight is None else torch.where(weight == 0, 0.0, values * weight)
 
 
 def edge_term(other_side: Number, same_side: Number, options: Options) -> Number:

@@ -53,6 +53,7 @@ from edgeloss.reduction import (
     edge_pixel_weight,
     edge_term,
     places_of_labels,
+    weigh,
 )
 from edgeloss.reduction import LossMaps as LossMaps
 from edgeloss.weights import weigh_neighbors
@@ -102,7 +103,7 @@ def evaluate(
 
 def weighted_total(values: Tensor, weight: Tensor | None) -> Tensor:
     """Return the sum of a map, times a weight of each pixel, 0-d; float32 is not enough beyond some 10^8 pixels."""
-    return (values if weight is None else values * weight).sum(dtype=widest(values.device))
+    return weigh(values, weight).sum(dtype=widest(values.device))
 
 
 # ------------------------------------------------------------------------------------------------------------- the maps

@@ -71,6 +71,23 @@ def test_a_cross_entropy_without_weight_may_be_infinite(reduction: str, column: 
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
+@by_backend
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_the_loss_of_a_pixel_without_weight_may_be_infinite(of_edges: bool, reduction: str) -> None:
+    y, results = torch.tensor([[[0, 0, 0, 0, 0, 0, 1, 1]] * 4]), []
+    options: dict[str, Any] = {"pixel_weight": torch.ones(1, 4, 8), "reduction": reduction}
+    options["pixel_weight"][0, 1, 1] = 0
+    if of_edges:  # infinite is the same-side term of edge pixels of class 0
+        options |= {"edge_class_weight": torch.tensor([0.0, 1.0, 1.0]), "ce_weight": 0.0, "pixel_weight": None}
+    for value in (-torch.inf, 0.0):
+        x = torch.randn(1, 3, 4, 8, generator=torch.Generator().manual_seed(0))
+        x[0, 0, 1, 4 if of_edges else 1] = value
+        loss = edge_aware_loss(x.requires_grad_(), y, **options)
+        results.append((loss, *torch.autograd.grad(loss.sum(), x)))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 @each_column
 @pytest.mark.parametrize("power", [0.0, 1.0, 0.5])
 def test_an_infinite_gradient_at_an_ignored_pixel_goes_nowhere(power: float, column: Column) -> None:

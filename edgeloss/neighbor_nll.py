@@ -158,45 +158,31 @@ def by_torch(x: Tensor, index: Tensor, weight: Tensor, mask: Tensor, radius: Seq
     """
     center = mask.flatten().nonzero().squeeze(1)
     row, n, w = weighted_pairs(weight, center, radius)
-    logits, shifted, log_sum, at = _gathered(x, n)
+    pixels, at = torch.unique(n, return_inverse=True)  # a pixel is the neighbor of many
+    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
     if index.dim() < x.dim():
-        a = take(shifted.flatten(), at * x.shape[1] + index.flatten()[center][row]) - take(log_sum, at)
+        a = take(logits.log_softmax(1).flatten(), at * x.shape[1] + index.flatten()[center][row])
     else:
         chosen = index.movedim(1, -1).reshape(-1, x.shape[1])[center]
+        log_sum = _log_sum_of_chosen(logits, torch.ones_like(logits, dtype=torch.bool))
 
         def log_chosen(row: Tensor, at: Tensor) -> Tensor:
             return _log_sum_of_chosen(take(logits, at), chosen[row]) - take(log_sum, at)
 
         # Recomputed in the backward pass: the [P, C] intermediate would take K times the memory of the logits.
-        size = max(1, len(center))
-        a = torch.cat(
-            [
-                checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False)
-                for part in zip(torch.split(row, size), torch.split(at, size), strict=True)
-            ]
-            or [log_sum[:0]]
-        )
+        parts = zip(*(torch.split(values, max(1, len(center))) for values in (row, at)), strict=True)
+        of_parts = [checkpoint(log_chosen, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        a = torch.cat(of_parts) if of_parts else log_sum[:0]
     value = negative_log_mean(a, w.log(), row, len(center), power=1.0)
     return x.new_zeros(mask.numel()).index_copy(0, center, value).view_as(mask)
-
-
-def _gathered(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x, x - max and log Σ exp(x - max) of the pixels in n, [M, C] twice and [M], and the row of each of n, [P].
-
-    log p is the difference of the last two, exact at any offset of x. It does not depend on the shift, so max is
-    detached without a change of any derivative. A pixel is the neighbor of many: it is computed once.
-    """
-    pixels, at = torch.unique(n, return_inverse=True)
-    logits = take(x.movedim(1, -1).reshape(-1, x.shape[1]), pixels)
-    shifted = logits - logits.amax(1, keepdim=True).detach()
-    return logits, shifted, shifted.exp().sum(1).log(), at
 
 
 def _log_sum_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
     """Return log Σ exp(x - max) [N] over the chosen classes alone, the max being that of all; both are [N, C].
 
-    The max of the chosen ones is kept apart from the rest: far below that of all, one number has no digits for both,
-    and the derivatives, the softmax over the chosen ones, would not add up to 1.
+    No result depends on the shift, so it has no derivative. The max of the chosen ones is kept apart from the rest: far
+    below that of all, one number has no digits for both, and the derivatives, the softmax over the chosen ones, would
+    not add up to 1.
     """
     x = logits.masked_fill(~chosen, -math.inf)
     top = x.amax(1, keepdim=True).detach().clamp(min=torch.finfo(x.dtype).min)

@@ -108,10 +108,7 @@ def _broadcast(mask: Tensor, inputs: list[Tensor], fill: float | Tensor) -> list
 
 
 class _Tolerance(NamedTuple):
-    """Step of the finite differences, and tolerances.
-
-    A difference of atol + rtol · |gradient| is allowed.
-    """
+    """Step of the finite differences, and tolerances: a difference of atol + rtol · |gradient| is allowed."""
 
     eps: float
     atol: float
@@ -332,12 +329,8 @@ def _classify(
 ) -> tuple[str, float, str]:
     """Return the kind of a failure, the best finite difference, and a hint.
 
-    Args:
-        slope: the finite difference between two steps from the element.
-        got: autograd's gradient.
-        expected: the finite difference at the given step.
-        tolerance: steps and allowed differences.
-        downcast: the first operation that leaves float64, if there is one.
+    ``slope`` is the finite difference between two steps from the element, ``expected`` that at the given step, and
+    ``got`` autograd's gradient; ``downcast`` is the first operation that leaves float64, if there is one.
     """
     eps, atol, rtol = tolerance
     # Where a derivative exists, the left and right slopes agree at some step. Lost digits hide it at small steps.

@@ -192,13 +192,14 @@ def edge_terms(
     power: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the maps S and O [B, *S], 0 outside the mask; log_w is [B, *S], or None for equal weights."""
-    pairs = neighbor_pairs(x, y, valid, mask, log_w, radius)
-    same_side, other_side = side_terms(pairs, pairs.t, power)
+    center, grid = mask.flatten().nonzero().squeeze(1), Grid(valid, clipped(radius, y.shape))
+    # With a gradient all at once: each part would have one of the size of x.
+    of_parts = (center,) if torch.is_grad_enabled() and x.requires_grad else grid.split(center)
+    parts = (pairs_of(x, y, grid, part, log_w) for part in of_parts)
+    terms = zip(*(side_terms(pairs, pairs.t, power) for pairs in parts), strict=True)
     empty = x.new_zeros(y.numel())
-    return (
-        empty.index_copy(0, pairs.center, same_side).view_as(y),
-        empty.index_copy(0, pairs.center, other_side).view_as(y),
-    )
+    same_side, other_side = (empty.index_copy(0, center, torch.cat(term)).view_as(y) for term in terms)
+    return same_side, other_side
 
 
 @opaque_to_compilers(lambda x, y, *_: x.new_empty(2, dtype=widest(y.device)))
@@ -248,9 +249,12 @@ def neighbor_pairs(
     x: Tensor, y: Tensor, valid: Tensor, mask: Tensor, log_w: Tensor | None, radius: Sequence[int]
 ) -> Pairs:
     """Return the pairs of the pixels of the mask; log_w is [B, *S], or None for equal weights."""
-    center = mask.flatten().nonzero().squeeze(1)
-    y_flat = y.flatten()
-    row, n = Grid(valid, clipped(radius, y.shape)).pairs(center)
+    return pairs_of(x, y, Grid(valid, clipped(radius, y.shape)), mask.flatten().nonzero().squeeze(1), log_w)
+
+
+def pairs_of(x: Tensor, y: Tensor, grid: Grid, center: Tensor, log_w: Tensor | None) -> Pairs:
+    """Return the pairs of some edge pixels."""
+    y_flat, (row, n) = y.flatten(), grid.pairs(center)
     k = y_flat[center][row]
     is_same = y_flat[n] == k
     t = log_terms(x, y_flat, n, k)

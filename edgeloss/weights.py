@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from edgeloss.inputs import widest
-from edgeloss.neighborhoods import Grid, clipped, offsets
-
-PART = 2**22  # pairs that are looked at together
+from edgeloss.neighborhoods import Grid, clipped
 
 
 class EdgeWeights(NamedTuple):
@@ -54,13 +52,11 @@ def weigh_neighbors(
     classes: int,
 ) -> EdgeWeights:
     """Return A, B and E of maps [B, *S]; log w is None for equal weights, v · u for ones. All labels are < classes."""
-    reach = clipped(radius, y.shape)
     center, label, wide = mask.flatten().nonzero().squeeze(1), y.flatten(), widest(y.device)
     weight = torch.ones_like(center, dtype=wide) if vu is None else vu.flatten()[center].to(wide)
-    same_side, grid = torch.zeros_like(label, dtype=wide), Grid(valid, reach)
+    same_side, grid = torch.zeros_like(label, dtype=wide), Grid(valid, clipped(radius, y.shape))
     key, other_side = center[:0], weight[:0]  # n · C + k
-    size = max(1, PART // max(1, len(offsets(reach))))
-    for i, of_i in zip(torch.split(center, size), torch.split(weight, size), strict=True):
+    for i, of_i in zip(grid.split(center), grid.split(weight), strict=True):
         row, n = grid.pairs(i)
         k = label[i][row]
         is_same = label[n] == k

@@ -23,7 +23,7 @@ from edgeloss.inputs import (
     widest,
 )
 from edgeloss.neighborhoods import find_edges, log_weights, neighbor_distance, within_reach
-from edgeloss.options import Options, Validate, check_in, is_integer, radius_per_axis, suggest_keywords
+from edgeloss.options import Options, Validate, check_count, check_in, radius_per_axis, suggest_keywords
 from edgeloss.reduction import balanced_weight, count_edge_pixels, denominators, edge_pixel_weight, places_of_labels
 from edgeloss.weights import EdgeWeights, weigh_neighbors
 
@@ -99,11 +99,11 @@ def label_totals(
     validate, ignore_index, multilabel = options.validate, options.ignore_index, options.multilabel
     check_label_map(target, multilabel=multilabel)
     given = {"weight": weight, "edge_class_weight": edge_class_weight}
-    tables = target.shape[1] if multilabel else None
-    if multilabel:
-        classes = 2
-    elif classes is None:
-        classes = next((x.numel() for x in given.values() if isinstance(x, Tensor)), None)
+    tables, known = (
+        target.shape[1] if multilabel else None,
+        [x.numel() for x in given.values() if isinstance(x, Tensor)],
+    )
+    classes = 2 if multilabel else classes or (known[0] if known else None)
     flat = (flat_class_weight(name, x, tables or classes or 2, target, options) for name, x in given.items())
     weight, edge_class_weight = flat
     y = target.long()
@@ -179,7 +179,7 @@ def edge_weights(
         >>> weights.other_side, weights.total
         (tensor([1., 1.], dtype=torch.float64), tensor(2., dtype=torch.float64))
     """
-    _check_class_count(num_classes, multilabel=multilabel)
+    check_count("num_classes", num_classes, 1 if multilabel else 2)
     options = Options(
         ignore_index=ignore_index,
         multilabel=multilabel,
@@ -262,7 +262,7 @@ def balanced_edge_class_weight(
         >>> balanced_edge_class_weight([target], 3)
         tensor([0.7105, 1.6875, 1.0000])
     """
-    _check_class_count(num_classes, multilabel=multilabel)
+    check_count("num_classes", num_classes, 1 if multilabel else 2)
     check_in("exponent", exponent, 0, 1)
     options = Options(ignore_index=ignore_index, multilabel=multilabel, radius=radius, validate="sync")
     counts = torch.zeros((num_classes, 2) if multilabel else num_classes, dtype=torch.int64)
@@ -271,9 +271,3 @@ def balanced_edge_class_weight(
             raise ValueError(f"targets: expected [B, {num_classes}, *S], but got {list(target.shape)}")
         counts += cast("Tensor", label_totals(target, options, num_classes, count_edges=True)[2]).cpu()
     return balanced_weight(counts, exponent=exponent)
-
-
-def _check_class_count(num_classes: int, *, multilabel: bool) -> None:
-    least = 1 if multilabel else 2
-    if not is_integer(num_classes) or num_classes < least:
-        raise ValueError(f"num_classes: expected an int, at least {least}, but got {num_classes!r}")

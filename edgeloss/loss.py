@@ -103,13 +103,12 @@ class EdgeAwareLoss(StatefulLoss):
     docs/loss.md has the formula.
 
     **Running class balance.** With ``edge_class_weight="running"``, the default, the weights of a step come from the
-    edge pixels of the steps before it, so they are constants of the step; they converge to those that
-    ``balanced_edge_class_weight`` returns for the training labels. In the first step they are 1. The counts are buffers
-    in ``state_dict``, created by the first call. ``train()`` counts; ``eval()`` does not, nor do calls under
-    ``torch.no_grad()`` or in a transform of ``torch.func``. A call without ``normalizer`` is a step;
-    :meth:`step_normalizer` is for steps of several calls. With ``sync_normalizer`` the counts are summed across the
-    ranks. Outputs with different numbers of classes need a module each. With ``multilabel`` labels 0 and 1 of each
-    class are balanced as 2 C classes.
+    edge pixels of the steps before it; they converge to those of ``balanced_edge_class_weight`` for the training
+    labels. In the first step they are 1. The counts are buffers in ``state_dict``, created by the first call.
+    ``train()`` counts; ``eval()`` does not, nor do calls under ``torch.no_grad()`` or in a transform of ``torch.func``.
+    A call without ``normalizer`` is a step; :meth:`step_normalizer` is for steps of several calls. With
+    ``sync_normalizer`` the counts are summed across the ranks. Outputs with different numbers of classes need a module
+    each. With ``multilabel`` labels 0 and 1 of each class are balanced as 2 C classes.
 
     **Edges that are learned.** With ``edge_focus`` γ > 0, by default 8, the weight of the edge terms in a step is
     ``edge_weight`` · :math:`\bar e^\gamma`, where :math:`\bar e` is the average over about the last 100 steps

@@ -365,16 +365,15 @@ def total_map(
     maps: LossMaps, inputs: Inputs, options: Options, edge_scale: Tensor | float | None, regions: Regions | None
 ) -> Tensor:
     """Return v · (ce_weight · CE + region_weight · weight[y] · R + u · edge_weight · edge), [B, *S]."""
-    v, (y, valid) = inputs.pixel_weight, inputs.labels()
-    place = places_of_labels(y, inputs.tables)
+    v, place = inputs.pixel_weight, places_of_labels(inputs.target.long(), inputs.tables)
     vu = edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     off_edges, edge = _combine((options.ce_weight, maps.cross_entropy)), _combine((options.edge_weight, maps.edge))
     edge = edge if edge_scale is None else edge * edge_scale
     off_edges = weigh(off_edges, v)
     if regions is not None:
         of_image = (options.region_weight * regions.value).repeat_interleave(inputs.tables)
-        value = of_image.view(-1, *[1] * (y.dim() - 1))
-        off_edges = off_edges + value * weights_of_pixels(place, valid, inputs.weight, v)
+        of_pixels = weights_of_pixels(place, inputs.labels()[1], inputs.weight, v)
+        off_edges = off_edges + of_image.view(-1, *[1] * (place.dim() - 1)) * of_pixels
     return off_edges + weigh(edge, vu)
 
 

@@ -39,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeloss.from_labels import weigh_neighbors
 from edgeloss.inputs import Inputs, widest
 from edgeloss.inputs import labels as labels
 from edgeloss.neighborhoods import Grid, clipped, find_edges, log_weights, neighbor_distance
@@ -56,7 +57,6 @@ from edgeloss.reduction import (
     weigh,
 )
 from edgeloss.reduction import LossMaps as LossMaps
-from edgeloss.weights import weigh_neighbors
 
 EdgeTerms: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # as `edge_terms`
 

@@ -12,6 +12,7 @@ from columns import Column, each_column, interpolated
 from pairwise import pairwise
 from torch import Tensor
 
+from edgeloss import neighborhoods
 from edgeloss.functional import edge_aware_loss, loss_maps
 
 by_backend = pytest.mark.usefixtures("each_backend")
@@ -162,6 +163,15 @@ def test_upsampled_logits_that_are_sure(scale: float, offset: float, power: floa
 
 
 # -------------------------------------------------------------------------------------------------------------- sums
+
+
+@pytest.mark.parametrize("power", [0.0, -1.0])
+def test_maps_of_many_edge_pixels_are_formed_in_parts(power: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randn(2, 3, 9, 11), torch.randint(3, (2, 9, 11))
+    expected = loss_maps(x, y, power=power, decay=1.0)
+    monkeypatch.setattr(neighborhoods, "PART", 40)  # pairs at a time
+    for found, whole in zip(loss_maps(x, y, power=power, decay=1.0), expected, strict=True):
+        assert torch.equal(found, whole)
 
 
 def test_sum_over_many_pixels_is_in_float64() -> None:

@@ -42,7 +42,7 @@ def _losses(call: LossCall, criterion: EdgeAwareLoss, leaf: Tensor) -> dict[str,
     given = Given(criterion.weight, criterion.current_edge_class_weight, **tensors, is_counted=True)
     inputs = check_inputs(leaf, call.target.clone(), options, given)
     evaluation = reference.evaluate(inputs, options, edges=options.edge_weight > 0, maps=True)
-    maps = cast("reduction.TermMaps", evaluation.maps)
+    maps = cast("reduction.LossMaps", evaluation.maps)
     place, v = reduction.places_of_labels(inputs.labels()[0], inputs.tables), inputs.pixel_weight
     vu = reduction.edge_pixel_weight(place, maps.edge_mask, v, inputs.edge_class_weight)
     w, e = reduction.shared_denominators(reduction.scalars(evaluation.sums), evaluation.sums, inputs, options)
